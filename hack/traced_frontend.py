@@ -81,7 +81,7 @@ class Recorder:
 def _current_task() -> asyncio.Task[Any] | None:
     try:
         return asyncio.current_task()
-    except RuntimeError:  # no loop in this thread
+    except RuntimeError:  # this thread has no event loop
         return None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory for sockets, and property tests without a deadline: a machine that is busy is no fault."""
+"""A directory for sockets, and property tests without a deadline, because a busy machine must not make them fail."""
 
 import logging
 import re
@@ -22,14 +22,15 @@ def _is_not_about_time(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Executing ")
 
 
-# In debug mode asyncio logs each callback that takes 0.1 s, which any does on a busy machine. Tests compare the log.
+# In debug mode asyncio logs each callback that takes 0.1 s, which happens on a busy machine. Tests compare the log.
 logging.getLogger("asyncio").addFilter(_is_not_about_time)
 
 
 class ByStage(LoadScopeScheduling):  # type: ignore[misc]  # has no types
-    """Tests that share a stage, by module or by attacker, run on one worker: to start one costs more than most tests.
+    """Runs tests that share a stage, by module or by attacker, on one worker, because starting a stage costs more than
+    most tests.
 
-    It stands for ``--dist loadgroup``, since xdist 3.8 does not get its groups into the test ids of pytest 9.
+    It replaces ``--dist loadgroup``, since xdist 3.8 does not add its groups to the test ids of pytest 9.
     """
 
     _SHARED = re.compile(
@@ -42,20 +43,22 @@ class ByStage(LoadScopeScheduling):  # type: ignore[misc]  # has no types
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByStage | None:
-    """Another scheduler than xdist's own, where groups are asked for."""
+    """Returns this scheduler if groups are requested."""
     return ByStage(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.fixture
 def short_root() -> Iterator[Path]:
-    """A directory whose path is short enough for the sockets below it; that of tmp_path need not be."""
+    """Returns a directory whose path is short enough for sockets below it; that of tmp_path may be too long."""
     with tempfile.TemporaryDirectory(prefix="n", dir="/tmp") as path:
         yield Path(path)
 
 
 @pytest.fixture(scope="session")
 def unused_tcp_port_factory() -> Callable[[], int]:
-    """Finds free ports below those that the kernel gives to connections: nobody takes one meanwhile."""
+    """Returns a function that finds free ports below those that the kernel assigns to connections, so that they stay
+    free.
+    """
 
     def find() -> int:
         while True:

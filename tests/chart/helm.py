@@ -18,7 +18,7 @@ NAMESPACE = "dra-driver-numa"
 Document = dict[str, Any]
 
 RULES: Document = {"enabled": True, "runbookURL": "https://wiki.example/numa/symptoms.html"}
-# Every switch on: each object that the chart can make is in it.
+# Every option is on, so each object that the chart can create is included.
 EVERYTHING: Document = {
     "driverConfig": {"hugepagesOnDemand": [{"numaNode": 0, "size": "32Mi", "pages": 4}]},
     "networkPolicy": {"apiServerCIDRs": ["10.0.0.1/32", "fd00::1/128"]},
@@ -35,11 +35,11 @@ EVERYTHING: Document = {
 
 
 class HelmError(Exception):
-    """Helm refused; the text is what it told."""
+    """Helm has failed; the text is Helm's message."""
 
 
 def run(*arguments: str) -> str:
-    """Returns what Helm printed; HelmError with its complaint."""
+    """Returns Helm's output. Raises HelmError."""
     done = subprocess.run([HELM, *arguments], capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         raise HelmError(done.stderr)
@@ -49,13 +49,13 @@ def run(*arguments: str) -> str:
 def render(
     values: Mapping[str, Any] | None = None, *, release: str = "dra-driver-numa", namespace: str = NAMESPACE
 ) -> list[Document]:
-    """Returns the objects that ``helm install`` would create with these values. HelmError."""
+    """Returns the objects that ``helm install`` would create with these values. Raises HelmError."""
     documents: list[Document] = json.loads(_rendered(json.dumps(values or {}), release, namespace))
     return documents
 
 
 def text(values: Mapping[str, Any], release: str = "dra-driver-numa", namespace: str = NAMESPACE) -> str:
-    """Returns what ``helm template`` prints with these values. HelmError."""
+    """Returns the output of ``helm template`` with these values. Raises HelmError."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write(json.dumps(values))
         file.flush()
@@ -64,26 +64,26 @@ def text(values: Mapping[str, Any], release: str = "dra-driver-numa", namespace:
 
 @lru_cache(256)
 def _rendered(values: str, release: str, namespace: str) -> str:
-    """As JSON, which is read in a hundredth of the time."""
+    """Returns JSON, which is parsed in a hundredth of the time."""
     objects = yaml.load_all(text(json.loads(values), release, namespace), yaml.CSafeLoader)
     return json.dumps([document for document in objects if document])
 
 
 def only(documents: list[Document], kind: str) -> Document:
-    """Returns the one object of a kind."""
+    """Returns the only object of a kind."""
     (found,) = [document for document in documents if document["kind"] == kind]
     return found
 
 
 def pod_of(documents: list[Document]) -> Document:
-    """Returns the pod specification of the DaemonSet, that of nodes of no group."""
+    """Returns the pod spec of the DaemonSet for nodes without a group."""
     sets = [one for one in documents if "dra-driver-numa/group" not in one["metadata"]["labels"]]
     spec: Document = only(sets, "DaemonSet")["spec"]["template"]["spec"]
     return spec
 
 
 def container(documents: list[Document], name: str) -> Document:
-    """Returns a container of the DaemonSet, also an init container."""
+    """Returns a container or init container of the DaemonSet."""
     pod = pod_of(documents)
     every = [*pod.get("initContainers", []), *pod["containers"]]
     found: Document = next(one for one in every if one["name"] == name)

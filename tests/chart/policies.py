@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ValidatingAdmissionPolicies of the chart, judged as the API server does: its CEL, evaluated over a request."""
+"""The chart's ValidatingAdmissionPolicies, evaluated as the API server does: their CEL, applied to a request."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from tests.chart.helm import Document, render
 
 ALLOWED = "allowed"
 NOT_MATCHED = "not matched"
-# Functions of the server's environment (k8s.io/apiserver/pkg/cel/environment) that the evaluator here does not bring.
+# Functions of the server's environment (k8s.io/apiserver/pkg/cel/environment) that this evaluator does not have.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "join": lambda texts, between: between.join(texts),
     "split": lambda text, at: text.split(at),
@@ -21,12 +21,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def policy(name: str, values: Mapping[str, Any] | None = None) -> Document:
-    """The spec of a policy, by the end of its name."""
+    """Returns the spec of a policy, by the end of its name."""
     return _spec("ValidatingAdmissionPolicy", name, values)
 
 
 def binding(name: str, values: Mapping[str, Any] | None = None) -> Document:
-    """The spec of its binding."""
+    """Returns the spec of its binding."""
     return _spec("ValidatingAdmissionPolicyBinding", name, values)
 
 
@@ -39,7 +39,9 @@ def _spec(kind: str, name: str, values: Mapping[str, Any] | None) -> Document:
 def judge(
     spec: Document, operation: str, document: Document, old: Document | None = None, user: Document | None = None
 ) -> str:
-    """Returns what the server makes of a request: ``not matched``, ``allowed``, or the messages of what refused it."""
+    """Returns the server's decision about a request: ``not matched``, ``allowed``, or the messages of the failed
+    validations.
+    """
     deleted = operation == "DELETE"
     request = {"operation": operation, "userInfo": user or {}, "kind": {"kind": document.get("kind", "")}}
     variables: Document = {}
@@ -62,5 +64,5 @@ def judge(
 
 
 def messages(spec: Document) -> Iterable[str]:
-    """The fixed messages of a policy."""
+    """Returns the fixed messages of a policy."""
     return [rule["message"] for rule in spec["validations"] if "message" in rule]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schemas of the Kubernetes versions that are supported, strict: a field that does not exist is an error.
+"""Strict schemas of the supported Kubernetes versions: an unknown field is an error.
 
-They are those of the package kubernetes-validate, whose own function reads 5 MB anew for each object.
+They are those of the package kubernetes-validate, whose own function reads 5 MB again for each object.
 """
 
 from functools import lru_cache
@@ -14,7 +14,7 @@ from referencing import Registry, Resource
 from tests.chart.helm import Document
 
 VERSIONS = ("1.34", "1.35", "1.36", "1.37")
-# Their schemas are not Kubernetes' own.
+# Their schemas are not part of Kubernetes.
 KUEUE = {"ClusterQueue", "LocalQueue", "ResourceFlavor"}
 FOREIGN = {
     *("JobSet", "LeaderWorkerSet", "PodMonitor", "PrometheusRule", "SecurityContextConstraints"),
@@ -25,14 +25,16 @@ __all__ = ["FOREIGN", "KUEUE", "VERSIONS", "ValidationError", "check_object"]
 
 
 def check_object(document: Document, version: str) -> None:
-    """Raises ValidationError for an object that this version would refuse; KeyError for a version without schemas."""
+    """Raises ValidationError for an object that this version would reject, or KeyError for a version without
+    schemas.
+    """
     if document["kind"] not in FOREIGN:
         _validator(version, document["kind"], document["apiVersion"]).validate(document)
 
 
 @lru_cache
 def _definitions(version: str) -> tuple[str, Registry]:
-    # The newest patch of the version: 1.34 is in the directory of 1.34.0.
+    # The newest patch release: 1.34 is in the directory of 1.34.0.
     exact = {one.rpartition(".")[0]: one for one in all_versions()}[version]
     directory = f"kubernetes-json-schema/v{exact}-local-strict"
     definitions = Resource.from_contents(schema_contents(f"{directory}/_definitions.json", version))

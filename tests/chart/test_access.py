@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service account may do what the frontend's code calls, and nothing else."""
+"""The service account has exactly the permissions for the API calls in the frontend's code."""
 
 import ast
 import inspect
@@ -15,16 +15,17 @@ from numa_tools.doctor.sources.inquiry import RIGHTS
 from tests.chart.helm import only, render
 from tests.chart.policies import policy
 
-# Beside the patch of resourceclaims/status the server asks for this, of no resource that there is.
+# In addition to the patch of resourceclaims/status the server requires this permission, for a resource that does not
+# exist.
 SINCE_1_36 = ("associated-node:patch", "resource.k8s.io", "resourceclaims/driver")
 
 
-# Everybody may ask what he may do (system:basic-user).
+# Every client may query its own permissions (system:basic-user).
 OPEN_TO_ALL = "selfsubjectaccessreviews"
 
 
 def calls(module: ModuleType) -> Iterator[tuple[str, str, str]]:
-    """(verb, group, resource) of every Call that a module makes and that needs a right."""
+    """Returns (verb, group, resource) of every Call in a module that needs a permission."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Call":
             verb, group, resource, *_ = [word for argument in node.args for word in values(module, argument)]
@@ -33,15 +34,15 @@ def calls(module: ModuleType) -> Iterator[tuple[str, str, str]]:
 
 
 def values(module: ModuleType, argument: ast.expr) -> tuple[str, ...]:
-    """What an argument of a Call is, by its constant or by the module's."""
+    """Returns the possible values of an argument of Call, by its constant or the module's."""
     if isinstance(argument, ast.Starred):
         return values(module, argument.value)
     found = getattr(module, argument.id, "") if isinstance(argument, ast.Name) else getattr(argument, "value", "")
     return found if isinstance(found, tuple) else (str(found),)
 
 
-def test_the_role_is_what_the_code_calls() -> None:
-    """A new call without a rule fails here and not in a cluster; a rule without a call is taken away."""
+def test_the_role_contains_exactly_the_calls_of_the_code() -> None:
+    """A new call without a rule fails here and not in a cluster, and so does a rule without a call."""
 
     def granted(**config: object) -> set[tuple[str, str, str]]:
         return {
@@ -59,14 +60,14 @@ def test_the_role_is_what_the_code_calls() -> None:
     assert "*" not in str(full)
 
 
-def test_the_status_of_devices_is_written_by_their_driver_alone() -> None:
-    """The names of such a rule are those of drivers."""
+def test_the_status_of_devices_can_be_written_by_their_driver_only() -> None:
+    """The resource names of such a rule are names of drivers."""
     (rule,) = [one for one in only(render(), "ClusterRole")["rules"] if SINCE_1_36[2] in one["resources"]]
     assert rule["resourceNames"] == list(DRIVERS)
 
 
-def test_the_doctor_gets_the_right_to_ask_kubelets_where_it_is_wanted() -> None:
-    """The right is worth as much as a shell in every pod, so the default does not grant it."""
+def test_the_doctors_permission_to_query_kubelets_is_optional() -> None:
+    """The permission is equivalent to a shell in every pod, so the default does not grant it."""
     plain, wide = (
         only(render({"doctor": {"kubeletProxy": wanted}} if wanted else {}), "ClusterRole")["rules"]
         for wanted in (False, True)
@@ -77,7 +78,7 @@ def test_the_doctor_gets_the_right_to_ask_kubelets_where_it_is_wanted() -> None:
 
 
 def test_the_role_is_bound_to_the_pods_account() -> None:
-    """The account of the pods is the one that has the role and the one that the admission policy watches."""
+    """The pods use the account that has the role and that the admission policy restricts."""
     values = {"serviceAccount": {"create": False}, "fullnameOverride": "given"}
     documents = render(values)
     (subject,) = only(documents, "ClusterRoleBinding")["subjects"]

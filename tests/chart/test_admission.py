@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver writes slices and Events of its own node only, and everybody else is left alone."""
+"""The driver may write only slices and Events of its own node, and other clients are not restricted."""
 
 from typing import Any
 
@@ -21,24 +21,24 @@ EVENTS = policy("own-events")
 
 
 def caller(node: str | None = "a", account: str = ACCOUNT) -> Document:
-    """Who asks: a service account whose token is bound to a pod on a node."""
+    """Returns the requesting user: a service account whose token is bound to a pod on a node."""
     return {"username": account} | ({"extra": {NODE_EXTRA: [node]}} if node else {})
 
 
 def of_node(name: str, driver: str = "dra.cpu", pool: str | None = None) -> Document:
-    """A slice."""
+    """Returns a slice of a node."""
     return {"metadata": {"name": "s"}, "spec": {"driver": driver, "nodeName": name, "pool": {"name": pool or name}}}
 
 
 def event(regarding: Document, controller: str = "dra-driver-numa") -> Document:
-    """An Event."""
+    """Returns an Event."""
     return {"kind": "Event", "reportingController": controller, "regarding": regarding}
 
 
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE", "DELETE"])
 @pytest.mark.parametrize("node", ["a", "node-1.example.com"])
 def test_what_the_driver_publishes_is_allowed(operation: str, node: str) -> None:
-    """Every slice of a node, whatever is done to it."""
+    """This covers every slice of a node, with every operation."""
     pools = build_inventory(discover(captured("32intel64-2p8co2t+8ve")), Config(), node).pools
     published = [document for pool in pools for document in slice_documents(pool, node)]
     assert {document["spec"]["pool"]["name"] for document in published} >= {node, f"{node}-memory"}
@@ -60,10 +60,10 @@ def test_what_the_driver_publishes_is_allowed(operation: str, node: str) -> None
         pytest.param(of_node("a"), None, "the token names no node", id="token that is not bound to a pod"),
     ],
 )
-def test_slices_that_are_not_the_nodes_own_are_refused(
+def test_slices_of_other_nodes_and_drivers_are_rejected(
     operation: str, document: Document, node: str | None, text: str
 ) -> None:
-    """A token is worth the slices of one node, and of this driver."""
+    """A token can only change the slices of one node and of this driver."""
     assert text in judge(SLICES, operation, document, user=caller(node))
 
 
@@ -80,8 +80,8 @@ def test_slices_that_are_not_the_nodes_own_are_refused(
         ("dra.memory", "b-hugepages-2m"),
     ],
 )
-def test_pools_of_other_nodes_are_refused(driver: str, pool: str) -> None:
-    """A pool of another node with a higher generation would make that node's own slices invalid."""
+def test_pools_of_other_nodes_are_rejected(driver: str, pool: str) -> None:
+    """A pool of another node with a higher generation would make that node's own slices obsolete."""
     text = f"the driver on node a may not write the pool {pool}"
     assert judge(SLICES, "CREATE", of_node("a", driver, pool), user=caller()) == text
     assert judge(SLICES, "DELETE", of_node("a", driver, pool), user=caller()) == ALLOWED
@@ -91,18 +91,18 @@ def test_pools_of_other_nodes_are_refused(driver: str, pool: str) -> None:
     "pool", ["a-memory", "a-hugepages-2m", "a-hugepages-64k", "a-hugepages-512m", "a-hugepages-16g"]
 )
 def test_every_memory_pool_of_the_node_is_allowed(pool: str) -> None:
-    """One for plain memory, one for each size of hugepages that some machine has."""
+    """There is one for plain memory, and one for each hugepage size of any machine."""
     assert judge(SLICES, "CREATE", of_node("a", "dra.memory", pool), user=caller()) == ALLOWED
 
 
 @pytest.mark.parametrize("spec", [SLICES, EVENTS], ids=["slices", "events"])
-def test_others_are_left_alone(spec: Document) -> None:
-    """The kubelet, the garbage collector and other drivers write as before."""
+def test_other_clients_are_not_restricted(spec: Document) -> None:
+    """The kubelet, the garbage collector and other drivers can still write."""
     assert judge(spec, "UPDATE", of_node("b"), user=caller("b", "system:node:b")) == NOT_MATCHED
 
 
 def with_status(node: str = "a", **status: Any) -> Document:
-    """A claim that is allocated to a node."""
+    """Returns a claim that is allocated to a node."""
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     allocation = {"devices": {"results": []}, "nodeSelector": {"nodeSelectorTerms": [term]}}
     return {"metadata": {"name": "c"}, "status": {"allocation": allocation, "reservedFor": [{"uid": "p"}], **status}}
@@ -125,8 +125,10 @@ GPU = [{"driver": "gpu.example", "device": "gpu-0"}]
         pytest.param(with_status("b"), with_status(), "status.devices of claims only", id="moved"),
     ],
 )
-def test_the_status_of_claims_of_the_node_is_written(new: Document, old: Document, text: str) -> None:
-    """What Kubernetes 1.36 sees to by itself: our entries, in claims that are allocated to the caller's node."""
+def test_the_status_of_the_nodes_claims_can_be_written(new: Document, old: Document, text: str) -> None:
+    """Kubernetes 1.36 enforces this itself: a driver's own entries, in claims that are allocated to the caller's
+    node.
+    """
     assert text in judge(CLAIMS, "UPDATE", new, old, user=caller())
 
 
@@ -140,13 +142,13 @@ def test_the_status_of_claims_of_the_node_is_written(new: Document, old: Documen
         (event({"kind": "Pod", "name": "p"}, "kubelet"), "Events of the reportingController dra-driver-numa only"),
     ],
 )
-def test_events_are_in_the_drivers_own_name(document: Document, text: str) -> None:
-    """About pods, and about its own node; nobody's word can be forged."""
+def test_events_contain_the_drivers_own_name(document: Document, text: str) -> None:
+    """They are about pods or about the driver's own node, and cannot be attributed to another component."""
     assert text in judge(EVENTS, "CREATE", document, user=caller())
 
 
-def test_the_driver_changes_its_own_events_alone() -> None:
-    """Its right to patch Events is that of their group; the reportingController of an Event is immutable."""
+def test_the_driver_can_change_its_own_events_only() -> None:
+    """RBAC grants patch for all Events of the API group; the reportingController of an Event is immutable."""
     pod = {"kind": "Pod", "name": "p", "namespace": "n"}
     assert judge(EVENTS, "UPDATE", event(pod), event(pod), user=caller()) == ALLOWED
     foreign = event(pod, "kubelet")
@@ -155,7 +157,7 @@ def test_the_driver_changes_its_own_events_alone() -> None:
 
 @pytest.mark.parametrize("name", ["own-node", "own-claims", "own-events", "parameters", "tolerate-missing"])
 def test_a_policy_is_bound_and_fails_closed(name: str) -> None:
-    """A policy without a binding does nothing; one that cannot be evaluated refuses."""
+    """A policy without a binding has no effect; one that cannot be evaluated rejects the request."""
     assert binding(name)["policyName"].endswith(f"-{name}")
     assert binding(name)["validationActions"] == ["Deny"]
     assert policy(name)["failurePolicy"] == "Fail"

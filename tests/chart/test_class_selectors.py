@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The selectors of the DeviceClasses, evaluated as CEL with the device as the scheduler presents it."""
+"""The selectors of the DeviceClasses, evaluated as CEL with the device as the scheduler passes it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,9 @@ DOMAINS = ("resource.kubernetes.io", "dra.cpu", "dra.net", "dra.memory")
 
 
 def presented(driver: str, attributes: dict[str, Any]) -> dict[str, Any]:
-    """A device in the scheduler's form: attributes by domain, and an empty map for a domain that it does not have."""
+    """Returns a device in the scheduler's form: attributes by domain, and an empty map for a domain that it does not
+    have.
+    """
     domains: dict[str, Any] = {domain: {} for domain in DOMAINS}
     for name, value in attributes.items():
         domain, _, short = name.rpartition("/")
@@ -35,7 +37,7 @@ def presented(driver: str, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def classes_of(device: dict[str, Any]) -> list[str]:
-    """The classes that a device belongs to."""
+    """Returns the classes that a device belongs to."""
     return [
         document["metadata"]["name"]
         for document in device_classes(MACHINE)
@@ -44,9 +46,8 @@ def classes_of(device: dict[str, Any]) -> list[str]:
 
 
 def test_each_device_has_the_class_of_its_kind() -> None:
-    """Plain memory, pages by size, near and far, CPUs; none is in two, and no missing attribute is reached.
-
-    Devices of other drivers fit nowhere.
+    """The kinds are plain memory, pages by size, near and far, and CPUs. No device is in two classes, and no selector
+    reads a missing attribute. Devices of other drivers match no class.
     """
     pools = build_inventory(MACHINE, Config(), "n").pools
     slices: list[Document] = [document for pool in pools for document in slice_documents(pool, "n")]
@@ -89,8 +90,8 @@ def test_each_device_has_the_class_of_its_kind() -> None:
         "device.driver",
     ],
 )
-def test_the_part_of_cel_that_is_simulated_agrees(expression: str) -> None:
-    """Two implementations say true, false, or that the evaluation failed, of the same expressions."""
+def test_the_simulated_subset_of_cel_agrees(expression: str) -> None:
+    """Two implementations evaluate the same expressions to true, to false, or to an error."""
     attributes = {"numCPUs": {"int": 8}, "resource.kubernetes.io/numaNode": {"int": 0}}
     device = presented("dra.cpu", attributes)
     mine = {**device["device"], "attributes": Domains(device["device"]["attributes"])}
@@ -98,7 +99,7 @@ def test_the_part_of_cel_that_is_simulated_agrees(expression: str) -> None:
 
 
 def _outcome(evaluate: Callable[[], Any]) -> bool | None:
-    """True or false; None for a failure, and for what is neither."""
+    """Returns true or false, or None for an error and for any other value."""
     try:
         found = evaluate()
     except (CelError, ValueError, TypeError, LookupError, RuntimeError):

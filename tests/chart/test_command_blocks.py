@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each command block of the pages about installing has a test that runs it, or a reason why not."""
+"""Each command block of the installation pages has a test that runs it, or a reason why there is none."""
 
 import pytest
 
@@ -11,14 +11,14 @@ NODE_PAGES = ("runtime",)
 
 @pytest.mark.parametrize("page", documented.PAGES)
 def test_every_block_is_run_or_has_a_reason(page: str) -> None:
-    """A block in another language than the known ones would be neither run nor refused."""
+    """A block in an unknown language would be neither run nor rejected."""
     assert documented.fence_kinds(page) <= {*documented.COMMANDS, *documented.DATA}
     for block in documented.blocks(page):
         assert block.place != documented.NODE or page in NODE_PAGES, f"{block} is run by no test"
 
 
-def test_a_mark_with_a_typing_error_is_refused() -> None:
-    """Otherwise the block would run in the wrong place, or nowhere without a reason."""
+def test_a_mark_with_a_typing_error_is_rejected() -> None:
+    """Otherwise the block would run in the wrong place, or be skipped without a reason."""
     source = "<!-- not run -->\n```sh\nkind create cluster\n```\n"
     with pytest.raises(documented.MarkError, match=r"docs/install\.md:2"):
         documented.blocks_of("install", source)
@@ -27,6 +27,6 @@ def test_a_mark_with_a_typing_error_is_refused() -> None:
 
 
 def test_blocks_in_lists_are_found() -> None:
-    """An indented fence is a block, too; the placeholder is a whole word."""
+    """An indented fence is also a block; a placeholder is a whole word."""
     [block] = documented.blocks_of("install", "1. So:\n\n   ```sh\n   cat NODE NODES\n   ```\n")
     assert block.script({"NODE": "node-1"}) == "cat node-1 NODES\n"

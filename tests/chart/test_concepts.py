@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/concepts.md explains each word that the driver shows or that other pages use with a meaning of its own.
+"""docs/concepts.md explains each term that the driver shows or that other pages use with a special meaning.
 
 Each page names its readers in the third line.
 """
@@ -45,6 +45,6 @@ def test_spellings_of_page_sizes_are_the_codes() -> None:
 
 
 @pytest.mark.parametrize("page", sorted({page.stem for page in DOCS.glob("*.md")} - {"state-api"}))
-def test_a_page_says_for_whom_it_is(page: str) -> None:
-    """Pages address either operators or application developers as "you". state-api.md is generated without it."""
+def test_a_page_names_its_readers(page: str) -> None:
+    """Pages address either operators or application developers as "you". state-api.md is generated without that."""
     assert (DOCS / f"{page}.md").read_text().splitlines()[2].startswith("*For ")

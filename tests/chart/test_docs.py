@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages name every setting, and nothing that does not exist."""
+"""The pages document every setting, and nothing that does not exist."""
 
 import argparse
 import re
@@ -25,22 +25,22 @@ PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("*.md"), ROOT / "exa
 
 
 def rows() -> dict[str, str]:
-    """The rows of the table of keys: key to default, as written."""
+    """Returns the rows of the table of keys: key to default, as written."""
     table = CONFIGURATION.split("## Keys")[1].split("\n\n")[1]
     found = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE)
     assert len(found) == len(table.splitlines()) - 2
     return dict(found)
 
 
-def test_every_key_has_a_row() -> None:
+def test_every_key_is_documented() -> None:
     """An operator finds each setting in one place."""
     known = {field.alias or name for name, field in Config.model_fields.items()}
     assert rows().keys() == known
 
 
 @pytest.mark.parametrize("key", [field.alias or name for name, field in Config.model_fields.items()])
-def test_the_default_is_told(key: str) -> None:
-    """The page says what holds when nothing is said: a configuration that spells the default out is the default."""
+def test_documented_defaults_are_correct(key: str) -> None:
+    """A configuration that contains the documented default equals an empty one."""
     told = rows()[key].strip("`")
     is_value = told in ("true", "false") or told[0] in "{0123456789"
     value = None if told == "none" else yaml.safe_load(told) if is_value else told
@@ -62,15 +62,15 @@ def test_the_page_names_every_attribute(group_by: str) -> None:
 
 
 def test_flags_exist() -> None:
-    """Every flag that the page names is one of the two commands'."""
+    """Every flag in a page belongs to one of the two commands."""
     frontend = argparse.ArgumentParser()
     add_run_arguments(frontend)
     known = set(frontend._option_string_actions) | set(build_parser()._option_string_actions)
     assert set(re.findall(r"`(--[a-z-]+)", CONFIGURATION)) - known == set()
 
 
-def test_values_that_pages_set_exist() -> None:
-    """A command line that a page shows is one that the chart takes."""
+def test_documented_values_exist() -> None:
+    """The chart accepts every command line with values in a page."""
     known = keys(ChartValues) | given(DEFAULTS) | {f"driverConfig.{key}" for key in rows()} | {"podLabels.app"}
     text = "\n".join(page.read_text() for page in PAGES)
     named = set(re.findall(r"--set[a-z-]* ([\w.]+)=", text)) | set(re.findall(r"`(driverConfig\.\w+)", text))
@@ -79,8 +79,8 @@ def test_values_that_pages_set_exist() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    """A relative link names a file of this tree, and its anchor a heading there."""
+def test_links_are_valid(page: Path) -> None:
+    """A relative link points to an existing file, and its anchor to a heading of it."""
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#:]*(?:#[^)]*)?)\)", prose):
         path, _, anchor = target.partition("#")
@@ -91,8 +91,8 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}, target
 
 
-def test_every_make_target_that_pages_name_exists() -> None:
-    """Nobody types a command from a page in vain."""
+def test_every_documented_make_target_exists() -> None:
+    """Commands in pages must not fail."""
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     named = {name for page in PAGES for name in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)}
@@ -100,13 +100,13 @@ def test_every_make_target_that_pages_name_exists() -> None:
 
 
 def test_the_site_lists_every_page() -> None:
-    """Nobody writes a page that a reader of the site never finds; decisions are listed by their folder."""
+    """Readers of the site can find every page; decisions are listed in their directory's index."""
     listed = re.findall(r"^ +- ([\w-]+\.md)$", (ROOT / "hack/site/mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_of_prose_can_be_reviewed(page: Path) -> None:
-    """A change of a sentence shows as a change of a line; rows of tables and code have no other place to break."""
+def test_lines_of_prose_are_short_enough_for_reviews(page: Path) -> None:
+    """A change of a sentence should be a change of a line; rows of tables and code cannot be wrapped."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page on doctor says what the code does."""
+"""The page about doctor agrees with the code."""
 
 import json
 import re
@@ -22,14 +22,16 @@ WIDTH = 120
 
 @pytest.fixture
 def passed_on(tmp_path: Path) -> str:
-    """The kubelet's configuration as the plugin passes it on; the CPU manager is static."""
+    """Returns the kubelet's configuration as the plugin passes it on; the CPU manager is static."""
     path = tmp_path / "configz.json"
     path.write_text(json.dumps({"kubeletconfig": {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}}))
     return str(path)
 
 
 async def printed(kubelet: str) -> str:
-    """The output of ``kubectl numa doctor`` as the driver's pod prints it: no file of the host is mounted."""
+    """Returns the output of ``kubectl numa doctor`` as the driver's pod prints it, where no file of the host is
+    mounted.
+    """
     node = AilingNode()
     try:
         for path in ("etc/containerd", "usr/lib/systemd"):
@@ -44,26 +46,26 @@ async def printed(kubelet: str) -> str:
 
 
 def wrapped(text: str) -> str:
-    """A text whose lines fit on the page; the lines that continue another one are indented."""
+    """Wraps a text to the width of the page; continuation lines are indented."""
     lines = text.splitlines()
     return "\n".join("\n".join(textwrap.wrap(one, WIDTH, subsequent_indent=" " * 9)) for one in lines)
 
 
-async def test_the_page_shows_what_the_command_prints(passed_on: str) -> None:
+async def test_the_page_shows_the_output_of_the_command(passed_on: str) -> None:
     """A reader who runs the command on a node with this fault sees the same output, with the same number of checks."""
     output = wrapped(await printed(passed_on))
     assert f"```\n{output}\n```" in PAGE, output
 
 
-def test_the_page_names_checks_that_there_are() -> None:
-    """Each id in square brackets."""
+def test_the_page_names_existing_checks() -> None:
+    """They are the ids in square brackets."""
     named = re.findall(r"\[([a-z0-9.-]+)\]$", PAGE, re.MULTILINE)
     assert named
     assert set(named) <= {check.id for check in CHECKS}
 
 
-def test_the_values_show_the_kubelets_file_to_the_frontend_alone() -> None:
-    """What the page tells to set mounts one file, read-only, where the command looks for it."""
+def test_the_documented_values_mount_the_kubelets_file_in_the_frontend_only() -> None:
+    """The values on the page mount one file, read-only, at the path where the command looks for it."""
     (values,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     spec = only(render(yaml.safe_load(values)), "DaemonSet")["spec"]["template"]["spec"]
     mounted = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every key, file, command, volume and check that a text of the doctor names is there."""
+"""Every key, file, command, volume and check in a text of the doctor exists."""
 
 import ast
 import re
@@ -35,11 +35,11 @@ OF_API = {
     "resourceSliceCount",
     "apiGroups",
 }
-"""Fields of the API that texts name."""
+"""Fields of the API that texts mention."""
 
 
 def texts() -> Iterator[str]:
-    """Every text in the sources of the doctor, docstrings left out; the values in it are replaced by a space."""
+    """Returns every text in the sources of the doctor, without docstrings; inserted values are replaced by a space."""
     for path in SOURCES:
         tree = ast.parse(path.read_text())
         skipped = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
@@ -57,14 +57,14 @@ TEXTS = [one for one in texts() if " " in one]
 
 
 def named(pattern: str) -> set[Any]:
-    """What a pattern finds in the texts; at least one of it."""
+    """Returns the matches of a pattern in the texts, of which there must be at least one."""
     found = {match for text in TEXTS for match in re.findall(pattern, text)}
     assert found, pattern
     return found
 
 
 def keys_of(model: type[BaseModel]) -> Iterator[str]:
-    """The keys of a section of the configuration, and of the sections in it."""
+    """Returns the keys of a section of the configuration and of its subsections."""
     for name, field in model.model_fields.items():
         yield field.alias or name
         inner = [field.annotation, *getattr(field.annotation, "__args__", ())]
@@ -74,38 +74,38 @@ def keys_of(model: type[BaseModel]) -> Iterator[str]:
 
 
 def values() -> Any:
-    """The chart's values."""
+    """Returns the chart's values."""
     return yaml.safe_load((CHART / "values.yaml").read_text())
 
 
 def all_keys(document: Any) -> Iterator[str]:
-    """Every key of a document."""
+    """Returns every key of a document."""
     for key, value in document.items() if isinstance(document, dict) else ():
         yield key
         yield from all_keys(value)
 
 
-def test_pages_are_there() -> None:
-    """A remedy that refers to a page."""
+def test_pages_in_texts_exist() -> None:
+    """Remedies refer to pages."""
     assert [page for page in named(r"docs/([a-z-]+\.md)") if not (ROOT / "docs" / page).exists()] == []
 
 
-def test_checks_are_there() -> None:
-    """A remedy that refers to the finding of another check."""
+def test_checks_in_texts_exist() -> None:
+    """Remedies refer to findings of other checks."""
     pattern = rf"(?<![\w./-])((?:{'|'.join(sorted(GROUPS))})\.[a-z][a-z0-9-]+)(?![\w./])"
     files = (".toml", ".yaml", ".json", ".conf", ".service")
     found = {one for one in named(pattern) if not one.endswith(files)}
     assert found - {check.id for check in CHECKS} == set()
 
 
-def test_keys_are_there() -> None:
-    """Of the driver's configuration, the chart's values, the kubelet's configuration or the API."""
+def test_keys_in_texts_exist() -> None:
+    """They belong to the driver's configuration, the chart's values, the kubelet's configuration or the API."""
     known = {*keys_of(Config), *all_keys(values()), *OF_KUBELET, *OF_API}
     assert named(r"(?<![\w./-])([a-z]+(?:[A-Z][A-Za-z]*)+)(?![\w/-])") - known == set()
 
 
-def test_values_of_the_chart_are_there() -> None:
-    """Each in its place, and of the kind that the text sets."""
+def test_chart_values_in_texts_exist() -> None:
+    """Each exists at its path and has the type of the value in the text."""
     tree = values()
     found = [
         one
@@ -120,15 +120,15 @@ def test_values_of_the_chart_are_there() -> None:
             assert not value or isinstance(tree[top][key], bool)
 
 
-def test_commands_are_there() -> None:
-    """Commands of the driver's own programs."""
+def test_commands_in_texts_exist() -> None:
+    """They belong to the driver's own programs."""
     assert named(r"dra-frontend ([a-z]+)\b(?! is)") <= {*cli.COMMANDS}
     setup = (ROOT / "services/nri-backend/src/nri_backend/setup/command.py").read_text()
     assert all(f'"{option}"' in setup for option in named(r" (--require-plugin)"))
 
 
-def test_volumes_are_there() -> None:
-    """Of the pod that the chart renders."""
+def test_volumes_in_texts_exist() -> None:
+    """They belong to the pod that the chart renders."""
     spec = only(render({"hostInterrupts": {"mount": True}}), "DaemonSet")["spec"]["template"]["spec"]
     known = {one["name"] for one in spec["volumes"]}
     pairs = named(r"the chart's volumes? ([a-z-]+)(?: and ([a-z-]+))?") | named(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documented objects and parameters, as kubectl reads them, are accepted by the policy, `simulate` and the driver.
+"""Documented objects and parameters, read as by kubectl, are accepted by the policy, by `simulate` and by the driver.
 
 `tests/quickstart/test_documented_manifests.py` does the same with a real kubectl.
 """
@@ -62,7 +62,9 @@ def entries(document: Any) -> list[Document]:
 
 
 def check_typed(manifest: Manifest, sent: str) -> None:
-    """Our reader gives an object the same value as kubectl, and the policy and the parser accept it."""
+    """Checks that the driver's YAML reader gives an object the same value as kubectl, and that the policy and the
+    parser accept it.
+    """
     document = json.loads(sent)
     assert json.dumps(parse_yaml(manifest.text.encode(), manifest.source), sort_keys=True) == json.dumps(
         document, sort_keys=True
@@ -75,13 +77,13 @@ def check_typed(manifest: Manifest, sent: str) -> None:
 
 @pytest.mark.parametrize("manifest", [*objects(), *words()], ids=str)
 def test_documented_manifests_are_accepted_as_typed(manifest: Manifest) -> None:
-    """Objects of examples and pages, each word of the tables without quotes, and other spellings that people type."""
+    """Covers objects of examples and pages, each value in the tables without quotes, and other common spellings."""
     check_typed(manifest, helm_json(manifest.text))
 
 
 @pytest.mark.parametrize("model", SECTIONS.values())
-def test_the_tables_have_every_word(model: type[Section]) -> None:
-    """A word that is missing in the tables, or has a form that the test does not find, would not be tested."""
+def test_the_tables_contain_every_value(model: type[Section]) -> None:
+    """A value that is missing in the tables, or that the test does not find, would not be tested."""
     fields = {field.alias or name: choices(field.annotation) for name, field in model.model_fields.items()}
     expected = {(name, word) for name, known in fields.items() for word in known}
     shown = {(field, word) for key, field, word in documented_words() if key == model.KEY}
@@ -97,7 +99,7 @@ def reasons(outcome: Document) -> str:
 def test_documented_manifests_are_accepted_by_simulate(
     manifest: Manifest, node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`simulate` accepts each of them, also if this machine has no CPUs that fit."""
+    """`simulate` accepts each of them, even if this machine has no suitable CPUs."""
     if manifest.source.startswith("examples/") or "hugepages" in manifest.text or "hbm" in manifest.text:
         return  # tests/unit/numa_tools/commands/test_simulate.py has the machines that examples need
     file = tmp_path / "manifest.yaml"
@@ -109,10 +111,12 @@ def test_documented_manifests_are_accepted_by_simulate(
 
 
 @pytest.mark.parametrize(("section", "field", "word"), MISTYPED)
-def test_a_value_with_the_wrong_yaml_type_is_refused_by_policy_and_driver(
+def test_a_value_with_the_wrong_yaml_type_is_rejected_by_policy_and_driver(
     section: str, field: str, word: str, node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The policy refuses it at `kubectl apply`, and the driver if the policy is switched off. Both name the field."""
+    """The policy rejects it at `kubectl apply`, and the driver if the policy is disabled. Both messages contain the
+    field.
+    """
     text = parameter(section, field, word)
     judged = judge(POLICY, "CREATE", json.loads(helm_json(text)))
     assert f"{section}.{field}" in judged or f"{field} must be one of" in judged

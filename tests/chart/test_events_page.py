@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/events.md has the reason, the object and the text of every Event that the driver records."""
+"""docs/events.md contains the reason, the object and the text of every Event that the driver records."""
 
 import re
 import time
@@ -26,9 +26,7 @@ POD_REASONS = {pod_events.BEST_EFFORT, pod_events.KEPT_BY_POOL, memory_kills.REA
 
 def of_pods() -> list[tuple[str, str]]:
     """The Events of pods with their texts."""
-    box = builders.report(
-        "c", fallbackReason="cpuset.cpus.partition says root invalid", cgroup="/kubepods/besteffort/p/c"
-    )
+    box = builders.report("c", pooled="cpuset.cpus.partition says root invalid", cgroup="/kubepods/besteffort/p/c")
     found = [(one.reason, one.note) for one in pod_events._observations(box)]
     uses = [{"driver": "dra.memory", "uid": "u", "requests": ["memory"]}]
     killed = builders.report("c", claims=uses, mems="1")
@@ -39,7 +37,7 @@ def of_pods() -> list[tuple[str, str]]:
 
 
 def of_nodes() -> list[tuple[str, str]]:
-    """The Events of nodes with their texts, apart from those that contain an answer of the API server alone."""
+    """Returns the Events about nodes with their texts, except those that only contain a response of the API server."""
     found = list[tuple[str, str]]()
     for exclusivity in ("auto", "partition"):
         view = BackendView(time.monotonic, Config(cpu_exclusivity=exclusivity))
@@ -53,14 +51,14 @@ def of_nodes() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("reason", "text"), list(dict.fromkeys([*of_pods(), *of_nodes()])))
-def test_the_page_has_the_text(reason: str, text: str) -> None:
-    """A search of the page for the text that kubectl shows finds it."""
+def test_the_page_contains_the_texts(reason: str, text: str) -> None:
+    """Searching the page for the text that kubectl shows finds it."""
     patterns = [re.escape(pattern).replace(r"\.\.\.", ".+") for its, pattern in PATTERNS if its == reason]
     assert any(re.fullmatch(pattern, text) for pattern in patterns), (text, patterns)
 
 
-def test_every_text_of_the_page_is_one_of_the_driver() -> None:
-    """A text that the driver no longer has must be removed from the page."""
+def test_the_page_contains_no_obsolete_text() -> None:
+    """A text that the driver no longer uses must be removed from the page."""
     known = [*of_pods(), *of_nodes(), ("ResourceSlicesNotPublished", "dra.cpu: slices not published: forbidden")]
     for reason, pattern in PATTERNS:
         expression = re.escape(pattern).replace(r"\.\.\.", ".+")
@@ -76,7 +74,7 @@ def test_every_reason_has_an_object_and_a_text() -> None:
     assert set(ROWS) - POD_REASONS <= set(map(str, StatusCode))
 
 
-def test_no_text_names_a_uid() -> None:
+def test_no_text_contains_a_uid() -> None:
     """Texts identify pods and claims by namespace and name."""
     for _, text in [*of_pods(), *of_nodes()]:
         assert not re.search(r"[0-9a-f]{8}-[0-9a-f]{4}-", text)

@@ -31,7 +31,7 @@ from tests.stage.wires import ask_http
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 CLAIMING = [path for path in EXAMPLES if path.stem not in {"kubevirt", "slurm-bridge"}]
-"""Those whose pods name claims: slurm-bridge makes its own, and a policy gives them to virtual machines."""
+"""Examples whose pods name claims: slurm-bridge creates its own, and a policy adds them to virtual machines."""
 NODE = "node-a"
 PATHS = {
     "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims",
@@ -40,7 +40,7 @@ PATHS = {
     "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
     "Pod": "/api/v1/namespaces/default/pods",
 }
-# Kinds that the stand-in of the API server does not have; their schemas are checked where they are Kubernetes' own.
+# Kinds that the fake API server does not serve; their schemas are checked if they are part of Kubernetes.
 NOT_SERVED = {
     *("Deployment", "Job", "JobSet", "LeaderWorkerSet", "Service", "StatefulSet", "VirtualMachineInstance"),
     *KUEUE,
@@ -48,12 +48,12 @@ NOT_SERVED = {
 
 
 def documents(path: Path) -> list[Document]:
-    """The objects of an example, read as kubectl reads them."""
+    """Returns the objects of an example, read as kubectl reads them."""
     return [document for document in parse_yaml_documents(path.read_bytes(), path.name) if document]
 
 
 def inventory(**config: Any) -> Inventory:
-    """Two NUMA nodes of 16 CPUs, 64 GiB, and 2048 pages of 2 MiB and 8 of 1 GiB each."""
+    """Returns the devices of two NUMA nodes with 16 CPUs, 64 GiB, 2048 pages of 2 MiB and 8 of 1 GiB each."""
     machine = discover(captured("32intel64-2p8co2t+8ve"))
     pages = (HugepagePool(2 << 20, 2048, 2048), HugepagePool(1 << 30, 8, 8))
     nodes = {
@@ -64,7 +64,7 @@ def inventory(**config: Any) -> Inventory:
 
 
 def foreign_slice(driver: str, attribute: str) -> Document:
-    """A device of somebody else's on NUMA node 1."""
+    """Returns a slice with a device of another driver on NUMA node 1."""
     device = {"name": "one", "attributes": {attribute: {"int": 1}}}
     pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": driver, "nodeName": NODE, "pool": pool, "devices": [device]}
@@ -72,14 +72,16 @@ def foreign_slice(driver: str, attribute: str) -> Document:
 
 
 def foreign_class(name: str) -> Document:
-    """The class that comes with somebody else's driver."""
+    """Returns the class of the other driver."""
     selector = {"cel": {"expression": f'device.driver == "{name}"'}}
     return {"kind": "DeviceClass", "metadata": {"name": name}, "spec": {"selectors": [selector]}}
 
 
 def cluster(published: Inventory) -> list[Document]:
-    """What a cluster has before the example comes: the chart's classes, our slices, and a NIC and a GPU."""
-    # As with the gates that are off by default.
+    """Yields the cluster before the example is applied: the chart's classes, the driver's slices, and a NIC and a
+    GPU.
+    """
+    # With the feature gates on that are off by default.
     slices = [document for pool in published.pools for document in variants(slice_documents(pool, NODE))[-1][0]]
     others = {"dra.net": "dra.net/numaNode", "gpu.nvidia.com": "resource.kubernetes.io/numaNode"}
     return [
@@ -91,14 +93,14 @@ def cluster(published: Inventory) -> list[Document]:
 
 
 def create(server: str, document: Document) -> Document:
-    """POSTs an object; a refusal of the server is an error, and so is a kind that is neither served nor excepted."""
+    """Creates an object. It is an error if the server rejects it, or if its kind is neither served nor excepted."""
     metadata = {key: value for key, value in document["metadata"].items() if key != "labels"}
     answer: Document = ask_http(server, PATHS[document["kind"]], "POST", {**document, "metadata": metadata})
     return answer
 
 
 def claims_of(found: list[Document]) -> list[Document]:
-    """The claims that Kubernetes makes of the templates, and those that stand for themselves."""
+    """Returns the claims that Kubernetes creates from the templates, and the standalone ones."""
     made = [
         {"kind": "ResourceClaim", "metadata": {"name": one["metadata"]["name"]}, "spec": one["spec"]["spec"]}
         for one in found
@@ -132,8 +134,8 @@ async def test_the_example_works(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nic-same-node", "gpu-same-node"])
-async def test_everything_is_near_the_device(name: str) -> None:
-    """CPUs and memory come from the NUMA node of somebody else's device, which is not the first."""
+async def test_cpus_and_memory_are_near_the_other_drivers_device(name: str) -> None:
+    """They come from the NUMA node of the other driver's device, which is not the first one."""
     found = documents(Path(__file__).parents[2] / f"examples/{name}.yaml")
     async with ApiServer() as server:
         (allocated,) = await asyncio.to_thread(scheduled, server.url, found, inventory())
@@ -142,7 +144,7 @@ async def test_everything_is_near_the_device(name: str) -> None:
 
 
 async def test_devices_that_are_joined_by_two_attributes_are_near_each_other() -> None:
-    """The GPU's driver and that of the network interface publish the NUMA node under different names."""
+    """The drivers of the GPU and of the network interface publish the NUMA node under different attribute names."""
     found = documents(Path(__file__).parents[2] / "examples/vllm.yaml")
     async with ApiServer() as server:
         (allocated,) = await asyncio.to_thread(scheduled, server.url, found, inventory())
@@ -152,13 +154,13 @@ async def test_devices_that_are_joined_by_two_attributes_are_near_each_other() -
 
 
 def test_every_kind_is_applied_or_excepted() -> None:
-    """An object of a new kind is not passed over in silence, and no exception outlives its last example."""
+    """An object of a new kind is not silently skipped, and an exception is removed with its last example."""
     kinds = {document["kind"] for path in EXAMPLES for document in documents(path)}
     assert kinds - PATHS.keys() == NOT_SERVED
 
 
-def test_a_database_is_found_by_its_name() -> None:
-    """The StatefulSet's headless Service is in the file, and selects its pods."""
+def test_the_databases_service_selects_its_pods() -> None:
+    """The StatefulSet's headless Service is in the file and selects its pods."""
     found = documents(Path(__file__).parents[2] / "examples/postgresql.yaml")
     (service,) = [one for one in found if one["kind"] == "Service"]
     (owner,) = [one for one in found if one["kind"] == "StatefulSet"]
@@ -168,14 +170,14 @@ def test_a_database_is_found_by_its_name() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid(version: str) -> None:
-    """The schemas of the Kubernetes versions that are supported accept every object, unknown fields refused."""
+    """The schemas of the supported Kubernetes versions accept every object, with unknown fields rejected."""
     for path in EXAMPLES:
         for document in documents(path):
             check_object(document, version)
 
 
 def pod_spec(document: Document) -> Any:
-    """The pod specification in an object."""
+    """Returns the pod spec in an object."""
     match document["kind"]:
         case "Pod":
             return document["spec"]
@@ -190,7 +192,7 @@ def pod_spec(document: Document) -> Any:
 
 
 def claimed(found: list[Document], driver: str, key: str) -> int:
-    """CPUs, or bytes of plain memory, that the claim of an example asks for."""
+    """Returns the CPUs, or bytes of plain memory, that the claim of an example requests."""
     (spec,) = [claim["spec"] for claim in claims_of(found)]
     asked = [one["exactly"] for one in spec["devices"]["requests"]]
     amounts = (one["capacity"]["requests"][key] for one in asked if one["deviceClassName"] == driver)
@@ -199,7 +201,9 @@ def claimed(found: list[Document], driver: str, key: str) -> int:
 
 @pytest.mark.parametrize("path", CLAIMING, ids=lambda path: path.stem)
 def test_every_pod_is_guaranteed(path: Path) -> None:
-    """Claims do not count for the QoS class: their CPUs and memory are requested, too. Hugepages would count twice."""
+    """Claims do not count for the QoS class, so their CPUs and memory are also in the container's requests. Hugepages
+    would count twice.
+    """
     found = documents(path)
     (spec,) = [spec for spec in map(pod_spec, found) if spec]
     for container in spec["containers"]:
@@ -215,7 +219,7 @@ def test_every_pod_is_guaranteed(path: Path) -> None:
 
 @pytest.mark.parametrize("path", CLAIMING, ids=lambda path: path.stem)
 def test_every_claim_is_used(path: Path) -> None:
-    """A pod names the template or claim of its file, and its containers name what the pod has."""
+    """A pod names the template or claim of its file, and its containers name the claims of the pod."""
     found = documents(path)
     names = {one["metadata"]["name"] for one in found if one["kind"].startswith("ResourceClaim")}
     (spec,) = [spec for spec in map(pod_spec, found) if spec]
@@ -225,10 +229,10 @@ def test_every_claim_is_used(path: Path) -> None:
     assert used == {one["name"] for one in spec["resourceClaims"]}
 
 
-def test_slurm_bridge_gets_the_cpus_that_slurm_has_chosen() -> None:
-    """The driver takes its allocation: single CPUs by device, for a request ``cpu``, of as many as the pod asks for.
-
-    It reads which CPU a device is from attributes of one slice, and refuses a pod with claims or with native CPUs.
+def test_slurm_bridge_gets_the_cpus_that_slurm_has_allocated() -> None:
+    """The driver follows its allocation: single CPUs by device, for a request ``cpu``, as many as the pod asks for.
+    slurm-bridge reads a device's CPU from the attributes of one slice, and rejects a pod with claims or with native
+    CPUs.
     """
     (pod,) = documents(Path(__file__).parents[2] / "examples/slurm-bridge.yaml")
     (container,) = pod["spec"]["containers"]
@@ -246,8 +250,10 @@ def test_slurm_bridge_gets_the_cpus_that_slurm_has_chosen() -> None:
     assert decided(view, "dra.cpu", inventory=published).cpus_of() == set(chosen)
 
 
-def test_a_shell_finds_both_sets_of_cpus(tmp_path: Path) -> None:
-    """Names with a claim's UID have hyphens: shells neither know such variables nor pass all of them on."""
+def test_a_shell_can_read_both_sets_of_cpus(tmp_path: Path) -> None:
+    """Variable names with a claim's UID contain hyphens: shells cannot read such variables and do not pass all of them
+    on.
+    """
     found = documents(Path(__file__).parents[2] / "examples/shared-beside-exclusive.yaml")
     (command,) = [one["spec"]["containers"][0]["command"] for one in found if one["kind"] == "Pod"]
     taskset = tmp_path / "taskset"
@@ -262,10 +268,9 @@ def test_a_shell_finds_both_sets_of_cpus(tmp_path: Path) -> None:
     assert sorted(run.stdout.splitlines()) == ["0-1,4-7", "2-3"]
 
 
-def test_kueue_counts_what_the_job_claims() -> None:
-    """The page maps classes of the chart by capacities that are published; the queue covers what the job takes of them.
-
-    A class without a mapping, or a resource that no queue covers, is a job that never starts.
+def test_kueue_counts_the_claims_of_the_job() -> None:
+    """The page maps classes of the chart to published capacities, and the queue covers the amounts of the job. A job
+    with a class without a mapping, or with a resource that no queue covers, never starts.
     """
     root = Path(__file__).parents[2]
     config = yaml.safe_load((root / "docs/quota.md").read_text().split("```yaml\n")[2].split("```")[0])
@@ -284,8 +289,8 @@ def test_kueue_counts_what_the_job_claims() -> None:
     assert set(group["coveredResources"]) == counted == {one["name"] for one in group["flavors"][0]["resources"]}
 
 
-def test_the_issues_examples_are_there() -> None:
-    """One for each thing that people ask for."""
+def test_every_expected_example_exists() -> None:
+    """There is one for each common use case."""
     wanted = "cpus memory hugepages-2m hugepages-1g one-numa-node nic-same-node gpu-same-node"
     assert {path.stem for path in EXAMPLES} >= {
         *wanted.split(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods without claims in their specification get CPUs all the same: by an extended resource."""
+"""Pods without claims in their spec get CPUs through an extended resource."""
 
 import asyncio
 import copy
@@ -47,7 +47,7 @@ def inventory(**config: Any) -> Inventory:
 async def scheduled(
     pod: Document, published: Inventory, values: Document = RESOURCE, version: str = "1.36"
 ) -> Document:
-    """The claim that the scheduler makes of the pod's extended resources, allocated."""
+    """Returns the allocated claim that the scheduler creates for the pod's extended resources."""
     options = Options(version=version)
     options.gates["DRAExtendedResource"] = version not in {"1.34", "1.35"}
     pod = {**pod, "metadata": {**pod["metadata"], "uid": POD_UID}}
@@ -66,7 +66,7 @@ async def scheduled(
 
 
 def asking(**units: int) -> Document:
-    """A pod whose containers ask for so many CPUs."""
+    """Returns a pod whose containers request these numbers of CPUs."""
     (pod,) = example("extended-resource")
     (container,) = pod["spec"]["containers"]
     pod["spec"]["containers"] = []
@@ -77,8 +77,8 @@ def asking(**units: int) -> Document:
     return pod
 
 
-def test_nobody_gets_a_class_that_is_not_asked_for() -> None:
-    """Older servers do not know the field; and it is one more way to the CPUs."""
+def test_the_extended_resource_is_off_by_default() -> None:
+    """Older servers do not know the field, and it is one more way to get CPUs."""
     assert not any("extendedResourceName" in one["spec"] for one in classes({}))
     added = [one for one in classes(RESOURCE) if one not in classes({})]
     assert [one["spec"]["extendedResourceName"] for one in added] == ["dra-numa/cpu"]
@@ -87,14 +87,14 @@ def test_nobody_gets_a_class_that_is_not_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", ["cpu", "dra-numa/", "/cpu", "Dra/cpu"])
-def test_a_name_without_a_domain_is_refused(name: str) -> None:
-    """The server would refuse the class, and leave the release half installed."""
+def test_a_name_without_a_domain_is_rejected(name: str) -> None:
+    """The server would reject the class and leave the release partly installed."""
     with pytest.raises(HelmError):
         render({"deviceClasses": {"extendedResource": name}})
 
 
-async def test_single_cpus_are_a_resource() -> None:
-    """Four units are four CPUs of the pod's; its containers share the claim, each with its own."""
+async def test_single_cpus_are_an_extended_resource() -> None:
+    """Four units are four CPUs of the pod; its containers share the claim, each with its own CPUs."""
     published = inventory(cpu_device_mode="individual")
     view = parse_claim(await scheduled(asking(one=4, two=2), published))
     record = decided(view, "dra.cpu", inventory=published)
@@ -106,14 +106,14 @@ async def test_single_cpus_are_a_resource() -> None:
 
 
 @pytest.mark.parametrize("group_by", ["numanode", "socket", "machine", "l3"])
-async def test_groups_of_cpus_are_none(group_by: str) -> None:
-    """A unit would be one CPU of each of so many groups: the pod waits, with the scheduler's reason."""
+async def test_groups_of_cpus_are_not_an_extended_resource(group_by: str) -> None:
+    """N units would be one CPU of each of N groups, so the pod waits, with the scheduler's reason."""
     with pytest.raises(UnschedulableError):
         await scheduled(asking(one=2), inventory(group_by=group_by))
 
 
 async def test_a_unit_of_a_shared_device_is_its_default() -> None:
-    """Why groups and hugepages are left out: a count of two means two devices, one page or CPU of each."""
+    """This is why groups and hugepages are left out: a count of two means two devices, with one page or CPU of each."""
     pod = asking(one=2)
     (container,) = pod["spec"]["containers"]
     container["resources"]["requests"] = {"deviceclass.resource.kubernetes.io/dra.cpu": "2"}
@@ -129,14 +129,14 @@ async def test_a_unit_of_a_shared_device_is_its_default() -> None:
 
 
 @pytest.mark.parametrize("version", ["1.34", "1.35"])
-async def test_older_servers_drop_the_name(version: str) -> None:
-    """The class is there, and no pod finds it."""
+async def test_older_servers_drop_the_extended_resource_name(version: str) -> None:
+    """The class exists, but no pod can request it."""
     with pytest.raises(UnschedulableError):
         await scheduled(asking(one=1), inventory(cpu_device_mode="individual"), version=version)
 
 
-def test_the_parameters_of_the_class_are_admitted() -> None:
-    """By the chart's own policy, and by the driver."""
+def test_the_parameters_of_the_class_are_accepted() -> None:
+    """The chart's own policy and the driver accept them."""
     single = next(one for one in classes(RESOURCE) if one["metadata"]["name"] == "dra.cpu-single")
     assert single["spec"]["config"][0]["opaque"]["parameters"]["cpuConfig"] == {"sharing": "pod"}
     assert only([single], "DeviceClass")["spec"]["selectors"][0]["cel"]["expression"].endswith(".cpuID)")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy that gives claims to pods that have none: its CEL, evaluated over pods as the API server presents them.
+"""The policy that adds claims to pods without any: its CEL, evaluated for pods as the API server passes them.
 
-What only a real server shows: that it takes the types which the mutation names (``Object.spec...``), and merges the
-result as its schema says. Here these are maps, and lists of objects are merged by name.
+Only a real server shows that it accepts the types in the mutation (``Object.spec...``) and merges the result by its
+schema. Here these are maps, and lists of objects are merged by name.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ FUNCTIONS: dict[str, Any] = {
     "isInteger": lambda value: Fraction(value).denominator == 1,
     "asInteger": int,
 }
-"""Of the server's environment (k8s.io/apiserver/pkg/cel/library/quantity.go)."""
+"""Functions of the server's environment (k8s.io/apiserver/pkg/cel/library/quantity.go)."""
 
 
 def policy() -> tuple[Document, Document]:
-    """The specs of the policy and of its binding."""
+    """Returns the specs of the policy and of its binding."""
     found = {one["kind"]: one["spec"] for one in render(ON) if one["kind"].startswith("Mutating")}
     return found["MutatingAdmissionPolicy"], found["MutatingAdmissionPolicyBinding"]
 
 
 def mutated(pod: Document) -> Document:
-    """The pod as the policy leaves it."""
+    """Returns the pod after the policy was applied."""
     spec, _ = policy()
     variables: Document = {}
     context = cel.Context({"object": pod, "variables": variables}, functions=FUNCTIONS)
@@ -50,7 +50,7 @@ def mutated(pod: Document) -> Document:
             if cel.evaluate(condition["expression"], context) is False:
                 return pod
         except (RuntimeError, ValueError, TypeError):
-            # An error does not count where another condition is false.
+            # An error does not count if another condition is false.
             continue
     for variable in spec["variables"]:
         variables[variable["name"]] = cel.evaluate(variable["expression"], context)
@@ -61,7 +61,7 @@ def mutated(pod: Document) -> Document:
 
 
 def _as_maps(expression: str) -> str:
-    """Typed objects as plain maps, which this evaluator knows; the type must be the path of its fields."""
+    """Returns typed objects as plain maps, which this evaluator supports; the type must be the path of its fields."""
     assert set(re.findall(r"Object[\w.]*(?=\{)", expression)) == {
         "Object",
         "Object.spec",
@@ -84,18 +84,18 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def pod(*resources: Document, **spec: Any) -> Document:
-    """A pod with containers of these resources."""
+    """Returns a pod whose containers have these resources."""
     containers = [{"name": f"c{number}", "resources": one} for number, one in enumerate(resources)]
     return {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers, **spec}}
 
 
 def equal(cpu: str, memory: str = "1Gi") -> Document:
-    """Requests that are the limits."""
+    """Returns requests that equal the limits."""
     return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}}
 
 
 def claims_of(document: Document) -> dict[str, str]:
-    """Template by container."""
+    """Returns the claim template of each container."""
     templates = {one["name"]: one["resourceClaimTemplateName"] for one in document["spec"].get("resourceClaims", [])}
     return {
         container["name"]: templates[claim["name"]]
@@ -116,7 +116,7 @@ def claims_of(document: Document) -> dict[str, str]:
     ],
 )
 def test_whole_cpus_of_guaranteed_pods_become_claims(given: list[Document], expected: dict[str, str]) -> None:
-    """One for each container; everything else of the pod stays, so that it is Guaranteed as before."""
+    """There is one claim for each container; the rest of the pod is unchanged, so that it stays Guaranteed."""
     before = pod(*given, priority=7)
     after = mutated(before)
     assert claims_of(after) == expected
@@ -143,13 +143,15 @@ BURSTABLE = {"requests": {"cpu": "4", "memory": "1Gi"}, "limits": {"cpu": "4", "
         pytest.param(pod(equal("4"), nodeName="node-a"), id="bound already"),
     ],
 )
-def test_all_others_are_left_alone(given: Document) -> None:
-    """As the kubelet's static CPU manager leaves them; and those that say themselves what they want."""
+def test_all_other_pods_are_unchanged(given: Document) -> None:
+    """These are the pods that the kubelet's static CPU manager does not pin either, and those with claims of their
+    own.
+    """
     assert mutated(given) == given
 
 
-def test_it_is_for_namespaces_that_say_so() -> None:
-    """Nobody's pods are changed by an installation."""
+def test_the_policy_applies_to_labelled_namespaces_only() -> None:
+    """An installation changes no pod by default."""
     assert not any(one["kind"].startswith("Mutating") for one in render())
     spec, binding = policy()
     assert spec["failurePolicy"] == "Fail"
@@ -161,8 +163,8 @@ def test_it_is_for_namespaces_that_say_so() -> None:
 @pytest.mark.parametrize(
     ("release", "served"), [("1.34", "v1beta1"), ("1.35", "v1beta1"), ("1.36", "v1"), ("1.37", "v1")]
 )
-def test_it_is_valid_in_every_release(release: str, served: str) -> None:
-    """By the version of the API that the release has, an alpha or beta of a vendor's included."""
+def test_the_policy_is_valid_in_every_release(release: str, served: str) -> None:
+    """It has the API version of the release, including alpha or beta versions of a vendor."""
     text = run(
         *("template", "x", str(CHART), "--namespace", "n", "--set", "existingPods.enabled=true"),
         *("--kube-version", f"{release}.1-vendor.3", "--show-only", "templates/existingpods.yaml"),
@@ -173,7 +175,9 @@ def test_it_is_valid_in_every_release(release: str, served: str) -> None:
 
 
 def test_a_virtual_machine_gets_the_claim_of_the_example() -> None:
-    """KubeVirt 1.9 makes such a pod of it: the machine's resources and an overhead of memory, and small helpers."""
+    """KubeVirt 1.9 creates such a pod: the machine's resources with an overhead of memory, and small helper
+    containers.
+    """
     found = list(yaml.safe_load_all((CHART.parents[1] / "examples/kubevirt.yaml").read_text()))
     (machine,) = [one["spec"]["domain"] for one in found if one["kind"] == "VirtualMachineInstance"]
     (template,) = [one["metadata"]["name"] for one in found if one["kind"] == "ResourceClaimTemplate"]
@@ -191,7 +195,7 @@ def test_a_virtual_machine_gets_the_claim_of_the_example() -> None:
 
 
 async def test_the_example_is_scheduled_and_prepared() -> None:
-    """The pod that the policy has changed finds its templates, and gets as many CPUs as it has asked for."""
+    """The pod that the policy has changed finds its templates, and gets as many CPUs as it has requested."""
     found = example("claimed-by-policy")
     (namespace,) = [one for one in found if one["kind"] == "Namespace"]
     _, binding = policy()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of nodes in one release: each node has one DaemonSet, and a change of one group leaves the others alone."""
+"""Groups of nodes in one release: each node has one DaemonSet, and a change of one group does not affect the others."""
 
 import itertools
 from typing import Any
@@ -17,13 +17,13 @@ Labels = dict[str, str]
 
 
 def daemon_sets(values: Document) -> dict[str, Document]:
-    """The spec of each group's DaemonSet by the name of the group, "" for the nodes of none."""
+    """Returns the spec of each group's DaemonSet by the name of the group, "" for the nodes without one."""
     found = [one for one in render(values) if one["kind"] == "DaemonSet"]
     return {one["metadata"]["name"].removeprefix("dra-driver-numa").lstrip("-"): one["spec"] for one in found}
 
 
 def fits(expression: Document, labels: Labels) -> bool:
-    """One expression of a NodeSelectorTerm, for a node with these labels (k8s.io/component-helpers)."""
+    """Evaluates one expression of a NodeSelectorTerm for a node with these labels (k8s.io/component-helpers)."""
     value = labels.get(expression["key"])
     match expression["operator"]:
         case "NotIn":
@@ -36,7 +36,7 @@ def fits(expression: Document, labels: Labels) -> bool:
 
 
 def chosen(spec: Document, labels: Labels) -> bool:
-    """Whether the DaemonSet controller puts a pod on a node with these labels."""
+    """Returns True if the DaemonSet controller creates a pod on a node with these labels."""
     pod = spec["template"]["spec"]
     if any(labels.get(key) != value for key, value in pod["nodeSelector"].items()):
         return False
@@ -48,7 +48,7 @@ def chosen(spec: Document, labels: Labels) -> bool:
 
 
 def group(name: str, selector: Labels | None = None, **other: Any) -> Document:
-    """An entry of the value "groups"."""
+    """Returns an entry of the value "groups"."""
     return {"name": name, **({"nodeSelector": selector} if selector else {}), **other}
 
 
@@ -59,7 +59,9 @@ SELECTORS = st.dictionaries(st.sampled_from(["a", "b", LABEL]), st.sampled_from(
 @given(st.lists(SELECTORS, max_size=3))
 @example([{"a": "x", "b": "y"}, {"b": "y"}, {LABEL: "x", "a": "y"}])
 def test_every_node_has_one_daemon_set(selectors: list[Labels]) -> None:
-    """That of the first group that selects it, else the default's, but for nodes whose label names no group."""
+    """It is that of the first group that selects the node, else the default one, except for nodes whose label names an
+    unknown group.
+    """
     groups = [group(f"g{number}", selector) for number, selector in enumerate(selectors)]
     if any(one.items() <= two.items() for one, two in itertools.combinations(selectors, 2)):
         with pytest.raises(HelmError, match="would have no nodes"):
@@ -74,8 +76,8 @@ def test_every_node_has_one_daemon_set(selectors: list[Labels]) -> None:
         assert [name for name, spec in sets.items() if chosen(spec, labels)] == expected
 
 
-def test_the_operators_own_affinity_stays() -> None:
-    """Its terms are alternatives, so each of them leaves out the nodes of groups; the rest of it is as it was."""
+def test_the_operators_own_affinity_is_kept() -> None:
+    """Its terms are alternatives, so each of them excludes the nodes of groups; the rest of it is unchanged."""
     terms = [{"matchExpressions": [{"key": "pool", "operator": "In", "values": [one]}]} for one in ("p", "q")]
     affinity = {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}},
@@ -90,8 +92,8 @@ def test_the_operators_own_affinity_stays() -> None:
     assert "podAffinity" in sets[""]["template"]["spec"]["affinity"]
 
 
-def test_a_group_by_our_label_rolls_nobody_else() -> None:
-    """Adding it, or changing its image and settings, leaves the pods of all other nodes as they are."""
+def test_a_group_by_the_drivers_label_restarts_no_other_pod() -> None:
+    """Adding the group, or changing its image and settings, leaves the pods of all other nodes unchanged."""
     before = daemon_sets({"groups": [group("a")]})
     canary = group("canary", backend={"image": {"tag": "9.9.9"}}, driverConfig={"logLevel": "debug"})
     after = daemon_sets({"groups": [group("a"), canary]})
@@ -101,13 +103,13 @@ def test_a_group_by_our_label_rolls_nobody_else() -> None:
     assert images == ["localhost/dra-frontend:0.2.0", "localhost/nri-backend:9.9.9"]
 
 
-def test_a_group_by_another_label_rolls_the_default_once() -> None:
-    """A DaemonSet's nodes are part of its pods' template, so leaving nodes out of it is a change of all its pods."""
+def test_a_group_by_another_label_restarts_the_default_pods_once() -> None:
+    """The node affinity is part of the pod template, so excluding nodes changes all pods of the default DaemonSet."""
     assert daemon_sets({})[""] != daemon_sets({"groups": [group("a", {"b": "c"})]})[""]
 
 
 def test_a_group_has_its_own_configuration() -> None:
-    """Each key takes the place of the common one, false and 0 as well, and what is mounted follows."""
+    """A key of the group replaces the common one, even with false or 0, and the mounts follow it."""
     common = {"reservedCPUs": "0", "hugepageGuard": True, "reservedMemory": [{"numaNode": 0, "limits": {"memory": 1}}]}
     pages = {"enabled": True, "pages": [{"size": "1Gi", "count": 2}]}
     own = {"hugepageGuard": False, "withheldCPUs": 0, "kubeletRootDir": "/var/lib/k0s/kubelet"}
@@ -126,8 +128,8 @@ def test_a_group_has_its_own_configuration() -> None:
     assert volumes[""]["plugin-cpu"]["hostPath"]["path"] == "/var/lib/kubelet/plugins/dra.cpu"
 
 
-def test_selectors_of_daemon_sets_are_apart() -> None:
-    """A pod matches the selector of its own DaemonSet alone, and those of the release's other objects."""
+def test_selectors_of_daemon_sets_are_disjoint() -> None:
+    """A pod matches the selectors of its own DaemonSet and of the release's other objects only."""
     values = {"groups": [group("a"), group("b")], "metrics": {"podMonitor": {"enabled": True}}}
     sets = daemon_sets(values)
     for name, spec in sets.items():
@@ -141,7 +143,7 @@ def test_selectors_of_daemon_sets_are_apart() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_objects_of_groups_are_valid(version: str) -> None:
-    """As all others."""
+    """They are validated like all others."""
     values = {"groups": [group("a", {"x": "y", "z": "1"}, driverConfig={"reservedCPUs": "0-3"}), group("b")]}
     for document in render(values):
         check_object(document, version)
@@ -164,8 +166,8 @@ def test_the_objects_of_groups_are_valid(version: str) -> None:
     ],
     ids=[str(number) for number in range(11)],
 )
-def test_groups_that_cannot_work_are_refused(groups: list[Document], named: str) -> None:
-    """In words that name the group and the key."""
+def test_groups_that_cannot_work_are_rejected(groups: list[Document], named: str) -> None:
+    """The message contains the group and the key."""
     with pytest.raises(HelmError) as caught:
         render({"groups": groups})
     assert named in str(caught.value)

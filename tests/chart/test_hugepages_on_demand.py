@@ -19,12 +19,14 @@ ON: Document = {"driverConfig": {"hugepagesOnDemand": [POOL]}}
 
 
 def names(documents: list[Document]) -> list[str]:
-    """The containers of the pod."""
+    """Returns the names of the pod's containers."""
     return [one["name"] for one in pod_of(documents)["containers"]]
 
 
 def test_the_helper_has_its_mount_and_nothing_else() -> None:
-    """No capability, no token, no directory of the driver, and no AppArmor exception: the path is not below /sys."""
+    """It has no capability, no token and no directory of the driver, and needs no AppArmor exception, since its path is
+    not below /sys.
+    """
     documents = render(ON)
     helper = container(documents, "hugepages")
     assert helper["securityContext"] == {
@@ -41,8 +43,10 @@ def test_the_helper_has_its_mount_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("run_dir", [Config().run_dir, "/run/numa"])
-def test_frontend_and_helper_share_the_socket_alone(run_dir: str) -> None:
-    """The frontend only connects, so its mount is read-only; it cannot write sysfs. The backend sees neither."""
+def test_frontend_and_helper_share_only_the_socket(run_dir: str) -> None:
+    """The frontend only connects, so its mount is read-only, and it cannot write sysfs. The backend has neither
+    mount.
+    """
     documents = render({"driverConfig": {"hugepagesOnDemand": [POOL], "runDir": run_dir}})
     directory = str(PurePath(pool_socket_path(run_dir)).parent)
     found: dict[str, Any] = {
@@ -58,15 +62,15 @@ def test_frontend_and_helper_share_the_socket_alone(run_dir: str) -> None:
 
 
 def test_without_pools_there_is_neither_helper_nor_policy() -> None:
-    """The default."""
+    """This is the default."""
     documents = render()
     assert names(documents) == ["frontend", "backend"]
     assert not any(one["kind"].startswith("Mutating") for one in documents)
     assert "numa-nodes" not in str(pod_of(documents)["volumes"])
 
 
-def test_pools_of_one_group_concern_its_pods_alone() -> None:
-    """The right to watch claims belongs to the account, which is that of all pods."""
+def test_pools_of_one_group_affect_its_pods_only() -> None:
+    """The permission to watch claims belongs to the account, which all pods share."""
     documents = render({"groups": [{"name": "db", "driverConfig": {"hugepagesOnDemand": [POOL]}}]})
     sets = {one["metadata"]["name"]: one for one in documents if one["kind"] == "DaemonSet"}
     helpers = {
@@ -80,7 +84,7 @@ def test_pools_of_one_group_concern_its_pods_alone() -> None:
 
 
 def matched(claim: Document, **values: Any) -> bool:
-    """Whether the policy changes a claim; an error of a condition does not count where another one is false."""
+    """Returns True if the policy changes a claim; an error of a condition does not count if another one is false."""
     results: list[bool | None] = []
     context = cel.Context({"object": claim})
     for condition in only(render({**ON, **values}), "MutatingAdmissionPolicy")["spec"]["matchConditions"]:
@@ -93,17 +97,17 @@ def matched(claim: Document, **values: Any) -> bool:
 
 
 def claim(*requests: Document, **metadata: Any) -> Document:
-    """A claim as it is created."""
+    """Returns a claim at its creation."""
     return {"metadata": {"name": "c", **metadata}, "spec": {"devices": {"requests": [*requests]} if requests else {}}}
 
 
 def exactly(name: str) -> Document:
-    """A request for a device of a class."""
+    """Returns a request for a device of a class."""
     return {"name": "r", "exactly": {"deviceClassName": name}}
 
 
 def first(*classes: str) -> Document:
-    """A request with alternatives."""
+    """Returns a request with alternatives."""
     return {"name": "r", "firstAvailable": [{"name": f"s{n}", "deviceClassName": one} for n, one in enumerate(classes)]}
 
 
@@ -123,7 +127,7 @@ def first(*classes: str) -> Document:
     ],
 )
 def test_claims_for_these_pools_are_labelled(document: Document, labelled: bool) -> None:
-    """Whatever else they request; a label that the author has set stays."""
+    """This does not depend on their other requests; a label that the author has set stays."""
     assert matched(document) is labelled
 
 
@@ -146,13 +150,13 @@ def test_every_spelling_of_a_page_size_means_its_class(size: str, name: str) -> 
     assert matched(claim(exactly(f"dra.hugepages-{name}")), driverConfig=config)
 
 
-def test_own_classes_can_be_named() -> None:
-    """A class of the operator's for the same devices."""
+def test_the_operators_own_classes_can_be_configured() -> None:
+    """The class matches the same devices."""
     assert matched(claim(exactly("db-pages")), hugepagesOnDemand={"labelPolicy": {"classes": ["db-pages"]}})
 
 
 def test_the_label_is_the_one_that_the_driver_selects() -> None:
-    """With the value that it selects."""
+    """The value is the selected one as well."""
     (mutation,) = only(render(ON), "MutatingAdmissionPolicy")["spec"]["mutations"]
     expected = f'Object{{metadata: Object.metadata{{labels: {{"{ON_DEMAND_LABEL}": "true"}}}}}}'
     assert mutation["applyConfiguration"]["expression"] == expected
@@ -160,7 +164,7 @@ def test_the_label_is_the_one_that_the_driver_selects() -> None:
 
 
 def test_the_policy_can_be_left_out() -> None:
-    """For those who label their claims; the helper stays."""
+    """This is for operators who set the label themselves; the helper stays."""
     documents = render({**ON, "hugepagesOnDemand": {"labelPolicy": {"enabled": False}}})
     assert not any(one["kind"].startswith("Mutating") for one in documents)
     assert names(documents) == ["frontend", "backend", "hugepages"]
@@ -168,7 +172,7 @@ def test_the_policy_can_be_left_out() -> None:
 
 @pytest.mark.parametrize(("release", "served"), [("1.34", "v1beta1"), ("1.36", "v1"), ("1.37", "v1")])
 def test_the_policy_is_valid_in_every_release(release: str, served: str) -> None:
-    """By the version of the API that the release has."""
+    """It has the API version of the release."""
     text = run(
         *("template", "x", str(CHART), "--namespace", "n", "--kube-version", f"{release}.1"),
         *(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node tests' translation of the rendered pod: a field changes what the runtime is asked, or is refused by name."""
+"""The node tests' translation of the rendered pod: changing a field changes the calls of the runtime, or the field is
+rejected by name.
+"""
 
 import copy
 from collections.abc import Callable
@@ -19,7 +21,7 @@ Document = dict[str, Any]
 
 
 def translated(change: Callable[[Document], object] = lambda template: None, **values: Any) -> KubeletPod:
-    """The translation of the chart's pod, after a change of its template."""
+    """Returns the translation of the chart's pod after a change of its template."""
     objects = copy.deepcopy(render(values))
     (daemonset,) = (one for one in objects if one["kind"] == "DaemonSet")
     change(daemonset["spec"]["template"])
@@ -27,20 +29,20 @@ def translated(change: Callable[[Document], object] = lambda template: None, **v
 
 
 def configs(pod: KubeletPod) -> list[bytes]:
-    """Everything that reaches the runtime, in comparable form."""
+    """Returns everything that reaches the runtime, in comparable form."""
     parts = [pod.sandbox, *(one.config for one in (*pod.init, *pod.containers))]
     return [part.SerializeToString(deterministic=True) for part in parts]
 
 
 def backend(template: Document) -> Document:
-    """The rendered backend."""
+    """Returns the rendered backend container."""
     found: Document = next(one for one in template["spec"]["containers"] if one["name"] == "backend")
     return found
 
 
 @pytest.mark.parametrize("values", [{}, {**EVERYTHING}, {"appArmorProfile": "RuntimeDefault"}], ids=str)
-def test_every_field_of_the_chart_is_translated_or_belongs_to_another(values: Document) -> None:
-    """With the default values and with everything switched on, no field of the pod template is left over."""
+def test_every_field_of_the_chart_is_translated_or_excepted(values: Document) -> None:
+    """With the default values and with every option on, no field of the pod template is left over."""
     helper = ["hugepages"] if "hugepagesOnDemand" in values.get("driverConfig", {}) else []
     assert [one.name for one in translated(**values).containers] == ["frontend", "backend", *helper]
 
@@ -77,8 +79,10 @@ CHANGES: dict[str, Callable[[Document], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_a_change_of_the_pod_changes_what_the_runtime_is_asked(change: Callable[[Document], object]) -> None:
-    """Security contexts, mounts, arguments, resources and the rest reach the configuration of sandbox or container."""
+def test_a_change_of_the_pod_changes_the_calls_of_the_runtime(change: Callable[[Document], object]) -> None:
+    """Security contexts, mounts, arguments, resources and other fields reach the configuration of sandbox or
+    container.
+    """
     assert configs(translated(change)) != configs(translated())
 
 
@@ -102,8 +106,8 @@ UNKNOWN: dict[str, tuple[Callable[[Document], object], str]] = {
 
 
 @pytest.mark.parametrize(("change", "path"), UNKNOWN.values(), ids=UNKNOWN.keys())
-def test_an_unknown_field_is_refused_by_its_path(change: Callable[[Document], object], path: str) -> None:
-    """The rig cannot run a pod of which it ignores a field."""
+def test_an_unknown_field_is_rejected_with_its_path(change: Callable[[Document], object], path: str) -> None:
+    """The rig must not run a pod while ignoring one of its fields."""
     with pytest.raises(UnknownFieldError, match=path):
         translated(change)
 
@@ -117,14 +121,16 @@ VALUES: dict[str, Callable[[Document], object]] = {
 
 
 @pytest.mark.parametrize("change", VALUES.values(), ids=VALUES.keys())
-def test_an_unknown_value_is_refused(change: Callable[[Document], object]) -> None:
-    """A value without a rule raises instead of being taken for the default."""
+def test_an_unknown_value_is_rejected(change: Callable[[Document], object]) -> None:
+    """A value without a rule raises an exception instead of being treated as the default."""
     with pytest.raises(UntranslatableError):
         translated(change)
 
 
 def test_resources_are_computed_as_by_a_kubelet() -> None:
-    """Shares from requests, limits from limits, swap equal to memory, and the OOM score of a critical pod."""
+    """Shares come from requests, limits from limits, swap equals memory, and the OOM score is that of a critical
+    pod.
+    """
     pod = translated()
     resources = pod.containers[1].config.linux.resources
     assert (resources.cpu_shares, resources.cpu_quota, resources.cpu_period) == (204, 0, 100_000)
@@ -135,7 +141,7 @@ def test_resources_are_computed_as_by_a_kubelet() -> None:
 
 
 def test_the_oom_score_of_an_ordinary_pod_follows_its_memory_request() -> None:
-    """A tenth of the node's memory requested is a tenth of the score taken off; a Guaranteed pod is protected."""
+    """A request for a tenth of the node's memory lowers the score by a tenth; a Guaranteed pod is protected."""
 
     def ordinary(template: Document) -> None:
         template["spec"].update(priorityClassName="other")
@@ -162,13 +168,13 @@ def test_a_restart_has_the_next_attempt_and_a_log_of_its_own() -> None:
 
 
 def test_named_ports_of_probes_are_resolved() -> None:
-    """A probe goes to the number of the port that it names, with the intervals of the chart."""
+    """A probe uses the number of the named port, with the intervals of the chart."""
     probe = translated(probes={"readiness": {"periodSeconds": 7}}).containers[1].probes["readiness"]
     assert (probe.path, probe.port, probe.period, probe.timeout) == ("/readyz", 8081, 7, 5)
 
 
 def test_the_kubelets_volumes_have_their_files() -> None:
-    """The configuration is in its volume, and the token's volume has the three files of a service account."""
+    """The configuration is in its volume, and the token's volume contains the three files of a service account."""
     volumes = {one.name: one for one in translated(driverConfig={"reservedCPUs": "0"}).volumes}
     assert "reservedCPUs" in volumes["config"].files["config.yaml"]
     assert volumes["token"].files.keys() == {"token", "ca.crt", "namespace"}
@@ -177,7 +183,7 @@ def test_the_kubelets_volumes_have_their_files() -> None:
 
 
 def test_a_pod_without_host_network_has_its_own() -> None:
-    """The namespaces are a pod's: network and IPC of the pod, processes of the container."""
+    """The network and IPC namespaces are the pod's, and the PID namespace is the container's."""
     options = translated().sandbox.linux.security_context.namespace_options
     assert (options.network, options.pid, options.ipc) == (pb.POD, pb.CONTAINER, pb.POD)
 
@@ -186,12 +192,12 @@ def test_a_pod_without_host_network_has_its_own() -> None:
     ("text", "value"), [("100m", "0.1"), ("256Mi", str(256 << 20)), ("1", "1"), ("1G", "1000000000"), (2, "2")]
 )
 def test_quantities_are_numbers(text: object, value: str) -> None:
-    """Decimal and binary suffixes of the API."""
+    """The API allows decimal and binary suffixes."""
     assert quantity(text) == type(quantity(text))(value)
 
 
 def test_the_weight_of_a_default_share_is_the_default_weight() -> None:
-    """1024 shares, one CPU, are the weight 100; the ends of both ranges meet."""
+    """1024 shares, which are one CPU, are the weight 100; the ends of both ranges are mapped to each other."""
     assert [cpu_weight(shares) for shares in (2, 1024, 262144)] == [1, 100, 10000]
 
 

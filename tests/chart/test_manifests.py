@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made from the chart beside an installation: the plain manifest, the kind cluster, the provisioning file."""
+"""Files that are generated from the chart: the plain manifest, the kind cluster and the provisioning file."""
 
 import subprocess
 from pathlib import Path
@@ -16,14 +16,14 @@ HACK = Path(__file__).parents[2] / "hack"
 
 
 def manifest(directory: Path, *arguments: str, **environment: str) -> str:
-    """What ``make manifests`` writes."""
+    """Returns the output of ``make manifests``."""
     command = [str(HACK / "manifests.sh"), *arguments]
     env = {"PATH": "/usr/bin:/bin", "HELM": str(HELM), "HOME": str(directory), **environment}
     return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=True).stdout
 
 
 def test_the_plain_manifest_is_what_the_chart_installs(tmp_path: Path) -> None:
-    """The same objects, in a namespace that lets the pods run; the test pod stays out of the cluster."""
+    """It contains the same objects, in a namespace whose labels permit the pods; the test pod is left out."""
     found = [document for document in yaml.safe_load_all(manifest(tmp_path)) if document]
     namespace = found.pop(0)
     assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "privileged"}
@@ -31,18 +31,18 @@ def test_the_plain_manifest_is_what_the_chart_installs(tmp_path: Path) -> None:
 
 
 def test_the_plain_manifest_is_reproducible(tmp_path: Path) -> None:
-    """Nobody's language, time zone or working directory is in it, so two releases differ in what was changed."""
+    """It contains no locale, time zone or working directory, so two releases differ only in actual changes."""
     assert manifest(tmp_path) == manifest(Path("/"), LC_ALL="tr_TR.UTF-8", TZ="Pacific/Chatham")
 
 
 def test_the_plain_manifest_takes_values(tmp_path: Path) -> None:
-    """Who needs another one says what is different, as to Helm, which takes a single CPU for a number."""
+    """They are passed as to Helm, which parses a single CPU as a number."""
     for flag in ("--set", "--set-string"):
         assert 'reservedCPUs: "0"' in manifest(tmp_path, flag, "driverConfig.reservedCPUs=0")
 
 
 def test_the_kind_cluster_has_what_the_driver_needs() -> None:
-    """The gate is on, a worker is there, and the containerd patches switch CDI and NRI on."""
+    """The feature gate is on, there is a worker node, and the containerd patches enable CDI and NRI."""
     cluster: Document = yaml.safe_load((HACK / "kind.yaml").read_text())
     assert cluster["featureGates"] == {"DRAConsumableCapacity": True}
     assert {node["role"] for node in cluster["nodes"]} == {"control-plane", "worker"}
@@ -52,7 +52,7 @@ def test_the_kind_cluster_has_what_the_driver_needs() -> None:
 
 
 def kind_up(directory: Path, **environment: str) -> list[str]:
-    """The commands that ``make kind-up`` gives to programs which only write them down."""
+    """Returns the commands that ``make kind-up`` runs, with programs that only record them."""
     for tool in ("docker", "kind", "kubectl", "helm"):
         (directory / tool).write_text(f'#!/bin/sh\necho "{tool} $*" >>"{directory}/calls"\n')
         (directory / tool).chmod(0o755)
@@ -62,7 +62,7 @@ def kind_up(directory: Path, **environment: str) -> list[str]:
 
 
 def test_kind_gets_images_of_this_tree(tmp_path: Path) -> None:
-    """Both are built whatever docker has under that name, and loaded, before the chart is installed."""
+    """Both are built and loaded before the chart is installed, even if docker has images of that name."""
     calls = kind_up(tmp_path)
     built = [call.rsplit(maxsplit=2)[1] for call in calls if call.startswith("docker build")]
     assert [name.rpartition(":")[0] for name in built] == ["localhost/dra-frontend", "localhost/nri-backend"]
@@ -71,8 +71,8 @@ def test_kind_gets_images_of_this_tree(tmp_path: Path) -> None:
     assert set(built) <= set(calls[steps.index("kind load")].split())
 
 
-def test_kind_takes_an_image_that_is_named(tmp_path: Path) -> None:
-    """Who names an image has built it."""
+def test_kind_uses_an_image_that_is_given(tmp_path: Path) -> None:
+    """An image that the user names is not built again."""
     calls = kind_up(tmp_path, FRONTEND_IMAGE="example.com/front:7")
     assert ["nri-backend" in call for call in calls if call.startswith("docker")] == [True]
     (install,) = [call for call in calls if call.startswith("helm install")]
@@ -80,7 +80,7 @@ def test_kind_takes_an_image_that_is_named(tmp_path: Path) -> None:
 
 
 def test_the_frontend_reads_the_provisioning_file() -> None:
-    """The init container's file, mounted where its arguments say, is one that the command takes."""
+    """The init container's file is mounted at the path in its arguments, and the command accepts it."""
     documents = render({**EVERYTHING, "hugepageProvision": {"enabled": True, "pages": [{"size": "2Mi", "count": 4}]}})
     (init,) = only(documents, "DaemonSet")["spec"]["template"]["spec"]["initContainers"]
     assert init["args"] == ["provision", "/etc/dra-driver-numa/hugepages.yaml"]
@@ -89,8 +89,8 @@ def test_the_frontend_reads_the_provisioning_file() -> None:
     assert sum(target.pages for target in targets) == 4
 
 
-def test_the_charts_readme_names_every_default_path() -> None:
-    """What the pods mount from the host is told where people look first."""
+def test_the_charts_readme_lists_every_default_host_path() -> None:
+    """It lists the host paths that the pods mount."""
     text = (CHART / "README.md").read_text()
     for key in ("kubelet_root_dir", "cdi_dir", "run_dir", "nri_socket", "cgroup_root"):
         assert str(Config.model_fields[key].default) in text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Alerts and dashboard speak of metrics that exist, in expressions that Prometheus can read."""
+"""Alerts and dashboard use existing metrics, in expressions that Prometheus can parse."""
 
 import json
 import re
@@ -32,7 +32,7 @@ _SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
 
 
 def scraped() -> frontend.Telemetry:
-    """The metrics of a frontend, and of its backend, that have done nothing yet."""
+    """Returns the metrics of a new frontend and of its backend."""
     trees = captured("32intel64-2p8co2t+8ve"), MemoryTree({})
     watch = MachineWatch(*trees, Config(), "node", lambda: Ledger({}))
     view = BackendView(time.monotonic)
@@ -55,19 +55,19 @@ def worked() -> frontend.Telemetry:
 
 
 def series() -> set[str]:
-    """The names of all time series that both services can have."""
+    """Returns the names of all time series of both services."""
     families = text_string_to_metric_families(scraped().render().decode())
     return {family.name + ending for family in families for ending in _SERIES.get(family.type, ("",))}
 
 
 def alerts() -> list[Document]:
-    """The rules as Prometheus gets them."""
+    """Returns the rules as Prometheus gets them."""
     groups: list[Document] = only(render(EVERYTHING), "PrometheusRule")["spec"]["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
 def documented() -> dict[str, tuple[str, set[str]]]:
-    """Type and labels of each metric in the tables of docs/metrics.md, by name without ``_total``."""
+    """Returns type and labels of each metric in the tables of docs/metrics.md, by name without ``_total``."""
     found: dict[str, tuple[str, set[str]]] = {}
     for heading in ("dra-frontend", "nri-backend"):
         table = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
@@ -77,7 +77,7 @@ def documented() -> dict[str, tuple[str, set[str]]]:
 
 
 def dashboard() -> Document:
-    """The dashboard as Grafana gets it."""
+    """Returns the dashboard as Grafana gets it."""
     maps = [document["data"] for document in render(EVERYTHING) if document["kind"] == "ConfigMap"]
     text = next(data["dra-driver-numa.json"] for data in maps if "dra-driver-numa.json" in data)
     loaded: Document = json.loads(text)
@@ -85,19 +85,19 @@ def dashboard() -> Document:
 
 
 def expressions() -> list[str]:
-    """Every PromQL of the chart; Grafana's own variables are filled in as Grafana does."""
+    """Returns all PromQL of the chart, with Grafana's own variables replaced as Grafana does."""
     asked = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
     filled = [one.replace("$__rate_interval", "1m").replace("$node", ".*") for one in asked]
     return [rule["expr"] for rule in alerts()] + filled
 
 
 def selected(tree: object) -> set[str]:
-    """The metrics that an expression reads."""
+    """Returns the metrics that an expression reads."""
     return set(re.findall(r"\bdra_[a-z_]+", str(tree)))
 
 
-def test_every_expression_is_promql_of_metrics_that_exist() -> None:
-    """A metric that was renamed takes its alerts and panels with it."""
+def test_every_expression_is_valid_promql_of_existing_metrics() -> None:
+    """Renaming a metric thus requires changing its alerts and panels."""
     known = series()
     for expression in expressions():
         read = selected(promql_parser.parse(expression))
@@ -105,7 +105,7 @@ def test_every_expression_is_promql_of_metrics_that_exist() -> None:
         assert read <= known, expression
 
 
-def test_queries_of_the_page_are_promql_of_metrics_that_exist() -> None:
+def test_queries_of_the_page_are_valid_promql_of_existing_metrics() -> None:
     """Readers copy them unchanged. A query may span several lines."""
     blocks = re.findall(r"^```promql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     queries = [query for block in blocks for query in re.sub(r"\n  +", " ", block).splitlines()]
@@ -115,8 +115,8 @@ def test_queries_of_the_page_are_promql_of_metrics_that_exist() -> None:
         assert selected(promql_parser.parse(query)) <= known, query
 
 
-def test_the_page_has_every_metric_with_its_type() -> None:
-    """Names, types and labels are public: dashboards and alerts of users depend on them."""
+def test_the_page_lists_every_metric_with_its_type() -> None:
+    """Names, types and labels are public, because dashboards and alerts of users depend on them."""
     families = {one.name: one for one in text_string_to_metric_families(worked().render().decode())}
     described = documented()
     assert {name: one.type for name, one in families.items()} == {name: kind for name, (kind, _) in described.items()}
@@ -140,7 +140,7 @@ def test_the_values_of_every_label_are_explained() -> None:
 
 
 def test_names_follow_the_conventions_of_prometheus() -> None:
-    """Base units at the end; ``_total`` for counters alone; durations end with ``_duration_seconds``."""
+    """Names end with base units, only counters end with ``_total``, and durations end with ``_duration_seconds``."""
     for family in text_string_to_metric_families(scraped().render().decode()):
         assert re.fullmatch(r"dra_(cpu|numa)_[a-z]+(_[a-z]+)*", family.name)
         assert not re.search(r"_(total|count|sum|bucket|created|ms|milliseconds|kb|mib|percent)$", family.name)
@@ -150,7 +150,7 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
 
 
 def test_help_texts_are_sentences_with_a_unit() -> None:
-    """Each text contains what is measured and the unit, and ends with a full stop, in both services."""
+    """Each text describes the measured quantity with its unit and ends with a full stop, in both services."""
     for family in text_string_to_metric_families(scraped().render().decode()):
         text = family.documentation
         kinds = r"Number of \w+|Duration of .* in seconds|Seconds since \w+|Claimed bytes of|1 (if|while) |Always 1; "
@@ -162,8 +162,8 @@ def test_help_texts_are_sentences_with_a_unit() -> None:
         assert (family.name.endswith("_info")) <= text.startswith("Always 1"), family.name
 
 
-def test_versions_of_both_halves_are_compared() -> None:
-    """Two versions in a cluster give 2, whichever service has which. A service that is not scraped adds nothing."""
+def test_versions_of_both_services_are_compared() -> None:
+    """Two versions in a cluster give 2, whichever service has which. A service that is not scraped does not count."""
     (rule,) = [rule for rule in alerts() if rule["alert"] == "DraNumaVersionsDiffer"]
     infos = {name for name in series() if name.endswith("_build_info")}
     assert selected(rule["expr"]) == infos == {f"dra_numa_{half}_build_info" for half in ("frontend", "backend")}
@@ -172,14 +172,14 @@ def test_versions_of_both_halves_are_compared() -> None:
     assert shown == {f'{name}{{version="{__version__}"}} 1.0' for name in infos}
 
 
-def test_the_judge_refuses() -> None:
-    """The parser of the test above minds what is no PromQL."""
+def test_invalid_promql_is_rejected() -> None:
+    """Shows that the parser used by the tests above detects errors."""
     with pytest.raises(ValueError, match="parenthesis"):
         promql_parser.parse("sum by (node (dra_numa_backend_live)")
 
 
-def test_labels_of_alerts_are_labels_of_their_result() -> None:
-    """A text that names a label which the expression has aggregated away would stay empty."""
+def test_labels_in_alert_texts_exist_in_their_result() -> None:
+    """A text with a label that the expression has aggregated away would stay empty."""
     for rule in alerts():
         text = " ".join(rule["annotations"].values())
         kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", rule["expr"]))))
@@ -188,8 +188,10 @@ def test_labels_of_alerts_are_labels_of_their_result() -> None:
         assert re.fullmatch("DraNuma[A-Za-z]+", rule["alert"])
 
 
-def test_a_node_is_missed_when_it_is_gone() -> None:
-    """A pod that is gone has no series that could be 0, so one that every frontend always has is missed."""
+def test_an_alert_reports_a_missing_node() -> None:
+    """A pod that is gone has no series with the value 0, so the alert checks for the absence of one that every frontend
+    has.
+    """
     (gone,) = [rule["expr"] for rule in alerts() if rule["alert"] == "DraNumaGone"]
     remembered = set(re.findall(r"last_over_time\((\w+)\[1h\]\)", gone))
     assert remembered == selected(gone) == {"dra_numa_backend_live"}
@@ -209,8 +211,8 @@ def test_every_alert_links_to_its_symptom() -> None:
         assert f"`{rule['alert']}`" in seen, rule["alert"]
 
 
-def test_outcomes_and_calls_in_expressions_exist() -> None:
-    """An alert on a label value that nobody writes would never fire."""
+def test_label_values_in_expressions_exist() -> None:
+    """An alert on a label value that is never exported would never fire."""
     values = set(re.findall(r'\b(?:call|result|outcome)!?=~?"([^"]*)"', " ".join(expressions())))
     assert values == {"prepare", "error", "timeout|error", "ok", "denied"}
     telemetry = scraped()
@@ -221,7 +223,7 @@ def test_outcomes_and_calls_in_expressions_exist() -> None:
 
 
 def test_the_monitor_finds_the_frontend() -> None:
-    """Its port has the metrics of both containers; each sample says its node."""
+    """Its port serves the metrics of both containers, and each sample has its node as a label."""
     documents = render(EVERYTHING)
     spec = only(documents, "PodMonitor")["spec"]
     endpoints = spec["podMetricsEndpoints"]
@@ -232,7 +234,7 @@ def test_the_monitor_finds_the_frontend() -> None:
 
 
 def test_operators_rules_are_added() -> None:
-    """Rules of one's own come with ours, in a group of their own."""
+    """The operator's rules are in a separate group next to the chart's."""
     own = {"alert": "Mine", "expr": "vector(1)"}
     values = {"metrics": {"prometheusRule": {**RULES, "extraRules": [own]}}}
     groups = only(render(values), "PrometheusRule")["spec"]["groups"]
@@ -241,5 +243,5 @@ def test_operators_rules_are_added() -> None:
 
 
 def test_the_rules_are_a_rule_file() -> None:
-    """files/rules.yaml is what promtool and Prometheus read without the operator."""
+    """promtool, and Prometheus without the operator, can read files/rules.yaml."""
     assert yaml.safe_load((CHART / "files/rules.yaml").read_text()).keys() == {"groups"}

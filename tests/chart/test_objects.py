@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the chart renders is accepted by Kubernetes 1.34 to 1.37, and asks for no more than it needs."""
+"""The rendered chart is accepted by Kubernetes 1.34 to 1.37 and asks for no more permissions than it needs."""
 
 import copy
 import dataclasses
@@ -63,7 +63,7 @@ MATRIX: dict[str, Document] = {
         "extraVolumes": [{"name": "more", "emptyDir": {}}],
     },
     **{path.stem: yaml.safe_load(path.read_text()) for path in sorted(EXAMPLES.glob("*.yaml"))},
-    # Texts that YAML takes for something else where nobody quotes them.
+    # Texts that YAML parses as another type without quotes.
     "apparmor": {"appArmorProfile": "RuntimeDefault"},
     "digits": {
         **EVERYTHING,
@@ -77,7 +77,7 @@ MATRIX: dict[str, Document] = {
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid(version: str) -> None:
-    """The schemas of the Kubernetes versions that are supported accept every object, unknown fields refused."""
+    """The schemas of the supported Kubernetes versions accept every object, with unknown fields rejected."""
     different = {json.dumps(document) for values in MATRIX.values() for document in render(values)}
     assert len(different) > 30
     for document in map(json.loads, sorted(different)):
@@ -85,8 +85,8 @@ def test_every_object_is_valid(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_schemas_do_refuse(version: str) -> None:
-    """The judge of the test above minds a field that does not exist."""
+def test_the_schemas_reject_unknown_fields(version: str) -> None:
+    """Shows that the validation in the test above detects errors."""
     daemon_set = copy.deepcopy(only(render(), "DaemonSet"))
     check_object(daemon_set, version)
     daemon_set["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
@@ -95,14 +95,14 @@ def test_the_schemas_do_refuse(version: str) -> None:
 
 
 @pytest.mark.parametrize("name", [path.stem for path in EXAMPLES.glob("*.yaml")])
-def test_example_values_are_ones_that_the_services_take(name: str) -> None:
-    """What a values file says to the services is a configuration that they read, and not the default."""
+def test_example_values_are_accepted_by_the_services(name: str) -> None:
+    """The services can parse the configuration in a values file, and it differs from the default."""
     config = next(d for d in render(MATRIX[name]) if d["kind"] == "ConfigMap")["data"]["config.yaml"]
     assert parse_config(yaml.safe_load(config), name) != Config()
 
 
-def test_names_stay_texts() -> None:
-    """Names of digits arrive as they were given, also in kinds whose schemas are not Kubernetes' own."""
+def test_numeric_names_stay_strings() -> None:
+    """Names that consist of digits are rendered unchanged, also in kinds whose schemas are not part of Kubernetes."""
     values = MATRIX["digits"]
     for metadata in (document["metadata"] for document in render(values)):
         assert metadata.get("namespace", "1e3") == "1e3"
@@ -113,7 +113,7 @@ def test_names_stay_texts() -> None:
 
 @pytest.mark.parametrize("name", ["defaults", "everything"])
 def test_lint_is_silent(name: str, tmp_path: Path) -> None:
-    """``helm lint --strict`` finds nothing to complain about, whatever the namespace."""
+    """``helm lint --strict`` reports nothing, in any namespace."""
     values = tmp_path / "values.json"
     values.write_text(json.dumps(MATRIX[name]))
     told = helm.run("lint", "--strict", "--values", str(values), str(helm.CHART))
@@ -121,8 +121,8 @@ def test_lint_is_silent(name: str, tmp_path: Path) -> None:
     assert not {"[WARNING]", "[ERROR]", "Fail:"} & set(told.split())
 
 
-def test_objects_have_neither_comments_nor_blank_lines() -> None:
-    """What is shipped is what a cluster gets: the chart's reasons stay in the chart."""
+def test_objects_contain_neither_comments_nor_blank_lines() -> None:
+    """Comments in the templates are not part of the rendered objects."""
     shipped = helm.text(EVERYTHING).splitlines()
     assert len(shipped) > 1000
     stray = [line for line in shipped if not line.strip() or re.match(" *#", line)]
@@ -130,8 +130,10 @@ def test_objects_have_neither_comments_nor_blank_lines() -> None:
 
 
 @pytest.mark.parametrize(("exclusivity", "added"), [("pool", False), ("auto", True), ("partition", True)])
-def test_the_capability_for_partitions_goes_with_the_mode(exclusivity: str, added: bool) -> None:
-    """Pool mode needs no SYS_ADMIN: not in the pod of such a group, nor in the constraints if all groups are such."""
+def test_the_capability_for_partitions_depends_on_the_mode(exclusivity: str, added: bool) -> None:
+    """Pool mode needs no SYS_ADMIN: it is missing in the pods of such a group, and in the SecurityContextConstraints if
+    all groups use pool mode.
+    """
     values: Document = {"driverConfig": {"cpuExclusivity": exclusivity}, "openshift": {"scc": {"create": True}}}
     documents = render(values)
     (scc,) = (one for one in documents if one["kind"] == "SecurityContextConstraints")
@@ -141,8 +143,10 @@ def test_the_capability_for_partitions_goes_with_the_mode(exclusivity: str, adde
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_no_more_rights_than_needed(name: str) -> None:
-    """Not privileged, no host namespace, no writable root, a seccomp profile; capabilities for the backend alone."""
+def test_containers_have_no_more_privileges_than_needed(name: str) -> None:
+    """They are not privileged and have no host namespace, no writable root file system and a seccomp profile; only the
+    backend has capabilities.
+    """
     documents = render(MATRIX[name])
     pod = pod_of(documents)
     assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & pod.keys()
@@ -160,8 +164,8 @@ def test_no_more_rights_than_needed(name: str) -> None:
         assert not any("hostPort" in port for port in one.get("ports", []))
 
 
-def test_each_half_has_only_its_own_paths() -> None:
-    """The frontend reads cgroups and does not reach the runtime; the backend writes cgroups and its own directory."""
+def test_each_container_has_only_its_own_paths() -> None:
+    """The frontend reads cgroups and cannot reach the runtime; the backend writes cgroups and its own directory."""
     documents = render()
     kubelet = "/var/lib/kubelet"
     own = [f"{kubelet}/{place}/{driver}" for place in ("plugins_registry", "plugins") for driver in DRIVERS]
@@ -182,18 +186,18 @@ def test_each_half_has_only_its_own_paths() -> None:
         "/host/run/irqbalance": ("/run/irqbalance", True),
     }
     assert helm.host_mounts(documents, "backend") == backend
-    # Who does not want the host's hugepages subtracted gives the frontend no view of the node's cgroups.
+    # If the host's hugepages are not to be subtracted, the frontend has no view of the node's cgroups.
     documents = render({"hostHugepages": {"detect": False}})
     assert "/sys/fs/cgroup" not in helm.host_mounts(documents, "frontend")
     assert helm.host_mounts(documents, "backend") == backend
-    # Who does not want interrupts moved gives the backend no way to move them, and does not tell it to.
+    # If interrupts are not to be moved, the backend can neither move them nor is configured to.
     documents = render({"hostInterrupts": {"mount": False}})
     assert not any(path.startswith("/host/") for path in helm.host_mounts(documents, "backend"))
     assert "--kernel-root=/host" not in helm.container(documents, "backend")["args"]
 
 
-def test_the_cdi_directory_is_mounted_whole_wherever_the_node_has_it() -> None:
-    """Made where there is none; files appear in it by renaming, so a mount of anything less would miss them."""
+def test_the_cdi_directory_is_mounted_as_a_whole() -> None:
+    """It is created if missing. Files appear in it by rename, so a mount of single files would not show them."""
     for directory in ("/var/run/cdi", "/run/cdi"):
         documents = render({"driverConfig": {"cdiDir": directory}})
         (volume,) = [one for one in pod_of(documents)["volumes"] if one["name"] == "cdi"]
@@ -202,8 +206,8 @@ def test_the_cdi_directory_is_mounted_whole_wherever_the_node_has_it() -> None:
         assert helm.host_mounts(documents, "backend")[directory] == (directory, True)
 
 
-def test_neither_half_can_take_the_others_lock() -> None:
-    """The frontend sees nothing of the backend's directory: whoever can open a lock file can take the lock."""
+def test_neither_container_can_acquire_the_others_lock() -> None:
+    """The frontend cannot see the backend's directory, because any process that can open a lock file can lock it."""
     documents = render({"driverConfig": {"runDir": "/run/numa"}})
     frontend = {mount["mountPath"]: mount for mount in container(documents, "frontend")["volumeMounts"]}
     (over,) = (
@@ -215,8 +219,8 @@ def test_neither_half_can_take_the_others_lock() -> None:
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_the_kubelet_finds_the_sockets_in_what_is_mounted(driver: str) -> None:
-    """Both sockets of a driver are in directories of that driver, which the kubelet's watcher walks into."""
+def test_the_kubelet_finds_the_sockets_in_the_mounted_directories(driver: str) -> None:
+    """Both sockets of a driver are in directories of that driver, which the kubelet's plugin watcher scans."""
     paths = PluginPaths.below(Path("/var/lib/kubelet"), driver, "6d0c0de0-0000-4000-8000-000000000001")
     mounts = helm.host_mounts(render(), "frontend")
     assert mounts[str(paths.registration.parent)] == (f"/var/lib/kubelet/plugins_registry/{driver}", False)
@@ -225,20 +229,20 @@ def test_the_kubelet_finds_the_sockets_in_what_is_mounted(driver: str) -> None:
 
 @pytest.mark.parametrize("name", ["frontend", "backend"])
 def test_memory_is_limited_and_cpu_time_is_not(name: str) -> None:
-    """A leak ends the container that leaks; a driver that is throttled would hold up every pod of the node."""
+    """A memory leak ends the leaking container; a throttled driver would delay every pod of the node."""
     resources = container(render(), name)["resources"]
     assert resources["limits"].keys() == {"memory"}
     assert resources["requests"].keys() == {"cpu", "memory"}
 
 
-def test_our_pods_start_where_the_plugin_is_required() -> None:
-    """The runtime would else wait for a plugin that only this pod can bring."""
+def test_the_drivers_pods_start_where_the_plugin_is_required() -> None:
+    """Otherwise the runtime would wait for a plugin that only this pod can start."""
     annotations = only(render(), "DaemonSet")["spec"]["template"]["metadata"]["annotations"]
     assert annotations[TOLERATE_MISSING_ANNOTATION] == "true"
 
 
-def test_the_network_is_closed_but_for_metrics_and_the_api_server() -> None:
-    """By default nobody reaches the enforcing process; addresses and ports of the API server can be named."""
+def test_the_network_policy_allows_only_metrics_and_the_api_server() -> None:
+    """By default no client can reach the enforcing process; addresses and ports of the API server can be configured."""
     policy = only(render(), "NetworkPolicy")["spec"]
     assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": "frontend"}]}]
     assert policy["egress"] == [{"ports": [{"protocol": "TCP", "port": port} for port in (443, 6443)]}]
@@ -248,7 +252,7 @@ def test_the_network_is_closed_but_for_metrics_and_the_api_server() -> None:
     assert policy["ingress"][0]["from"] == [{"podSelector": {}}]
 
 
-def test_what_the_plugin_looks_for_is_in_the_pods_of_every_group() -> None:
+def test_the_kubectl_plugin_finds_the_pods_of_every_group() -> None:
     """``kubectl numa`` finds the driver's pod by a label, its container by name and the page by the port's name."""
     group = {"name": "quiet", "nodeSelector": {"quiet": "yes"}, "driverConfig": {"pagePort": 8083}}
     documents = render({"groups": [group], "driverConfig": {"pagePort": 8082}})
@@ -262,8 +266,8 @@ def test_what_the_plugin_looks_for_is_in_the_pods_of_every_group() -> None:
     assert "page" not in {port["name"] for port in container(render(), "frontend")["ports"]}
 
 
-def test_only_the_frontend_can_speak_to_the_api_server() -> None:
-    """The backend gets no token; the frontend's is bound to its pod, so that the admission policy knows the node."""
+def test_only_the_frontend_can_call_the_api_server() -> None:
+    """The backend gets no token. The frontend's token is bound to its pod, so the admission policy knows the node."""
     documents = render()
     assert pod_of(documents)["automountServiceAccountToken"] is False
     mounts = {name: [m["name"] for m in container(documents, name)["volumeMounts"]] for name in ("frontend", "backend")}
@@ -271,8 +275,10 @@ def test_only_the_frontend_can_speak_to_the_api_server() -> None:
     assert "token" not in mounts["backend"]
 
 
-def test_the_contract_with_readers_of_the_peers_chart() -> None:
-    """Container 0 is the frontend and says --config; ConfigMap, key, ports and environment have the agreed names."""
+def test_tools_for_dra_driver_cpu_find_what_they_expect() -> None:
+    """Container 0 is the frontend and has the argument --config; ConfigMap, key, ports and environment have the
+    expected names.
+    """
     documents = render({"driverConfig": {"reservedCPUs": "0"}})
     first, second = pod_of(documents)["containers"]
     assert (first["name"], second["name"]) == ("frontend", "backend")
@@ -286,8 +292,8 @@ def test_the_contract_with_readers_of_the_peers_chart() -> None:
 
 
 @pytest.mark.parametrize(("values", "name"), [("peer", "dracpu"), ("memory peer", "dramemory")])
-def test_it_can_stand_in_for_a_peer(values: str, name: str) -> None:
-    """Names, label and namespace can be those that tools of the CPU peer, or of the memory peer, look for."""
+def test_it_can_use_the_names_of_the_replaced_drivers(values: str, name: str) -> None:
+    """Names, label and namespace can be those that tools for dra-driver-cpu or dra-driver-memory look for."""
     documents = render(MATRIX[values])
     daemon_set = only(documents, "DaemonSet")
     assert (daemon_set["metadata"]["name"], daemon_set["metadata"]["namespace"]) == (name, "kube-system")
@@ -296,7 +302,9 @@ def test_it_can_stand_in_for_a_peer(values: str, name: str) -> None:
 
 
 def test_an_update_leaves_no_gap() -> None:
-    """On a tenth of the nodes at a time the new pod is ready before the old one leaves; nobody binds a host's port."""
+    """On a tenth of the nodes at a time, the new pod is ready before the old one ends; no container binds a host
+    port.
+    """
     documents = render()
     strategy = only(documents, "DaemonSet")["spec"]["updateStrategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0}}
@@ -304,7 +312,7 @@ def test_an_update_leaves_no_gap() -> None:
 
 
 def test_the_pods_can_use_the_network_of_their_node() -> None:
-    """Where the CNI itself has claims; OpenShift then allows it."""
+    """This is necessary if the CNI itself has claims; OpenShift's constraints then permit it."""
     serial = {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "10%"}}
     values = {"hostNetwork": True, "updateStrategy": serial, "openshift": {"scc": {"create": True}}}
     documents = render(values)
@@ -319,8 +327,8 @@ def test_the_pods_can_use_the_network_of_their_node() -> None:
         *("imagePullSecrets", "extraVolumes"),
     ],
 )
-def test_null_takes_a_default_away(key: str) -> None:
-    """As in every chart."""
+def test_null_removes_a_default(key: str) -> None:
+    """This is how all charts work."""
     pod = pod_of(render({key: None}))
     assert key in {"podLabels", "podAnnotations", "extraVolumes"} or key not in pod
 
@@ -333,16 +341,16 @@ def test_null_takes_a_default_away(key: str) -> None:
         ("a/nri-backend", "mirror:5000/numa/a/nri-backend:1"),
     ],
 )
-def test_a_mirror_takes_the_place_of_the_registry(repository: str, pulled: str) -> None:
-    """What other charts call global.imageRegistry, a value beside others of somebody else's."""
+def test_a_mirror_replaces_the_registry(repository: str, pulled: str) -> None:
+    """The value is global.imageRegistry as in other charts, and unknown global values of other charts are accepted."""
     values = {"imageRegistry": "mirror:5000/numa/", "storageClass": "fast"}
     documents = render({"global": values, "backend": {"image": {"repository": repository, "tag": "1"}}})
     assert container(documents, "backend")["image"] == pulled
     assert container(documents, "frontend")["image"].startswith("mirror:5000/numa/dra-frontend:")
 
 
-def test_each_image_is_rolled_out_alone() -> None:
-    """A tag or digest of one component leaves the other as it was; a digest wins."""
+def test_each_image_can_be_changed_alone() -> None:
+    """A tag or digest of one component leaves the other one unchanged; a digest takes precedence."""
     digest = "sha256:" + "0f" * 32
     image = {"repository": "registry.example:5000/a/nri-backend", "tag": "1.2.3", "digest": digest}
     documents = render({"backend": {"image": image}})
@@ -353,8 +361,8 @@ def test_each_image_is_rolled_out_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["frontend", "backend"])
-def test_probes_never_ask_for_others(name: str) -> None:
-    """The probes that kill ask /healthz, which needs neither API server nor runtime; readiness asks /readyz."""
+def test_liveness_probes_do_not_depend_on_other_components(name: str) -> None:
+    """Startup and liveness probes use /healthz, which needs neither API server nor runtime; readiness uses /readyz."""
     one = container(render(), name)
     paths = {kind: one[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
@@ -363,7 +371,7 @@ def test_probes_never_ask_for_others(name: str) -> None:
 
 @pytest.mark.parametrize("kinds", [{"liveness"}, {"startup", "liveness", "readiness"}], ids=len)
 def test_probes_can_be_switched_off(kinds: set[str]) -> None:
-    """A probe that is null is not there, and the others stay."""
+    """A probe that is null is left out, and the others stay."""
     documents = render({"probes": dict.fromkeys(kinds)})
     for name in ("frontend", "backend"):
         there = {key.removesuffix("Probe") for key in container(documents, name) if key.endswith("Probe")}
@@ -371,7 +379,7 @@ def test_probes_can_be_switched_off(kinds: set[str]) -> None:
 
 
 def test_pods_restart_when_the_configuration_changes() -> None:
-    """The services read their file once, so its checksum is part of the pod."""
+    """The services read their file once, so its checksum is part of the pod template."""
 
     def checksum(values: Document) -> Any:
         return only(render(values), "DaemonSet")["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
@@ -381,14 +389,14 @@ def test_pods_restart_when_the_configuration_changes() -> None:
 
 
 def test_host_paths_follow_the_configuration() -> None:
-    """One setting moves both what the services use and what is mounted."""
+    """One setting changes both the path that the services use and the mount."""
     documents = render({"driverConfig": {"kubeletRootDir": "/data/kubelet/", "nriSocket": "/run/k3s/nri/nri.sock"}})
     assert "/data/kubelet/plugins_registry/dra.cpu" in helm.host_mounts(documents, "frontend")
     assert helm.host_mounts(documents, "backend")["/run/k3s/nri"] == ("/run/k3s/nri", True)
 
 
 def test_all_objects_are_in_the_namespace() -> None:
-    """namespaceOverride moves every namespaced object, and the subjects that name it."""
+    """namespaceOverride applies to every namespaced object and to the subjects of bindings."""
     documents = render({**EVERYTHING, "namespaceOverride": "elsewhere"})
     assert {d["metadata"]["namespace"] for d in documents if "namespace" in d["metadata"]} == {"elsewhere"}
     assert only(documents, "ClusterRoleBinding")["subjects"][0]["namespace"] == "elsewhere"
@@ -397,13 +405,13 @@ def test_all_objects_are_in_the_namespace() -> None:
 
 
 def classes(values: Document) -> dict[str, list[str]]:
-    """The CEL of every DeviceClass, by name."""
+    """Returns the CEL of every DeviceClass, by name."""
     documents = [one for one in render(values) if one["kind"] == "DeviceClass"]
     return {one["metadata"]["name"]: [s["cel"]["expression"] for s in one["spec"]["selectors"]] for one in documents}
 
 
-def test_device_classes_are_the_contract() -> None:
-    """The four classes by default; other sizes where they are given."""
+def test_the_default_device_classes_are_the_documented_ones() -> None:
+    """There are four classes by default, and one for each further page size that is configured."""
     assert classes({}).keys() == {"dra.cpu", "dra.memory", "dra.hugepages-2m", "dra.hugepages-1g"}
     own = classes(MATRIX["own"])
     assert own.keys() == {"dra.cpu", "dra.memory", "dra.hugepages-64k", "dra.hugepages-512m"}
@@ -411,7 +419,7 @@ def test_device_classes_are_the_contract() -> None:
 
 
 def test_device_classes_are_those_that_the_frontend_prints() -> None:
-    """A machine with far memory gets the same classes from the chart and from "dra-frontend classes"."""
+    """For a machine with far memory, the chart and "dra-frontend classes" give the same classes."""
     numa_nodes = {
         0: NumaNode(0, frozenset({0}), 1 << 30, (HugepagePool(2 << 20, 8, 8), HugepagePool(1 << 30, 8, 8))),
         1: NumaNode(1, frozenset(), 1 << 30, (HugepagePool(2 << 20, 8, 8), HugepagePool(1 << 30, 8, 8))),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chart and the containers accept the same configurations.
 
-One exception: the chart also refuses host paths that must not be mounted (`tests/chart/test_refusals.py`).
+There is one exception: the chart also rejects host paths that must not be mounted (`tests/chart/test_refusals.py`).
 """
 
 import json
@@ -151,7 +151,7 @@ ROWS = [(text, True) for text in ACCEPTED.split("\n") if text] + [(text, False) 
 
 
 def by_the_program(path: Path) -> Config | None:
-    """The configuration that a container makes of a file, or None if it does not start with it."""
+    """Returns the configuration that a container reads from a file, or None if it does not start with it."""
     try:
         return load_config(str(path))
     except ConfigError:
@@ -159,7 +159,9 @@ def by_the_program(path: Path) -> Config | None:
 
 
 def by_the_chart(text: str, directory: Path) -> Path | None:
-    """The file that the chart gives to the containers for these ``driverConfig``, or None if Helm refuses them."""
+    """Returns the file that the chart passes to the containers for this ``driverConfig``, or None if Helm rejects
+    it.
+    """
     values = directory / "values.yaml"
     values.write_text(f"driverConfig:\n  {text}\n")
     arguments = ("--values", str(values), "--show-only", "templates/configmap.yaml")
@@ -174,7 +176,7 @@ def by_the_chart(text: str, directory: Path) -> Path | None:
 
 @pytest.mark.parametrize(("text", "accepted"), ROWS, ids=[text for text, _ in ROWS])
 def test_chart_and_program_accept_the_same_configuration(text: str, accepted: bool, tmp_path: Path) -> None:
-    """As typed into a values file and into a configuration file; both mean the same."""
+    """The same text in a values file and in a configuration file has the same meaning."""
     file = tmp_path / "config.yaml"
     file.write_text(f"{text}\n")
     rendered = by_the_chart(text, tmp_path)
@@ -185,7 +187,7 @@ def test_chart_and_program_accept_the_same_configuration(text: str, accepted: bo
 
 
 def accepted_alone(key: str, value: Any) -> bool:
-    """Returns True if the program accepts a configuration of one key."""
+    """Returns True if the program accepts a configuration with this one key."""
     try:
         parse_config({key: value}, "config.yaml")
     except ConfigError:
@@ -195,9 +197,8 @@ def accepted_alone(key: str, value: Any) -> bool:
 
 @pytest.mark.parametrize("name", Config.model_fields)
 def test_schema_and_program_agree_on_every_scalar(name: str) -> None:
-    """The values are words and numbers that YAML readers interpret differently, for each key.
-
-    CPU lists are left out: the schema lets numbers and texts through, and a template checks them.
+    """For each key, the values are words and numbers that YAML readers interpret differently. CPU lists are left out:
+    the schema accepts numbers and texts, and a template validates them.
     """
     key = Config.model_fields[name].alias or name
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["driverConfig"]

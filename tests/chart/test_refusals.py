@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that cannot work are refused when the chart is rendered, with the key that is wrong."""
+"""Values that cannot work are rejected when the chart is rendered, with the wrong key in the message."""
 
 import json
 import threading
@@ -129,7 +129,7 @@ BAD: list[tuple[Document, str]] = [
     ),
     ({"hugepageProvision": {"pages": [{"size": "2Mi"}]}}, "- hugepageProvision.pages.0: count is required"),
     ({"metrics": {"podMonitor": {"interval": "often"}}}, "metrics.podMonitor.interval"),
-    # Each alert links to a page: without an address the link would be dead.
+    # Each alert links to a page; without an address the link would be broken.
     ({"metrics": {"prometheusRule": {"enabled": True}}}, "metrics.prometheusRule.runbookURL: is empty"),
     ({"metrics": {"prometheusRule": {"runbookURL": "docs/symptoms.md"}}}, "metrics.prometheusRule.runbookURL"),
     ({"networkPolicy": {"apiServerPorts": ["https"]}}, "networkPolicy.apiServerPorts.0"),
@@ -144,36 +144,36 @@ BAD: list[tuple[Document, str]] = [
 
 
 @pytest.mark.parametrize(("values", "named"), BAD, ids=[str(index) for index in range(len(BAD))])
-def test_what_is_wrong_is_named(values: Document, named: str) -> None:
-    """Nothing is rendered, and the message names the key."""
+def test_the_error_contains_the_key(values: Document, named: str) -> None:
+    """Nothing is rendered, and the message contains the key."""
     with pytest.raises(HelmError) as caught:
         render(values)
     assert named in str(caught.value)
 
 
 def test_the_longest_paths_are_accepted() -> None:
-    """The check refuses no path that the kernel would take."""
+    """The check rejects no path that the kernel would accept."""
     assert render({"driverConfig": {"kubeletRootDir": LONGEST_KUBELET_ROOT, "runDir": LONGEST_RUN_DIRECTORY}})
 
 
-def test_neighbours_are_no_nested_directories() -> None:
+def test_a_common_prefix_does_not_make_a_directory_nested() -> None:
     """A path that begins with the letters of another one is not inside it."""
     assert render({"driverConfig": {"cdiDir": "/run/dra-driver-numa-cdi", "nriSocket": "/run/dra-driver-numa.nri/s"}})
 
 
 @pytest.mark.parametrize("version", ["1.28.0", "1.33.5+k3s1"])
-def test_clusters_without_the_api_are_refused(version: str) -> None:
-    """resource.k8s.io/v1 is there since 1.34; without a cluster and a version the chart is rendered all the same."""
+def test_clusters_without_the_api_are_rejected(version: str) -> None:
+    """resource.k8s.io/v1 exists since 1.34; without a cluster and a version the chart is still rendered."""
     with pytest.raises(HelmError, match="chart requires kubeVersion"):
         run("template", "x", str(CHART), "--kube-version", version)
     assert run("template", "x", str(CHART), "--kube-version", "1.34.0-eks") == run("template", "x", str(CHART))
 
 
 class Namespaces(BaseHTTPRequestHandler):
-    """What "lookup" of a Namespace asks of an API server."""
+    """A fake API server for Helm's "lookup" of a Namespace."""
 
     def do_GET(self) -> None:
-        """Answers for the namespaces "closed" and "open"; nothing else is there."""
+        """Returns the namespaces "closed" and "open"; nothing else exists."""
         levels = {"closed": "baseline", "open": "privileged"}
         path, name = self.path.partition("?")[0], self.path.rpartition("/")[2]
         found: Document | None = None
@@ -189,12 +189,12 @@ class Namespaces(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(found or {"kind": "Status", "reason": "NotFound", "code": 404}).encode())
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Iterator[Path]:
-    """Access to a cluster with these namespaces."""
+    """Returns a kubeconfig for a cluster with these namespaces."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Namespaces) as server:
         threading.Thread(target=server.serve_forever).start()
         cluster = {"server": f"http://127.0.0.1:{server.server_port}"}
@@ -208,8 +208,8 @@ def kubeconfig(tmp_path: Path) -> Iterator[Path]:
         server.shutdown()
 
 
-def test_a_namespace_that_forbids_the_pods_is_refused(kubeconfig: Path) -> None:
-    """Where a cluster can be asked; a namespace that allows them, or is not there yet, passes."""
+def test_a_namespace_that_forbids_the_pods_is_rejected(kubeconfig: Path) -> None:
+    """This needs access to a cluster; a namespace that permits the pods, or does not exist yet, is accepted."""
     ask = ("template", "x", str(CHART), "--kubeconfig", str(kubeconfig), "--dry-run=server", "--namespace")
     with pytest.raises(HelmError, match="namespace closed: enforces the Pod Security level baseline"):
         run(*ask, "closed")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command line that a page shows is one that its program takes; Helm's are rendered."""
+"""Every command line on a page is accepted by its program, and Helm's commands are rendered."""
 
 import re
 import shlex
@@ -25,7 +25,7 @@ ROOT = CHART.parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("*.md"), ROOT / "examples/README.md"]
 _SPAN: Final = re.compile(r"`((?:kubectl|helm|dra-frontend|nri-backend|docker) [^`]+)`")
 _BLOCK: Final = re.compile(r"^```(sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# What a reader fills in, where any word does not do.
+# Placeholders on pages that must have a particular value.
 _FILLED: Final = {"N": "2", "SECONDS": "9"}
 _PARSERS: Final = {
     "dra-frontend": frontend.build_parser,
@@ -33,12 +33,12 @@ _PARSERS: Final = {
     "nri-backend setup-runtime": setup.build_parser,
     "kubectl numa": plugin.build_parser,
 }
-# Of helm alone, which render nothing: the release that is there, and how long to wait for it.
+# Options of Helm that do not affect rendering: an existing release, and timeouts.
 _OF_RELEASES: Final = {"--reset-then-reuse-values", "--wait", "--create-namespace", "--install"}
 
 
 def lines(text: str) -> Iterator[str]:
-    """The command lines of a page, each on one line, without the prompt."""
+    """Returns the command lines of a page, each on one line, without the prompt."""
     for kind, block in _BLOCK.findall(text):
         open_line = ""
         for line in block.replace("\\\n", " ").splitlines():
@@ -57,7 +57,7 @@ def spans(text: str) -> Iterator[str]:
 
 
 def commands(line: str) -> Iterator[list[str]]:
-    """The single commands of a line. A synopsis counts as one that has everything that may be left out."""
+    """Returns the single commands of a line. A synopsis counts as the command with all optional parts."""
     line = re.sub(r"(^|\s)#.*", "", line)
     if "[" in line and "'" not in line:
         line = re.sub(r"\|[\w|]+", "", line.replace(" | ", " ").translate({ord("["): None, ord("]"): None}))
@@ -74,7 +74,7 @@ def commands(line: str) -> Iterator[list[str]]:
 
 
 def shown() -> list[tuple[str, list[str]]]:
-    """Every command with the name of its page; a program that runs in a container counts as itself."""
+    """Returns every command with the name of its page; a program that runs in a container counts as itself."""
     found = []
     for page in PAGES:
         for line in lines(page.read_text()):
@@ -88,14 +88,14 @@ SHOWN = shown()
 
 
 def of(program: str) -> list[tuple[str, list[str]]]:
-    """The arguments of each use of a program, with the page."""
+    """Returns the arguments of each use of a program, with the page."""
     names = program.split()
     return [(page, words[len(names) :]) for page, words in SHOWN if words[: len(names)] == names]
 
 
 @pytest.mark.parametrize("program", _PARSERS)
-def test_the_programs_take_their_arguments(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A page that shows a flag or a subject that is gone sends its reader into an error."""
+def test_the_programs_accept_the_documented_arguments(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An obsolete flag or subject on a page would give its reader an error."""
     commands_apart = {"nri-backend": ("setup-runtime", "version")}.get(program, ())
     uses = [(page, words) for page, words in of(program) if not words or words[0] not in commands_apart]
     assert uses
@@ -162,14 +162,14 @@ def test_helm_renders_what_pages_install(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_files_that_pages_apply_exist() -> None:
-    """What a reader copies finds the file of this tree."""
+    """Commands that are copied from a page find the file in this tree."""
     named = {word.rstrip(")") for _, words in SHOWN for word in words if re.match(r"(examples|charts|hack)/", word)}
     assert named
     assert [name for name in named if not Path(ROOT, name).exists()] == []
 
 
-def test_addresses_that_pages_ask_are_served() -> None:
-    """A path of the state socket or of the probes has a route."""
+def test_documented_addresses_are_served() -> None:
+    """Each path of the state socket or of the probes has a route."""
     state = SimpleNamespace(watch=None, store=None, backend=None, node="node-a", instance="i")
     app = state_app(cast("StateSource", state), BackendLink(cast("StateSource", state)))
     routes = {route.path for route in app.routes if hasattr(route, "path")} | set(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/symptoms.md for a person on call: every text that the driver shows leads to a section with a remedy."""
+"""docs/symptoms.md for operators on call: every text that the driver shows leads to a section with a remedy."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ POD_REASONS = {pod_events.BEST_EFFORT, pod_events.KEPT_BY_POOL, memory_kills.REA
 
 @lru_cache(1)
 def texts() -> str:
-    """Every text in the sources of the programs and in the templates of the chart; values are left out."""
+    """Returns every text in the sources of the programs and in the templates of the chart, without inserted values."""
     found = [path.read_text() for path in (CHART / "templates").glob("*") if path.is_file()]
     for path in [*ROOT.glob("services/*/src/**/*.py"), *ROOT.glob("shared/src/**/*.py")]:
         found += _strings(path)
@@ -44,8 +44,8 @@ def _strings(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("title", SECTIONS)
-def test_every_section_answers_the_same_questions(title: str) -> None:
-    """In this order: symptoms, urgency, effect on running pods, commands, cause and remedy."""
+def test_every_section_has_the_same_parts(title: str) -> None:
+    """They are symptoms, urgency, effect on running pods, commands, cause and remedy, in this order."""
     found = re.findall(r"^\*\*([A-Z][a-z ]+):\*\*", SECTIONS[title], re.MULTILINE)
     assert tuple(found[: len(PARTS)]) == PARTS
     assert found[len(PARTS) :] in (["Cause", "Remedy"], ["Cause and remedy"])
@@ -69,13 +69,13 @@ def messages() -> list[str]:
 
 @pytest.mark.parametrize("message", messages())
 def test_messages_are_texts_of_the_programs(message: str) -> None:
-    """A search for the text that people see finds it on the page: each part between ``...`` is in a source."""
+    """A search on the page for a text that users see finds it: each part between ``...`` is in a source."""
     if message not in FOREIGN:
         parts = [part.strip(" .,:()") for part in message.split("...")]
         assert [part for part in parts if part not in texts()] == []
 
 
-def test_the_index_has_every_alert_reason_and_code() -> None:
+def test_the_index_contains_every_alert_reason_and_code() -> None:
     """Everything that the driver reports by a name can be found by this name."""
     named = set(quoted(INDEX))
     alerts = yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"][0]["rules"]

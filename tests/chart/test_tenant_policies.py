@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tenant may write: opaque parameters are judged when they are created, as the driver would judge them later."""
+"""Validation of opaque parameters when tenants create objects, by the same rules that the driver applies later."""
 
 import itertools
 import re
@@ -26,27 +26,27 @@ EXAMPLES = sorted((CHART.parents[1] / "examples").glob("*.yaml"))
 
 
 def opaque(driver: str, parameters: Any, requests: tuple[str, ...] = ()) -> Document:
-    """An entry of ``config``."""
+    """Returns an entry of ``config``."""
     return {"opaque": {"driver": driver, "parameters": parameters}} | ({"requests": [*requests]} if requests else {})
 
 
 def said(driver: str, section: Any, requests: tuple[str, ...] = ()) -> Document:
-    """An entry with the fields of the driver's section."""
+    """Returns an entry with the fields of the driver's section."""
     return opaque(driver, {"apiVersion": "v1alpha1", SECTIONS[driver].KEY: section}, requests)
 
 
 def claim(*config: Document) -> Document:
-    """A claim."""
+    """Returns a claim."""
     return {"kind": "ResourceClaim", "spec": {"devices": {"config": [*config]} if config else {}}}
 
 
 def verdict(*config: Document) -> str:
-    """What the server says to a claim when it is created."""
+    """Returns the server's decision about a claim at its creation."""
     return judge(PARAMETERS, "CREATE", claim(*config))
 
 
 def accepted(driver: str, section: Any) -> bool:
-    """Whether the driver itself takes a section: its fields, and a CPU list where it has one."""
+    """Returns True if the driver itself accepts a section: its fields, and a CPU list if it has one."""
     try:
         stated = SECTIONS[driver].model_validate(section)
         if isinstance(stated, CpuConfig) and stated.cpuset is not None:
@@ -57,7 +57,7 @@ def accepted(driver: str, section: Any) -> bool:
 
 
 def literals(annotation: Any) -> list[Any]:
-    """The values of a field that has a list of them."""
+    """Returns the allowed values of a field that has a fixed list of them."""
     inner = [one for one in get_args(annotation) if get_origin(one) is Literal]
     return [value for one in inner for value in get_args(one)]
 
@@ -78,7 +78,7 @@ ODD: list[Any] = [
 
 @pytest.mark.parametrize(("driver", "field", "values"), FIELDS, ids=lambda value: str(value)[:20])
 def test_policy_and_driver_agree_on_every_value(driver: str, field: str, values: list[Any]) -> None:
-    """A field or a value that one of them gets and the other does not fails here: neither drifts."""
+    """A field or a value that only one of them knows makes this test fail."""
     for value in [*values, *ODD, *itertools.chain(*(one[2] for one in FIELDS))]:
         section = {field: value}
         judged = verdict(said(driver, section))
@@ -89,13 +89,13 @@ def test_policy_and_driver_agree_on_every_value(driver: str, field: str, values:
     st.dictionaries(st.sampled_from([one[1] for one in FIELDS] + ["more"]), st.sampled_from(ODD), max_size=4), st.data()
 )
 def test_policy_and_driver_agree_on_sections(section: Document, data: st.DataObject) -> None:
-    """Whatever fields come together."""
+    """This holds for every combination of fields."""
     driver = data.draw(st.sampled_from(DRIVERS))
     assert (verdict(said(driver, section)) == ALLOWED) == accepted(driver, section)
 
 
 def test_every_example_is_allowed() -> None:
-    """What the documentation shows can be applied."""
+    """Documented manifests can be applied."""
     for path in EXAMPLES:
         for document in yaml.safe_load_all(path.read_text()):
             if document and document["kind"].startswith("ResourceClaim"):
@@ -104,7 +104,7 @@ def test_every_example_is_allowed() -> None:
 
 @pytest.mark.parametrize("document", [one for one in render() if one["kind"] == "DeviceClass"])
 def test_the_charts_own_classes_are_allowed(document: Document) -> None:
-    """They say nothing to the driver."""
+    """They contain no parameters for the driver."""
     assert judge(PARAMETERS, "CREATE", document) == ALLOWED
 
 
@@ -159,8 +159,8 @@ def test_the_charts_own_classes_are_allowed(document: Document) -> None:
         ([said(CPU_DRIVER, {}), said(CPU_DRIVER, {"l3": "ignore"})], "or two for all requests"),
     ],
 )
-def test_a_mistake_is_told_with_its_remedy(config: list[Document], text: str) -> None:
-    """At "kubectl apply", in one sentence; in a template the same."""
+def test_an_error_contains_a_remedy(config: list[Document], text: str) -> None:
+    """It is shown at "kubectl apply" in one sentence, also for a template."""
     assert text in verdict(*config)
     template = {"kind": "ResourceClaimTemplate", "spec": {"spec": claim(*config)["spec"]}}
     assert text in judge(PARAMETERS, "CREATE", template)
@@ -184,14 +184,16 @@ def test_a_mistake_is_told_with_its_remedy(config: list[Document], text: str) ->
         [{"requests": ["a"]}],
     ],
 )
-def test_what_is_right_or_somebody_elses_is_allowed(config: list[Document]) -> None:
-    """Other drivers' parameters, none at all, and one entry for all requests beside one for a request by its name."""
+def test_valid_and_foreign_parameters_are_allowed(config: list[Document]) -> None:
+    """Covers other drivers' parameters, no parameters, and one entry for all requests next to one for a request by its
+    name.
+    """
     assert verdict(*config) == ALLOWED
     assert judge(PARAMETERS, "CREATE", {"kind": "ResourceClaim", "spec": {}}) == ALLOWED
 
 
 def test_a_class_may_not_name_cpus() -> None:
-    """All its claims would want the same ones."""
+    """All claims of the class would request the same CPUs."""
     device_class: Document = {"kind": "DeviceClass", "spec": {"config": [said(CPU_DRIVER, {"cpuset": "0-3"})]}}
     assert (
         judge(PARAMETERS, "CREATE", device_class)
@@ -201,27 +203,31 @@ def test_a_class_may_not_name_cpus() -> None:
     assert judge(PARAMETERS, "CREATE", device_class) == ALLOWED
 
 
-def test_what_was_there_before_can_be_updated() -> None:
-    """A claim that the policy would refuse can lose its finalizer; its spec cannot become another bad one."""
+def test_existing_objects_can_be_updated() -> None:
+    """A claim that the policy would reject can lose its finalizer; its spec cannot be changed to another invalid
+    one.
+    """
     old = claim(said(CPU_DRIVER, {"l4": "x"}))
     assert judge(PARAMETERS, "UPDATE", old | {"metadata": {"finalizers": []}}, old) == NOT_MATCHED
     assert "unknown field l5" in judge(PARAMETERS, "UPDATE", claim(said(CPU_DRIVER, {"l5": "x"})), old)
 
 
-def test_messages_are_what_the_server_takes() -> None:
-    """One line each, and one for every expression, since the server falls back to it."""
+def test_messages_are_valid_for_the_server() -> None:
+    """Each is one line, and every expression has one, since the server falls back to it."""
     for name in ("own-node", "own-claims", "own-events", "parameters", "tolerate-missing"):
         assert all("\n" not in message and message.strip() for message in messages(policy(name)))
     assert len(list(messages(PARAMETERS))) == len(PARAMETERS["validations"])
 
 
 def pod(annotation: str | None) -> Document:
-    """A pod, perhaps with the annotation."""
+    """Returns a pod, optionally with the annotation."""
     return {"kind": "Pod", "metadata": {"annotations": {TOLERATE_MISSING_ANNOTATION: annotation}} if annotation else {}}
 
 
-def test_tenants_may_not_start_pods_without_the_plugin() -> None:
-    """Whatever the value says, since the runtime reads it; system namespaces are not looked at."""
+def test_tenants_cannot_start_pods_without_the_plugin() -> None:
+    """The value of the annotation does not matter, since the runtime only checks that it exists; system namespaces are
+    excluded.
+    """
     for value in ("true", "false", "1"):
         assert "is for system pods in dra-driver-numa, kube-system only" in judge(TOLERATE, "CREATE", pod(value))
     assert judge(TOLERATE, "CREATE", pod(None)) == NOT_MATCHED
@@ -238,7 +244,7 @@ def test_tenants_may_not_start_pods_without_the_plugin() -> None:
 
 @pytest.mark.parametrize("name", ["parameters", "tolerateMissing"])
 def test_a_policy_can_be_left_out(name: str) -> None:
-    """Each by its own switch; the others stay."""
+    """Each policy has its own switch; the others stay."""
     documents = render({"admissionPolicy": {name: {"enabled": False}}})
     ends = {
         re.sub(".*dra-driver-numa-", "", one["metadata"]["name"])

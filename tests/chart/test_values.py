@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart's schema, its default values and the services' own model of the configuration say the same."""
+"""The chart's schema, its default values and the services' own model of the configuration agree."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ DEFAULTS: Document = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
 def test_the_schema_is_generated() -> None:
-    """Nobody edits values.schema.json; "make chart-schema" writes it."""
+    """values.schema.json is not edited by hand; "make chart-schema" writes it."""
     assert json.loads(SCHEMA.read_text()) == values_schema()
 
 
@@ -32,7 +32,7 @@ def test_the_table_of_values_in_the_readme_is_generated() -> None:
 
 
 def objects(schema: Any) -> list[Document]:
-    """Every schema of an object with known properties."""
+    """Returns the schema of every object with known properties."""
     if isinstance(schema, list):
         return list(itertools.chain.from_iterable(map(objects, schema)))
     if not isinstance(schema, dict):
@@ -41,8 +41,8 @@ def objects(schema: Any) -> list[Document]:
     return own + list(itertools.chain.from_iterable(map(objects, schema.values())))
 
 
-def test_nothing_unknown_is_accepted_anywhere() -> None:
-    """A misspelt key is an error, not a default; what charts share (global) is not only ours."""
+def test_unknown_keys_are_rejected_at_every_level() -> None:
+    """A misspelt key is an error; only values that charts share (global) may have further keys."""
     schema = values_schema()
     assert schema["properties"].pop("global")
     found = objects(schema)
@@ -51,7 +51,7 @@ def test_nothing_unknown_is_accepted_anywhere() -> None:
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> set[str]:
-    """The paths of all values that a model knows, without those of the services' configuration."""
+    """Returns the paths of all values that a model knows, without those of the services' configuration."""
     found = set()
     for name, field in model.model_fields.items():
         path = prefix + (field.alias or name)
@@ -62,7 +62,7 @@ def keys(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 
 def given(values: Document, prefix: str = "") -> set[str]:
-    """The paths in a values file."""
+    """Returns the paths in a values file."""
     found = set()
     for name, value in values.items():
         found.add(prefix + name)
@@ -72,14 +72,14 @@ def given(values: Document, prefix: str = "") -> set[str]:
 
 
 def test_values_yaml_lists_every_value() -> None:
-    """What can be set is seen in values.yaml, with its default."""
+    """values.yaml contains each value with its default."""
     ChartValues.model_validate(DEFAULTS)
     optional = {"global", "frontend.resources.claims", "backend.resources.claims", "hugepagesOnDemand.resources.claims"}
     assert keys(ChartValues) - given(DEFAULTS) == optional
 
 
 def some_value(annotation: Any, default: Any) -> Any:
-    """A value other than the default, as far as there is one."""
+    """Returns a value other than the default, if there is one."""
     if get_origin(annotation) is Literal:
         return next((choice for choice in get_args(annotation) if choice != default), default)
     if isinstance(default, bool):
@@ -97,8 +97,8 @@ def some_value(annotation: Any, default: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", Config.model_fields)
-def test_every_setting_passes_through_the_chart(name: str) -> None:
-    """What the services can be told, the chart can tell them, unchanged."""
+def test_every_setting_is_passed_through_the_chart(name: str) -> None:
+    """Every setting of the services can be set unchanged through the chart."""
     field = Config.model_fields[name]
     value = some_value(field.annotation, field.default)
     documents = render({"driverConfig": {field.alias or name: value}})
@@ -107,7 +107,7 @@ def test_every_setting_passes_through_the_chart(name: str) -> None:
 
 
 def test_host_paths_default_to_those_of_the_services() -> None:
-    """What is mounted when nothing is configured is what the services then use."""
+    """The mounted default paths are those that the services use by default."""
     helpers = (CHART / "templates/_helpers.tpl").read_text()
     for key in ("kubelet_root_dir", "cdi_dir", "run_dir", "nri_socket", "cgroup_root"):
         field = Config.model_fields[key]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver reads YAML as kubectl and Helm do, so that a file means the same everywhere."""
+"""The driver reads YAML as kubectl and Helm do, so a file has the same meaning everywhere."""
 
 import random
 from types import UnionType
@@ -50,7 +50,7 @@ def generated(seed: int, count: int = 800) -> list[str]:
 
 
 def typed(values: dict[str, Any]) -> list[tuple[str, type, Any]]:
-    """Values that compare by type: in Python False is 0 and 1.0 is 1."""
+    """Returns values that compare by type, since in Python False equals 0 and 1.0 equals 1."""
     return [(key, type(value), value) for key, value in values.items()]
 
 
@@ -62,14 +62,14 @@ def test_every_scalar_has_the_value_that_helm_and_kubectl_give_it(words: list[st
 
 
 @pytest.mark.parametrize("words", [WORDS, generated(1)], ids=["chosen", "1"])
-def test_text_that_a_command_prints_is_read_as_the_same_text(words: list[str]) -> None:
+def test_printed_text_is_read_as_the_same_text(words: list[str]) -> None:
     """``simulate -o yaml`` and other commands quote a name such as ``n``, which kubectl would read as a boolean."""
     printed = yaml.dump({f"k{number:04}": word for number, word in enumerate(words)}, Dumper=PortableDumper)
     assert list(helm_value(printed).values()) == list(words)
 
 
 @pytest.mark.parametrize("word", [".inf", "-.Inf", ".NaN"])
-def test_a_number_that_json_does_not_have_is_refused(word: str) -> None:
+def test_a_number_that_json_cannot_represent_is_rejected(word: str) -> None:
     """The cluster could not store it."""
     with pytest.raises(HelmError):
         helm_value(f"key: {word}")
@@ -78,7 +78,7 @@ def test_a_number_that_json_does_not_have_is_refused(word: str) -> None:
 
 
 def choices(annotation: Any) -> set[str]:
-    """The words of all enumerations in a type and in the models that it contains."""
+    """Returns the values of all enumerations in a type and in the models that it contains."""
     if get_origin(annotation) is Literal:
         return {word for word in get_args(annotation) if isinstance(word, str)}
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -88,8 +88,10 @@ def choices(annotation: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("model", [CpuConfig, MemoryConfig, Config, ChartValues])
-def test_every_word_of_an_enumeration_stays_text_without_quotes(model: type[BaseModel]) -> None:
-    """A word such as ``off`` would reach the driver as a boolean. The empty text is always written with quotes."""
+def test_every_enumeration_value_stays_text_without_quotes(model: type[BaseModel]) -> None:
+    """A value such as ``off`` would otherwise reach the driver as a boolean. The empty text is always written with
+    quotes.
+    """
     found = sorted(choices(model) - {""})
     assert len(found) >= 9
     text = "".join(f"- {word}\n" for word in found)

@@ -16,7 +16,7 @@ _BEFORE = "value: "
 
 @lru_cache(64)
 def helm_json(text: str) -> str:
-    """Returns the JSON of one YAML document. Raises HelmError for what Helm does not read."""
+    """Returns the JSON of one YAML document. Raises HelmError if Helm cannot read it."""
     with tempfile.TemporaryDirectory() as directory:
         chart = Path(directory)
         (chart / "templates").mkdir()

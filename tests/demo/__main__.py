@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make demo``: the main job of both services on this machine's own topology, against stand-ins; no root, no cluster.
+"""``make demo``: the main task of both services on this machine's own topology, with fakes; no root, no cluster.
 
-Whatever is shown was checked: the exit status is not 0, and a sentence says why, when a fact is not as it must be.
+Everything that is shown was checked: if a fact is not as expected, the exit status is not 0 and a sentence says why.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from tests.stage.wires import AnsweredError
 
 
 def main() -> int:
-    """Plays the demo; returns the exit status."""
+    """Runs the demo and returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.demo", description=__doc__)
     parser.add_argument("--host-root", type=Path, default=Path("/"), help="show another machine's files (default /)")
     settings = StageSettings(host_root=parser.parse_args().host_root)

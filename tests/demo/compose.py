@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The third service of docker-compose.yaml: stand-ins for API server, kubelet and runtime, and the demo over and over.
+"""The third service of docker-compose.yaml: fakes of API server, kubelet and runtime, and the demo in a loop.
 
-Both drivers are services of their own and are met in the directories that they share. Whatever is shown was checked.
+Both drivers are separate services, which are reached through the directories that they share. Everything that is shown
+was checked.
 """
 
 import argparse
@@ -22,11 +23,11 @@ _PAUSE = 5.0
 
 
 _SHARED = ("cdi_dir", "run_dir", "kubelet_root", "cgroup_root", "nri_socket", "kubeconfig")
-"""Places shared with other containers; all else is below the base."""
+"""Paths shared with other containers; everything else is below the base."""
 
 
 class SharedStage(Stage):
-    """A stage on which only the stand-ins are processes of ours."""
+    """A stage that starts only the fakes as processes."""
 
     def __init__(self, paths: Paths, pod_uid: str, node: str) -> None:
         super().__init__(StageSettings(frontend="", backend="", node=node))
@@ -37,7 +38,7 @@ class SharedStage(Stage):
         return self._shared
 
     def add_instance(self) -> Instance:
-        """The drivers' pod, as soon as it is ready."""
+        """Returns the drivers' pod as soon as it is ready."""
         instance = Instance(self._pod_uid, self.paths.run_dir / self._pod_uid / "state.sock")
         wait_for("both drivers", lambda: not self.unready(instance), _STARTING)
         return instance
@@ -53,7 +54,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Plays until it is interrupted; returns the exit status."""
+    """Runs the demo until it is interrupted and returns the exit status."""
     given = vars(_arguments())
     pod_uid, node = given.pop("pod_uid"), given.pop("node")
     end_by_interrupt()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo asks for: sizes that this very machine has, all on one NUMA node."""
+"""The claims of the demo: amounts that this machine has, all on one NUMA node."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _SOME_MEMORY = 512 * _MIB
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A device, as a scheduler reads it from the slices."""
+    """A device as a scheduler reads it from the slices."""
 
     driver: str
     pool: str
@@ -30,12 +30,12 @@ class Published:
 
     @property
     def kind(self) -> str:
-        """What it offers."""
+        """Returns the kind of the device."""
         return "CPUs" if self.driver == "dra.cpu" else f"{self.page} hugepages" if self.page else "memory"
 
 
 def published(slices: Iterable[Mapping[str, Any]]) -> list[Published]:
-    """The devices of all slices."""
+    """Returns the devices of all slices."""
     found = []
     for spec in (one["spec"] for one in slices):
         for device in spec["devices"]:
@@ -58,7 +58,7 @@ def published(slices: Iterable[Mapping[str, Any]]) -> list[Published]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One claim."""
+    """A claim of the demo."""
 
     numa_node: int
     cpus: int
@@ -69,17 +69,21 @@ class Plan:
 
     @property
     def requests(self) -> list[Document]:
-        """The claim's requests; the NUMA node is chosen by the first and kept by a constraint."""
+        """Returns the claim's requests; the first one determines the NUMA node, and a constraint keeps the others on
+        it.
+        """
         asked = [cpus(self.cpus, numa_node=self.numa_node)] if self.cpus else []
         asked += [memory(self.memory, numa_node=self.numa_node)] if self.memory else []
         return asked + [hugepages(size, page, f"pages-{page}") for page, size in self.hugepages.items()]
 
 
 def make_plan(devices: Iterable[Published]) -> Plan:
-    """A claim that fits. Without a CPU device (one CPU, which the system keeps) it is for memory only."""
+    """Returns a claim that fits. Without a CPU device (on a machine with one CPU, which the system keeps) it is for
+    memory only.
+    """
     devices = list(devices)
     with_memory = {device.numa_node for device in devices if device.driver != "dra.cpu"}
-    # On a node with memory, if there is one: CPUs of nodes without any use other nodes' memory.
+    # A node with memory is preferred, since CPUs of nodes without any use other nodes' memory.
     able = sorted((one for one in devices if one.driver == "dra.cpu"), key=lambda one: one.numa_node not in with_memory)
     some = able[0] if able else devices[0]
     near = [device for device in devices if device.numa_node == some.numa_node]

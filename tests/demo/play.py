@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The play: a node starts, a claim comes and goes, and after each step what must be true is checked and shown."""
+"""The sequence of the demo: a node starts, a claim is prepared and released, and the expected state is checked and
+shown after each step.
+"""
 
 import json
 import shutil
@@ -18,17 +20,17 @@ from tests.stage.wires import ask_unix
 
 
 class NotAsItMustBeError(Exception):
-    """A fact that the demo is to show is not a fact."""
+    """An expected fact of the demo is false."""
 
 
 def must(fact: bool, text: str) -> None:
-    """Raises NotAsItMustBeError with the text unless it is a fact."""
+    """Raises NotAsItMustBeError with the text if the condition is false."""
     if not fact:
         raise NotAsItMustBeError(text)
 
 
 def play(stage: Stage) -> str:
-    """Plays everything; returns in one sentence what was shown."""
+    """Runs the whole demo and returns a one-sentence summary."""
     devices = _start(stage)
     plan = make_plan(devices)
     web = StagePod(stage, "web")
@@ -159,14 +161,14 @@ class Timeline:
         self.seen: list[set[int]] = []
 
     def wait(self, condition: Any, what: str) -> None:
-        """Waits until the plain container's CPUs are as they must be."""
+        """Waits until the plain container has the expected CPUs."""
         try:
             wait_for(what, lambda: condition(self._plain.cpus()))
         except StageError as error:
             raise NotAsItMustBeError(f"{what}, but it has {format_cpu_list(self._plain.cpus())}") from error
 
     def note(self, moment: str) -> None:
-        """Writes down how things are; the backend reports its pool within a second."""
+        """Records the current state; the backend reports its pool within a second."""
         cpus = self._plain.cpus()
         wait_for(f"the backend to report the pool {format_cpu_list(cpus)}", lambda: self._pool() == cpus)
         self._rows.append((moment, format_cpu_list(self._pool()), format_cpu_list(cpus)))
@@ -176,7 +178,7 @@ class Timeline:
         return cpu_set(self._stage.state("/v1/backend")["status"]["pool"])
 
     def show(self, claimed: set[int]) -> None:
-        """Prints all moments."""
+        """Prints all recorded states."""
         heading("The shared pool, and the plain container's CPUs")
         table(("WHEN", "POOL", "PLAIN CONTAINER"), self._rows)
         before, prepared, during, after = self.seen

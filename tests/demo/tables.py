@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo prints: headings, tables, amounts that people read."""
+"""Output of the demo: headings, tables, readable amounts."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 
 
 def heading(text: str) -> None:
-    """Begins a part."""
+    """Prints the heading of a part."""
     print(f"\n== {text}")
 
 
@@ -17,7 +17,7 @@ def say(text: str) -> None:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Prints a table; columns are as wide as their longest cell."""
+    """Prints a table whose columns are as wide as their longest cell."""
     cells = [[str(cell) for cell in row] for row in (titles, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(titles))]
     for row in cells:
@@ -25,7 +25,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def amount(size: int) -> str:
-    """Bytes in the largest unit that leaves a short number."""
+    """Formats bytes in the largest unit that gives a short number."""
     for unit, name in _UNITS:
         if size >= unit:
             return f"{size / unit:.1f}".removesuffix(".0") + f" {name}"

@@ -70,7 +70,7 @@ ELSEWHERE: dict[str, str] = {
     ),
     "/v1/status.leftOut": "tests/unit/dra_frontend/state_endpoint/test_status.py::test_the_list_is_bounded",
     # This happens with images of two releases.
-    "DraNumaVersionsDiffer": "tests/chart/test_monitoring.py::test_versions_of_both_halves_are_compared",
+    "DraNumaVersionsDiffer": "tests/chart/test_monitoring.py::test_versions_of_both_services_are_compared",
     # States that last for a moment only or end the process.
     StatusCode.BACKEND_NOT_REPORTED: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",
     StatusCode.BACKEND_INCOMPLETE: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chromium without a window, driven through its DevTools protocol: https://chromedevtools.github.io/devtools-protocol/."""
+"""Headless Chromium, controlled through its DevTools protocol: https://chromedevtools.github.io/devtools-protocol/."""
 
 import asyncio
 import base64
@@ -18,7 +18,7 @@ from tests.fakes.waiting import eventually
 _PROGRAM: Final = "chromium"
 _FLAGS: Final = (
     "--headless=new",
-    "--no-sandbox",  # root in a container of a CI; the page is our own
+    "--no-sandbox",  # root in a CI container; the page is the project's own
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
@@ -69,14 +69,14 @@ class Tab:
         await self.until("document.querySelectorAll('button[data-cpu]').length > 0")
 
     async def evaluate(self, code: str) -> Any:
-        """Returns what JavaScript gives in the page, as JSON."""
+        """Returns the JSON value of a JavaScript expression in the page."""
         answer = await self.call("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise PageError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
     async def until(self, condition: str) -> None:
-        """Waits until JavaScript says so."""
+        """Waits until a JavaScript expression is true."""
         async with asyncio.timeout(20):
             while not await self.evaluate(condition):  # noqa: ASYNC110 - a page tells nobody
                 await asyncio.sleep(0.05)
@@ -105,7 +105,7 @@ class Tab:
 
 @asynccontextmanager
 async def chromium(profile: Path) -> AsyncIterator[Tab]:
-    """Runs the browser with a profile directory of its own; yields its one tab."""
+    """Runs the browser with its own profile directory and yields its only tab."""
     program = shutil.which(_PROGRAM)
     if program is None:
         raise PageError("chromium is not installed; make page-check installs it")
@@ -126,7 +126,7 @@ async def chromium(profile: Path) -> AsyncIterator[Tab]:
 
 
 async def _port(path: Path, process: asyncio.subprocess.Process) -> int:
-    """Waits for the file in which the browser says where it listens."""
+    """Waits for the file in which the browser writes its port."""
     await eventually(lambda: process.returncode is not None or (path.exists() and path.read_text()), 60)
     if process.returncode is not None:
         raise PageError(f"chromium ended with status {process.returncode}")

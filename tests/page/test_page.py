@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page in a real browser: captured machines from 2 to 128 CPUs and a made-up one of 512, in light and dark."""
+"""The page in a real browser: captured machines of 2 to 128 CPUs and a generated one of 512, in light and dark mode."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ MIDDLE = "64fake-4n2s2ca2c2t"
 
 @pytest.fixture
 async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
-    """A browser; at the end nothing may have gone wrong in the page."""
+    """Yields a browser tab; at the end the page must not have reported any error."""
     async with chromium(tmp_path) as tab:
         await tab.screen(1280, 900, "light")
         yield tab
@@ -35,7 +35,7 @@ async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
 
 @asynccontextmanager
 async def served(state: NodeState, tab: Tab, asked: Counter[str] | None = None) -> AsyncIterator[None]:
-    """Serves a node, counts what is asked for, and opens the page."""
+    """Serves a node, counts the requests, and opens the page."""
 
     def counting(path: str, look: Callable[[], Response]) -> Callable[[], Response]:
         def counted() -> Response:
@@ -52,18 +52,18 @@ async def served(state: NodeState, tab: Tab, asked: Counter[str] | None = None) 
 
 
 def save(name: str, picture: bytes) -> None:
-    """Keeps a picture for people to look at."""
+    """Saves a picture for manual inspection."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     (PICTURES / f"{name}.png").write_bytes(picture)
 
 
 async def details(tab: Tab) -> str:
-    """What the page says of what is selected."""
+    """Returns the page's text about the selected element."""
     return str(await tab.evaluate("document.querySelector('#details div').innerText"))
 
 
 async def find(tab: Tab, text: str) -> str:
-    """Types into Find; what the page then says."""
+    """Types into the search field and returns the page's response."""
     typed = f"q.value = {json.dumps(text)}; q.dispatchEvent(new Event('input', {{bubbles: true}}))"
     await tab.evaluate(f"{{const q = document.querySelector('#query'); {typed}}}")
     return await details(tab)
@@ -72,7 +72,9 @@ async def find(tab: Tab, text: str) -> str:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", [*NAMES, LARGEST])
 async def test_every_machine_is_drawn(tab: Tab, name: str, scheme: str) -> None:
-    """Every CPU once, all text with a contrast of 4.5 to 1 (WCAG 1.4.3), and nothing wider than the window."""
+    """Every CPU is drawn once, all text has a contrast of 4.5 to 1 (WCAG 1.4.3), and nothing is wider than the
+    window.
+    """
     state = populated(name)
     machine = state.watch.machine
     async with served(state, tab):
@@ -85,8 +87,10 @@ async def test_every_machine_is_drawn(tab: Tab, name: str, scheme: str) -> None:
             save(f"{name}-{scheme}-{width}", await tab.picture())
 
 
-async def test_everything_has_a_name_and_a_place(tab: Tab) -> None:
-    """What can be reached has a role and a name, headings leave no level out, and uses differ by letter, too."""
+async def test_the_page_is_accessible(tab: Tab) -> None:
+    """Every focusable element has a role and a name, headings skip no level, and uses differ by letter as well as by
+    colour.
+    """
     async with served(populated(LARGEST), tab):
         tree = (await tab.call("Accessibility.getFullAXTree"))["nodes"]
         roles = {"button", "link", "searchbox", "table", "rowheader", "columnheader", "heading", "region", "group"}
@@ -102,7 +106,7 @@ async def test_everything_has_a_name_and_a_place(tab: Tab) -> None:
 
 
 async def test_the_page_works_by_keyboard(tab: Tab) -> None:
-    """Tab leads past the CPUs in one step, arrow keys move among them, Enter selects, Escape clears."""
+    """Tab skips the CPUs in one step, arrow keys move among them, Enter selects, Escape clears."""
     where = "((one) => one.dataset.cpu ?? (one.id || one.className))(document.activeElement)"
     async with served(populated(MIDDLE), tab):
         order = []
@@ -125,7 +129,9 @@ async def test_the_page_works_by_keyboard(tab: Tab) -> None:
 
 
 async def test_an_operators_questions_are_answered(tab: Tab) -> None:
-    """Who is on a CPU, what a pod has, whether a claim is enforced, and what is free on a NUMA node."""
+    """They are about the user of a CPU, the resources of a pod, whether a claim is enforced, and free resources of a
+    NUMA node.
+    """
     async with served(populated(MIDDLE), tab):
         text = await find(tab, "2")
         assert "ml-team/train-2" in text
@@ -145,15 +151,17 @@ async def test_an_operators_questions_are_answered(tab: Tab) -> None:
         assert await tab.evaluate(free) == "10 of 16 CPUs free"
 
 
-async def test_a_hostile_name_stays_a_text(tab: Tab) -> None:
-    """A container whose name is markup is shown by that name, and nothing of it is run or loaded."""
+async def test_a_hostile_name_is_shown_as_text(tab: Tab) -> None:
+    """A container whose name is markup is shown by that name, and no part of it is run or loaded."""
     async with served(populated(MIDDLE), tab):
         assert HOSTILE in await find(tab, "<img")
         assert await tab.evaluate("document.images.length") == 0
 
 
-async def test_the_page_is_live_while_somebody_looks(tab: Tab) -> None:
-    """A change is shown within seconds and the focus stays; who does not look asks nothing; silence is said."""
+async def test_the_page_is_live_while_it_is_visible(tab: Tab) -> None:
+    """A change is shown within seconds and the focus stays; a hidden page sends no requests; an unreachable service is
+    reported.
+    """
     state, asked = populated(MIDDLE), Counter[str]()
     async with served(state, tab, asked):
         await tab.evaluate("document.querySelector('button[data-cpu=\"9\"]').focus()")
@@ -170,4 +178,4 @@ async def test_the_page_is_live_while_somebody_looks(tab: Tab) -> None:
         await tab.until("document.querySelector('#live').innerText.startsWith('Live')")
     await tab.until("document.querySelector('#live').innerText.startsWith('Not live')")
     assert await tab.evaluate("document.querySelector('#live').getAttribute('role')") == "alert"
-    tab.errors.clear()  # the browser's own note that nobody answers
+    tab.errors.clear()  # the browser's own message about the missing response

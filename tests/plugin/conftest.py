@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rig of every test of the plugin."""
+"""Fixtures for all tests of the kubectl plugin."""
 
 from tests.plugin.rig import plugin
 

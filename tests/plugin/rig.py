@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin as users get it, one file, and the cluster that it looks at.
+"""The plugin as users get it, as one file, and a cluster for it.
 
-The environment variable KUBECTL names a real kubectl; without it a fake takes its place.
+The environment variable KUBECTL names a real kubectl; without it a fake is used.
 """
 
 import asyncio
@@ -41,13 +41,13 @@ TAKEN = {
 
 @dataclass(slots=True)
 class Plugin:
-    """The plugin, and the cluster that it looks at."""
+    """The plugin with its cluster."""
 
     server: ApiServer
     path: Path
 
     async def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
-        """Runs a command; returns exit status, output and errors."""
+        """Runs a command and returns exit status, output and errors."""
         kubeconfig = f"--kubeconfig={self.path / 'kubeconfig'}"
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", str(self.path / "kubectl-numa"), *arguments, kubeconfig),
@@ -61,26 +61,26 @@ class Plugin:
         return process.returncode, out.decode(), err.decode()
 
     async def rows(self, *arguments: str) -> list[dict[str, Any]]:
-        """The rows of a command as JSON."""
+        """Returns the rows of a command as JSON."""
         code, out, err = await self.run(*arguments, "-o", "json")
         assert (code, err) == (0, "")
         found: list[dict[str, Any]] = json.loads(out)
         return found
 
     def add_pod(self, name: str, **more: Any) -> None:
-        """Adds a pod to namespace ns."""
+        """Adds a pod to the namespace ns."""
         self.server.store.create(PODS, "ns", {"metadata": {"name": name}, "spec": {}, **more})
 
 
 def write_executable(path: Path, text: str) -> None:
-    """Writes a script."""
+    """Writes an executable script."""
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
 @pytest.fixture
 async def plugin(tmp_path: Path) -> AsyncIterator[Plugin]:
-    """A node with a claim for CPUs and memory that a container uses."""
+    """Returns a node with a claim for CPUs and memory that a container uses."""
     assert main([str(tmp_path)]) == 0
     write_executable(
         tmp_path / "kubectl", f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m tests.fakes.kubectl "$@"\n'
@@ -95,7 +95,9 @@ async def plugin(tmp_path: Path) -> AsyncIterator[Plugin]:
 
 
 def prepared(machine: Machine, exclusivity: str = "partition", node_reason: str = "") -> dict[str, Any]:
-    """A claim as scheduler, kubelet and this driver leave it; ``node_reason``: why the node makes no partitions."""
+    """Returns a claim as scheduler, kubelet and this driver leave it. ``node_reason`` is the reason why the node has no
+    partitions.
+    """
     document = claim("u", TAKEN, memory("1Gi"), name="train")
     records = [decided(view("u", TAKEN, memory("1Gi")), driver) for driver in ("dra.cpu", "dra.memory")]
     uses = [{"uid": "u", "driver": one.driver} for one in records]

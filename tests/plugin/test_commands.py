@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands show of a cluster; "make plugin-check" runs these with a real kubectl, too."""
+"""The commands' output for a cluster; "make plugin-check" also runs these tests with a real kubectl."""
 
 import contextlib
 import io
@@ -30,8 +30,8 @@ _CLAIM = {
 OFFERED = [device.amount for pool in INVENTORY.pools if pool.name == f"{NODE}-memory" for device in pool.devices]
 
 
-async def test_nodes_tell_what_is_free(plugin: Plugin) -> None:
-    """Of CPUs, memory and hugepages, each as so much of so much, with the node's claims."""
+async def test_nodes_shows_free_resources(plugin: Plugin) -> None:
+    """CPUs, memory and hugepages are shown as "free of total", with the number of the node's claims."""
     [row] = await plugin.rows("nodes")
     assert (row["node"], row["numaNodes"], row["claims"], row["notEnforced"]) == (NODE, 2, 1, 0)
     total = sum(OFFERED)
@@ -50,8 +50,8 @@ def observe(plugin: Plugin) -> None:
         plugin.server.store.update(SLICES, "", document["metadata"]["name"], document)
 
 
-async def test_nodes_tell_which_only_observe(plugin: Plugin) -> None:
-    """By an attribute of the devices, which an API server without device taints has as well."""
+async def test_nodes_shows_nodes_that_only_observe(plugin: Plugin) -> None:
+    """It uses an attribute of the devices, which an API server without device taints stores as well."""
     [row] = await plugin.rows("nodes")
     assert row["enforcement"] == "enforce"
     observe(plugin)
@@ -62,7 +62,7 @@ async def test_nodes_tell_which_only_observe(plugin: Plugin) -> None:
 
 
 async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) -> None:
-    """In a cluster in which every node observes: it publishes devices, and a pending claim finds none of them."""
+    """Every node of the cluster observes: it publishes devices, but a pending claim cannot use them."""
     wants = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": "1"}}}
     waiting = {"metadata": {"name": "one"}, "spec": {"devices": {"requests": [{"name": "cpus", "exactly": wants}]}}}
     plugin.server.store.create(CLAIMS, "ns", waiting)
@@ -77,7 +77,7 @@ async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) ->
 
 @pytest.mark.parametrize("tokens", [["a"] * 9, ["a", "b"] * 5])
 async def test_a_list_whose_pages_repeat_is_an_error(plugin: Plugin, tokens: list[str]) -> None:
-    """A server or a proxy that always promises one more page must not keep the command running for ever."""
+    """A server or a proxy that always announces one more page must not keep the command running for ever."""
     for token in tokens:
         page = {"kind": "ResourceSliceList", "metadata": {"continue": token}, "items": []}
         plugin.server.fail_next(1, 200, body=json.dumps(page))
@@ -88,8 +88,8 @@ async def test_a_list_whose_pages_repeat_is_an_error(plugin: Plugin, tokens: lis
     assert len(lists) == len(set(tokens)) + 1
 
 
-async def test_free_is_told_by_numa_node(plugin: Plugin) -> None:
-    """What a claim has is gone from its NUMA node alone; a node that publishes nothing is an error."""
+async def test_free_shows_resources_by_numa_node(plugin: Plugin) -> None:
+    """A claim reduces the amount of its own NUMA node only; a node that publishes nothing is an error."""
     rows = await plugin.rows("free", NODE)
     told = [(row["numaNode"], row["cpus"], row["memoryBytes"]) for row in rows]
     assert told == [(0, 1, OFFERED[0] - GIB), (1, 4, OFFERED[1])]
@@ -99,8 +99,8 @@ async def test_free_is_told_by_numa_node(plugin: Plugin) -> None:
     assert (code, "node nobody publishes nothing" in err) == (1, True)
 
 
-async def test_claims_tell_their_cpus_and_whether_they_are_enforced(plugin: Plugin) -> None:
-    """From the claim's own status, as the node has written it; wide adds the reason."""
+async def test_claims_shows_cpus_and_enforcement(plugin: Plugin) -> None:
+    """They come from the claim's own status, as the node has written it; the wide format adds the reason."""
     memory = [{"device": "memory-numa000", "kind": "memory", "bytes": GIB}]
     told = {"claim": "train", "node": NODE, "cpuCount": 2, "cpus": [1, 5], "memory": memory, "enforced": True}
     [row] = await plugin.rows("claims", "-n", "ns")
@@ -164,7 +164,7 @@ async def test_flags_may_precede_the_command(plugin: Plugin) -> None:
 
 
 async def test_lists_have_the_forms_of_kubectl(plugin: Plugin) -> None:
-    """YAML equals JSON, kubectl accepts the printed names, and headings can be switched off."""
+    """YAML has the same content as JSON, kubectl accepts the printed names, and headings can be switched off."""
     for words in (["nodes"], ["free"], ["claims", "-A"]):
         rows = await plugin.rows(*words)
         assert rows
@@ -179,7 +179,7 @@ async def test_lists_have_the_forms_of_kubectl(plugin: Plugin) -> None:
 
 
 async def test_claims_are_watched(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim that is new or has changed gets a row, below the first table and without headings."""
+    """A new or changed claim gets a row below the first table, without headings."""
     lists = [[{"claim": name, **_CLAIM} for name in names] for names in (["a"], ["a"], ["a", "b"])]
     answers, printed, waits = iter(lists), io.StringIO(), list[float]()
 
@@ -244,7 +244,7 @@ async def test_every_help_has_examples_that_the_program_takes(plugin: Plugin, wo
     "words", [["nodes", "-o", "xml"], ["bogus"], [], ["explain"], ["free", "-A"], ["page", "n", "--port", "x"]]
 )
 async def test_a_usage_error_is_one_line(plugin: Plugin, words: list[str]) -> None:
-    """It names the help, and the exit status is 2."""
+    """It refers to the help, and the exit status is 2."""
     code, out, err = await plugin.run(*words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("kubectl numa: ")
@@ -252,7 +252,9 @@ async def test_a_usage_error_is_one_line(plugin: Plugin, words: list[str]) -> No
 
 
 async def test_a_pod_is_explained(plugin: Plugin) -> None:
-    """What its claims have; of a pending one what it asks for, and where there is most of it."""
+    """The output contains the resources of its claims; for a pending claim it contains the request and where most of it
+    is free.
+    """
     wants = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": "6"}}}
     waiting = {"metadata": {"name": "big"}, "spec": {"devices": {"requests": [{"name": "cpus", "exactly": wants}]}}}
     plugin.server.store.create(CLAIMS, "ns", waiting)
@@ -271,7 +273,7 @@ async def test_a_pod_is_explained(plugin: Plugin) -> None:
 
 
 async def test_the_second_pod_of_a_claim_is_not_reported_as_enforced(plugin: Plugin) -> None:
-    """The claim's own status is about the pod that has it; of the other one the kubelet reports the refusal."""
+    """The claim's own status belongs to the pod that uses it; for the other pod the kubelet reports the rejection."""
     text = "dra.cpu claim ns/train (u) belongs to container main of pod ns/first, and pods cannot share it"
     failed = {"reason": "CreateContainerError", "message": f"failed to create: NRI: rpc error: dra-driver-numa: {text}"}
     refused = {"containerStatuses": [{"name": "main", "state": {"waiting": failed}}]}
@@ -295,7 +297,7 @@ async def test_the_second_pod_of_a_claim_is_not_reported_as_enforced(plugin: Plu
 
 
 async def test_a_claim_that_the_pool_enforces_is_shown_with_the_reason(plugin: Plugin) -> None:
-    """One sentence that the node has written into the status of each claim."""
+    """The node has written this sentence into the status of each claim."""
     document = prepared(INVENTORY.machine, "pool", "nri-backend lacks the capability SYS_ADMIN")
     document["metadata"]["name"] = "pooled"
     plugin.server.store.create(CLAIMS, "ns", document)
@@ -317,7 +319,7 @@ async def test_a_claim_that_also_uses_the_shared_pool_is_shown_with_the_paramete
 
 
 async def test_a_pod_that_does_not_fit_is_explained_by_the_scheduler(plugin: Plugin) -> None:
-    """A claim waits for the pod, too: memory requests and taints are in the pod's condition alone."""
+    """A claim also waits for its pod: memory requests and taints appear only in the pod's condition."""
     wants = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": "1"}}}
     waiting = {"metadata": {"name": "c"}, "spec": {"devices": {"requests": [{"name": "cpus", "exactly": wants}]}}}
     plugin.server.store.create(CLAIMS, "ns", waiting)
@@ -330,8 +332,8 @@ async def test_a_pod_that_does_not_fit_is_explained_by_the_scheduler(plugin: Plu
     assert "the scheduler allocates it together with a node for the pod, which must fit there, too" in out
 
 
-async def test_a_claim_that_is_not_there_is_told_from_one_that_will_be_made(plugin: Plugin) -> None:
-    """By name it must exist; from a template it is made, if there is that template."""
+async def test_a_missing_claim_is_distinguished_from_one_that_will_be_created(plugin: Plugin) -> None:
+    """A claim given by name must exist; one from a template will be created if the template exists."""
     entries = [{"name": name, "resourceClaimTemplateName": name} for name in ("there", "typo")]
     plugin.server.store.create(TEMPLATES, "ns", {"metadata": {"name": "there"}, "spec": {}})
     plugin.add_pod("p", spec={"resourceClaims": entries})
@@ -344,8 +346,8 @@ async def test_a_claim_that_is_not_there_is_told_from_one_that_will_be_made(plug
     assert "claim p-there-abc\n  no longer exists; it was created from template there" in out
 
 
-async def test_a_claims_author_writes_nothing_to_the_terminal(plugin: Plugin) -> None:
-    """Escape sequences in texts of the API are shown, not obeyed."""
+async def test_texts_of_claims_cannot_control_the_terminal(plugin: Plugin) -> None:
+    """Escape sequences in texts of the API are shown and not executed."""
     document = prepared(INVENTORY.machine)
     document["metadata"]["name"] = "odd"
     condition = document["status"]["devices"][0]["conditions"][1]
@@ -359,15 +361,15 @@ async def test_a_claims_author_writes_nothing_to_the_terminal(plugin: Plugin) ->
 
 
 async def test_lists_are_read_page_by_page(plugin: Plugin) -> None:
-    """A cluster with more claims than a request brings is read to its end."""
+    """A cluster with more claims than one response contains is read completely."""
     for number in range(501):
         document = claim(f"u{number}", TAKEN, name=f"more-{number}")
         plugin.server.store.create(CLAIMS, "ns", document)
     assert len(await plugin.rows("claims", "-A")) == 502
 
 
-async def test_what_kubectl_says_is_passed_on(plugin: Plugin) -> None:
-    """A right that is missing, and a kubectl that is not there, are one line that names them."""
+async def test_errors_of_kubectl_are_passed_on(plugin: Plugin) -> None:
+    """A missing permission and a missing kubectl are each reported in one line."""
     plugin.server.options.forbidden.add(("list", "resourceslices"))
     code, _, err = await plugin.run("nodes")
     assert (code, "forbidden" in err) == (1, True)
@@ -378,8 +380,10 @@ async def test_what_kubectl_says_is_passed_on(plugin: Plugin) -> None:
     )
 
 
-def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
-    """Program and archive do not depend on when and where they are made; the manifest has the archive's digest."""
+def test_equal_sources_give_equal_bytes(tmp_path: Path) -> None:
+    """Program and archive do not depend on when and where they are built; the manifest contains the archive's
+    digest.
+    """
     assert archive(zipapp()) == archive(zipapp())
     assert main([str(tmp_path), "https://forge.example/numa/"]) == 0
     manifest = (tmp_path / "numa.yaml").read_text()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plugin has kubectl do with the driver's pod on a node. No fake has a kubelet: kubectl is a fake, too."""
+"""Commands that the plugin runs through kubectl in the driver's pod on a node. No fake has a kubelet, so kubectl is a
+fake as well.
+"""
 
 import json
 import subprocess
@@ -14,7 +16,7 @@ from tests.rigs.builders import NODE
 
 
 def driver_pod(*ports: dict[str, Any]) -> dict[str, Any]:
-    """The driver's pod on the node."""
+    """Adds the driver's pod on the node."""
     return {
         "metadata": {"name": "driver-1", "labels": {"app.kubernetes.io/part-of": "dra-driver-numa"}},
         "spec": {"nodeName": NODE, "containers": [{"name": "frontend", "ports": list(ports)}]},
@@ -23,8 +25,8 @@ def driver_pod(*ports: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["status", "doctor"])
-async def test_a_command_runs_on_the_node_and_passes_its_status_on(plugin: Plugin, name: str) -> None:
-    """In the container of the driver's pod there; without such a pod the command says so."""
+async def test_a_command_runs_on_the_node_and_its_status_is_passed_on(plugin: Plugin, name: str) -> None:
+    """It runs in the container of the driver's pod there; without such a pod the command reports that."""
     code, _, err = await plugin.run(name, NODE)
     assert (code, "no running pod of dra-driver-numa on node node-a" in err) == (1, True)
     plugin.server.store.create(PODS, "numa", driver_pod())
@@ -42,15 +44,15 @@ async def test_a_command_runs_on_the_node_and_passes_its_status_on(plugin: Plugi
         (["-o", "table"], []),
     ],
 )
-async def test_forms_of_status_are_passed_on(plugin: Plugin, words: list[str], passed: list[str]) -> None:
-    """The command on the node has the same forms. A table is its default and needs no flag."""
+async def test_output_formats_of_status_are_passed_on(plugin: Plugin, words: list[str], passed: list[str]) -> None:
+    """The command on the node has the same formats. A table is its default and needs no flag."""
     plugin.server.store.create(PODS, "numa", driver_pod())
     _, out, _ = await plugin.run("status", NODE, *words)
     assert json.loads(out)[5:] == ["--", "dra-frontend", "status", *passed]
 
 
-async def test_doctor_is_given_the_kubelets_configuration_that_the_user_may_read(plugin: Plugin) -> None:
-    """The driver has no right to nodes/proxy; without the user's own, the command runs as before."""
+async def test_doctor_gets_the_kubelets_configuration_with_the_users_permissions(plugin: Plugin) -> None:
+    """The driver itself has no permission for nodes/proxy; if the user has none either, the command runs without it."""
     plugin.server.store.create(PODS, "numa", driver_pod())
     plugin.server.options.kubelets[NODE] = {"cpuManagerPolicy": "static"}
     _, out, _ = await plugin.run("doctor", NODE)
@@ -60,8 +62,8 @@ async def test_doctor_is_given_the_kubelets_configuration_that_the_user_may_read
     assert json.loads((await plugin.run("doctor", NODE))[1])[-1] == "doctor"
 
 
-async def test_doctor_runs_in_an_older_image_without_the_flag_that_it_does_not_know(plugin: Plugin) -> None:
-    """During a roll-out the plugin is newer than some pods. Other errors and statuses are passed on as they are."""
+async def test_doctor_runs_in_an_older_image_without_an_unknown_flag(plugin: Plugin) -> None:
+    """During a rollout the plugin is newer than some pods. Other errors and statuses are passed on unchanged."""
     plugin.server.store.create(PODS, "numa", driver_pod())
     plugin.server.options.kubelets[NODE] = {"cpuManagerPolicy": "static"}
     older = {"FAKE_KUBECTL_UNKNOWN": "--kubelet-config", "FAKE_KUBECTL_STATUS": "1"}
@@ -76,14 +78,14 @@ async def test_doctor_runs_in_an_older_image_without_the_flag_that_it_does_not_k
 
 
 def test_the_configuration_is_read_from_standard_input(tmp_path: Path) -> None:
-    """As kubectl exec passes it on; a document that is not a map is a usage error, before anything else is read."""
+    """kubectl exec passes it on; a document that is not a map is a usage error, before anything else is read."""
     command = [sys.executable, "-m", "numa_tools", "doctor", "--host-root", str(tmp_path), "--kubelet-config", "-"]
     done = subprocess.run(command, input=b"[]", capture_output=True, check=False)
     assert (done.returncode, b"is not a map" in done.stderr) == (2, True)
 
 
 async def test_the_page_is_forwarded(plugin: Plugin) -> None:
-    """From a local port to the one that the pod names; where it names none, the setting is named."""
+    """A local port is forwarded to the one that the pod declares; if there is none, the error names the setting."""
     plugin.server.store.create(PODS, "numa", driver_pod({"name": "page", "containerPort": 8082}))
     code, out, err = await plugin.run("page", NODE, "--no-browser")
     assert (code, out) == (0, "http://localhost:40001/   (Ctrl-C ends it)\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plugin makes of objects and texts that anybody in a cluster may have written."""
+"""Parsing of objects and texts that any client of the cluster may have written."""
 
 import json
 import time
@@ -39,8 +39,8 @@ ODD = st.recursive(
 
 
 @given(st.integers(0, 1 << 60), st.booleans())
-def test_quantities_are_those_of_the_driver(amount: int, binary: bool) -> None:
-    """What the driver publishes is read as the same number."""
+def test_quantities_are_parsed_as_by_the_driver(amount: int, binary: bool) -> None:
+    """Published values have the same meaning in the plugin."""
     assert parse_quantity(quantity.format_quantity(amount, binary=binary)) == amount
 
 
@@ -58,30 +58,29 @@ def test_quantities_are_those_of_the_driver(amount: int, binary: bool) -> None:
     ],
 )
 def test_every_form_of_a_quantity_is_read(text: str, amount: int) -> None:
-    """Decimal and binary units, exponents and thousandths, as the driver's parser reads them; fractions are rounded up.
-
-    The plugin imports nothing of the driver, so it has a parser of its own.
+    """Decimal and binary units, exponents and thousandths are parsed as by the driver; fractions are rounded up. The
+    plugin imports nothing of the driver, so it has its own parser.
     """
     assert parse_quantity(text) == amount == min(ceil(quantity.parse_quantity(text)), (1 << 63) - 1)
 
 
 @given(st.text())
-def test_a_quantity_that_is_none_counts_nothing(text: str) -> None:
-    """No text, however long or odd, ends the command."""
+def test_an_invalid_quantity_counts_as_zero(text: str) -> None:
+    """No text, however long or unusual, ends the command."""
     assert parse_quantity(text) >= 0
     assert parse_quantity("9" * 100_000) == 0
     assert format_bytes(parse_quantity("1e60")) == "8191.9Pi", "what no server stores is the most that one does"
 
 
 def test_bytes_are_short() -> None:
-    """Three digits or so, and a unit."""
+    """They have about three digits and a unit."""
     sizes = (0, 512, 1536, 62 << 30, 3 << 29, (1 << 63) - 1)
     assert [format_bytes(size) for size in sizes] == ["0", "512", "1.5Ki", "62Gi", "1.5Gi", "8191.9Pi"]
 
 
 @given(st.text())
-def test_nothing_reaches_the_terminal_but_text(text: str) -> None:
-    """No control character, no escape sequence, and nothing that turns the direction of writing round."""
+def test_control_characters_never_reach_the_terminal(text: str) -> None:
+    """This includes escape sequences and characters that change the writing direction."""
     assert safe(text).isprintable()
     assert table([{"claim": text}]).count("\n") == 1
     for printed, read in ((json_text([{"claim": text}]), json.loads), (yaml_text([{"claim": text}]), yaml.safe_load)):
@@ -118,15 +117,15 @@ def test_a_list_of_cpus_is_bounded_before_it_is_expanded(text: str, cpus: list[i
 
 
 @given(st.sets(st.integers(0, 8191), max_size=40))
-def test_cpus_are_written_as_the_kernel_does(cpus: set[int]) -> None:
+def test_cpus_are_formatted_as_the_kernel_does(cpus: set[int]) -> None:
     """The result has ranges in ascending order."""
     assert parse_cpus(format_cpus(sorted(cpus))) == sorted(cpus)
     assert format_cpus([0, 1, 2, 8]) == "0-2,8"
 
 
 @given(st.lists(ODD.filter(lambda one: isinstance(one, dict)), max_size=3), st.lists(ODD, max_size=3))
-def test_an_odd_object_ends_no_command(slices: list[Any], claims: list[Any]) -> None:
-    """Objects of other versions or hands are read as far as they can be."""
+def test_a_malformed_object_ends_no_command(slices: list[Any], claims: list[Any]) -> None:
+    """Objects of other versions or other authors are read as far as possible."""
     cluster = read_cluster(slices, [one for one in claims if isinstance(one, dict)])
     lists = ((node_documents, node_row), (free_documents, free_row), (claim_documents, claim_row))
     for documents_of, row in lists:
@@ -149,26 +148,26 @@ STATUS = (
 
 
 @given(st.dictionaries(st.sampled_from(("spec", "status")), st.dictionaries(st.sampled_from(STATUS), ODD)) | ODD)
-def test_an_odd_pod_ends_no_command(pod: Any) -> None:
-    """A pod of another version is read as far as it can be."""
+def test_a_malformed_pod_ends_no_command(pod: Any) -> None:
+    """A pod of another version is read as far as possible."""
     read = read_pod(pod)
     lines = [*explain_pod(read, "ns", "p"), *(line for one in read.claims for line in missing(one))]
     assert all(isinstance(line, str) for line in lines)
 
 
 def missing(use: ClaimName) -> list[str]:
-    """The lines about a claim that is not there."""
+    """Returns the lines about a missing claim."""
     return list(explain_missing(use, "ns", template_exists=None))
 
 
 def slice_of(generation: int, *devices: dict[str, Any]) -> dict[str, Any]:
-    """A slice of node-a's CPUs."""
+    """Returns a slice of node-a's CPUs."""
     pool = {"name": "node-a", "generation": generation, "resourceSliceCount": 1}
     return {"spec": {"driver": "dra.cpu", "nodeName": "node-a", "pool": pool, "devices": list(devices)}}
 
 
-def test_of_a_pool_the_newest_generation_counts() -> None:
-    """Slices that are about to be deleted do not make a node look larger."""
+def test_only_the_newest_generation_of_a_pool_counts() -> None:
+    """Slices that are about to be deleted must not make a node look larger."""
     old = slice_of(1, {"name": "a", "capacity": {"dra.cpu/cpu": {"value": "8"}}})
     new = slice_of(2, {"name": "b", "capacity": {"dra.cpu/cpu": {"value": "4"}}})
     for slices in ([old, new], [new, old]):
@@ -176,7 +175,7 @@ def test_of_a_pool_the_newest_generation_counts() -> None:
 
 
 def test_a_large_cluster_is_read_in_seconds() -> None:
-    """The time grows with nodes and claims, not with their product."""
+    """The time grows with the sum of nodes and claims, not with their product."""
     slices, claims = [], []
     for number in range(1000):
         pool = {"name": f"n{number}", "generation": 1}
@@ -190,8 +189,8 @@ def test_a_large_cluster_is_read_in_seconds() -> None:
     assert time.process_time() - began < 3
 
 
-def test_what_watches_a_device_takes_nothing_of_it() -> None:
-    """A claim with adminAccess leaves a device as free as it was, and a single CPU without capacity counts as one."""
+def test_administrative_access_does_not_use_up_a_device() -> None:
+    """A claim with adminAccess leaves a device as free as before, and a single CPU without a capacity counts as one."""
     slices = [slice_of(1, {"name": "cpudev000"}, {"name": "cpudev001"})]
     results = [
         {"driver": "dra.cpu", "pool": "node-a", "device": "cpudev000", "adminAccess": True},
@@ -205,7 +204,7 @@ def test_what_watches_a_device_takes_nothing_of_it() -> None:
     "deep", ["[" * 9000 + "]" * 9000, '{"a":' * 9000 + "1" + "}" * 9000, '["]",' * 9000 + "1" + "]" * 9000]
 )
 def test_a_deep_claim_does_not_hide_the_others(deep: str) -> None:
-    """What is nested deeper than the limit is read as null, whatever the interpreter could read."""
+    """Values nested more deeply than the limit are read as null, whatever the interpreter could read."""
     text = f'{{"items": [{{"name": "a"}}, {{"name": "b", "deep": {deep}}}, {{"name": "c", "text": "]}}\\"["}}]}}'
     found = json.loads(shallow(text))["items"]
     assert [one["name"] for one in found] == ["a", "b", "c"]
@@ -218,15 +217,15 @@ def test_the_limit_on_nesting_is_the_drivers() -> None:
 
 
 @given(JSON)
-def test_what_is_not_deep_is_not_changed(value: Any) -> None:
-    """The text of an ordinary answer stays as it is, up to the limit."""
+def test_documents_within_the_depth_limit_are_unchanged(value: Any) -> None:
+    """The text of an ordinary response stays the same, up to the limit."""
     text = "[" * (MAX_NESTING - 10) + json.dumps(value) + "]" * (MAX_NESTING - 10)
     assert shallow(text) == text
 
 
 @pytest.mark.parametrize("text", ["[" * 1_000_000, '"' * 999_999, '\\"' * 500_000], ids=range(3))
-def test_any_answer_is_cut_in_time(text: str) -> None:
-    """The time grows with the length and no faster."""
+def test_cutting_takes_linear_time(text: str) -> None:
+    """The time grows linearly with the length."""
     began = time.thread_time()
     shallow(text)
     assert time.thread_time() - began < 2

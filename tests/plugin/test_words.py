@@ -27,7 +27,7 @@ def table_of(script: str, name: str) -> Any:
 
 
 def test_the_page_explains_each_use_of_a_cpu_in_the_words_of_the_contract() -> None:
-    """The words are those that the field `use` is described with."""
+    """The words are those in the description of the field `use`."""
     assert {use: meaning for use, (_, meaning) in table_of("values.js", "USES").items()} == words.USES
     described = PageCpu.model_json_schema()["properties"]["use"]["description"]
     assert [*words.USES] == re.findall(r"`([a-z-]+)`", described)
@@ -59,7 +59,7 @@ def test_plugin_and_commands_format_an_amount_alike(amount: int) -> None:
 
 @pytest.mark.parametrize("page_bytes", [4 << 10, 64 << 10, 2 << 20, 512 << 20, 1 << 30, 16 << 30])
 def test_a_page_size_is_written_as_an_amount(page_bytes: int) -> None:
-    """A size of pages in a text is the same whether it is formatted as a page size or as an amount."""
+    """A page size in a text is the same whether it is formatted as a page size or as an amount."""
     assert render.format_bytes(page_bytes) == kubernetes_page_size(page_bytes)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's shell with the real kubectl and Helm, in front of a cluster of fakes.
+"""A user's shell with the real kubectl and Helm, with a cluster of fakes.
 
-KUBECTL names the kubectl; it executes by WebSocket, as 1.31 and later do.
+KUBECTL is the path of kubectl; it runs commands over WebSocket, as 1.31 and later do.
 """
 
 import os
@@ -25,7 +25,7 @@ from tests.stage.settings import StageSettings
 from tests.stage.stage import Stage
 
 SECONDS = 60.0 * PATIENCE
-"""Time for one command, and for its output to become as expected."""
+"""Timeout of one command, and for its output to become as expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Shell:
         return done.stdout
 
     def until(self, script: str, expected: Callable[[str], object]) -> str:
-        """Repeats commands until their output is as expected: what a node publishes takes some seconds."""
+        """Repeats commands until their output is as expected, because publishing takes some seconds."""
         deadline = time.monotonic() + SECONDS
         while not expected(printed := self.typed(script)):
             assert time.monotonic() < deadline, f"{script}\n{printed}"
@@ -59,7 +59,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """A shell in front of a cluster with one node, node-1, that has nothing installed."""
+    """Returns a shell for a cluster with one node, node-1, on which nothing is installed."""
     root = write_tree(captured("32intel64-2p8co2t+8ve"), tmp_path_factory.mktemp("machine"))
     machine = HostDirectory(root)
     machine.claim_to_be_here()

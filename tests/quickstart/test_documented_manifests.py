@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documented claims as a real kubectl sends them; "make quickstart-check".
 
-Helm stands for kubectl in `tests/chart/test_documented_manifests.py`, which runs everywhere. This test shows that both
+`tests/chart/test_documented_manifests.py` uses Helm in place of kubectl and runs everywhere. This test shows that both
 read the same.
 """
 
@@ -21,7 +21,7 @@ _ANNOTATION = "typed=here"
 
 
 def sent(text: str, directory: Path) -> list[Any]:
-    """Returns the objects that kubectl makes of a file, without asking a cluster."""
+    """Returns the objects that kubectl creates from a file, without contacting a cluster."""
     file = directory / "manifests.yaml"
     file.write_text(text)
     command = [os.environ["KUBECTL"], "annotate", "--local", "-o", "json", "-f", str(file), _ANNOTATION]
@@ -36,7 +36,7 @@ def sent(text: str, directory: Path) -> list[Any]:
 
 
 def test_kubectl_sends_what_is_documented(tmp_path: Path) -> None:
-    """Objects of examples and pages, each word of the tables without quotes, and other spellings that people type."""
+    """Covers objects of examples and pages, each value in the tables without quotes, and other common spellings."""
     manifests = [*objects(), *words()]
     documents = sent("---\n".join(f"{one.text}\n" for one in manifests), tmp_path)
     for manifest, document in zip(manifests, documents, strict=True):
@@ -44,7 +44,7 @@ def test_kubectl_sends_what_is_documented(tmp_path: Path) -> None:
 
 
 def test_kubectl_reads_scalars_as_the_driver_does(tmp_path: Path) -> None:
-    """Words and numbers on which readers of YAML do not agree."""
+    """Covers words and numbers that YAML readers interpret differently."""
     text = "kind: Words\napiVersion: v1\nmetadata: {name: words}\nwords:\n"
     text += "".join(f"  k{number:04}: {word}\n" for number, word in enumerate(WORDS))
     (document,) = sent(text, tmp_path)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Migration from dra-driver-cpu and dra-driver-memory and back, with the command blocks of docs/migration.md.
 
-The objects of the two drivers in ``peers/`` have their names and selectors, and are not run. Claims are allocated by
-the stand-in of the scheduler, from the slices and classes in the cluster.
+The objects of the two drivers in ``peers/`` have their names and selectors, and are not run. The fake scheduler
+allocates claims from the slices and classes in the cluster.
 """
 
 import json
@@ -30,7 +30,7 @@ Document = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def clean_cluster(shell: Shell) -> Iterator[None]:
-    """No driver, class, slice, claim or namespace is left for the next test."""
+    """Removes every driver, class, slice, claim and namespace for the next test."""
     yield
     for release in ("dra-driver-numa --namespace dra-driver-numa", "dra-driver-cpu --namespace kube-system"):
         shell.typed(f"helm uninstall --ignore-not-found {release}")
@@ -45,7 +45,7 @@ def publish(shell: Shell) -> None:
 
 
 def withdraw(shell: Shell) -> None:
-    """Deletes their slices, as the kubelet does when a driver has gone."""
+    """Deletes their slices, as the kubelet does when a driver is gone."""
     shell.typed(f"kubectl delete -f {PEERS}/slices.yaml")
 
 
@@ -102,9 +102,8 @@ def test_from_dra_driver_cpu_and_back(shell: Shell) -> None:
 
 
 def test_from_dra_driver_memory_and_back(shell: Shell) -> None:
-    """With the DaemonSet alone deleted, its classes stay, and the chart refuses to install beside them.
-
-    --take-ownership is refused, too: Helm 3.17 would report success and leave the selectors as they are.
+    """If only the DaemonSet is deleted, its classes stay, and the chart refuses to install next to them.
+    --take-ownership fails as well: Helm 3.17 would report success and leave the selectors unchanged.
     """
     shell.typed(MEMORY_INSTALL)
     claim(shell, "before", memory("64Mi"))
@@ -131,9 +130,8 @@ def test_from_dra_driver_memory_and_back(shell: Shell) -> None:
 
 
 def test_an_upgrade_restores_classes_that_the_old_release_deleted(shell: Shell) -> None:
-    """Helm deletes the objects of a release by name, also if another release has created them again.
-
-    Until then, this driver's classes select the devices of the old drivers; theirs do not select this driver's memory.
+    """Helm deletes the objects of a release by name, even if another release has created them again. Until then, this
+    driver's classes select the devices of the old drivers; theirs do not select this driver's memory.
     """
     shell.typed(CPU_INSTALL)
     shell.typed(DELETE_CLASSES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command blocks of install.md, upgrade.md and uninstall.md, and the chart's notes, run as printed, in this order."""
+"""Command blocks of install.md, upgrade.md and uninstall.md, and the chart's notes, run as shown, in this order."""
 
 import re
 import shutil
@@ -20,7 +20,7 @@ def run_blocks(shell: Shell, blocks: list[documented.Block]) -> str:
 
 
 def script(shell: Shell, block: documented.Block) -> str:
-    """Returns a block with the words that a reader fills in."""
+    """Returns a block with its placeholders filled in."""
     values = {"REGISTRY": "registry.example", "NODE": "node-1"}
     return block.script(values | ({"POD": driver_pod(shell)} if "POD" in block.text else {}))
 
@@ -62,7 +62,7 @@ def test_an_upgrade_leaves_running_claims_alone(shell: Shell) -> None:
 
 
 def older_chart(directory: Path) -> Path:
-    """Returns a copy of the chart as it was before it had the value ``doctor``."""
+    """Returns a copy of the chart from before the value ``doctor`` existed."""
     chart = Path(shutil.copytree(CHART, directory / CHART.name))
     for name, value, without in (
         ("values.yaml", r"^doctor:\n(?:  #.*\n)*  kubeletProxy: false\n", ""),
@@ -76,7 +76,7 @@ def older_chart(directory: Path) -> Path:
 
 
 def test_each_upgrade_accepts_a_release_of_a_chart_with_fewer_values(shell: Shell, tmp_path: Path) -> None:
-    """Settings of the release stay; with --reuse-values Helm would keep the old defaults and miss the new ones."""
+    """Settings of the release are kept; with --reuse-values Helm would keep the old defaults and miss the new ones."""
     blocks = documented.blocks("upgrade", documented.CLUSTER)
     older, upgrade = older_chart(tmp_path), "helm upgrade dra-driver-numa -n dra-driver-numa"
     for block in blocks:
@@ -89,7 +89,7 @@ def test_each_upgrade_accepts_a_release_of_a_chart_with_fewer_values(shell: Shel
 
 
 def test_the_commands_of_the_notes_succeed(shell: Shell) -> None:
-    """Of the chart's notes; helm test is run by the page."""
+    """These are the commands of the chart's notes, except helm test, which the page runs."""
     notes = shell.typed("helm get notes dra-driver-numa --namespace dra-driver-numa")
     commands = re.findall(r"^     (kubectl .*)$", notes, re.MULTILINE)
     assert len(commands) == 8
@@ -99,14 +99,14 @@ def test_the_commands_of_the_notes_succeed(shell: Shell) -> None:
 
 
 def test_the_driver_is_uninstalled(shell: Shell) -> None:
-    """Claims in use are listed until their pods are gone; then the driver goes, and its slices."""
+    """Claims in use are listed until their pods are gone; then the driver and its slices are removed."""
     claims, held, uninstall, slices = documented.blocks("uninstall", documented.CLUSTER)
     [line] = run_blocks(shell, [claims]).splitlines()
     assert line.split()[0] == "default"
     assert line.split()[2:] == ["dra.cpu", "cpus"]
     assert run_blocks(shell, [held]).strip() == 'dra_resource_claims_in_use{driver_name="dra.cpu"} 1'
     shell.typed("kubectl delete -f examples/cpus.yaml")
-    # grep exits with 1 when it prints nothing.
+    # grep exits with 1 if it prints nothing.
     shell.until(f"{script(shell, claims).strip()} || true", lambda printed: printed == "")
     shell.until(f"{script(shell, held).strip()} || true", lambda printed: printed == "")
     assert 'release "dra-driver-numa" uninstalled' in run_blocks(shell, [uninstall])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/quickstart.md typed as it stands, and what other pages ask a cluster; "make quickstart-check"."""
+"""docs/quickstart.md run as it is, and queries of a cluster on other pages; "make quickstart-check"."""
 
 import re
 from functools import partial
@@ -19,8 +19,9 @@ _CPUS = r"(?<![\w.-])\d+(?:[-,]\d+)+"
 
 
 def pattern(shown: str, known: dict[str, str]) -> re.Pattern[str]:
-    """Output that is alike: random suffixes, widths of columns and CPUs may differ, but one CPU list of the page stands
-    for the same CPUs everywhere (``known``, once they have been seen)."""
+    """Returns a pattern for equivalent output: random suffixes, widths of columns and CPUs may differ, but one CPU list
+    of the page stands for the same CPUs everywhere (``known``, once they have been seen).
+    """
     words = []
     for word in shown.split():
         text = re.sub(r"-[a-z0-9]{5}$", r"-[a-z0-9]{5}", re.escape(word))
@@ -34,7 +35,7 @@ def matches(wanted: re.Pattern[str], printed: str) -> re.Match[str] | None:
 
 
 def test_every_step_prints_what_the_page_shows(shell: Shell) -> None:
-    """A new user gets from nothing to exclusive CPUs, and each step prints what the page shows."""
+    """Starting from nothing, a new user gets exclusive CPUs, and each step prints what the page shows."""
     assert len(STEPS) > 7
     known: dict[str, str] = {}
     for command, shown in STEPS:
@@ -69,7 +70,7 @@ def test_the_page_of_the_state_endpoint_shows_what_it_answers(shell: Shell) -> N
 
 
 def asked() -> list[str]:
-    """The commands with which pages query a cluster, where a cluster of fakes can answer.
+    """Returns the commands with which pages query a cluster, if a cluster of fakes can answer them.
 
     Pages of which every block is run have tests of their own. The examples of the reference name pods that are made up;
     that the programs accept them is tested with the help texts.
@@ -82,8 +83,8 @@ def asked() -> list[str]:
     return sorted(line for line in found if mine.match(line))
 
 
-def test_what_pages_ask_is_answered(shell: Shell) -> None:
-    """A command copied from any page is answered; on a healthy node, no command reports a problem."""
+def test_documented_queries_are_answered(shell: Shell) -> None:
+    """A query copied from any page works, and on a healthy node it reports no problem."""
     driver = shell.typed("kubectl -n dra-driver-numa get pods -o name").strip().removeprefix("pod/")
     assert len(asked()) > 7
     for line in [*asked(), "kubectl numa nodes", "kubectl numa claims"]:
@@ -93,8 +94,8 @@ def test_what_pages_ask_is_answered(shell: Shell) -> None:
         assert "PROBLEM" not in shell.typed(command.replace("> node.tar.gz", "| wc -c"))
 
 
-def test_the_end_leaves_nothing(shell: Shell) -> None:
-    """The page's last command deletes the pod, whose claim ends; uninstalling removes the driver."""
+def test_the_last_step_leaves_nothing(shell: Shell) -> None:
+    """The page's last command deletes the pod with its claim; uninstalling removes the driver."""
     [command] = re.findall(r"`(kubectl delete [^`]+)`", (documented.DOCS / "quickstart.md").read_text())
     assert 'pod "cpus" deleted' in shell.typed(command)
     uninstalled = shell.typed("helm uninstall dra-driver-numa -n dra-driver-numa")

@@ -47,7 +47,7 @@ metadata = st.sampled_from(
     ]
 )
 
-# By the names of the signature: what it requires and does not get, builds() makes up.
+# Parameters of the signature: builds() generates the required ones that are not given.
 memory_allocations = st.builds(
     MemoryAllocation,
     request=st.just("r"),

@@ -14,7 +14,7 @@ HUGEPAGES: Final = (HugepagePool(2 << 20, 256, 256),)
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Where a core is, and how many threads it has."""
+    """The location of a core, and its number of threads."""
 
     package: int = 0
     node: int = 0
@@ -32,9 +32,10 @@ def assemble(
     memory: int = 4 * GIB,
     hugepages: tuple[HugepagePool, ...] = HUGEPAGES,
 ) -> Machine:
-    """Returns a machine of these cores. Threads are numbered first threads first, or side by side if ``adjacent``.
+    """Returns a machine of these cores.
 
-    With a ``stride`` ids are sparse: 0, stride, 2 * stride and so on.
+    All first threads are numbered before the second ones, or each core's threads are adjacent if ``adjacent``. With a
+    ``stride`` ids are sparse: 0, stride, 2 * stride and so on.
     """
     cores = list(cores)
     slots = [(thread, number) for number, core in enumerate(cores) for thread in range(core.threads)]
@@ -48,7 +49,7 @@ def assemble(
     ranks: dict[int, int] = {}
     in_package: dict[int, int] = {}
     for number, core in enumerate(cores):
-        ranks[number] = in_package.get(core.package, 0)  # core_id repeats on every socket, as the kernel's numbers do
+        ranks[number] = in_package.get(core.package, 0)  # core_id repeats on every socket, as in the kernel
         in_package[core.package] = ranks[number] + 1
     for cpu, number in places.items():
         lowest.setdefault(number, cpu)
@@ -105,13 +106,15 @@ def machine(
     memory: int = 4 * GIB,
     hugepages: tuple[HugepagePool, ...] = HUGEPAGES,
 ) -> Machine:
-    """Returns an even machine, threads numbered like on x86: all first threads, then all second threads."""
+    """Returns an even machine with threads numbered as on x86: all first threads, then all second threads."""
     cores = even_cores(sockets, nodes_per_socket, l3s_per_node, cores_per_l3, threads, has_l3=has_l3)
     return assemble(cores, offline=offline, memory=memory, hugepages=hugepages)
 
 
 def hybrid(performance: int = 4, clusters: int = 2, low_power: int = 2) -> list[Core]:
-    """Returns the cores of an Intel hybrid part: P-cores with two threads, E-cores in fours, some outside the L3."""
+    """Returns the cores of an Intel hybrid processor: P-cores with two threads, E-cores in groups of four, some outside
+    the L3.
+    """
     return [
         *[Core(threads=2, kind=CoreType.PERFORMANCE)] * performance,
         *[Core(kind=CoreType.EFFICIENCY)] * (clusters * 4),
@@ -181,7 +184,7 @@ SYNTHETIC: Final[Mapping[str, Machine]] = {
     "isolcpus": isolating(assemble(even_cores(2, 1, 2, 4, 2)), [*range(4, 12), 20, 21, 22]),
     "isolated-hybrid": isolating(assemble(hybrid(), adjacent=True), [2, 3, 5, 8, 9, 10, 17]),
 }
-"""Named machines of every kind that allocation must hold on: 1 to 8 sockets, 1 to 512 CPUs."""
+"""Named machines of every kind that the allocator must support: 1 to 8 sockets, 1 to 512 CPUs."""
 
 
 @st.composite
@@ -212,9 +215,9 @@ _CORES = st.builds(
 
 @st.composite
 def odd_machines(draw: st.DrawFn) -> Machine:
-    """Draws a small machine in which nothing is even: nodes, caches, threads and kinds of core differ at will."""
+    """Draws a small uneven machine: NUMA nodes, caches, threads and core types differ arbitrarily."""
     drawn = draw(st.lists(_CORES, min_size=1, max_size=7))
-    # A NUMA node lies in one socket and an L3 in one NUMA node; beyond that, anything goes.
+    # A NUMA node is inside one socket and an L3 inside one NUMA node; otherwise anything is possible.
     cores = [
         replace(core, node=core.package * 2 + core.node, l3=core.l3 and core.package * 4 + core.node * 2 + core.l3)
         for core in drawn

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Byte streams in pieces, as a socket hands them out."""
+"""Byte streams in pieces, as a socket returns them."""
 
 from hypothesis import strategies as st
 

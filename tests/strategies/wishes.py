@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of claims, and an independent judge of what they allow: slow, simple, and no code of the allocator's."""
+"""Parameters of claims, and an independent, slow and simple check of the CPUs that they allow, without the allocator's
+code.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
@@ -14,7 +16,7 @@ _TYPES = {"performance": CoreType.PERFORMANCE, "efficiency": CoreType.EFFICIENCY
 
 @st.composite
 def wishes(draw: st.DrawFn) -> CpuParameters:
-    """Draws parameters that do not contradict themselves; most are the defaults."""
+    """Draws parameters without contradictions; most of them have their defaults."""
 
     def rarely(default: str, *others: str) -> str:
         return draw(st.sampled_from([default] * 3 + list(others)))
@@ -32,7 +34,7 @@ def wishes(draw: st.DrawFn) -> CpuParameters:
 
 
 def by(found: Machine, cpus: Iterable[int], key: Callable[[Cpu], Hashable]) -> dict[Hashable, set[int]]:
-    """Returns CPUs by something that is known of each."""
+    """Groups CPUs by a property."""
     groups: dict[Hashable, set[int]] = defaultdict(set)
     for number in cpus:
         groups[key(found.cpus[number])].add(number)
@@ -40,7 +42,7 @@ def by(found: Machine, cpus: Iterable[int], key: Callable[[Cpu], Hashable]) -> d
 
 
 def suitable(found: Machine, cpus: Iterable[int], wish: CpuParameters) -> set[int]:
-    """Returns those CPUs that the parameters do not exclude."""
+    """Returns the CPUs that the parameters do not exclude."""
     kept = set(cpus)
     if wish.isolcpus == "only":
         kept &= found.isolcpus
@@ -52,13 +54,13 @@ def suitable(found: Machine, cpus: Iterable[int], wish: CpuParameters) -> set[in
 
 
 def whole_cores(found: Machine, cpus: Iterable[int]) -> list[set[int]]:
-    """Returns the cores of which every online thread is among the CPUs."""
+    """Returns the cores whose online threads are all among the CPUs."""
     mine = set(cpus)
     return [core for core in by(found, found.cpus, lambda cpu: cpu.core).values() if core <= mine]
 
 
 def keeps(found: Machine, offered: Iterable[int], chosen: set[int], wish: CpuParameters) -> bool:
-    """Tells whether chosen CPUs keep everything that is required."""
+    """Returns True if the chosen CPUs meet all requirements."""
     allowed = suitable(found, offered, wish)
     if not chosen <= allowed:
         return False
@@ -70,7 +72,7 @@ def keeps(found: Machine, offered: Iterable[int], chosen: set[int], wish: CpuPar
     if wish.numa == "distribute":
         nodes = by(found, allowed, lambda cpu: cpu.numa_node)
         shares = [len(cpus & chosen) for cpus in nodes.values()]
-        # Even means: no two differ by more than one CPU, or by more than one core, the largest that is to be had.
+        # Even means that no two nodes differ by more than one CPU, or by more than the largest available core.
         return max(shares) - min(shares) <= granularity(found, chosen, wish)
     return True
 
@@ -81,7 +83,7 @@ def granularity(found: Machine, free: Iterable[int], wish: CpuParameters) -> int
 
 
 def possible_by_trying(found: Machine, offered: Iterable[int], free: set[int], count: int, wish: CpuParameters) -> bool:
-    """Tells whether some choice of free CPUs keeps the parameters, by trying them all."""
+    """Returns True if some choice of free CPUs meets the parameters, by trying all of them."""
     offered = set(offered)
     widest = granularity(found, suitable(found, free, wish), wish)
     for chosen in combinations(sorted(suitable(found, free, wish)), count):
@@ -106,7 +108,7 @@ def _sums(sizes: Iterable[int], limit: int) -> set[int]:
 def possible_by_counting(
     found: Machine, offered: Iterable[int], free: set[int], count: int, wish: CpuParameters
 ) -> bool:
-    """Tells the same for machines that are too large for trying."""
+    """Returns the same for machines that are too large for trying."""
     kept = suitable(found, free, wish)
     cores = whole_cores(found, kept) if wish.full_physical_cores else [{cpu} for cpu in kept]
 

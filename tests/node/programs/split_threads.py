@@ -18,7 +18,7 @@ def pin(prefix: str) -> None:
 
 
 def control() -> None:
-    """Pins the control thread, which then sleeps."""
+    """Runs the control thread, which pins itself to the shared CPUs and then sleeps."""
     pin("DRA_SHARED_CPUSET_")
     print("split", flush=True)
     threading.Event().wait()

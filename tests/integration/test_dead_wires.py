@@ -83,7 +83,7 @@ ELSEWHERE: dict[str, str] = {
         "tests/unit/dra_frontend/claims/test_reconciler.py::test_a_directory_that_was_replaced_ends_the_process"
     ),
     StatusCode.RUN_DIRECTORY_UNUSABLE: (
-        "tests/unit/dra_frontend/node/test_run_directory.py::test_what_cannot_come_back_is_told_of"
+        "tests/unit/dra_frontend/node/test_run_directory.py::test_a_file_that_cannot_be_restored_is_reported"
     ),
     StatusCode.HUGEPAGES_UNAVAILABLE: (
         "tests/integration/test_hugepage_helper.py::test_a_helper_that_is_down_is_reported_until_it_is_back"

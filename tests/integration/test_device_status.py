@@ -72,7 +72,7 @@ async def test_the_charts_permissions_are_enough_in_every_release(tmp_path: Path
         assert await apply(server, client) == [GPU]
 
 
-async def test_entries_go_with_the_allocation(tmp_path: Path) -> None:
+async def test_entries_end_with_the_allocation(tmp_path: Path) -> None:
     """The server drops them without any client, and no client of the node may write them any more."""
     async with cluster(tmp_path, "1.36") as (server, client):
         await apply(server, client, CPU)

@@ -252,7 +252,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("how", HOSTILE)
-def test_the_helper_rejects_what_the_configuration_does_not_allow(node: Node, how: str) -> None:
+def test_the_helper_rejects_requests_outside_the_configuration(node: Node, how: str) -> None:
     """It returns an error, changes nothing, and serves the next request."""
     assert node.ask(HOSTILE[how]).problem
     assert node.pages == 0

@@ -67,7 +67,7 @@ def health(stage: Stage, device: str) -> tuple[str, str]:
     return next((one["health"], one["message"]) for one in stage.kubelet("health") if one["device"] == device)
 
 
-def test_a_claimed_cpu_goes_offline(stage: Stage, machine: HostDirectory) -> None:
+def test_a_claimed_cpu_that_goes_offline_stays_claimed(stage: Stage, machine: HostDirectory) -> None:
     """The claim keeps its CPUs in the ledger, its device is unhealthy, and the other thread of the core is not
     allocated to another claim.
     """

@@ -153,7 +153,7 @@ async def test_a_snapshot_of_500_containers_is_answered_within_200_ms(tmp_path: 
 
 
 @pytest.mark.parametrize("level", ["0.8", "0.12"])
-async def test_a_snapshot_over_4_mib_comes_in_parts(tmp_path: Path, level: str) -> None:
+async def test_a_snapshot_over_4_mib_arrives_in_parts(tmp_path: Path, level: str) -> None:
     """The runtime disconnects a plugin that answers a part as if it were the complete snapshot."""
     async with nri_rig(tmp_path, level, filled=30, annotation=200 << 10, request_seconds=10.0) as rig:
         assert rig.runtime.host.plugins[0].sync_messages > 1

@@ -283,7 +283,7 @@ def test_the_sbom_of_the_chart_lists_its_files_and_images(tmp_path: Path) -> Non
     assert document["dependencies"][0]["dependsOn"] == [one["bom-ref"] for one in document["components"]]
 
 
-def test_the_workflow_attests_what_the_release_makes() -> None:
+def test_the_workflow_attests_the_files_of_the_release() -> None:
     """Images and chart get their SBOM and the provenance as attestations, under the names that release.sh gives."""
     workflow = (ROOT / ".github/workflows/release.yaml").read_text()
     (job,) = yaml.safe_load(workflow)["jobs"].values()

@@ -176,7 +176,7 @@ def test_limits_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
         assert "burstable" in group.path
 
 
-def test_the_runtime_hides_what_a_kubelet_hides(pod: DriverPod) -> None:
+def test_the_runtime_masks_the_paths_that_a_kubelet_masks(pod: DriverPod) -> None:
     """Masked and read-only paths and the seccomp filter are in the configuration that containerd gave to runc."""
     for container in pod.containers.values():
         linux = runtime_spec(pod, container)["linux"]

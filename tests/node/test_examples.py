@@ -189,7 +189,7 @@ def intruders(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> list[
 
 
 @pytest.mark.parametrize(("name", "mode"), list(cases()))
-def test_an_example_gets_what_it_asks_for(cluster: Cluster, others: None, name: str, mode: str) -> None:
+def test_an_example_gets_its_resources(cluster: Cluster, others: None, name: str, mode: str) -> None:
     """It starts, and the kernel's files inside and outside show the content of the claim's record."""
     path = next(path for path in PATHS if path.stem == name)
     backend = cluster.instance.lease()

@@ -45,7 +45,7 @@ def documented() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("words", documented(), ids=" ".join)
-def test_kubectl_accepts_what_pages_show(words: tuple[str, ...]) -> None:
+def test_kubectl_accepts_the_commands_of_pages(words: tuple[str, ...]) -> None:
     """A command or an option that kubectl does not know is an error, with or without a cluster."""
     place = words.index("--") if "--" in words else len(words)
     command = [os.environ["KUBECTL"], *words[:place], "--help", *words[place:]]

@@ -23,13 +23,13 @@ def file_name(record: AllocationRecord) -> str:
 
 
 @given(records())
-def test_a_file_gives_its_record_back(record: AllocationRecord) -> None:
+def test_a_record_survives_writing_and_reading(record: AllocationRecord) -> None:
     """The CDI directory is the database: a restart reads what was written before."""
     assert parse_claim_file(file_name(record), dump_claim_file(record)).record == record
 
 
 @given(records())
-def test_a_file_is_what_the_specification_allows(record: AllocationRecord) -> None:
+def test_a_file_conforms_to_the_specification(record: AllocationRecord) -> None:
     """It has the lowest version that supports annotations, no unknown key at any level, and for each request one device
     with a valid name, because a runtime rejects the whole file otherwise. Each device has the driver's variables, which
     identify this claim.
@@ -75,7 +75,7 @@ def test_memory_variables_contain_node_and_size() -> None:
     }
 
 
-def test_each_device_mounts_what_its_own_request_has() -> None:
+def test_each_device_mounts_only_for_its_own_request() -> None:
     """Hugepages are mounted as a file system of the claimed page size and metadata is read-only; other requests get
     neither.
     """

@@ -7,7 +7,7 @@ import pytest
 from dra_frontend.settings import add_run_arguments, load_settings
 
 
-def test_the_node_name_comes_from_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_node_name_comes_from_the_downward_api(monkeypatch: pytest.MonkeyPatch) -> None:
     """The downward API takes precedence over the override, which applies to all nodes, and both over the host name."""
     parser = argparse.ArgumentParser()
     add_run_arguments(parser)

@@ -79,7 +79,7 @@ def test_the_version_of_the_frontend_is_shown_without_a_backend(frontend: Fronte
     assert f'dra_numa_frontend_build_info{{version="{__version__}"}} 1.0' in frontend.scrape()
 
 
-def test_what_the_backend_sent_is_served_as_it_served_it_itself(frontend: Frontend) -> None:
+def test_the_backends_metrics_are_served_unchanged(frontend: Frontend) -> None:
     """Names, types, labels and values are the same as in a scrape of the backend itself."""
     sample = MetricSample(labels=("Create",), value=0.25, counts=(1, 2, 3))
     hooks = Metric(
@@ -104,7 +104,7 @@ def test_what_the_backend_sent_is_served_as_it_served_it_itself(frontend: Fronte
     assert types == ["# TYPE dra_numa_backend_hook_duration_seconds histogram"]
 
 
-def test_stale_metrics_go_with_the_lease(frontend: Frontend) -> None:
+def test_metrics_of_the_backend_end_with_its_lease(frontend: Frontend) -> None:
     """For a backend that is gone, only the duration of its silence is shown."""
     frontend.send(Metric(name="active", samples=(MetricSample(value=1),)))
     assert frontend.of_backend() == ["dra_numa_backend_active 1.0"]
@@ -127,7 +127,7 @@ def test_stale_metrics_go_with_the_lease(frontend: Frontend) -> None:
         Metric(name="a", samples=tuple(MetricSample(value=n) for n in range(1001))),
     ],
 )
-def test_what_cannot_be_served_is_left_out(frontend: Frontend, metric: Metric) -> None:
+def test_invalid_metrics_are_left_out(frontend: Frontend, metric: Metric) -> None:
     """An invalid metric, or more metrics than a backend has, do not affect the others."""
     frontend.send(Metric(name="active", samples=(MetricSample(value=1),)), metric)
     assert frontend.of_backend() == ["dra_numa_backend_active 1.0"]
@@ -142,7 +142,7 @@ def test_scrapes_share_one_rendering(frontend: Frontend) -> None:
     assert frontend.telemetry.render() is not first
 
 
-def test_the_kubelets_managers_are_shown_as_the_backend_saw_them(frontend: Frontend) -> None:
+def test_the_kubelets_managers_are_exported(frontend: Frontend) -> None:
     """There is no value before the first report of a backend."""
     name = "dra_numa_kubelet_static_manager"
     assert not [line for line in frontend.scrape() if line.startswith(name)]

@@ -25,7 +25,7 @@ from tests.rigs.enforcement import Node, enforcing
 
 
 @pytest.mark.parametrize("request_timeout", [REQUEST_SECONDS, 5.0])
-def test_a_hook_is_answered_before_the_runtime_goes_on_without_it(request_timeout: float) -> None:
+def test_a_hook_is_answered_before_the_runtime_continues_without_it(request_timeout: float) -> None:
     deadline = DEADLINE_SHARE * request_timeout
     assert CLEAR_SHARE * request_timeout + PASS_BY_SECONDS + 2 * JOB_SECONDS < deadline
     assert deadline + KILL_SECONDS + 0.25 <= request_timeout

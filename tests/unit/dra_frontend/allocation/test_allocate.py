@@ -47,7 +47,7 @@ def test_two_requests_of_one_claim_get_different_cpus() -> None:
     assert not record.cpus_of(["a"]) & record.cpus_of(["b"])
 
 
-def test_nobody_gets_what_somebody_has() -> None:
+def test_held_cpus_are_not_allocated_again() -> None:
     """CPUs of other claims, of releases in progress and of containers without a record are not free."""
     first = decided(view("u1", cpus(2)))
     going = ClaimFile("dra.cpu", "u0", None, frozenset({1, 4, 5}))
@@ -75,7 +75,7 @@ def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
     assert "the kubelet retries" in text
 
 
-def test_administrative_access_takes_nothing() -> None:
+def test_administrative_access_allocates_nothing() -> None:
     """A claim with adminAccess only observes devices and must not take CPUs from their owner."""
     watching = view("u", cpus(2, "mine"), result("all", "dra.cpu", "cpudevnuma001", adminAccess=True))
     assert [r.request for r in watching.results["dra.cpu"]] == ["mine"]
@@ -92,14 +92,14 @@ def test_administrative_access_takes_nothing() -> None:
         (cpus(4), "3 free"),
     ],
 )
-def test_what_cannot_be_prepared_is_refused_by_name(entry: dict[str, Any], text: str) -> None:
+def test_a_rejection_names_request_device_and_remedy(entry: dict[str, Any], text: str) -> None:
     """The rejection contains the request, the device and a remedy, because it appears in the pod's events."""
     refusal = refused(view("u", entry))
     assert text in refusal
     assert "ns/claim-u" in refusal
 
 
-def test_hugepages_are_never_promised_twice() -> None:
+def test_hugepages_are_never_allocated_twice() -> None:
     """A claim that exceeds the unclaimed pages is rejected, and the text shows the calculation. Pages in a damaged
     claim file count as allocated.
     """
@@ -111,7 +111,7 @@ def test_hugepages_are_never_promised_twice() -> None:
     assert "not whole pages" in refused(view("u3", memory("3Mi", kind="hugepages-2m")), "dra.memory")
 
 
-def test_a_lost_record_is_rebuilt_from_what_containers_hold() -> None:
+def test_a_lost_record_is_rebuilt_from_running_containers() -> None:
     """The record contains the CPUs that the container is pinned to, or the claim is rejected. A request without a
     container gets new CPUs.
     """
@@ -136,7 +136,7 @@ def test_a_cpu_that_two_claims_hold_is_not_free_for_either() -> None:
     assert Ledger(files).cpu_holders("b") == {0: "a", 1: "a"}
 
 
-def test_each_request_is_given_by_its_own_parameters() -> None:
+def test_each_request_is_allocated_by_its_own_parameters() -> None:
     """The record contains the parameters that each request was allocated with, and how the claim may be shared."""
     config = (opaque({"strategy": "spread"}, "b"), opaque({"sharing": "pod", "quota": "keep"}, "a"))
     record = decided(view("u", cpus(2, "a", "cpudevnuma001"), cpus(2, "b", "cpudevnuma000"), config=config))
@@ -153,7 +153,7 @@ def test_several_results_of_one_request_are_all_different() -> None:
     assert len(record.cpus_of(["a"])) == 3
 
 
-def test_a_device_that_is_gone_is_refused_with_its_request_once() -> None:
+def test_a_missing_device_is_rejected_with_its_request_once() -> None:
     """The rejection names the request once, with or without parameters, and a subrequest by its full name."""
     for config in ((), (opaque({"strategy": "spread"}),)):
         shown = refused(view("u", cpus(1, "r/big", "gone"), config=config))
@@ -181,7 +181,7 @@ def named(cpu_list: str, *requests: str) -> dict[str, Any]:
     return opaque({"cpuset": cpu_list}, *requests)
 
 
-def test_machine_mode_gives_the_named_cpus() -> None:
+def test_machine_mode_allocates_the_named_cpus() -> None:
     """The claim gets exactly the named CPUs, and the record says so. A claim without named CPUs gets any CPUs of the
     machine.
     """
@@ -267,7 +267,7 @@ def test_single_cpus_are_those_that_the_scheduler_chose() -> None:
     assert decided(view("u", single(2), single(7)), ledger=seen, inventory=SINGLE).cpus_of() == {2, 7}
 
 
-def test_a_single_cpu_is_not_given_twice() -> None:
+def test_a_single_cpu_is_not_allocated_twice() -> None:
     """It is not free while another claim holds it or is being released, and one claim cannot get it twice."""
     first = decided(view("o", single(2)), inventory=SINGLE)
     going = ClaimFile("dra.cpu", "gone", None, frozenset({2}))
@@ -279,7 +279,7 @@ def test_a_single_cpu_is_not_given_twice() -> None:
     assert "no CPU device" in refused(view("u", single(0)), inventory=SINGLE)
 
 
-def test_a_rebuilt_record_tells_what_each_device_gave() -> None:
+def test_a_rebuilt_record_contains_the_cpus_of_each_device() -> None:
     """Each result gets CPUs of its own device, so that no device appears to have given out more than it has."""
 
     def rebuilt(inventory: Inventory, seen: set[int], *results: dict[str, Any]) -> list[tuple[str, list[int]]]:
@@ -310,7 +310,7 @@ def test_a_rebuilt_record_has_its_parameters_where_they_can_be_read() -> None:
     assert (bad.memory_parameters, bad.memory) == ({}, good.memory)
 
 
-def test_a_record_of_the_next_release_stays_whole() -> None:
+def test_unknown_fields_of_a_record_are_preserved() -> None:
     """Fields that this release does not know do not cause a new record, and they are preserved for the remaining
     pods.
     """
@@ -357,7 +357,7 @@ def test_mounts_of_one_claim_must_not_hide_each_other(one: str, other: str) -> N
     )
 
 
-def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
+def test_lost_memory_is_rebuilt_if_its_device_shrank() -> None:
     """Pages in use stay allocated to the claim even if their device shrank or is gone: the device name contains NUMA
     node and page size.
     """
@@ -377,7 +377,7 @@ def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
     assert "no memory device node-a-hugepages-3x/hugepages-3x-numa000" in refused(strange, "dra.memory", running)
 
 
-def test_memory_that_is_reserved_by_now_is_given_to_whom_it_was_allocated() -> None:
+def test_memory_that_was_reserved_after_its_allocation_is_prepared() -> None:
     """The scheduler used an older slice, but its decision is final. A rejection would persist for the life of the
     pod.
     """

@@ -108,13 +108,13 @@ def test_quantities_are_exact(amount: object, exact: Fraction | int) -> None:
 
 
 @pytest.mark.parametrize("amount", ["0", "-1", "1500m", "10E", "1e30", "1e300"])
-def test_what_is_not_an_amount_is_refused(amount: str) -> None:
+def test_invalid_amounts_are_rejected(amount: str) -> None:
     """A value that no device can have is rejected before anything is computed with it."""
     with pytest.raises(Refused, match="is not a positive whole number of CPUs"):
         count_of("dra.cpu", read(consuming(amount)).results["dra.cpu"][0])
 
 
-def test_class_parameters_come_before_those_of_the_claim() -> None:
+def test_parameters_of_the_class_precede_those_of_the_claim() -> None:
     """Later entries override earlier ones, so the claim's entries come last, regardless of their order in the
     document.
     """
@@ -133,7 +133,7 @@ def test_class_parameters_come_before_those_of_the_claim() -> None:
     ("requests", "applies"),
     [([], True), (None, True), (["cpus"], True), (["cpus/big"], True), (["cpus/small"], False), (["mem"], False)],
 )
-def test_parameters_match_by_nothing_by_base_or_by_full_name(requests: list[str] | None, applies: bool) -> None:
+def test_parameters_match_by_request_base_or_full_name(requests: list[str] | None, applies: bool) -> None:
     """An entry applies to a result if it lists no requests, or its base request, or exactly its subrequest."""
     claim = document()
     claim["status"]["allocation"]["devices"]["config"] = [
@@ -159,7 +159,7 @@ def test_node_selection() -> None:
     assert read(claim).is_for("anywhere", UID)
 
 
-def test_another_object_of_the_same_name_is_refused() -> None:
+def test_another_claim_of_the_same_name_is_rejected() -> None:
     """The kubelet identifies a claim by UID. A claim that was recreated with the same name is a different claim."""
     text = refusal(document(), "other-uid")
     assert text.startswith(f"claim default/pod-a-cpu-x7k2p: UID other-uid was replaced by {UID}; delete the pod")
@@ -197,7 +197,7 @@ def test_damaged_quantities_are_refused(value: object) -> None:
     assert "consumedCapacity[dra.cpu/cpu]" in refusal(consuming(value))
 
 
-def test_a_source_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_source_of_parameters_is_rejected() -> None:
     """The source of the parameters decides their precedence."""
     claim = document()
     claim["status"]["allocation"]["devices"]["config"][0]["source"] = "FromMars"
@@ -212,7 +212,7 @@ def test_a_source_that_nobody_knows_is_refused() -> None:
         (("reservedFor",), {"resource": "pods", "uid": "u", "name": "n"}),
     ],
 )
-def test_a_claim_has_as_many_entries_as_the_api_allows(path: tuple[str, ...], entry: dict[str, Any]) -> None:
+def test_a_claim_has_at_most_the_entries_that_the_api_allows(path: tuple[str, ...], entry: dict[str, Any]) -> None:
     """Lists longer than the API server accepts are not read."""
     claim = document()
     holder = claim["status"]

@@ -81,7 +81,7 @@ def widest(inventory: Inventory) -> CpuDevice:
         ),
     ],
 )
-def test_a_request_with_a_choice_leaves_what_another_one_needs(inventory: Inventory, asks: dict[str, Ask]) -> None:
+def test_a_flexible_request_leaves_cpus_that_another_one_needs(inventory: Inventory, asks: dict[str, Ask]) -> None:
     """Covers isolated CPUs, P-cores, named CPUs, one L3 and whole cores, in every order in which the scheduler may list
     the requests.
     """
@@ -93,9 +93,7 @@ def test_a_request_with_a_choice_leaves_what_another_one_needs(inventory: Invent
 
 
 @pytest.mark.parametrize(("isolated", "free", "many"), [("0-1", {0, 1, 16}, "a"), ("0-4", {0, 1, 2, 3, 4, 16}, "abcd")])
-def test_another_order_is_tried_where_the_strictest_first_does_not_fit(
-    isolated: str, free: set[int], many: str
-) -> None:
+def test_another_order_is_tried_if_the_strictest_first_fails(isolated: str, free: set[int], many: str) -> None:
     """One core is free, and the request for an isolated CPU must not use half of it. With many requests not every order
     is tried, but each request is tried first.
     """
@@ -109,7 +107,7 @@ def test_another_order_is_tried_where_the_strictest_first_does_not_fit(
     assert record.cpus_of(many) == free - {0, 16}
 
 
-def test_the_refusal_tells_what_the_requests_take_from_each_other() -> None:
+def test_the_rejection_names_conflicting_requests() -> None:
     """If a request cannot be met even alone, the rejection says so. Otherwise it names the other requests of the
     claim.
     """
@@ -133,7 +131,7 @@ def test_the_refusal_tells_what_the_requests_take_from_each_other() -> None:
         (1, {"coreType": "efficiency"}, False),
     ],
 )
-def test_waiting_is_advised_only_where_it_helps(amount: int, fields: dict[str, Any], worth_waiting: bool) -> None:
+def test_waiting_is_advised_only_if_it_helps(amount: int, fields: dict[str, Any], worth_waiting: bool) -> None:
     """The device has three CPUs, all allocated. A request that would not fit even if they were free is not told to
     wait.
     """

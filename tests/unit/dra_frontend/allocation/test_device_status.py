@@ -47,7 +47,7 @@ BY_POOL = Condition("True", "Exclusive", "the shared pool excludes its CPUs")
 BY_KERNEL = Condition("True", "Exclusive", "the kernel keeps all other processes off these CPUs (cpuset partition)")
 
 
-def test_the_reason_of_the_whole_node_is_that_of_each_claim() -> None:
+def test_the_nodes_reason_applies_to_each_claim() -> None:
     """If the node supports no partitions, that reason is reported. A container's own reason takes precedence, and with
     a partition there is no reason.
     """
@@ -95,7 +95,7 @@ def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
         ),
     ],
 )
-def test_a_cpu_claim_is_enforced_as_the_kernel_shows_it(
+def test_enforcement_of_a_cpu_claim_is_judged_by_the_kernels_state(
     containers: list[ContainerReport], expected: Condition | str
 ) -> None:
     """The claim is enforced if its containers run on its CPUs and no other container does. A rejected container does
@@ -110,7 +110,7 @@ def test_a_cpu_claim_is_enforced_as_the_kernel_shows_it(
         assert expected in found.message
 
 
-def test_containers_of_several_claims_are_no_intruders() -> None:
+def test_containers_of_several_claims_are_not_intruders() -> None:
     """A container may hold two claims, each with its own CPUs."""
     both = report(claims=[USE, {"uid": "v", "driver": "dra.cpu"}], cpus="1-4")
     assert enforced(CPU_KEY, cpu_record("u", "r=1-2"), cpu_record("v", "r=3-4"), both).reason == "Exclusive"
@@ -119,7 +119,7 @@ def test_containers_of_several_claims_are_no_intruders() -> None:
     assert enforced(CPU_KEY, cpu_record("u", "r=1-2"), cpu_record("v", "r=3-4"), beyond, mine).reason == "NotExclusive"
 
 
-def test_a_container_may_have_the_pool_beside_its_cpus() -> None:
+def test_a_container_may_use_the_pool_in_addition() -> None:
     """Additional CPUs are fine as long as they do not belong to another claim."""
     with_pool = mixed(cpu_record("u", "r=1-2"), "0-7")
     assert enforced(CPU_KEY, with_pool, report(claims=[USE], cpus="0-7")).reason == "Exclusive"
@@ -141,12 +141,12 @@ def test_a_memory_claim_is_enforced_where_it_is_bound(binding: str, mems: str, r
     assert enforced(MEMORY_KEY, record, report(claims=[MEMORY_USE], cpus="0-7", mems=mems)).reason == reason
 
 
-def test_nothing_is_claimed_while_nobody_enforces() -> None:
+def test_the_status_is_unknown_while_no_backend_reports() -> None:
     """The last report of a silent backend may be outdated."""
     assert enforced(CPU_KEY, cpu_record("u", "r=1"), report(claims=[USE], cpus="1"), silent=True) == NO_BACKEND
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_a_written_condition_is_parsed_again() -> None:
     """A condition keeps its transition time as long as its status is the same."""
     wanted = status_entries(Ledger(files_of(cpu_record("u", "r=1"))), machine(), silent=False)["u"]
     documents = written(wanted, {}, NOW)
@@ -175,7 +175,7 @@ def test_a_share_of_a_device_is_named() -> None:
     assert document["shareID"] == "s"
 
 
-def test_an_ended_container_leaves_what_was_seen_of_it() -> None:
+def test_the_last_status_is_kept_after_a_container_ends() -> None:
     """The container may be restarted at once, so the status of an enforced claim does not become Unknown in between."""
     idle = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"))}
     seen = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"), report(claims=[USE], cpus="1"))}
@@ -188,12 +188,12 @@ def test_an_ended_container_leaves_what_was_seen_of_it() -> None:
     "document",
     [None, {}, {"status": None}, {"status": {"devices": 3}}, {"status": {"devices": [1, {"driver": "dra.cpu"}]}}],
 )
-def test_anything_is_read(document: Any) -> None:
+def test_an_invalid_status_is_accepted(document: Any) -> None:
     """Prepare reads the claim, so an invalid status must not make it fail."""
     assert read_entries(document) == {}
 
 
-def test_odd_entries_are_read_as_far_as_they_go() -> None:
+def test_malformed_entries_are_read_as_far_as_possible() -> None:
     """Entries of other drivers are kept as they are, and malformed conditions are ignored."""
     name = {"driver": "dra.cpu", "pool": "node", "device": "d"}
     for odd in ({"conditions": 1}, {"conditions": [1, {"type": 2}]}, {"data": None, "shareID": None}):

@@ -21,7 +21,7 @@ MIB = 1 << 20
 BUDGET_SECONDS = 0.1
 
 
-def test_a_claim_has_its_share_of_the_cpus_at_most() -> None:
+def test_a_claim_has_at_most_its_share_of_the_cpus() -> None:
     """Half of the node's seven CPUs is three. The rejection contains the configuration key, its value and a remedy."""
     two = (cpus(2, "a"), cpus(2, "b", "cpudevnuma001"))
     assert decided(view("u", cpus(3)), config=HALF).cpus_of() == {1, 4, 5}
@@ -40,7 +40,7 @@ def protecting(kind: str, size: str = "64Mi", uid: str = "u", node: int = 0) -> 
     return view(uid, memory(size, node=node), config=(memory_opaque({"protect": kind}),))
 
 
-def test_only_the_allowed_kinds_of_protection_are_given() -> None:
+def test_only_the_allowed_kinds_of_protection_are_accepted() -> None:
     """The default is `low`; an operator may allow other kinds or none."""
     assert decided(protecting("low"), "dra.memory").memory_parameters_of("memory").protect == "low"
     text = refused(protecting("min"), "dra.memory")
@@ -97,7 +97,7 @@ def test_hugepages_of_a_lost_record_are_held() -> None:
     decided(view("u", memory("400Mi")), "dra.memory", absent)  # plain memory is not exclusive
 
 
-def test_a_running_container_holds_what_nobody_else_tells_of() -> None:
+def test_a_running_container_holds_resources_without_a_record() -> None:
     """The backend still has a record of the claim, but this instance has neither its file nor a release entry."""
     uses: dict[str, Any] = {"claims": [{"uid": "gone", "driver": "dra.cpu"}], "cpus": "4-5"}
     assert Ledger({}, containers=(report(**uses),)).held_cpus() == {4, 5}
@@ -108,7 +108,7 @@ def test_a_running_container_holds_what_nobody_else_tells_of() -> None:
         assert ledger.held_cpus() == {1, 5}
 
 
-def test_what_a_claim_may_not_say_is_refused_unread() -> None:
+def test_invalid_parameters_are_rejected_unparsed() -> None:
     """The API server stores at most 32 entries, not counting those of other drivers. A CPU list is expanded only if it
     is used.
     """

@@ -95,7 +95,7 @@ def test_every_field_arrives() -> None:
     assert memory_wish(memory_opaque({"mount": mount}), kinds=(HUGE,)).mount == MemoryMount(**mount)
 
 
-def test_the_claim_beats_the_class_field_by_field() -> None:
+def test_the_claim_overrides_the_class_field_by_field() -> None:
     """Fields that the claim omits come from the class. A mount is one field, so its parts are never mixed."""
     both = [opaque({"strategy": "spread", "l3": "ignore"}, from_class=True), opaque({"l3": "required"})]
     assert wish(*both) == wish(*both[::-1]) == CpuParameters(strategy="spread", l3="required")
@@ -106,7 +106,7 @@ def test_the_claim_beats_the_class_field_by_field() -> None:
     assert memory_wish(*both, kinds=(HUGE,)).mount == MemoryMount(path="/b", mode="0770")
 
 
-def test_each_request_has_its_own() -> None:
+def test_each_request_has_its_own_parameters() -> None:
     """Parameters of other requests are ignored. A subrequest is matched by its own name and by its parent request's
     name.
     """
@@ -156,7 +156,7 @@ SAID = {"apiVersion": "v1alpha1"}
         (SAID, "cpuConfig: is missing"),
     ],
 )
-def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
+def test_unknown_cpu_parameters_are_rejected(parameters: Any, text: str) -> None:
     """Unknown or invalid fields are never ignored. The text contains the field and the source, since a class is fixed
     by its administrator and not by the user.
     """
@@ -199,7 +199,7 @@ def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
         ({"mount": {"path": "/a", "mode": "4755"}}, "must be octal permissions"),
     ],
 )
-def test_what_is_not_understood_of_memory_is_refused(fields: Entry, text: str) -> None:
+def test_unknown_memory_parameters_are_rejected(fields: Entry, text: str) -> None:
     """The text contains the source, the field, its value and the expected values."""
     shown = fault(of_memory(memory_opaque(fields), kinds=(HUGE,)))
     assert shown.startswith("parameters of the claim: memoryConfig.")
@@ -223,7 +223,7 @@ def test_what_is_not_understood_of_memory_is_refused(fields: Entry, text: str) -
         ),
     ],
 )
-def test_contradictions_are_refused(config: list[Entry], text: str) -> None:
+def test_contradictory_parameters_are_rejected(config: list[Entry], text: str) -> None:
     """Two parameters that contradict each other are an error, not a preference."""
     assert text in fault(of_cpus(*config))
 
@@ -249,7 +249,7 @@ def test_a_claim_may_name_its_cpus() -> None:
         assert text in fault(of_cpus(*config, inventory=WHOLE))
 
 
-def test_a_parameter_may_be_written_as_people_type_it() -> None:
+def test_common_spellings_of_parameters_are_accepted() -> None:
     """kubectl converts `off` and `no` to false, and a single CPU to a number."""
     assert [wish(opaque({"quota": word})).quota for word in (False, "off", "lift", "keep", None)] == [
         *["lift"] * 3,
@@ -282,7 +282,7 @@ def test_former_names_mean_the_same_as_the_present_ones() -> None:
         ({"pool_cpus": "all"}, "cpuConfig.pool_cpus: unknown field; known are sharing, cpuset"),
     ],
 )
-def test_a_former_name_that_cannot_be_used_is_named_as_it_was_given(fields: dict[str, Any], text: str) -> None:
+def test_a_deprecated_name_appears_in_its_error(fields: dict[str, Any], text: str) -> None:
     """Both names in one entry are refused, whatever their values."""
     assert text in fault(of_cpus(opaque(fields)))
 
@@ -295,7 +295,7 @@ def test_single_cpus_are_chosen_by_the_scheduler() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"limit": "claim"}, {"protect": "low"}, {"protect": "min"}, {"high": 0.5}])
-def test_what_cgroups_charge_is_not_for_hugepages(fields: Entry) -> None:
+def test_memory_limits_and_protection_are_rejected_for_hugepages(fields: Entry) -> None:
     """The rejection contains the source, the page size and a remedy. The value "none" is accepted."""
     shown = fault(of_memory(memory_opaque(fields, from_class=True), kinds=(HUGE,)))
     (name,) = fields
@@ -348,7 +348,7 @@ def sharing(*config: Entry) -> ClaimView:
         ((shares("a", "pod"), shares("w", "container"), opaque({"sharing": 1}, driver="gpu.example.com")), "pod"),
     ],
 )
-def test_silent_requests_follow_those_that_speak(config: tuple[Entry, ...], expected: str) -> None:
+def test_requests_without_sharing_follow_the_others(config: tuple[Entry, ...], expected: str) -> None:
     """Both drivers record the same value. Other drivers' requests and adminAccess requests have no influence."""
     assert [decided(sharing(*config), driver, inventory=NUMA).sharing for driver in DRIVERS] == [expected, expected]
 
@@ -370,7 +370,7 @@ _DIFFER = "parameters: sharing: applies to the whole claim, but its requests dif
         ([memory_opaque({"limit": "all"})], "request m: parameters of the claim: memoryConfig.limit: 'all'"),
     ],
 )
-def test_what_one_driver_must_refuse_both_refuse_in_the_same_words(config: list[Entry], expected: str) -> None:
+def test_both_drivers_reject_a_claim_with_the_same_text(config: list[Entry], expected: str) -> None:
     """One container uses the whole claim, so either both drivers prepare it or neither does."""
     text, same = (refused(sharing(*config), driver, inventory=NUMA) for driver in DRIVERS)
     assert text == same

@@ -28,7 +28,7 @@ def claimed(word: str, *requests: str) -> AllocationRecord:
     return decided(found)
 
 
-def test_the_pool_is_every_cpu_but_the_claims() -> None:
+def test_the_pool_is_every_cpu_outside_the_claim() -> None:
     """The backend knows which of these CPUs are in the pool at a given time. Reserved CPUs are included if all others
     are claimed.
     """
@@ -38,7 +38,7 @@ def test_the_pool_is_every_cpu_but_the_claims() -> None:
         assert one.cpus == one.near == parse_cpu_list("0,3-4,6-7")
 
 
-def test_numa_is_what_is_near_each_request() -> None:
+def test_near_pool_cpus_are_on_the_numa_nodes_of_each_request() -> None:
     """A request without the option gets only its own CPUs. If the claim has a whole NUMA node, the entire pool counts
     as near.
     """
@@ -50,14 +50,14 @@ def test_numa_is_what_is_near_each_request() -> None:
     assert only.near == only.cpus == parse_cpu_list("2-3,6-7")
 
 
-def test_a_lost_record_comes_back_with_it() -> None:
+def test_pool_cpus_are_part_of_a_rebuilt_record() -> None:
     """The record is rebuilt from the claim and from the CPUs that its containers hold."""
     found = view("u", cpus(2), config=[opaque({"poolCPUs": "numa"})])
     record = decided(found, ledger=lost("u", {"": frozenset({4, 5})}))
     assert (record.rebuilt, record.cpus_of(), record.pool_cpus["cpus"].near) == (True, {4, 5}, {0, 1})
 
 
-def test_containers_are_told_both_sets() -> None:
+def test_containers_get_both_cpu_sets() -> None:
     """There is a variable and an attribute for each set. The variable is not evidence, so a pod gains nothing by
     setting it.
     """
@@ -81,7 +81,7 @@ def test_containers_are_told_both_sets() -> None:
 
 
 @given(st.sampled_from(sorted(SYNTHETIC)), st.data())
-def test_no_claimed_cpu_is_ever_among_them(name: str, data: st.DataObject) -> None:
+def test_pool_cpus_never_include_claimed_ones(name: str, data: st.DataObject) -> None:
     """On any machine and with any requests, the near set is a subset of the pool and is empty only if the pool is."""
     machine: Machine = SYNTHETIC[name]
     sets = data.draw(st.lists(st.frozensets(st.sampled_from(sorted(machine.online)), min_size=1), max_size=3))

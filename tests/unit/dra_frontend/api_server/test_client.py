@@ -108,7 +108,7 @@ async def test_claims_are_published_after_their_reader_has_them(pair: Pair) -> N
     assert observed == [claim]
 
 
-async def test_only_the_server_itself_can_say_that_a_claim_is_gone(tmp_path: Path) -> None:
+async def test_only_a_404_of_the_claim_itself_means_that_it_is_gone(tmp_path: Path) -> None:
     """A 404 for the whole API, or one sent by a proxy, does not prove that a claim is gone: believing it would release
     the claim's CPUs.
     """
@@ -117,7 +117,7 @@ async def test_only_the_server_itself_can_say_that_a_claim_is_gone(tmp_path: Pat
             await client.get_claim("default", "c")
 
 
-def test_what_the_server_says_of_long_names_ends_with_what_is_wrong() -> None:
+def test_the_end_of_a_long_error_message_is_kept() -> None:
     """The slice name contains the node name, and both precede the rejected field in the message. Without the end of the
     message, nothing would be published.
     """
@@ -139,7 +139,7 @@ async def test_forbidden_names_the_rule(tmp_path: Path, verb: str) -> None:
             await client.get_node("node-a")
 
 
-async def test_only_the_slice_that_was_seen_is_written(pair: Pair) -> None:
+async def test_a_slice_is_written_only_if_it_is_unchanged(pair: Pair) -> None:
     """A slice that changed since it was read is neither overwritten nor deleted. Deleting a slice that is already gone
     succeeds.
     """
@@ -158,7 +158,7 @@ async def test_only_the_slice_that_was_seen_is_written(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "429", "drop", "hang", "end"])
-async def test_passing_faults_are_retriable(tmp_path: Path, fault: str) -> None:
+async def test_transient_errors_are_retriable(tmp_path: Path, fault: str) -> None:
     """Server errors, overload, refused or broken connections and silence raise UnavailableError within a bounded
     time.
     """
@@ -285,7 +285,7 @@ async def test_token_is_read_again_each_minute() -> None:
     assert seen == ["one", "one", "two", "two", "two"]
 
 
-async def test_a_slow_read_of_the_token_stops_one_call_only() -> None:
+async def test_a_slow_read_of_the_token_delays_one_call_only() -> None:
     """Other calls continue with the current token. A call that was rejected with it waits for the newer one."""
     now, slow = [0.0], threading.Event()
     slow.set()
@@ -324,7 +324,7 @@ async def test_unreadable_kubeconfig_names_the_file(tmp_path: Path, text: str | 
         await Connection(in_cluster({}, tmp_path)).open()
 
 
-def test_pace_spreads_what_exceeds_the_burst() -> None:
+def test_calls_beyond_the_burst_are_spread() -> None:
     """A burst passes at once, further calls are spread at the configured rate, and idle time refills the bucket."""
     now = [0.0]
     pace = Pace(per_second=10, burst=3, clock=lambda: now[0])
@@ -333,7 +333,7 @@ def test_pace_spreads_what_exceeds_the_burst() -> None:
     assert [pace.take() for _ in range(4)] == pytest.approx([0, 0, 0, 0.1])
 
 
-async def test_a_cancelled_wait_gives_its_token_back() -> None:
+async def test_a_cancelled_wait_returns_its_token() -> None:
     """Calls that were cancelled must not starve later ones."""
     pace = Pace(per_second=1, burst=1, clock=lambda: 0.0)
     await pace.turn()
@@ -345,13 +345,13 @@ async def test_a_cancelled_wait_gives_its_token_back() -> None:
     assert pace.take() == pytest.approx(1.0)
 
 
-def test_a_thousand_claims_at_once_are_read_within_the_kubelets_patience() -> None:
+def test_a_thousand_claims_are_read_within_the_kubelets_timeout() -> None:
     """250 pods with four claims each: the last call starts long before the kubelet's timeout of 45 s."""
     pace = Pace(clock=lambda: 0.0)
     assert max(pace.take() for _ in range(1000)) < 20
 
 
-async def test_the_own_pace_is_outside_of_a_calls_limit(tmp_path: Path) -> None:
+async def test_rate_limiting_does_not_count_as_server_time(tmp_path: Path) -> None:
     """Time spent waiting for the client's own rate limit is not reported as a timeout of the server."""
     async with client_of(tmp_path, call_seconds=0.2) as (_, client):
         client._pace = Pace(per_second=4, burst=1)
@@ -378,7 +378,7 @@ A_CLAIM = {"metadata": {"name": "c"}, "spec": {}}
 
 
 @pytest.mark.parametrize("fault", ["409", "429", "500", "503", "drop", "hang"])
-async def test_a_claim_is_asked_for_again(tmp_path: Path, fault: str) -> None:
+async def test_reading_a_claim_is_retried(tmp_path: Path, fault: str) -> None:
     """A transient error costs a Prepare less than a second, not the kubelet's retry interval of a minute."""
     async with client_of(tmp_path, call_seconds=0.3 if fault == "hang" else 5.0) as (server, client):
         claim = server.store.create(CLAIMS, "default", A_CLAIM)
@@ -400,7 +400,7 @@ async def test_retry_after_is_honoured(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("code", [403, 404, 422])
-async def test_what_does_not_pass_is_said_at_once(pair: Pair, code: int) -> None:
+async def test_permanent_errors_are_raised_at_once(pair: Pair, code: int) -> None:
     """A permanent error and an error that outlasts the retries contain the server's reason."""
     server, client = pair
     server.fail_next(1, code)
@@ -436,7 +436,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("body", ODD, ids=map(str, range(len(ODD))))
-async def test_an_answer_of_another_shape_is_unavailable(pair: Pair, body: str) -> None:
+async def test_a_malformed_response_counts_as_unavailable(pair: Pair, body: str) -> None:
     """A 200 response with unexpected JSON probably comes from a proxy. It raises the same error as an outage and never
     means "not found".
     """
@@ -469,7 +469,7 @@ async def test_an_answer_of_another_shape_is_unavailable(pair: Pair, body: str) 
         ('{"type": ["ADDED"], "object": {"metadata": {"resourceVersion": "7"}}}', "BOOKMARK"),
     ],
 )
-async def test_an_event_of_another_shape(pair: Pair, line: str, what: type[KubeError] | str) -> None:
+async def test_a_malformed_watch_event(pair: Pair, line: str, what: type[KubeError] | str) -> None:
     """A response that is not a watch stream counts as an outage. For an object that cannot be parsed, the resource
     version is still used.
     """
@@ -513,7 +513,7 @@ async def test_a_line_that_is_not_an_event_ends_the_watch(pair: Pair, line: str)
 
 
 @pytest.mark.parametrize("value", UNREADABLE, ids=range(len(UNREADABLE)))
-async def test_a_claim_that_cannot_be_read_is_not_asked_for_again(pair: Pair, value: str) -> None:
+async def test_an_unreadable_claim_is_not_requested_again(pair: Pair, value: str) -> None:
     """The next response would contain the same document."""
     body = f'{{"kind": "ResourceClaim", "metadata": {{"name": "c", "uid": "u"}}, "spec": [{value}]}}'
     pair[0].fail_next(99, 200, body=body.replace("[" * 62, "[" * 66).replace("]" * 62, "]" * 66))
@@ -558,7 +558,7 @@ MONSTERS = [
 
 
 @pytest.mark.parametrize("data", MONSTERS, ids=map(str, range(len(MONSTERS))))
-def test_a_monster_of_a_list_costs_time_by_its_length_only(data: bytes) -> None:
+def test_a_hostile_list_takes_linear_time(data: bytes) -> None:
     """Hundreds of thousands of unterminated strings, quotes, backslashes and brackets are parsed in linear time,
     without backtracking.
     """
@@ -580,7 +580,7 @@ async def test_lists_claims_by_namespace_and_page(pair: Pair) -> None:
     assert len(server.served) == 2 + 3
 
 
-async def test_pages_that_are_too_long_are_asked_for_in_smaller_ones(pair: Pair) -> None:
+async def test_pages_that_are_too_long_are_requested_in_smaller_ones(pair: Pair) -> None:
     """Large claims of one tenant cost more requests but never make the list fail."""
     server, client = pair
     for number in range(40):
@@ -618,7 +618,7 @@ async def test_an_event_that_is_too_long_is_skipped(pair: Pair) -> None:
         await anext(pair[1].watch_labelled_claims("a", "1"))
 
 
-async def test_the_same_page_for_ever_is_an_error(pair: Pair) -> None:
+async def test_a_repeated_page_is_an_error(pair: Pair) -> None:
     """A server that returns the same continue token again would otherwise keep the client in a loop."""
     server, client = pair
     server.fail_next(9, 200, body='{"kind": "ResourceClaimList", "metadata": {"continue": "again"}, "items": []}')
@@ -942,7 +942,7 @@ async def test_only_whole_lines_are_events(pair: Pair) -> None:
         await anext(pair[1].watch_slices(*MINE, "1"))
 
 
-async def test_an_event_that_comes_in_crumbs_costs_time_by_its_length_only(tmp_path: Path) -> None:
+async def test_an_event_in_many_small_pieces_takes_linear_time(tmp_path: Path) -> None:
     """The bytes of an incomplete line are not copied for each further piece, so the cost is linear and other tasks are
     not blocked.
     """

@@ -113,7 +113,7 @@ async def test_too_many_slices_are_a_problem() -> None:
     assert "gpu.example.com has more than 2000 of no single node" in found.problem
 
 
-async def test_the_api_server_is_asked_for_the_slices_of_that_driver_only(tmp_path: Path) -> None:
+async def test_only_slices_of_the_other_driver_are_listed(tmp_path: Path) -> None:
     """The node's own slices are listed first. Slices of all nodes are listed only if the device is not among them."""
     async with ApiServer() as server:
         slices = [slice_of("a", 1), slice_of("b", 0, node="node-b"), slice_of("c", 0, node="", pool="fabric")]

@@ -60,7 +60,7 @@ def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
     assert "not reported for 10 s" in view.problem
 
 
-def test_a_lease_without_containers_says_that_they_are_known(view: BackendView) -> None:
+def test_a_lease_without_containers_refers_to_known_ones(view: BackendView) -> None:
     """The same generation means the same containers. Containers of another generation or another backend instance are
     unknown until they are reported. Until then the previous ones are retained, so that their CPUs stay held.
     """
@@ -78,7 +78,7 @@ def test_a_lease_without_containers_says_that_they_are_known(view: BackendView) 
     assert (view.live, list(view.containers)) == (True, ["d"])
 
 
-def test_only_what_changed_is_news(view: BackendView) -> None:
+def test_only_changed_containers_are_processed(view: BackendView) -> None:
     """Owners and rejections are derived only from containers that were added or changed."""
     before = view.containers["c"]
     view.renew(status(2), [container(), container("d"), container("e", state="running")])
@@ -97,7 +97,7 @@ def test_only_what_changed_is_news(view: BackendView) -> None:
         ({"enforced": False}, "does not report"),
     ],
 )
-def test_what_is_missing_is_named(clock: Clock, view: BackendView, changes: dict[str, Any], text: str) -> None:
+def test_a_missing_backend_is_explained(clock: Clock, view: BackendView, changes: dict[str, Any], text: str) -> None:
     """The problem contains a hint for the operator. Before the first lease it says where to look."""
     view.renew(status().model_copy(update=changes))
     assert text in view.problem
@@ -137,7 +137,7 @@ def test_the_first_report_and_an_unreadable_one_have_codes(clock: Clock, view: B
     assert codes <= PREVENTS_PREPARE
 
 
-def test_a_standby_prepares_while_somebody_enforces(view: BackendView) -> None:
+def test_a_standby_prepares_while_another_instance_enforces(view: BackendView) -> None:
     """During an upgrade the new pod is not active yet. It must not become unready because its own backend enforces
     nothing, or the rollout would stop.
     """
@@ -160,7 +160,7 @@ def test_a_newer_backend_is_understood() -> None:
     assert view.containers["c"].state == "unknown"
 
 
-def test_one_bad_report_is_one_bad_report(view: BackendView, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_report_does_not_affect_others(view: BackendView, caplog: pytest.LogCaptureFixture) -> None:
     """The other reports are used. If the container's CPUs cannot be read, no claim is prepared, and the problem says
     so.
     """
@@ -175,7 +175,7 @@ def test_one_bad_report_is_one_bad_report(view: BackendView, caplog: pytest.LogC
     assert view.live
 
 
-def test_a_report_that_can_be_read_in_part_counts(view: BackendView) -> None:
+def test_a_partly_readable_report_is_used(view: BackendView) -> None:
     """Only the claims of the container must be readable; a newer backend may change the format of everything else."""
     view.renew(status(2), [container("d", limits=7, mems={}, podName=[], claims=[{"uid": "u", "driver": "dra.cpu"}])])
     assert view.live
@@ -183,7 +183,7 @@ def test_a_report_that_can_be_read_in_part_counts(view: BackendView) -> None:
     assert view.containers["d"].limits == {}
 
 
-def test_a_state_that_is_as_before_is_read_in_little_time() -> None:
+def test_an_unchanged_state_is_processed_quickly() -> None:
     """500 containers of which one changed take less than 25 ms of CPU time, far below the 100 ms between two
     reports.
     """

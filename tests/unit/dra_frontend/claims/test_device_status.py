@@ -141,7 +141,7 @@ async def test_a_claim_is_written_once_when_its_container_runs(node: Node, api: 
     assert node.counted == ["written"]
 
 
-async def test_a_claim_that_nobody_uses_is_written_a_while_later(node: Node, api: Api) -> None:
+async def test_the_status_of_an_unused_claim_is_written_later(node: Node, api: Api) -> None:
     """Pulling an image may take minutes, and the claim's allocation should be visible before the container runs."""
     await node.frontend.prepare("a")
     await node.after(PATIENCE_SECONDS)
@@ -153,7 +153,7 @@ async def test_a_claim_that_nobody_uses_is_written_a_while_later(node: Node, api
     assert api.enforced("a") == "True Exclusive"
 
 
-async def test_what_passes_is_not_written(node: Node, api: Api) -> None:
+async def test_transient_states_are_not_written(node: Node, api: Api) -> None:
     """A container that is restarted, or CPUs that are shared for a moment, do not cause a write."""
     await node.frontend.prepare("a")
     node.runs("a")
@@ -167,7 +167,7 @@ async def test_what_passes_is_not_written(node: Node, api: Api) -> None:
     assert api.writes == ["a"]
 
 
-async def test_what_stays_wrong_is_written_and_mended(node: Node, api: Api) -> None:
+async def test_a_lasting_problem_and_its_end_are_written(node: Node, api: Api) -> None:
     """A status that keeps changing is written at most once per interval for each claim."""
     await node.frontend.prepare("a")
     node.runs("a")
@@ -197,7 +197,7 @@ async def test_a_storm_is_written_slowly(node: Node, api: Api) -> None:
     assert sorted(api.writes) == list("abcdef")
 
 
-async def test_a_restart_writes_nothing_that_is_there(node: Node, api: Api) -> None:
+async def test_a_restart_writes_only_missing_entries(node: Node, api: Api) -> None:
     """The status on the server is known from the claims that are read anyway, and only missing entries are written."""
     for uid in "ab":
         await node.frontend.prepare(uid)
@@ -239,7 +239,7 @@ async def test_entries_of_others_are_kept(node: Node, api: Api) -> None:
         (InvalidError("patch", "not a device of it"), "failed", 8 * 6),
     ],
 )
-async def test_a_server_that_refuses_is_not_pressed(
+async def test_writes_pause_if_the_server_rejects_them(
     node: Node, api: Api, caplog: pytest.LogCaptureFixture, error: KubeError, result: str, most: int
 ) -> None:
     """Claims are prepared as usual. The failure is logged once and counted by a metric, and retries are rare."""
@@ -257,7 +257,9 @@ async def test_a_server_that_refuses_is_not_pressed(
     assert api.enforced("a") == api.enforced("f") == "True Exclusive"
 
 
-async def test_a_server_without_the_field_is_left_alone(node: Node, api: Api, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_drops_the_field_is_not_written_again(
+    node: Node, api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
     """An API server whose feature gate is off drops the field without an error."""
     api.keeps = False
     await node.frontend.prepare("a")
@@ -268,7 +270,7 @@ async def test_a_server_without_the_field_is_left_alone(node: Node, api: Api, ca
     assert "DRAResourceClaimDeviceStatus" in vars(told)["error"]
 
 
-async def test_a_silent_backend_makes_it_unknown(node: Node, api: Api) -> None:
+async def test_the_condition_becomes_unknown_without_a_backend(node: Node, api: Api) -> None:
     """The condition stays during the seconds of a restart and becomes Unknown if the backend stays away."""
     await node.frontend.prepare("a")
     node.runs("a")
@@ -294,7 +296,7 @@ async def test_a_standby_writes_nothing(tmp_path: Path, api: Api) -> None:
     assert not api.writes
 
 
-async def test_a_claim_that_comes_back_is_written_again(node: Node, api: Api) -> None:
+async def test_a_claim_that_is_allocated_again_is_written_again(node: Node, api: Api) -> None:
     """When the claim was deallocated and allocated again under the same UID, its entries are gone and it counts as
     new.
     """
@@ -309,7 +311,7 @@ async def test_a_claim_that_comes_back_is_written_again(node: Node, api: Api) ->
     assert api.writes == ["a", "a"]
 
 
-async def test_one_claim_that_is_denied_stops_no_other(node: Node, api: Api) -> None:
+async def test_a_denied_write_does_not_affect_other_claims(node: Node, api: Api) -> None:
     """The server may reject a claim that is no longer allocated to this node."""
     await node.frontend.prepare("a")
     api.refuses = ForbiddenError("patch", "no")
@@ -321,7 +323,7 @@ async def test_one_claim_that_is_denied_stops_no_other(node: Node, api: Api) -> 
 
 
 @pytest.mark.parametrize("error", [UnreadableError("patch", "is nested too deep"), ConflictError("patch", "changed")])
-async def test_the_answer_about_one_claim_stops_no_other(node: Node, api: Api, error: KubeError) -> None:
+async def test_a_malformed_response_does_not_affect_other_claims(node: Node, api: Api, error: KubeError) -> None:
     """The author of the claim controls part of the response."""
     api.refuses_in["a"] = error
     for uid in "abc":
@@ -342,7 +344,7 @@ async def test_the_answer_about_one_claim_stops_no_other(node: Node, api: Api, e
     ],
     ids=("429", "500", "403"),
 )
-async def test_a_namespace_whose_writes_fail_stops_no_other(node: Node, api: Api, error: KubeError) -> None:
+async def test_failing_writes_in_a_namespace_do_not_affect_others(node: Node, api: Api, error: KubeError) -> None:
     """Regression: four claims of a tenant with a failing webhook paused the writes of all tenants."""
     api.refuses_in["evil"] = error
     for uid in "wxyz":
@@ -365,7 +367,7 @@ async def test_a_namespace_whose_writes_fail_stops_no_other(node: Node, api: Api
 @pytest.mark.parametrize(
     ("error", "most"), [(UnreachableError("patch", "refused"), 1), (UnavailableError("patch", "HTTP 503"), 3)]
 )
-async def test_a_server_that_fails_in_every_namespace_is_not_pressed(
+async def test_writes_pause_if_the_server_fails_in_every_namespace(
     node: Node, api: Api, error: KubeError, most: int
 ) -> None:
     """A failed connection, or failures in three namespaces in a row, pause all writes."""

@@ -32,7 +32,7 @@ def quarantined(tmp_path: Path) -> list[bytes]:
     return [path.read_bytes() for path in (tmp_path / "quarantine").iterdir()]
 
 
-def test_nothing_but_the_whole_file_has_its_name(files: ClaimFiles, tmp_path: Path) -> None:
+def test_a_file_is_renamed_only_when_complete(files: ClaimFiles, tmp_path: Path) -> None:
     """The file is readable by root only. It is written to a temporary file next to it, so a partial file never has a
     .json name.
     """
@@ -78,7 +78,7 @@ def test_quarantine_keeps_the_newest_copies(files: ClaimFiles, tmp_path: Path) -
     assert sum(map(len, quarantined(tmp_path))) <= 16 << 20
 
 
-def test_what_is_not_ours_or_not_there_is_left_alone(files: ClaimFiles, tmp_path: Path) -> None:
+def test_foreign_and_missing_files_are_left_alone(files: ClaimFiles, tmp_path: Path) -> None:
     """The directory is shared with other vendors. Unprepare may be called twice, or before the directory exists."""
     files.remove("dra.cpu", "u1")
     (tmp_path / "cdi").mkdir()
@@ -107,7 +107,7 @@ def test_fields_that_a_newer_instance_added_are_written_again(
     assert (written.model_extra, written.owner is None) == ({"anInvention": 1}, False)
 
 
-def test_a_quarantine_that_cannot_be_written_stops_nobody(files: ClaimFiles, tmp_path: Path) -> None:
+def test_a_failing_quarantine_does_not_affect_other_claims(files: ClaimFiles, tmp_path: Path) -> None:
     """The damaged file stays in place and is reported; other claims continue."""
     (tmp_path / "quarantine").write_text("not a directory")
     files.write(record("good"))
@@ -118,7 +118,7 @@ def test_a_quarantine_that_cannot_be_written_stops_nobody(files: ClaimFiles, tmp
     assert path.name in files.problems
 
 
-def test_a_readable_record_can_be_taken_out(files: ClaimFiles, tmp_path: Path) -> None:
+def test_a_contradictory_record_can_be_removed(files: ClaimFiles, tmp_path: Path) -> None:
     """A record that contradicts another one is removed from the directory, and a copy is quarantined for inspection."""
     files.write(record())
     files.set_aside(record(), "holds CPUs of another claim")

@@ -118,7 +118,7 @@ def test_the_file_has_one_size_and_is_written_in_place(path: Path) -> None:
 
 @given(st.integers(0, SLOT_BYTES), st.binary(max_size=40))
 @example(27, b"")  # the new sequence number precedes the old length and checksum
-def test_a_death_in_the_middle_of_a_write_leaves_the_former_one(end: int, garbage: bytes) -> None:
+def test_a_crash_during_a_write_keeps_the_previous_slot(end: int, garbage: bytes) -> None:
     """Whichever part of the new slot has reached the disk, the previous slot is read, and the next write is complete
     again.
     """
@@ -137,7 +137,7 @@ def test_a_death_in_the_middle_of_a_write_leaves_the_former_one(end: int, garbag
         assert Journal(path).read() == Entries({B: NAMES[B]})
 
 
-def test_what_cannot_be_written_is_kept_and_written_later(path: Path) -> None:
+def test_a_failed_write_is_repeated_later(path: Path) -> None:
     """If the disk is full at the start, no partial file is left, and the journal is written as soon as there is
     space.
     """
@@ -178,7 +178,7 @@ def test_a_slot_that_is_damaged_after_it_was_read_is_written_again(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 2 * SLOT_BYTES, b"dra-driver-numa journal 1 x y z", b"[]"])
-def test_what_is_not_a_journal_is_replaced(path: Path, content: bytes) -> None:
+def test_an_invalid_journal_is_replaced(path: Path, content: bytes) -> None:
     """Nothing is read from such a file, and the entries of this process overwrite it."""
     path.parent.mkdir()
     path.write_bytes(content)
@@ -189,7 +189,7 @@ def test_what_is_not_a_journal_is_replaced(path: Path, content: bytes) -> None:
     assert Journal(path).read() == Entries(NAMES)
 
 
-def test_a_fifo_or_a_link_in_its_place_stops_nobody(path: Path) -> None:
+def test_a_fifo_or_a_link_in_its_place_is_replaced(path: Path) -> None:
     """The journal neither blocks on it nor follows it, and the next write replaces it."""
     path.parent.mkdir()
     for target in ("", "/dev/zero", path.name):

@@ -147,7 +147,7 @@ class Machine:
 
 
 @pytest.mark.parametrize("seed", range(25))
-async def test_hugepages_are_promised_once_and_every_promise_is_kept(tmp_path: Path, seed: int) -> None:
+async def test_hugepages_are_allocated_once_and_every_claim_gets_its_record_back(tmp_path: Path, seed: int) -> None:
     """Holds for any order of losses, as long as the journal is intact."""
     machine = Machine(tmp_path, seed)
     await machine.begin()

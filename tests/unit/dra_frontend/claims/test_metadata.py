@@ -47,7 +47,7 @@ def told(*results: dict[str, Any], driver: str = "dra.cpu", inventory: Inventory
     return {request: json.loads(file.content) for request, file in record.metadata.items()}
 
 
-def test_a_device_is_told_as_it_is_published_and_how_much_of_it() -> None:
+def test_metadata_contains_device_attributes_and_allocated_capacity() -> None:
     """KubeVirt and others read this format: claim, requests, and devices with their attributes by type."""
     document = told(cpus(2))["cpus"]
     (device,) = document.pop("requests")[0]["devices"]
@@ -93,7 +93,7 @@ def test_a_claim_of_a_template_goes_by_its_name_in_the_pod() -> None:
     assert json.loads(file.content)["podClaimName"] == "pinned"
 
 
-def test_what_was_told_stays_told() -> None:
+def test_metadata_does_not_change_when_a_claim_is_prepared_again() -> None:
     """If attributes have changed when the claim is prepared again, the record and so the CDI file stay the same."""
     found = parse_claim(document(cpus(2)))
     first = described(found)
@@ -145,7 +145,7 @@ async def test_the_file_is_there_when_the_cdi_file_names_it(node: Node) -> None:
     assert [path.name for path in node.plugins.iterdir()] == ["ns_claim-v"]
 
 
-async def test_switched_off_there_is_nothing(tmp_path: Path) -> None:
+async def test_no_metadata_is_written_if_it_is_disabled(tmp_path: Path) -> None:
     """With deviceMetadata off there is neither a file nor a mount. Existing files stay as long as their claims."""
     node = Node(tmp_path, enabled=False)
     await node.has(document(cpus(2)))
@@ -153,7 +153,7 @@ async def test_switched_off_there_is_nothing(tmp_path: Path) -> None:
     assert not node.plugins.exists()
 
 
-async def test_a_namesakes_file_is_not_taken(node: Node) -> None:
+async def test_the_file_of_a_claim_with_the_same_name_is_kept(node: Node) -> None:
     """A claim that was force-deleted and recreated shares the directory with its predecessor, which is unprepared
     late.
     """
@@ -164,7 +164,7 @@ async def test_a_namesakes_file_is_not_taken(node: Node) -> None:
 
 
 @pytest.mark.parametrize("why", ["disk", "name"])
-async def test_what_refuses_a_file_costs_the_mount_only(node: Node, why: str) -> None:
+async def test_a_failed_metadata_write_costs_only_the_mount(node: Node, why: str) -> None:
     """The claim is prepared without metadata, a metric counts the failure, and the next Prepare tries again."""
     if why == "disk":
         node.plugins.parent.mkdir(parents=True)
@@ -185,7 +185,7 @@ async def test_a_failed_prepare_leaves_no_file(node: Node) -> None:
     assert list(node.plugins.iterdir()) == []
 
 
-async def test_lost_files_come_back_together(node: Node) -> None:
+async def test_lost_files_are_restored_together(node: Node) -> None:
     """Both files are back within a second with the same content, and the CDI file never refers to a missing metadata
     file.
     """
@@ -208,7 +208,7 @@ async def test_lost_files_come_back_together(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("peer", "left"), [(False, ["ns_claim-u"]), (True, ["ns_claim-u", "ns_gone"])])
-async def test_a_start_sweeps_what_belongs_to_no_claim(node: Node, peer: bool, left: list[str]) -> None:
+async def test_a_start_removes_metadata_without_a_claim(node: Node, peer: bool, left: list[str]) -> None:
     """A crash between two steps leaves such files. Without a record it is unknown to which claim a directory
     belongs.
     """
@@ -222,7 +222,9 @@ async def test_a_start_sweeps_what_belongs_to_no_claim(node: Node, peer: bool, l
     assert sorted(path.name for path in node.plugins.iterdir()) == left
 
 
-async def test_metadata_that_cannot_be_listed_stops_nothing(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unreadable_metadata_directory_does_not_affect_claims(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     """A foreign file in place of the directory costs only the metadata."""
     node.plugins.parent.mkdir(parents=True, exist_ok=True)
     node.plugins.write_text("")
@@ -230,7 +232,7 @@ async def test_metadata_that_cannot_be_listed_stops_nothing(node: Node, caplog: 
     assert "cannot list metadata files" in caplog.text
 
 
-async def test_a_rebuilt_claim_mounts_what_it_mounted(node: Node) -> None:
+async def test_a_rebuilt_claim_mounts_the_same_file(node: Node) -> None:
     """Record and files were lost while the driver was down. Restarted containers find the same file at the same
     path.
     """

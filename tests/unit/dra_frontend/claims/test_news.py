@@ -18,7 +18,7 @@ def said(news: RecordNews, after: int | None) -> list[str]:
     raise AssertionError("nobody waits for what is there")
 
 
-def test_what_came_after_a_generation_is_told() -> None:
+def test_changes_after_a_generation_are_returned() -> None:
     """Each change has a number, and a reader that was away gets all later ones in order."""
     news = RecordNews(10)
     for uid in "abc":
@@ -29,7 +29,7 @@ def test_what_came_after_a_generation_is_told() -> None:
     assert said(news, None) == []
 
 
-def test_another_instances_generation_is_answered_at_once() -> None:
+def test_a_generation_of_another_instance_is_answered_at_once() -> None:
     """A generation of an earlier or a later frontend instance is answered with the current one."""
     news = RecordNews(10)
     assert said(news, 3) == []
@@ -44,7 +44,7 @@ def test_only_the_latest_changes_are_remembered() -> None:
     assert said(news, 0) == [str(number) for number in range(744, 1000)]
 
 
-async def test_everybody_who_waits_is_woken() -> None:
+async def test_all_waiting_readers_are_notified() -> None:
     """One change answers all waiting readers, and a reader that asks again waits for the next change."""
     news = RecordNews(0)
     async with asyncio.TaskGroup() as tasks:

@@ -183,7 +183,7 @@ ODD = {
 
 @pytest.mark.parametrize("how", ODD)
 @pytest.mark.parametrize("by", ["list", "watch", "memory"])
-async def test_a_claim_of_any_content_stops_no_other(tmp_path: Path, how: str, by: str) -> None:
+async def test_a_malformed_claim_does_not_affect_others(tmp_path: Path, how: str, by: str) -> None:
     """The other claim gets its page in the same round. The malformed one gets no condition, or one of its own."""
     good, odd = asked("good", "1Gi"), ODD[how]
     node = Node(tmp_path, Api(("ADDED", good), ("MODIFIED", odd)) if by == "watch" else Api())
@@ -209,7 +209,7 @@ async def test_a_claim_that_loses_its_status_is_forgotten(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("by", ["list", "watch"])
-async def test_a_claim_that_is_allocated_anew_is_answered_anew(tmp_path: Path, by: str) -> None:
+async def test_a_claim_that_is_allocated_again_gets_a_new_condition(tmp_path: Path, by: str) -> None:
     """Its pages could not be allocated; the scheduler deallocated the claim and chose this node again within one
     tick.
     """
@@ -228,7 +228,7 @@ async def test_a_claim_that_is_allocated_anew_is_answered_anew(tmp_path: Path, b
     assert node.answered() == {"u": "Provisioned"}
 
 
-async def test_no_claim_makes_more_pages_than_the_device_offers(tmp_path: Path) -> None:
+async def test_no_claim_causes_more_pages_than_the_device_offers(tmp_path: Path) -> None:
     """Its status requests more pages. Another claim still gets its pages."""
     node = Node(tmp_path, Api())
     node.api.listed = [asked("big", "900Gi"), asked("good", "2Gi")]
@@ -239,7 +239,7 @@ async def test_no_claim_makes_more_pages_than_the_device_offers(tmp_path: Path) 
     assert entry["conditions"][0]["message"] == "the kernel has allocated 3 of 902 pages of hugepages-1g-numa000"
 
 
-async def test_an_error_of_any_kind_does_not_end_the_following(tmp_path: Path) -> None:
+async def test_no_error_ends_the_watch_of_claims(tmp_path: Path) -> None:
     """The list is read again after a second."""
     node = Node(tmp_path, Api())
     node.api.listed, node.api.error = [asked("good", "1Gi")], KeyError("metadata")
@@ -277,7 +277,7 @@ async def test_pages_are_not_given_back_while_a_lost_claim_may_have_them(tmp_pat
     assert node.pages == 0
 
 
-async def test_pages_that_records_need_are_made_again(tmp_path: Path) -> None:
+async def test_pages_that_records_need_are_allocated_again(tmp_path: Path) -> None:
     """Prepare used an older reading of the machine, and the pages were freed at the same time."""
     node = Node(tmp_path, Api())
     held = ClaimFile("dra.memory", "u", None, frozenset(), memory={"hugepages-1g-numa000": 2 << 30})
@@ -339,7 +339,7 @@ async def test_pages_that_records_need_are_requested_again_when_the_shortage_is_
     assert node.pages == 2
 
 
-async def test_a_claim_beyond_the_device_is_no_shortage(tmp_path: Path) -> None:
+async def test_a_claim_larger_than_the_device_is_not_a_shortage(tmp_path: Path) -> None:
     """The kernel has allocated everything that the configuration allows."""
     node = Node(tmp_path, Api())
     node.api.listed = [asked("big", "900Gi")]
@@ -347,7 +347,7 @@ async def test_a_claim_beyond_the_device_is_no_shortage(tmp_path: Path) -> None:
     assert (node.answered(), node.published) == ({"big": "NotProvisioned"}, [])
 
 
-async def test_a_helper_that_restarts_costs_no_claim_its_place(tmp_path: Path) -> None:
+async def test_a_restart_of_the_helper_fails_no_claim(tmp_path: Path) -> None:
     """The claim waits. After ten seconds without a response its condition is written, and the device is tainted until
     the helper responds.
     """
@@ -419,7 +419,7 @@ async def test_one_pool_that_fails_is_retried_whatever_the_others_do(tmp_path: P
     assert node.answered() == {"first": "Provisioned", "second": "Provisioned"}
 
 
-async def test_pages_that_claims_never_get_are_made_beside_theirs(tmp_path: Path) -> None:
+async def test_reserved_pages_are_allocated_in_addition(tmp_path: Path) -> None:
     """One page is reserved, so a claim for two needs a pool of three, and one page remains afterwards."""
     reserved = (ReservedMemory(numa_node=0, limits={"hugepages-1Gi": 1 << 30}),)
     node = Node(tmp_path, Api(), reserved_memory=reserved)
@@ -442,7 +442,7 @@ async def test_a_claim_is_answered_after_the_machine_was_read_again(tmp_path: Pa
     assert node.answered() == {"u": "Provisioned"}
 
 
-async def test_a_later_answer_takes_the_earlier_one_back(tmp_path: Path) -> None:
+async def test_a_later_condition_replaces_the_earlier_one(tmp_path: Path) -> None:
     """The scheduler gives up as long as the failure condition is true."""
     node = Node(tmp_path, Api())
     document = asked("u", "1Gi")

@@ -76,7 +76,7 @@ async def test_reports_without_a_change_are_followed_once(node: Frontend) -> Non
     assert reports.reads == read > 0
 
 
-async def test_nobody_takes_over_while_reports_are_incomplete(node: Frontend) -> None:
+async def test_no_container_becomes_owner_while_reports_are_incomplete(node: Frontend) -> None:
     """A backend that has just reconnected has not reported every container yet."""
     node.report(id="i", name="init", claims=[USE])
     await node.reconciler.follow_reports()
@@ -127,7 +127,7 @@ async def test_an_owner_is_stored_when_its_container_has_started(node: Frontend,
     assert [(change.change, change.driver) for change in written] == [("updated", "dra.cpu"), ("updated", "dra.memory")]
 
 
-async def test_what_could_not_be_stored_is_tried_again(node: Frontend) -> None:
+async def test_a_failed_write_of_an_owner_is_retried(node: Frontend) -> None:
     """A failed disk write only delays the owner, and one failing container does not affect the others."""
     path, content = node.file("u"), node.file("u").read_bytes()
     path.unlink()
@@ -184,7 +184,7 @@ async def test_a_claim_is_not_released_without_proof(node: Frontend, api: Claims
     assert len(node.store.ledger.records) == 1
 
 
-async def test_a_sweep_asks_for_one_claim_at_a_time(node: Frontend, api: Claims) -> None:
+async def test_a_sweep_reads_one_claim_at_a_time(node: Frontend, api: Claims) -> None:
     """Both records of a claim cost one request, and the rate is at most one claim per second."""
     api.add(claim("v", cpus(1), memory("1Mi")))
     for driver in ("dra.cpu", "dra.memory"):
@@ -210,7 +210,7 @@ async def test_a_sweep_begins_again_after_minutes(node: Frontend, api: Claims) -
     assert api.read == ["claim-u"] * 2
 
 
-async def test_one_odd_claim_does_not_end_the_sweep(node: Frontend, api: Claims) -> None:
+async def test_a_malformed_claim_does_not_end_the_sweep(node: Frontend, api: Claims) -> None:
     """A malformed response about one claim does not affect the check of the others."""
     api.add(claim("v", cpus(1)))
     await node.prepare("v")
@@ -221,7 +221,7 @@ async def test_one_odd_claim_does_not_end_the_sweep(node: Frontend, api: Claims)
     assert [record.claim.uid for record in node.store.ledger.records] == ["u"]
 
 
-async def test_an_owner_whose_pod_has_left_gives_way(node: Frontend, api: Claims) -> None:
+async def test_an_owner_whose_pod_is_gone_is_replaced(node: Frontend, api: Claims) -> None:
     """A claim may outlive its first pod if another pod was reserved in time; the next user becomes the owner."""
     node.report(claims=[USE])
     await node.reconciler.follow_reports()
@@ -231,7 +231,7 @@ async def test_an_owner_whose_pod_has_left_gives_way(node: Frontend, api: Claims
     assert [pod.uid for pod in node.record("u").reserved_for] == ["pod-2"]
 
 
-async def test_a_claim_prepared_again_meanwhile_is_not_released(node: Frontend, api: Claims) -> None:
+async def test_a_claim_that_was_prepared_again_is_not_released(node: Frontend, api: Claims) -> None:
     """The sweep compared another record, and it only releases a record that it has seen."""
     old = node.record("u")
     api.add(claim("u", cpus(2)))

@@ -137,7 +137,7 @@ async def test_a_slow_list_makes_no_prepare_wait(node: Frontend) -> None:
 
 
 @pytest.mark.parametrize("journal", [True, False])
-async def test_lost_files_are_rebuilt_from_what_containers_hold(node: Frontend, journal: bool) -> None:
+async def test_lost_files_are_rebuilt_from_running_containers(node: Frontend, journal: bool) -> None:
     """The directory was wiped while the frontend was down. The claim's name comes from the journal, or its namespace
     from the pod.
     """
@@ -267,7 +267,7 @@ async def test_hugepages_wait_for_the_answer_about_a_lost_claim(tmp_path: Path) 
     assert "117440512 of 536870912 unclaimed" in str(await again.prepare("b", "dra.memory"))
 
 
-async def test_a_made_up_claim_holds_no_hugepages(tmp_path: Path) -> None:
+async def test_a_nonexistent_claim_holds_no_hugepages(tmp_path: Path) -> None:
     """A pod can name any claim. Hugepages are withheld only until the API server has answered."""
     api = Claims(claim("b", memory("400Mi", "r", 0, "hugepages-2m")))
     node = Frontend(tmp_path, api=api)
@@ -303,7 +303,7 @@ async def test_an_unreadable_record_of_several_requests_is_rebuilt(
 
 
 @pytest.mark.parametrize("answer", ["gone", "replaced", "unreadable namesake", "elsewhere"])
-async def test_a_lost_claim_that_is_gone_is_let_go(node: Frontend, answer: str) -> None:
+async def test_a_lost_claim_that_was_deleted_is_released(node: Frontend, answer: str) -> None:
     """The kubelet may have forgotten the claim long ago, so nothing else would ever free its CPUs."""
     node.damage("u")
     node.api.forget("u", answer)
@@ -515,7 +515,7 @@ async def test_cpus_in_a_report_before_a_release_are_held_until_the_backend_repo
     assert len(late.cpus("v")) == 3
 
 
-async def test_a_report_that_is_newer_than_the_end_of_a_release_is_believed(late: Frontend) -> None:
+async def test_a_report_newer_than_the_end_of_a_release_counts(late: Frontend) -> None:
     """The container has CPUs that no release covers: its claim is rebuilt, or the CPUs stay held."""
     await late.look()
     renew(late, "i", 3, use("u", frozenset({5})))
@@ -540,7 +540,7 @@ async def test_a_claim_that_is_missing_in_a_new_journal_was_not_released(tmp_pat
     assert node.cpus("u") == held
 
 
-async def test_what_was_unprepared_is_not_rebuilt(node: Frontend) -> None:
+async def test_an_unprepared_claim_is_not_rebuilt(node: Frontend) -> None:
     """Its container is still running and names a claim without a record: the CPUs stay held, but the claim is not
     rebuilt.
     """
@@ -582,7 +582,7 @@ async def test_a_lost_claim_gets_no_cpus_of_another_one_by_an_older_report(node:
     assert again.cpus("v").isdisjoint(held) if runs else again.cpus("v") == held
 
 
-async def test_of_two_overlapping_records_the_one_in_use_stays(node: Frontend) -> None:
+async def test_the_record_in_use_wins_over_an_overlapping_one(node: Frontend) -> None:
     """The claim with the running container keeps its CPUs, and the other claim gets new ones."""
     await node.store.transact(lambda t: t.write(record("t", node.cpus("u"))))
     node.api.add(claim("t", cpus(1)))
@@ -598,7 +598,7 @@ async def test_of_two_overlapping_records_the_one_in_use_stays(node: Frontend) -
 @pytest.mark.parametrize(
     "document", [{}, {"metadata": []}, {"metadata": {"uid": "u"}, "status": 3}, {"kind": "X" * 9000}]
 )
-async def test_an_answer_of_any_shape_concerns_its_claim_alone(node: Frontend, document: dict[str, Any]) -> None:
+async def test_a_malformed_response_affects_only_its_own_claim(node: Frontend, document: dict[str, Any]) -> None:
     """Another lost claim is rebuilt in the same round, and the malformed one is read again later."""
     node.api.add(claim("w", cpus(1)))
     await node.prepare("w")
@@ -938,7 +938,7 @@ async def test_a_rebuilt_claim_of_devices_without_the_mapping_is_not_counted(tmp
     assert not again.record("u").counted
 
 
-async def test_a_release_without_a_file_is_no_file(lost: Frontend) -> None:
+async def test_a_release_without_a_file_does_not_count_as_a_record(lost: Frontend) -> None:
     """The claim is prepared again at once, and its pages must fit like those of any other claim."""
     again = await restarted(lost)
     await again.recovery.round()
@@ -956,7 +956,7 @@ async def test_releases_without_a_file_are_bounded(node: Frontend) -> None:
     assert node.cpus("u")
 
 
-async def test_what_cannot_be_asked_for_is_asked_for_less_and_less_often(node: Frontend) -> None:
+async def test_failing_requests_are_repeated_less_and_less_often(node: Frontend) -> None:
     """The retry interval grows, so an API server that is down for an hour is not asked every second."""
     node.file("u").unlink()
     again = await restarted(node)

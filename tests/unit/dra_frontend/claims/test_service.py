@@ -45,7 +45,7 @@ async def test_prepare_answers_with_the_ids_of_the_file(node: Frontend, api: Cla
     assert node.file("u").exists()
 
 
-async def test_without_enforcement_nothing_is_prepared(tmp_path: Path, api: Claims) -> None:
+async def test_claims_are_not_prepared_without_enforcement(tmp_path: Path, api: Claims) -> None:
     """The error is clear and early enough for the kubelet's retry. A backend that reports within the waiting time is
     used.
     """
@@ -70,7 +70,7 @@ async def test_a_refusal_is_logged(node: Frontend, api: Claims, caplog: pytest.L
     assert "9 CPUs wanted" in logged["error"]
 
 
-async def test_the_machine_is_that_of_the_moment_of_choosing(node: Frontend, api: Claims) -> None:
+async def test_the_machine_is_read_at_the_time_of_the_allocation(node: Frontend, api: Claims) -> None:
     """A CPU that goes offline while a Prepare waits for the lock is not allocated."""
     api.add(claim("u", cpus(1)))
     other = FileLock(node.root / "claims.lock")
@@ -103,7 +103,7 @@ async def test_one_bad_claim_does_not_fail_the_others(node: Frontend, api: Claim
     assert not node.file("surrogate").exists()
 
 
-async def test_prepare_again_is_the_same_answer(node: Frontend, api: Claims) -> None:
+async def test_a_repeated_prepare_gives_the_same_response(node: Frontend, api: Claims) -> None:
     """A repeated Prepare restores a missing file and does not allocate anything again."""
     api.add(claim("u", cpus(2)))
     first = await node.prepare("u")
@@ -114,7 +114,7 @@ async def test_prepare_again_is_the_same_answer(node: Frontend, api: Claims) -> 
     assert node.cpus("u") == before
 
 
-async def test_what_cannot_be_read_or_written_changes_nothing(node: Frontend, api: Claims) -> None:
+async def test_a_failed_read_or_write_changes_nothing(node: Frontend, api: Claims) -> None:
     """The error names the server that did not respond or the disk's error, and the CPUs stay free."""
     api.add(claim("u", cpus(2)))
     api.away = UnavailableError("get resourceclaims", "connection refused")
@@ -131,7 +131,7 @@ async def test_what_cannot_be_read_or_written_changes_nothing(node: Frontend, ap
     assert node.store.ledger.held_cpus() == node.cpus("u") != frozenset()
 
 
-async def test_a_claim_that_only_watches_gets_no_cdi_device(node: Frontend, api: Claims) -> None:
+async def test_a_claim_with_admin_access_gets_no_cdi_device(node: Frontend, api: Claims) -> None:
     """Prepare succeeds for a claim with adminAccess and allocates nothing to it."""
     api.add(claim("u", result("all", "dra.cpu", "cpudevnuma000", adminAccess=True)))
     answer = await node.prepare("u")
@@ -150,14 +150,14 @@ async def test_both_drivers_keep_their_own_files(node: Frontend, api: Claims) ->
     assert node.file("u", "dra.memory").exists()
 
 
-async def test_unprepare_of_what_nobody_knows_succeeds(node: Frontend) -> None:
+async def test_unprepare_of_an_unknown_claim_succeeds(node: Frontend) -> None:
     """The kubelet repeats its calls, and a claim may be older than this installation."""
     assert await node.claims.unprepare("dra.cpu", [ClaimName("ns", "n", "u")] * 2) == {"u": Answer()}
     answer = await node.claims.unprepare("dra.cpu", [ClaimName("ns", "n", "../../etc/passwd")])
     assert all(failure.error is not None for failure in answer.values())
 
 
-async def test_a_restart_forgets_nothing(node: Frontend, api: Claims, tmp_path: Path) -> None:
+async def test_a_restart_keeps_all_claims(node: Frontend, api: Claims, tmp_path: Path) -> None:
     """A new process reads every claim from the directory."""
     api.add(claim("u", cpus(2)))
     await node.prepare("u")
@@ -168,7 +168,7 @@ async def test_a_restart_forgets_nothing(node: Frontend, api: Claims, tmp_path: 
     assert (await again.prepare("v")).error is not None
 
 
-async def test_nothing_is_chosen_while_reports_are_incomplete(node: Frontend, api: Claims) -> None:
+async def test_nothing_is_allocated_while_reports_are_incomplete(node: Frontend, api: Claims) -> None:
     """If the runtime restarts while a claim is read, CPUs in use must not look free, so Prepare waits for reports on
     their way. The CPU driver's allocation for a pod moves other containers, which is reported while the memory driver
     decides.
@@ -199,7 +199,7 @@ async def test_nothing_is_chosen_while_reports_are_incomplete(node: Frontend, ap
     assert answer.result().error is None
 
 
-async def test_a_container_that_has_just_ended_costs_the_next_pod_no_retry(node: Frontend, api: Claims) -> None:
+async def test_prepare_waits_for_the_report_of_an_ended_container(node: Frontend, api: Claims) -> None:
     """Its end is reported a moment later. The claim that needs its CPUs waits for that report instead of failing until
     the kubelet retries.
     """
@@ -217,7 +217,7 @@ async def test_a_container_that_has_just_ended_costs_the_next_pod_no_retry(node:
     assert answer.result().error is None
 
 
-async def test_what_a_claim_says_is_read_before_the_lock_is_taken(node: Frontend, api: Claims) -> None:
+async def test_a_claim_is_parsed_before_the_lock_is_acquired(node: Frontend, api: Claims) -> None:
     """A hostile claim is rejected even while another process holds the lock."""
     api.add(claim("u", cpus(1), config=[opaque({"cpuset": "0-8191," * 1400})] * 32))
     other = FileLock(node.root / "claims.lock")
@@ -231,7 +231,7 @@ async def test_what_a_claim_says_is_read_before_the_lock_is_taken(node: Frontend
     assert "cpuConfig.cpuset: is set twice" in str(outcome.refusal)
 
 
-async def test_a_claim_that_is_being_released_comes_back_as_it_was(node: Frontend, api: Claims) -> None:
+async def test_a_claim_that_is_being_released_is_restored_unchanged(node: Frontend, api: Claims) -> None:
     """This also holds for an instance that has just started: the claim's container still runs on those CPUs."""
     for name in ("x", "a", "b"):
         api.add(claim(name, cpus(1)))
@@ -251,7 +251,7 @@ async def test_a_claim_that_is_being_released_comes_back_as_it_was(node: Fronten
     assert not again.cpus("b") & held
 
 
-async def test_a_claim_is_counted_as_it_was_when_it_was_prepared(node: Frontend, api: Claims) -> None:
+async def test_counting_of_a_claim_is_fixed_when_it_is_prepared(node: Frontend, api: Claims) -> None:
     """The kubelet has set the pod's limits by then, so a change of its capability applies to later claims only."""
     for uid, counted in (("u", True), ("v", False)):
         api.add(claim(uid, memory("64Mi")))

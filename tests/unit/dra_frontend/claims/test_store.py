@@ -144,7 +144,7 @@ async def test_a_standby_holds_but_does_not_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 600])
-async def test_a_release_by_another_instance_is_no_loss(tmp_path: Path, others: int) -> None:
+async def test_a_release_by_another_instance_is_not_a_loss(tmp_path: Path, others: int) -> None:
     """During an upgrade the new instance unprepares a claim; the old one must never restore it, even months later."""
     old, new = Frontend(tmp_path), Frontend(tmp_path)
     await write(old)
@@ -163,7 +163,7 @@ async def test_a_release_by_another_instance_is_no_loss(tmp_path: Path, others: 
     assert others or old.store.ledger.held_cpus() == frozenset()
 
 
-async def test_what_another_instance_prepared_is_seen_before_choosing(tmp_path: Path) -> None:
+async def test_claims_of_another_instance_are_read_before_an_allocation(tmp_path: Path) -> None:
     """Each transaction reads the directory again under the lock, so no CPU is allocated twice."""
     old, new = Frontend(tmp_path), Frontend(tmp_path)
     for number in range(30):  # within one tick of the file system's clock
@@ -204,7 +204,7 @@ async def test_a_release_is_held_by_every_instance_and_across_deaths(tmp_path: P
     assert await first.store.transact(lambda t: t.ledger.held_cpus()) == CPUS, "its backend reports the container"
 
 
-async def test_what_is_released_is_held_until_the_backend_has_heard_of_it(tmp_path: Path) -> None:
+async def test_released_resources_are_held_until_the_backend_confirms(tmp_path: Path) -> None:
     """A container may have started just before. Only a later report shows that there is none."""
     node = Frontend(tmp_path, enforced=False)
 
@@ -231,7 +231,7 @@ async def test_what_is_released_is_held_until_the_backend_has_heard_of_it(tmp_pa
     assert await held(4, heard) == frozenset()
 
 
-async def test_a_release_that_has_ended_for_another_instance_is_no_loss(tmp_path: Path) -> None:
+async def test_a_release_that_another_instance_has_completed_is_not_a_loss(tmp_path: Path) -> None:
     """The other instance's backend knows that no container is left, but the reports of this instance's backend are
     older than the release.
     """
@@ -296,7 +296,7 @@ async def test_a_release_that_ends_with_another_release_takes_one_write_of_the_j
     assert node.journal._stamp[0] == written + 1
 
 
-async def test_what_another_instance_has_released_is_news_to_this_ones_backend(tmp_path: Path) -> None:
+async def test_a_release_by_another_instance_is_sent_to_the_backend(tmp_path: Path) -> None:
     """A successor finds the release in the journal. Its own backend must have read it as well before the resources are
     free.
     """
@@ -317,7 +317,7 @@ async def test_what_another_instance_has_released_is_news_to_this_ones_backend(t
     assert node.store.ledger.held_cpus() == frozenset()
 
 
-async def test_a_lock_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
+async def test_a_lock_that_cannot_be_acquired_is_an_error(tmp_path: Path) -> None:
     """If another instance is stuck with the lock, the error says so instead of waiting for ever."""
 
     class Taken(FileLock):
@@ -437,7 +437,7 @@ async def test_leftovers_of_a_death_are_removed(node: Frontend) -> None:
 
 
 @pytest.mark.parametrize("journal", ["kept", "lost", "never there"])
-async def test_whether_somebody_knows_what_was_prepared(tmp_path: Path, journal: str) -> None:
+async def test_whether_the_journal_of_prepared_claims_was_lost(tmp_path: Path, journal: str) -> None:
     """A node that has just booted has no lost claims; a node whose journal was removed may have some."""
     if journal != "never there":
         former = Frontend(tmp_path)

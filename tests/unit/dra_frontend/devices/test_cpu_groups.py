@@ -45,7 +45,7 @@ def test_groups(
     assert made[names[-1]].attributes.items() >= attributes.items()
 
 
-def test_an_l3_that_spans_numa_nodes_names_none() -> None:
+def test_an_l3_that_spans_numa_nodes_has_no_numa_attribute() -> None:
     """With sub-NUMA clusters one L3 spans several NUMA nodes. An attribute that holds only for some of the CPUs is not
     published.
     """

@@ -45,7 +45,7 @@ def decoded(layout: str) -> dict[int, int]:
         (machine(threads=4), ""),
     ],
 )
-def test_threads_of_a_core_are_told_by_their_distance(found: Machine, expected: str) -> None:
+def test_siblings_are_encoded_by_their_distance(found: Machine, expected: str) -> None:
     """Siblings are encoded by their distance, with single threads last. A layout that this format cannot express is
     left out.
     """
@@ -65,7 +65,7 @@ def test_the_layout_can_be_read_again(found: Machine) -> None:
         assert {frozenset(pair) for pair in decoded(layout).items()} == {frozenset(core) for core in cores}
 
 
-def test_devices_say_their_cpus_to_an_external_allocator() -> None:
+def test_devices_list_their_cpus_for_an_external_allocator() -> None:
     """They list the CPUs that claims can get. The layout is that of the machine and the same on every device."""
     inventory = offered(machine(), reserved_cpus=frozenset({0}))
     said = {d.name: (d.attributes[CPU_IDS], d.attributes[SMT_LAYOUT]) for d in inventory.pools[0].devices}
@@ -82,7 +82,7 @@ def test_other_configurations_publish_no_cpu_lists(config: Config) -> None:
         assert not {CPU_IDS, SMT_LAYOUT} & device.attributes.keys()
 
 
-def test_what_is_too_long_is_left_out_and_told() -> None:
+def test_a_list_that_is_too_long_is_left_out_with_a_warning() -> None:
     """The server rejects a slice with a string of more than 64 bytes, and a truncated CPU list would be wrong."""
     inventory = offered(EVERY_FOURTH)
     assert not any(CPU_IDS in device.attributes for device in inventory.pools[0].devices)

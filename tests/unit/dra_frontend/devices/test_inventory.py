@@ -95,7 +95,7 @@ def test_a_single_page_or_cpu_has_no_step() -> None:
         assert device.capacity.step == step
 
 
-def test_memory_is_promised_once() -> None:
+def test_memory_is_offered_only_once() -> None:
     """Plain memory is the node's memory without its hugepages, surplus pages included, and without the reserve."""
     two = (HugepagePool(2 * MIB, 256, 100, surplus=6), HugepagePool(GIB, 1, 0))
     reserve = [{"numaNode": 1, "limits": {"memory": "100Mi", "hugepages-2Mi": "3Mi"}}]
@@ -207,9 +207,7 @@ ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left f
         ),
     ],
 )
-def test_what_is_absent_or_leaves_nothing_is_a_warning(
-    keys: dict[str, Any], texts: list[str], kinds: list[MisfitKind]
-) -> None:
+def test_missing_resources_are_a_warning(keys: dict[str, Any], texts: list[str], kinds: list[MisfitKind]) -> None:
     """One configuration serves different nodes, so a missing item may exist elsewhere: it is reported, and the rest is
     offered.
     """
@@ -233,7 +231,7 @@ def test_what_is_absent_or_leaves_nothing_is_a_warning(
         ({"groupBy": "socket"}, "dra.cpu", "groupBy: socket is not known of this machine: /sys/mask: odd"),
     ],
 )
-def test_what_can_never_be_right_offers_nothing_of_its_driver(keys: dict[str, Any], driver: str, text: str) -> None:
+def test_an_impossible_configuration_disables_its_driver(keys: dict[str, Any], driver: str, text: str) -> None:
     """The operator meant another machine. The other driver's devices are offered, and claims can still be released."""
     found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
     inventory = offered(found, **keys)
@@ -242,7 +240,7 @@ def test_what_can_never_be_right_offers_nothing_of_its_driver(keys: dict[str, An
     assert {pool.name for pool in inventory.pools} >= {"n", "n-memory"}
 
 
-def test_a_doubt_that_nobody_needs_is_a_warning() -> None:
+def test_an_irrelevant_inconsistency_is_only_a_warning() -> None:
     """Neither NUMA nodes nor single CPUs depend on sockets or caches."""
     found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
     told = (
@@ -271,7 +269,7 @@ def test_a_doubt_that_nobody_needs_is_a_warning() -> None:
         ({}, {2}),
     ],
 )
-def test_claims_leave_others_what_is_configured(keys: dict[str, Any], withheld: set[int]) -> None:
+def test_the_configured_number_of_cpus_is_withheld(keys: dict[str, Any], withheld: set[int]) -> None:
     """Besides the reserved CPUs, N more stay in the pool: from the last groups, lowest first, whole cores if
     possible.
     """
@@ -302,7 +300,7 @@ def test_a_node_name_that_makes_bad_pool_names_is_refused(name: str) -> None:
         build_inventory(machine(), config(), name)
 
 
-def test_an_unknown_device_is_none() -> None:
+def test_an_unknown_device_is_not_found() -> None:
     """An allocation result of another node, driver or time does not match any device. Devices are found by an index."""
     inventory = offered(machine())
     object.__setattr__(inventory, "pools", None)
@@ -313,7 +311,7 @@ def test_an_unknown_device_is_none() -> None:
 
 
 @given(machines() | odd_machines(), st.data())
-def test_no_cpu_is_offered_twice_or_unduly(found: Machine, data: st.DataObject) -> None:
+def test_cpus_are_offered_at_most_once_and_only_if_permitted(found: Machine, data: st.DataObject) -> None:
     """In every mode the offered CPUs are online, unreserved and in one device each, and the pool is never empty."""
     reserved = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
     mode = data.draw(st.sampled_from(MODES))

@@ -27,7 +27,7 @@ def nodes(machine: Machine, **config: object) -> dict[str, Any]:
     return {device.name: device.attributes.get(NUMA_NODE) for device in inventory.pools[0].devices}
 
 
-def test_a_device_lists_the_numa_nodes_of_what_it_offers() -> None:
+def test_a_device_lists_the_numa_nodes_of_its_cpus() -> None:
     """A single node is a number, which every server accepts; several are a list. A node whose CPUs are all reserved is
     not listed.
     """
@@ -41,7 +41,7 @@ def test_a_device_lists_the_numa_nodes_of_what_it_offers() -> None:
     assert {node for one in sockets.values() for node in one} == EIGHT.numa_nodes.keys()
 
 
-def test_a_list_that_no_server_takes_is_left_out() -> None:
+def test_a_list_that_no_server_accepts_is_left_out() -> None:
     """A device can have 48 values, and a truncated list would wrongly exclude the other nodes."""
     spread = {cpu: replace(TWO.cpus[cpu % 8], id=cpu, core=cpu, numa_node=cpu) for cpu in range(64)}
     node = TWO.numa_nodes[0]
@@ -70,7 +70,7 @@ def aligned(gpu: dict[str, object], **config: object) -> str:
     return str(claim["status"]["allocation"]["devices"]["results"][1]["device"])
 
 
-def test_cpus_are_found_beside_a_gpu_that_sits_between_nodes() -> None:
+def test_cpus_are_found_next_to_a_gpu_of_several_nodes() -> None:
     """A number matches a list that contains it, and two lists match if they intersect."""
     assert aligned({"ints": [1, 2]}) == "cpudevnuma001"
     assert aligned({"int": 1}) == "cpudevnuma001"

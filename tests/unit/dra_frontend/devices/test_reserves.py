@@ -27,7 +27,7 @@ def node(reserved: int = 2 * GIB, pages: str = "2Gi") -> dict[str, Any]:
     return {"status": {"capacity": capacity, "allocatable": allocatable}}
 
 
-def test_the_kubelet_reserves_what_is_neither_allocatable_nor_hugepages() -> None:
+def test_the_kubelets_reserve_excludes_hugepages() -> None:
     """Kubernetes also subtracts hugepages from the allocatable memory, but they are not a reserve."""
     assert reserved_by_kubelet(node(), "memory") == 2 * GIB
     assert reserved_by_kubelet(node(), "cpu") == Fraction(1, 2)
@@ -57,20 +57,20 @@ def offered(found: Machine, kubelet: int | None, config: Config | None = None) -
     return [device.amount for device in devices if not device.hugepages]
 
 
-def test_what_the_kubelet_reserves_is_split_by_size() -> None:
+def test_the_kubelets_reserve_is_split_by_size() -> None:
     """It is split in whole capacity steps and without hugepages, which have their own devices."""
     reserve = memory_reserve(uneven(12 * GIB, 4 * GIB, huge=1024), Config(), 2 * GIB)
     assert (reserve.source, reserve.by_node) == ("kubelet", {0: 1536 * MIB, 1: 512 * MIB})
     assert offered(uneven(12 * GIB, 4 * GIB, huge=1024), 2 * GIB) == [8704 * MIB, 3584 * MIB]
 
 
-def test_pages_that_come_and_go_move_no_other_nodes_capacity() -> None:
+def test_changing_pages_do_not_affect_other_nodes() -> None:
     """It is split by the nodes' total memory, not by their memory without hugepages."""
     found = [offered(uneven(8 * GIB, 8 * GIB, huge=huge), GIB)[1] for huge in (0, 100, 2048)]
     assert found == [7680 * MIB] * 3
 
 
-def test_without_a_figure_a_part_is_kept_of_each_node() -> None:
+def test_without_a_figure_a_part_of_each_node_is_reserved() -> None:
     """A default installation does not offer the memory that the kubelet and system daemons need."""
     reserve = memory_reserve(uneven(40 * GIB, 20 * GIB), Config())
     assert (reserve.source, reserve.by_node) == ("default", {0: 2 * GIB, 1: GIB})
@@ -78,7 +78,7 @@ def test_without_a_figure_a_part_is_kept_of_each_node() -> None:
 
 
 @pytest.mark.parametrize("kubelet", [None, 50 * GIB])
-def test_what_the_operator_says_is_what_counts(kubelet: int | None) -> None:
+def test_the_operators_reserve_takes_precedence(kubelet: int | None) -> None:
     """One `memory` entry makes the reserve explicit for all NUMA nodes (unlisted nodes reserve 0); a hugepages-only
     entry does not.
     """
@@ -90,7 +90,7 @@ def test_what_the_operator_says_is_what_counts(kubelet: int | None) -> None:
     assert memory_reserve(uneven(8 * GIB), pages, kubelet).source == ("default" if kubelet is None else "kubelet")
 
 
-def test_a_reserve_that_leaves_nothing_is_told_of() -> None:
+def test_a_reserve_that_leaves_nothing_is_reported() -> None:
     """This applies to the operator's reserve and to the kubelet's."""
     inventory = build_inventory(uneven(GIB, GIB), Config(), "n", kubelet_reserve=4 * GIB)
     (warning,) = inventory.warnings
@@ -98,7 +98,7 @@ def test_a_reserve_that_leaves_nothing_is_told_of() -> None:
 
 
 @given(st.lists(st.integers(0, 4 << 40), min_size=1, max_size=8), st.integers(0, 8 << 40))
-def test_the_split_keeps_what_the_kubelet_reserves(sizes: list[int], kubelet: int) -> None:
+def test_the_split_adds_up_to_the_kubelets_reserve(sizes: list[int], kubelet: int) -> None:
     """The shares add up to the kubelet's reserve if there is that much memory, plus at most one step per NUMA node."""
     reserve = memory_reserve(uneven(*sizes), Config(), kubelet).by_node
     steps = [size // MEMORY_STEP * MEMORY_STEP for size in sizes]
@@ -114,7 +114,7 @@ def with_far_nodes(found: Machine, *far: int) -> Machine:
 
 
 @pytest.mark.parametrize("kubelet", [10 * GIB, None])
-def test_nodes_without_cpus_keep_nothing_for_the_system(kubelet: int | None) -> None:
+def test_nodes_without_cpus_have_no_system_reserve(kubelet: int | None) -> None:
     """Daemons allocate on the nodes they run on, so a share on CXL memory or HBM would be missing there."""
     found = with_far_nodes(uneven(480 * GIB, 480 * GIB), *[186 * GIB] * 4)
     reserve = memory_reserve(found, Config(), kubelet).by_node
@@ -124,7 +124,7 @@ def test_nodes_without_cpus_keep_nothing_for_the_system(kubelet: int | None) -> 
     assert offered(found, kubelet)[2:] == [186 * GIB] * 4
 
 
-def test_movable_memory_beside_cpus_keeps_nothing_for_the_system() -> None:
+def test_movable_memory_has_no_system_reserve() -> None:
     """The kernel cannot allocate movable memory for itself."""
     found = uneven(8 * GIB, 8 * GIB)
     movable = replace(found.numa_nodes[1], normal_memory=False)
@@ -133,7 +133,7 @@ def test_movable_memory_beside_cpus_keeps_nothing_for_the_system() -> None:
 
 
 @pytest.mark.parametrize("normal", [True, False])
-def test_without_a_node_for_the_system_others_keep_the_reserve(normal: bool) -> None:
+def test_other_nodes_keep_the_reserve_if_no_node_suits_the_system(normal: bool) -> None:
     """This happens if CPUs are on nodes without memory, or if the kernel lists no node with normal memory."""
     found = with_far_nodes(uneven(0, 0), 6 * GIB, 2 * GIB)
     nodes = {id_: replace(node, normal_memory=normal) for id_, node in found.numa_nodes.items()}

@@ -209,7 +209,7 @@ def test_amounts_are_counted_by_the_capacity() -> None:
 
 @settings(max_examples=8)
 @given(found=machines(), mode=st.sampled_from(["grouped", "individual"]))
-def test_what_is_counted_passes_the_rules_of_1_37(found: Machine, mode: str) -> None:
+def test_the_mapping_passes_the_rules_of_1_37(found: Machine, mode: str) -> None:
     """A server with the gate on changes nothing, and a release that does not know the field drops it."""
     gates = {**GATES_OF_1_36, "DRANodeAllocatableResources": True, "DRAListTypeAttributes": True}
     for pool in build_inventory(found, Config.model_validate({"cpuDeviceMode": mode}), "n").pools:
@@ -219,7 +219,7 @@ def test_what_is_counted_passes_the_rules_of_1_37(found: Machine, mode: str) -> 
         assert set(lost) == ({f"devices[*].{ALLOCATABLE}"} if one["spec"]["devices"] else set())
 
 
-def test_many_devices_are_cut_into_slices_of_64() -> None:
+def test_many_devices_are_split_into_slices_of_64() -> None:
     """130 NUMA nodes make three slices, in the order of the devices."""
     documents = published(build_inventory(machine(130, 1, 1, 1, 1), Config(), "n"))
     assert [len(document["spec"]["devices"]) for document in documents["n-memory"]] == [64, 64, 2]
@@ -227,7 +227,7 @@ def test_many_devices_are_cut_into_slices_of_64() -> None:
     assert_admitted(documents)
 
 
-def test_a_single_cpu_is_given_whole() -> None:
+def test_a_single_cpu_is_not_shared() -> None:
     """A device of one CPU is named by its number and is not shared; 511 of them make eight slices."""
     config = Config(cpu_device_mode="individual", reserved_cpus=frozenset({0}))
     documents = published(build_inventory(machine(2, 4, 4, 8, 2), config, "n"))["n"]

@@ -125,7 +125,7 @@ async def test_after_a_calm_an_update_is_soon_again(rig: Rig) -> None:
     assert rig.counts() == [102]
 
 
-async def test_the_same_total_again_is_no_occurrence(rig: Rig) -> None:
+async def test_a_repeated_total_is_not_counted_again(rig: Rig) -> None:
     """The backend repeats a container's state in every report."""
     for _ in range(3):
         await rig.tick(retry(1), after=60)
@@ -133,7 +133,7 @@ async def test_the_same_total_again_is_no_occurrence(rig: Rig) -> None:
     assert len(rig.writes()) == 1
 
 
-async def test_a_restarted_recorder_counts_on(rig: Rig) -> None:
+async def test_a_restarted_recorder_continues_counting(rig: Rig) -> None:
     """It finds the Event of its predecessor and does not count the same observations again."""
     await rig.tick(Observation(POD, "Reason", "note", source="c", total=4))
     rig.recorder = rig.another()
@@ -277,7 +277,7 @@ async def test_a_write_that_is_refused_is_not_retried(rig: Rig, caplog: pytest.L
     assert rig.counts() == [2]
 
 
-async def test_an_error_of_one_event_ends_nothing(rig: Rig) -> None:
+async def test_an_error_of_one_event_does_not_affect_others(rig: Rig) -> None:
     """An internal error in one document does not affect the other Events."""
     odd = Observation(POD, "Odd", "note", source="\ud800")
     await rig.tick(odd)
@@ -285,7 +285,7 @@ async def test_an_error_of_one_event_ends_nothing(rig: Rig) -> None:
     assert [one["reason"] for one in rig.events() if one["reason"] != "Odd"] == ["Reason"]
 
 
-async def test_urgent_events_come_first_and_a_tick_writes_few(rig: Rig) -> None:
+async def test_urgent_events_are_written_first(rig: Rig) -> None:
     """A killed container is reported before fifty pods with a wrong QoS class."""
     pods = [Observation(POD._replace(uid=str(number)), "Reason", "note") for number in range(50)]
     await rig.tick(*pods, retry(1, urgent=True))
@@ -381,7 +381,9 @@ class Flood:
 
 
 @pytest.mark.parametrize("namespaces", [1, 4, 8])
-async def test_a_flood_of_pods_silences_nothing_else(namespaces: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_flood_of_pods_does_not_suppress_other_events(
+    namespaces: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Regression: 1,050 containers that were killed again and again wrote 105,001 log lines in ten minutes and
     suppressed all other Events.
     """

@@ -21,7 +21,7 @@ def written(**answers: Answer) -> dra_v1_pb2.NodePrepareResourcesResponse:
     return dra_v1_pb2.NodePrepareResourcesResponse.FromString(prepare_response(answers).SerializeToString())
 
 
-def test_claims_are_read_from_both_versions_and_both_calls() -> None:
+def test_claims_are_parsed_from_both_versions_and_both_calls() -> None:
     """UID has field number 2 and name 3; prepare and unprepare have the same form in v1 and v1beta1."""
     for messages in (dra_v1_pb2, dra_v1beta1_pb2):
         for message in (messages.NodePrepareResourcesRequest, messages.NodeUnprepareResourcesRequest):

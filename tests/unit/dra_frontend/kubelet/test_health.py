@@ -26,7 +26,7 @@ def subscribe(board: HealthBoard) -> AsyncGenerator[tuple[DeviceHealth, ...], No
     return cast("AsyncGenerator[tuple[DeviceHealth, ...], None]", board.watch())
 
 
-async def test_the_complete_list_comes_at_once_and_on_every_change() -> None:
+async def test_the_complete_list_is_sent_at_once_and_on_every_change() -> None:
     """A change between two responses is part of the next one; an unchanged list sends nothing."""
     board = HealthBoard([GOOD])
     stream = subscribe(board)

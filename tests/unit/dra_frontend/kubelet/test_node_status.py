@@ -36,7 +36,7 @@ class Server:
         return self.answer
 
 
-async def test_a_figure_moves_by_whole_steps_and_never_goes_away() -> None:
+async def test_the_reserve_changes_in_whole_steps_and_is_kept() -> None:
     """A few pages more or less, a Node without the values and an unavailable server change nothing."""
     server = Server()
     status = NodeStatus(server.get_node)
@@ -51,7 +51,7 @@ async def test_a_figure_moves_by_whole_steps_and_never_goes_away() -> None:
     assert status.settled.is_set()
 
 
-async def test_whether_claims_are_counted_is_asked_when_it_matters() -> None:
+async def test_whether_claims_are_counted_is_read_when_needed() -> None:
     """At most one request is sent in ten seconds. The last known value is kept while the server is unavailable, and no
     value is assumed.
     """
@@ -70,7 +70,7 @@ async def test_whether_claims_are_counted_is_asked_when_it_matters() -> None:
 
 
 @pytest.mark.parametrize("answer", [ForbiddenError("get nodes", "no"), NotFoundError("get nodes", "none")])
-async def test_a_server_that_says_no_keeps_nobody_waiting(answer: Exception) -> None:
+async def test_a_permanent_error_delays_no_caller(answer: Exception) -> None:
     """Retrying soon would be useless, so a caller that needs the value continues without it and can report why."""
     server = Server()
     server.answer = answer
@@ -85,7 +85,7 @@ async def test_a_server_that_says_no_keeps_nobody_waiting(answer: Exception) -> 
     assert "set reservedMemory" in warning
 
 
-async def test_a_server_that_says_no_for_a_moment_is_asked_again() -> None:
+async def test_an_error_right_after_the_start_is_retried() -> None:
     """A server that has just started does not know roles and tokens yet. Falling back to the default would publish a
     value and withdraw it later.
     """
@@ -100,7 +100,7 @@ async def test_a_server_that_says_no_for_a_moment_is_asked_again() -> None:
     assert status.reserved_memory == 2 * GI
 
 
-async def test_where_the_operator_says_the_figure_nobody_is_asked() -> None:
+async def test_a_configured_reserve_needs_no_request() -> None:
     """No request is sent, and nothing waits or warns."""
     server = Server()
     status = NodeStatus(server.get_node, needed=False)

@@ -97,7 +97,7 @@ async def never() -> None:
 POD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
 
 
-def test_the_refusal_of_a_long_root_says_how_much_is_too_much() -> None:
+def test_the_error_for_a_long_root_says_by_how_much_it_is_too_long() -> None:
     """A root that is shortened as the message says is accepted. Both sockets of the driver are considered."""
     root = "/" + 59 * "k"
     with pytest.raises(SocketPathError, match=r"shorter by \d+") as refused:
@@ -156,7 +156,7 @@ async def test_a_broken_service_fails_claims_not_the_call(short_root: Path, capl
     assert "Traceback" in caplog.text
 
 
-async def test_the_answer_comes_before_the_callers_deadline(short_root: Path) -> None:
+async def test_the_response_precedes_the_callers_deadline(short_root: Path) -> None:
     """A bare DEADLINE_EXCEEDED explains nothing, so every claim gets an error text shortly before. Such a call counts
     as failed.
     """
@@ -167,7 +167,7 @@ async def test_the_answer_comes_before_the_callers_deadline(short_root: Path) ->
     assert counted.calls == [("prepare", [True])]
 
 
-async def test_registration_comes_last_and_goes_first(short_root: Path) -> None:
+async def test_registration_is_served_last_and_removed_first(short_root: Path) -> None:
     """The kubelet may call as soon as the registration socket exists, and only then."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     running = asyncio.Event()
@@ -267,7 +267,7 @@ async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> Non
     assert [path.name for path in paths.dra.parent.iterdir()] == ["dra.sock"]
 
 
-async def test_sockets_that_somebody_removed_come_back(short_root: Path) -> None:
+async def test_removed_sockets_are_restored(short_root: Path) -> None:
     """The kubelet registers the plugin again, and claims are prepared. A foreign file in place of a socket is not
     removed.
     """
@@ -325,7 +325,7 @@ async def test_a_health_request_that_cannot_be_decoded_is_an_invalid_argument(sh
         assert await anext(aiter(stream(b"", timeout=5))) == b""
 
 
-async def test_an_error_beside_the_claims_is_answered_as_internal(
+async def test_an_error_outside_the_claims_is_an_internal_error(
     short_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The response cannot be built, which is not the fault of a claim."""

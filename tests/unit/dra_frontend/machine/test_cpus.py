@@ -29,7 +29,7 @@ def cores(machine: Machine) -> list[list[int]]:
     return found
 
 
-def test_without_a_list_the_cpus_tell_themselves() -> None:
+def test_without_a_cpu_list_the_online_files_are_read() -> None:
     """A CPU without an `online` file cannot be unplugged, and the others report their state there. isolcpus= may name
     any CPU number.
     """
@@ -58,7 +58,7 @@ def test_without_a_list_the_cpus_tell_themselves() -> None:
         ({"cpu0/topology/core_cpus": "\n"}, "cpu0/topology/core_cpus"),
     ],
 )
-def test_no_cpu_goes_missing_unseen(changes: Changes, path: str) -> None:
+def test_inconsistent_files_about_a_cpu_are_an_error(changes: Changes, path: str) -> None:
     """If two files disagree about a CPU's state or core, or if one is unreadable, the error contains the file."""
     with pytest.raises(HostTreeError) as caught:
         look(changes)
@@ -86,7 +86,7 @@ def test_every_name_of_the_sibling_files_is_read(name: str) -> None:
         (each("topology", None), [[cpu] for cpu in range(8)], False),
     ],
 )
-def test_a_core_is_what_its_threads_say(changes: Changes, found: list[list[int]], smt: bool) -> None:
+def test_a_core_consists_of_the_cpus_in_its_sibling_lists(changes: Changes, found: list[list[int]], smt: bool) -> None:
     """The number of threads in a core is not assumed to be two."""
     machine = look(changes)
     assert (cores(machine), machine.smt) == (found, smt)
@@ -112,7 +112,7 @@ IDS = "topology/physical_package_id"
         ({**each("topology/package_cpus", None), **each(IDS, *["0"] * 4, *["36"] * 4)}, 36, ""),
     ],
 )
-def test_packages_are_told_by_masks_and_ids(changes: Changes, second: int, doubt: str) -> None:
+def test_packages_are_determined_by_masks_and_ids(changes: Changes, second: int, doubt: str) -> None:
     """If the masks contradict each other or the ids, the ids count and a warning is recorded."""
     machine = look(changes)
     packages = [cpu.package for cpu in machine.cpus.values()]

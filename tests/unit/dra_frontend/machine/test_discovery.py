@@ -110,7 +110,7 @@ PAGES = f"{NODE}/hugepages/hugepages-2048kB"
         ({"/sys/devices/system/cpu/cpu3/topology/core_id": "9\n"}, False),
     ],
 )
-def test_what_changes_the_offer_changes_the_shape(changes: dict[str, str | None], seen: bool) -> None:
+def test_changes_of_the_offer_change_the_fingerprint(changes: dict[str, str | None], seen: bool) -> None:
     """CPUs, nodes, pages and memory that appear or disappear require a new discovery; values that change all the time
     do not.
     """

@@ -47,7 +47,7 @@ def test_a_machine_without_counters_has_no_errors() -> None:
         ("F1Ah_M11h", ""),
     ],
 )
-def test_a_controller_is_of_its_socket_where_the_driver_says_so(name: str, label: str) -> None:
+def test_a_controllers_socket_comes_from_its_driver(name: str, label: str) -> None:
     """This is the socket's only NUMA node, or any one of several, since sysfs does not say which."""
     assert nodes(small_machine(), name, label) == {1}
     sockets = discover(captured(EIGHT_NODES))
@@ -68,14 +68,14 @@ def test_a_controller_is_of_its_socket_where_the_driver_says_so(name: str, label
         ("Broadwell SrcID#7_Ha#0", ""),
     ],
 )
-def test_a_controller_of_which_nothing_is_known_may_be_of_any_node(name: str, label: str) -> None:
+def test_an_unknown_controller_may_belong_to_any_node(name: str, label: str) -> None:
     """Dies of the first Zen are not sockets, some firmware shows one controller for all, and HBM may be a node of its
     own.
     """
     assert nodes(small_machine(), name, label) == {0, 1}
 
 
-def test_memory_that_no_numa_node_has_is_left_out() -> None:
+def test_memory_outside_all_numa_nodes_is_left_out() -> None:
     """The HBM of an MI200 accelerator is counted like a controller's memory but is not system memory."""
     assert counters(small_machine().changed(edac(1, "MI200", ue=5))) == {}
 
@@ -90,7 +90,7 @@ def test_the_text_names_controller_nodes_and_dimm() -> None:
     assert "\n" not in one.what
 
 
-def test_lost_pages_and_cpus_are_counted_where_they_are() -> None:
+def test_lost_pages_and_cpu_errors_are_counted_by_location() -> None:
     """The kernel counts poisoned pages by NUMA node, and some Arm kernels count cache errors by CPU."""
     node, cpu = "/sys/devices/system/node/node1/memory_failure/total", "/sys/devices/system/edac/cpu/cpu5"
     found = counters(small_machine().changed({node: "3\n", f"{cpu}/ce_count": "7\n", f"{cpu}/ue_count": "0\n"}))
@@ -98,13 +98,13 @@ def test_lost_pages_and_cpus_are_counted_where_they_are() -> None:
     assert found["cpu5"] == ErrorCounter("cpu5", "caches of CPU 5", 7, 0, cpus=frozenset({5}))
 
 
-def test_a_counter_that_wrapped_is_a_large_one() -> None:
+def test_a_negative_counter_is_a_large_number() -> None:
     """The kernel prints 32 bits as a signed number."""
     (one,) = counters(small_machine().changed(edac(0, "F19h", ce=-1))).values()
     assert one.corrected == 2**32 - 1
 
 
-def test_a_damaged_counter_hides_no_other() -> None:
+def test_a_damaged_counter_does_not_hide_others() -> None:
     """Each counter is read separately, and the error contains its file."""
     tree = small_machine().changed(edac(0, "F19h") | edac(1, "F19h", ue=1))
     damaged = tree.changed({"/sys/devices/system/edac/mc/mc0/ce_count": "many"})
@@ -142,7 +142,7 @@ def test_corrected_errors_count_for_an_hour() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 5)), min_size=1, max_size=60))
-def test_the_last_hour_is_what_rose_in_it(rises: list[tuple[int, int]]) -> None:
+def test_a_fault_depends_on_the_errors_of_the_last_hour(rises: list[tuple[int, int]]) -> None:
     """For any sequence of samples, the fault exists exactly while the errors of the last hour reach the threshold."""
     rates, now, count, seen = ErrorRates(HardwareErrors(corrected_per_hour=8)), 0.0, 7, list[tuple[float, int]]()
     kinds(rates, now, ce=count)

@@ -55,7 +55,7 @@ def test_the_group_of_all_pods_is_found(directory: str, found: str | None, tmp_p
         (["total=0 N0=0 N1=0\n", None], None),
     ],
 )
-def test_the_kernels_words_are_read(texts: list[str | None], pods: PodPages | None) -> None:
+def test_the_kernels_texts_are_parsed(texts: list[str | None], pods: PodPages | None) -> None:
     """The texts are what the kernel prints for cgroup2; other text gives nothing."""
     files = {"/kubepods/x": b"", "/kubepods.slice/x": b""}
     for group, text in zip(("/kubepods", "/kubepods.slice"), texts, strict=False):
@@ -64,7 +64,7 @@ def test_the_kernels_words_are_read(texts: list[str | None], pods: PodPages | No
     assert read_pod_pages(tree, [PAGE]) == ({} if pods is None else {PAGE: pods})
 
 
-def test_only_what_no_pod_has_is_the_hosts() -> None:
+def test_only_pages_outside_pods_are_the_hosts() -> None:
     """The host's pages are those in use minus those of pods; nothing is assumed while that is unknown."""
     pool = HugepagePool(PAGE, total=100, free=30)
     assert held_pages(0, pool, PodPages({0: 50 * PAGE})) == 20

@@ -93,7 +93,7 @@ FOUR = frozenset(range(4))
         ),
     ],
 )
-def test_what_makes_a_node(
+def test_nodes_have_cpus_or_system_memory(
     changes: dict[str, str | None], nodes: list[int], number: int, facts: dict[str, Any]
 ) -> None:
     """A node exists if it has CPUs or system memory, and every online CPU is in one node."""
@@ -155,7 +155,7 @@ def test_base_page_size() -> None:
 
 
 @pytest.mark.parametrize(("text", "normal"), [(None, [0, 1, 2]), ("0-1\n", [0, 1]), ("\n", [])])
-def test_normal_memory_is_what_the_kernel_lists(text: str | None, normal: list[int]) -> None:
+def test_normal_memory_is_read_from_the_kernels_list(text: str | None, normal: list[int]) -> None:
     """Older kernels without the file count as having normal memory everywhere."""
     machine = look({**far_node(2), "/sys/devices/system/node/has_normal_memory": text})
     assert [node.id for node in machine.numa_nodes.values() if node.normal_memory] == normal

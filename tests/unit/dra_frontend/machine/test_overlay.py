@@ -65,7 +65,7 @@ def test_files_hide_and_directories_merge() -> None:
     assert tree.names("/sys/nothing") is None
 
 
-def test_a_path_hides_that_path_alone() -> None:
+def test_an_overlaid_path_hides_only_that_path() -> None:
     """A fact the kernel exposes in two files must be overlaid in both; overlaying one is reported as inconsistent
     sysfs.
     """
@@ -79,7 +79,7 @@ def test_a_path_hides_that_path_alone() -> None:
 
 
 @given(st.data())
-def test_whatever_is_laid_over_itself_is_the_same_machine(data: st.DataObject) -> None:
+def test_overlaying_the_same_content_changes_nothing(data: st.DataObject) -> None:
     """Overlaying any part of the base with its own content changes nothing, and neither does an empty overlay."""
     assert parse_overlay(None, "o") == {}
     base = small_machine()
@@ -88,7 +88,7 @@ def test_whatever_is_laid_over_itself_is_the_same_machine(data: st.DataObject) -
     assert discover(OverlayTree(base, parse_overlay(files, "o"))) == discover(base)
 
 
-def test_commands_honour_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_use_the_overlay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``--config`` with sysfsOverlay shows the other machine. An invalid overlay is reported with file and path, with
     exit status 2.
     """

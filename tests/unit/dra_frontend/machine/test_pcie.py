@@ -49,7 +49,7 @@ def test_a_device_lists_the_roots_near_its_cpus() -> None:
     assert single["cpudev004"] == ("pci0000:80",)
 
 
-def test_what_is_not_near_is_not_listed() -> None:
+def test_distant_roots_are_not_listed() -> None:
     """The server rejects an empty list. Reserved and offline CPUs contribute no root, and neither does a removed
     bridge. Without the setting, whose feature gate is alpha, there is no list.
     """

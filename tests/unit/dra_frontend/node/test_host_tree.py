@@ -9,7 +9,7 @@ from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
 
 
-def test_files_are_texts_and_what_is_not_there_is_none(tmp_path: Path) -> None:
+def test_files_are_text_and_missing_files_are_none(tmp_path: Path) -> None:
     """A NUL byte that some kernels append is removed, and names are sorted. A missing file is a valid result, not an
     error.
     """
@@ -110,7 +110,7 @@ def test_links_are_counted_over_the_whole_path(tmp_path: Path) -> None:
         HostTree(tmp_path).read("/l0")
 
 
-def test_what_is_no_readable_text_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_unreadable_files_are_errors_with_their_name(tmp_path: Path) -> None:
     """Binary data, directories, FIFOs, huge files and invalid paths are rejected with their name, and none of them
     blocks.
     """

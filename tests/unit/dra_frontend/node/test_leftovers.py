@@ -76,7 +76,7 @@ def test_sockets_of_living_instances_stay(places: Places) -> None:
         one.close()
 
 
-def test_what_is_not_ours_stays(places: Places) -> None:
+def test_foreign_files_stay(places: Places) -> None:
     """Covers other names, other file types, links, and directories with other content."""
     dead(places.plugins / "dra.sock")
     dead(places.plugins / "csi.sock")

@@ -115,7 +115,7 @@ async def test_a_change_is_seen_at_the_next_read() -> None:
     assert rig.capacity("memory-numa000") == plain - 256 * PAGE
 
 
-async def test_what_the_kubelet_reserves_moves_the_capacity_once() -> None:
+async def test_the_kubelets_reserve_changes_the_capacity_once() -> None:
     """The capacity moves when the reserve becomes known and when it changes, without a new discovery of the machine."""
     rig = Rig()
     await rig.watch.read()
@@ -215,7 +215,7 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
     )
 
 
-async def test_a_machine_that_cannot_be_read_at_the_start_is_waited_for() -> None:
+async def test_an_unreadable_machine_at_the_start_is_waited_for() -> None:
     """Until then no inventory exists, which differs from an empty one. Changes since the start are not missed."""
     rig = Rig()
     rig.host.change({"cpu/online": "?"})
@@ -231,9 +231,7 @@ async def test_a_machine_that_cannot_be_read_at_the_start_is_waited_for() -> Non
 
 
 @pytest.mark.parametrize("when", ["at the start", "later"])
-async def test_an_unforeseen_exception_while_reading_is_a_problem_and_no_end(
-    caplog: pytest.LogCaptureFixture, when: str
-) -> None:
+async def test_an_unexpected_exception_while_reading_is_reported(caplog: pytest.LogCaptureFixture, when: str) -> None:
     """Claims must be released whatever the state of the machine. The traceback is logged once."""
 
     class OddTree(MemoryTree):
@@ -277,7 +275,7 @@ async def test_an_unknown_exception_is_survived(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("group_by", ["l3", "numanode"])
-async def test_a_doubt_while_running_takes_nothing_back(group_by: Literal["l3", "numanode"]) -> None:
+async def test_an_inconsistent_reading_withdraws_no_device(group_by: Literal["l3", "numanode"]) -> None:
     """A mask read during a CPU hotplug may be inconsistent: devices that depend on it stay as they are until it can be
     read again, and the others follow the machine. A persistent inconsistency costs one more discovery, not one each
     second.
@@ -301,7 +299,7 @@ async def test_a_doubt_while_running_takes_nothing_back(group_by: Literal["l3", 
     assert group_by == "l3" or rig.host.reads == ONE_READ
 
 
-async def test_the_withheld_cpu_is_nobodys() -> None:
+async def test_the_withheld_cpu_is_not_claimed() -> None:
     """If the CPU that is withheld from claims goes offline, an unclaimed CPU takes its place."""
     held = Ledger({("dra.cpu", "u"): ClaimFile("dra.cpu", "u", None, frozenset({5, 6}))})
     rig = Rig(ledger=held)
@@ -310,7 +308,7 @@ async def test_the_withheld_cpu_is_nobodys() -> None:
     assert rig.watch.inventory.withheld_cpus == {7}
 
 
-async def test_pages_of_the_host_are_no_capacity() -> None:
+async def test_pages_of_the_host_are_not_part_of_the_capacity() -> None:
     """56 of 256 pages are in use but not by a pod. A configured reserve covers them and is not subtracted twice."""
     rig = Rig()
     await rig.watch.read()
@@ -353,7 +351,7 @@ class Restless(MemoryTree):
 
 
 @pytest.mark.parametrize("pages", [[0, 56], [56, 0]])
-async def test_pages_that_a_pod_takes_meanwhile_are_the_pods(pages: list[int]) -> None:
+async def test_pages_that_a_pod_allocates_between_two_reads_are_the_pods(pages: list[int]) -> None:
     """Pods are read before and after the machine, and pages that they hold in either reading are not the host's."""
     rig = Rig()
     watch = MachineWatch(rig.host, Restless([*pages]), Config(), "n", lambda: Ledger({}))

@@ -6,7 +6,7 @@ from pathlib import Path
 from dra_frontend.node.host_tree import BOOT, on_node
 
 
-def test_a_directory_is_that_of_the_machine_that_is_meant(tmp_path: Path) -> None:
+def test_a_directory_belongs_to_the_inspected_machine(tmp_path: Path) -> None:
     """For another machine, a path outside its root does not exist; this machine has its files elsewhere as well."""
     host, here = tmp_path / "host", tmp_path / "cdi"
     here.mkdir()

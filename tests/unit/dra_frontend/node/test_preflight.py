@@ -82,7 +82,7 @@ def test_an_empty_volume_in_the_place_of_a_directory_is_named(config: Config) ->
 
 
 @pytest.mark.parametrize("volume", VOLUMES)
-def test_what_lies_in_the_way_of_a_directory_is_named(volume: str, config: Config) -> None:
+def test_a_file_in_place_of_a_directory_is_reported(volume: str, config: Config) -> None:
     """A file may have the directory's name, or that of a parent directory that does not exist yet."""
     needed = next(one for one in needed_directories(config) if one.volume == volume)
     shutil.rmtree(needed.path)
@@ -149,7 +149,7 @@ def test_a_directory_that_is_mounted_read_only_is_named(volume: str, config: Con
     assert text.startswith(f"{needed.name} {needed.path} is mounted read-only; mount the node's {needed.path} there")
 
 
-def test_what_the_service_works_without_is_a_lesser_fault(config: Config) -> None:
+def test_an_optional_directory_is_only_a_warning(config: Config) -> None:
     """Covers a visible lock directory of the backend and a cgroup directory that is not a cgroup tree."""
     Path(config.run_dir, "backend").mkdir()
     Path(config.run_dir, "backend/active.lock").write_text("")

@@ -32,7 +32,7 @@ async def test_the_link_leads_to_the_instance_that_became_active_last(short_root
         assert (short_root / "run").stat().st_mode & 0o777 == 0o700
 
 
-async def test_leaving_removes_own_things_only(short_root: Path) -> None:
+async def test_shutdown_removes_only_the_instances_own_files(short_root: Path) -> None:
     """The shutdown of the old instance removes neither the link nor the socket of the new one, and lock files stay."""
     root = short_root / "run"
     async with RunDirectory(root, "new") as new, RunDirectory(root, "old") as old:
@@ -48,7 +48,7 @@ async def test_leaving_removes_own_things_only(short_root: Path) -> None:
     assert [path.name for path in root.iterdir()] == ["claims.lock"]
 
 
-def test_a_path_that_cannot_be_is_refused_at_once(short_root: Path) -> None:
+def test_an_invalid_path_is_rejected_at_once(short_root: Path) -> None:
     """A wrong pod UID must not escape the directory, and a socket that cannot be bound leaves nothing behind."""
     for uid in ("", "..", "a/b"):
         with pytest.raises(MalformedError):
@@ -57,7 +57,7 @@ def test_a_path_that_cannot_be_is_refused_at_once(short_root: Path) -> None:
         RunDirectory(short_root / ("x" * 80), "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11")
 
 
-async def test_what_others_removed_comes_back(short_root: Path) -> None:
+async def test_removed_files_are_restored(short_root: Path) -> None:
     """A removed socket, link or run directory is restored at the next check, and the new socket is served."""
     root = short_root / "run"
     async with RunDirectory(root, "one") as one:
@@ -83,7 +83,7 @@ async def test_what_others_removed_comes_back(short_root: Path) -> None:
             listening.close()
 
 
-async def test_what_cannot_come_back_is_told_of(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_that_cannot_be_restored_is_reported(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A directory in place of the link is not removed; the instance keeps running and logs the problem once."""
     root = short_root / "run"
     async with RunDirectory(root, "one") as one:
@@ -116,7 +116,7 @@ def test_listening_socket_replaces_a_stale_one_and_only_its_owner_reads_it(short
     assert list(short_root.iterdir()) == []
 
 
-def test_something_else_in_the_way_is_left_alone(short_root: Path) -> None:
+def test_a_foreign_file_in_place_of_the_socket_is_left_alone(short_root: Path) -> None:
     """A regular file in place of the socket is reported and not removed, and no temporary file is left."""
     (short_root / "s.sock").write_text("precious")
     with pytest.raises(FileExistsError, match="is not a socket"):

@@ -117,7 +117,7 @@ def machine_named(name: str) -> Machine:
 @pytest.mark.parametrize("name", [*SYNTHETIC, *NAMES])
 @settings(max_examples=CLAIMS_PER_MACHINE // 20, deadline=None)
 @given(ASKS, st.sampled_from(["numanode", "socket", "machine", "l3", "coretype"]))
-def test_claims_come_and_go_on_every_machine(name: str, asks: list[Ask], group_by: str) -> None:
+def test_invariants_hold_for_any_history_on_every_machine(name: str, asks: list[Ask], group_by: str) -> None:
     """Over a history of claims, the size, the group, disjointness and every parameter hold, and no satisfiable claim is
     rejected.
     """
@@ -152,7 +152,7 @@ def test_no_more_l3_groups_than_needed(found: Machine, data: st.DataObject) -> N
 
 
 @given(machines() | odd_machines(), st.data())
-def test_what_fits_into_one_place_stays_in_one_place(found: Machine, data: st.DataObject) -> None:
+def test_a_claim_that_fits_into_one_group_is_not_spread(found: Machine, data: st.DataObject) -> None:
     """A claim that fits into one socket, one of its NUMA nodes, or one L3 therein is not spread over several. If the
     claim got a single core type, only CPUs of that type count.
     """
@@ -211,7 +211,7 @@ NODES = assemble(even_cores(1, 2, 2, 4, 1))
         (NODES, "3-8,12", "", [2], "4-5"),
     ],
 )
-def test_the_vectors_of_the_peer(found: Machine, group: str, gone: str, counts: list[int], expected: str) -> None:
+def test_the_vectors_of_dra_driver_cpu(found: Machine, group: str, gone: str, counts: list[int], expected: str) -> None:
     """Allocates the sets that the tests of dra-driver-cpu expect."""
     offered = parse_cpu_list(group)
     taken = parse_cpu_list(gone)
@@ -251,13 +251,13 @@ SPREAD = CpuParameters(strategy="spread")
         (MIXED, "", 4, CpuParameters(strategy="spread", l3="required"), "2-5"),
     ],
 )
-def test_what_a_claim_gets(found: Machine, gone: str, count: int, wish: CpuParameters | None, expected: str) -> None:
+def test_the_cpus_of_a_claim(found: Machine, gone: str, count: int, wish: CpuParameters | None, expected: str) -> None:
     """Of all suitable sets, the one that leaves most for the next claim is chosen."""
     offered = found.numa_nodes[0].cpus if found is TWO_SOCKETS else found.online
     assert format_cpu_list(allocate(offered, parse_cpu_list(gone), count, found, wish)) == expected
 
 
-def test_distribute_gives_every_node_its_share() -> None:
+def test_distribute_splits_evenly_over_nodes() -> None:
     """Shares are equal to the CPU, or to the core if whole cores are requested; the node with most free CPUs gets the
     remainder.
     """
@@ -296,7 +296,7 @@ WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
         (CpuParameters(core_type="performance"), 1, "0", "(coreType: performance), 7 free (1-7), of them 0 suitable"),
     ],
 )
-def test_a_refusal_says_what_was_free(wish: CpuParameters, count: int, taken: str, text: str) -> None:
+def test_a_rejection_contains_the_free_cpus(wish: CpuParameters, count: int, taken: str, text: str) -> None:
     """The text appears in the pod's events: it contains the request, the free CPUs, and why these do not suffice."""
     found = machine(sockets=1, nodes_per_socket=2)
     with pytest.raises(NoCpusError) as caught:
@@ -305,7 +305,7 @@ def test_a_refusal_says_what_was_free(wish: CpuParameters, count: int, taken: st
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_what_the_machine_does_not_have_is_said(whole: bool) -> None:
+def test_a_missing_feature_of_the_machine_is_named(whole: bool) -> None:
     """If the machine has no core types or no L3, freeing CPUs would not help, but another parameter would."""
     found = machine(1, has_l3=False)
     untyped = (
@@ -324,7 +324,7 @@ def test_what_the_machine_does_not_have_is_said(whole: bool) -> None:
 
 
 @given(st.sampled_from(sorted(SYNTHETIC)), st.data())
-def test_the_next_multiple_can_be_had(name: str, data: st.DataObject) -> None:
+def test_the_suggested_multiple_can_be_allocated(name: str, data: st.DataObject) -> None:
     """The next possible amount in a rejection is one that an empty device can provide."""
     found = SYNTHETIC[name]
     count = data.draw(st.integers(1, len(found.cpus)))
@@ -353,7 +353,7 @@ HYBRID = assemble(
         CpuParameters(l3="required"),
     ],
 )
-def test_a_claim_gets_one_kind_of_core_while_one_can_meet_it(wish: CpuParameters) -> None:
+def test_a_claim_gets_one_core_type_if_possible(wish: CpuParameters) -> None:
     """Performance cores are preferred. If too few CPUs of each type are left, a mixture is allocated instead of a
     rejection.
     """

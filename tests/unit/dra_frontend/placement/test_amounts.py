@@ -28,13 +28,13 @@ def test_shares_are_as_even_as_can_be(amounts: list[frozenset[int]], need: int, 
         assert max(found) - min(found) == best
 
 
-def test_the_first_take_the_rest() -> None:
+def test_the_first_shares_include_the_remainder() -> None:
     """The remainder of the division goes to the front of the list."""
     assert even_shares([0b11111111] * 3, 8, 1) == [3, 3, 2]
 
 
 @given(st.lists(st.integers(1, 9), max_size=40))
-def test_sums_are_those_of_adding_one_after_another(sizes: list[int]) -> None:
+def test_sums_contain_every_sum_of_some_sizes(sizes: list[int]) -> None:
     """Bit n stands for n CPUs: an amount is in the set exactly if some of the sizes add up to it, however many sizes
     are equal.
     """

@@ -47,7 +47,7 @@ def test_fill_breaks_a_core_last() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.lists(st.integers(1, 3), max_size=4), st.data())
-def test_a_place_is_ranked_by_what_is_broken_in_it(whole: list[int], broken: list[int], data: st.DataObject) -> None:
+def test_a_place_is_ranked_by_the_core_that_it_splits(whole: list[int], broken: list[int], data: st.DataObject) -> None:
     """The rank predicts whether taking CPUs from the place splits a whole core."""
     numbers = iter(range(1000))
     cores: list[Threads] = [tuple(next(numbers) for _ in range(size)) for size in (*whole, *sorted(broken))]
@@ -60,7 +60,7 @@ def test_a_place_is_ranked_by_what_is_broken_in_it(whole: list[int], broken: lis
 
 
 @given(machines() | odd_machines(), st.data())
-def test_a_layout_shows_what_is_asked_for(found: Machine, data: st.DataObject) -> None:
+def test_a_layout_contains_exactly_the_requested_cpus(found: Machine, data: st.DataObject) -> None:
     """The places of some CPUs contain exactly these, each once; with whole cores only, they contain every core that is
     completely included.
     """
@@ -74,7 +74,7 @@ def test_a_layout_shows_what_is_asked_for(found: Machine, data: st.DataObject) -
     assert whole == {frozenset(core) for place in places for core in place.whole}
 
 
-def test_what_a_place_had_free_before_does_not_matter() -> None:
+def test_cached_places_do_not_depend_on_earlier_free_cpus() -> None:
     """The cache of a place is keyed by the requested CPUs and by whether whole cores are required."""
     layout = Layout.of(assemble(even_cores(1, 1, 1, 3, 2)))
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_what_a_place_had_free_before_does_not_matter() -> None:
         assert [place.cpus for place in layout.within(frozenset({1, 4}))] == [[1, 4]]
 
 
-def test_a_level_that_tells_nothing_apart_adds_nothing_to_the_tree() -> None:
+def test_an_undivided_level_adds_nothing_to_the_tree() -> None:
     """A group that is not subdivided is its own only part. Cores that no level separates are used in the order of their
     CPUs.
     """

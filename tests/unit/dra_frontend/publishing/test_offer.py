@@ -82,7 +82,7 @@ def health(seen: Snapshot, name: str) -> DeviceHealth:
     return next(one for devices in seen.health.values() for one in devices if one.device == name)
 
 
-def test_a_device_that_fits_is_published_as_it_is() -> None:
+def test_a_device_within_its_capacity_is_published_unchanged() -> None:
     """Without claims, and with claims that fit, the pools are those of the inventory and all devices are healthy."""
     inventory = offered(pages(8, 8))
     for books in (ledger(), ledger(page_claim("a", 8), cpu_claim("b", "cpudevnuma000", 0, 1))):
@@ -92,7 +92,7 @@ def test_a_device_that_fits_is_published_as_it_is() -> None:
         assert seen.faults() == []
 
 
-def test_a_higher_reserve_makes_no_memory_ill() -> None:
+def test_a_higher_reserve_does_not_affect_health() -> None:
     """New claims are kept away, but the memory of existing claims is still there, so their pods see a healthy
     device.
     """
@@ -106,7 +106,7 @@ def test_a_higher_reserve_makes_no_memory_ill() -> None:
         assert health(seen, "memory-numa000").health is Health.HEALTHY
 
 
-def test_shrinking_below_what_is_claimed_taints() -> None:
+def test_a_device_smaller_than_its_claims_is_tainted() -> None:
     """The capacity is the actual one, with a taint and a message that names the difference; both disappear when the
     claims fit again.
     """
@@ -143,7 +143,7 @@ def test_a_shortage_of_pages_taints_its_device_alone() -> None:
     assert tainted(snapshot(inventory, ledger(), seen)) == {}
 
 
-def test_a_device_in_use_that_is_gone_stays_tainted_in_its_place() -> None:
+def test_a_removed_device_in_use_stays_published_with_a_taint() -> None:
     """A device cannot have a capacity of zero, so one page is published while a claim holds it. Without claims the
     device disappears.
     """
@@ -163,7 +163,7 @@ def test_a_device_in_use_that_is_gone_stays_tainted_in_its_place() -> None:
     assert back.pools == before.pools
 
 
-def test_what_was_gone_before_the_start_is_reported_only() -> None:
+def test_a_device_removed_before_the_start_is_only_reported() -> None:
     """There is no device left to publish, but the health of the claim's pods is reported."""
     seen = snapshot(offered(pages(0, 8)), ledger(page_claim("a", 1)), Snapshot())
     assert "hugepages-2m-numa000" not in {one.name for pool in seen.pools for one in pool.devices}
@@ -172,7 +172,7 @@ def test_what_was_gone_before_the_start_is_reported_only() -> None:
     assert ill.message == "this node no longer has this device; claims: ns/a"
 
 
-def test_an_offline_cpu_of_a_claim_makes_its_device_ill() -> None:
+def test_an_offline_cpu_of_a_claim_makes_its_device_unhealthy() -> None:
     """The message names CPU and claim. The device is tainted only when claims hold more than its remaining CPUs."""
     books = ledger(cpu_claim("a", "cpudevnuma000", 0, 4), cpu_claim("b", "cpudevnuma001", 3))
     seen = snapshot(offered(machine(offline=frozenset({4}))), books, Snapshot())
@@ -184,7 +184,7 @@ def test_an_offline_cpu_of_a_claim_makes_its_device_ill() -> None:
     assert device(snapshot(offered(machine(offline=frozenset({4}))), full, seen), "cpudevnuma000").overclaimed
 
 
-def test_a_single_cpu_that_is_gone_keeps_its_slot() -> None:
+def test_a_claimed_single_cpu_that_is_gone_keeps_its_position() -> None:
     """In individual mode the device of a claimed CPU keeps its position, and an unclaimed one is removed."""
     books = ledger(cpu_claim("a", "cpudev002", 2))
     before = snapshot(offered(machine(), cpuDeviceMode="individual"), books, Snapshot())
@@ -230,7 +230,7 @@ def test_memory_that_fails_is_tainted_whatever_its_page_size() -> None:
     assert snapshot(inventory, ledger(), seen).pools == inventory.pools
 
 
-def test_a_cpu_that_fails_taints_what_would_give_it_away() -> None:
+def test_a_failing_cpu_taints_the_device_that_contains_it() -> None:
     """The taint is on its group or on its own device. A CPU that no claim can get causes no taint."""
     for mode, name in (({}, "cpudevnuma000"), ({"cpuDeviceMode": "individual"}, "cpudev001")):
         seen = snapshot(offered(machine(), **mode), ledger(), Snapshot(), [fault("uncorrected", cpu=1)])
@@ -265,7 +265,7 @@ History = list[tuple[tuple[int, int], list[tuple[int, int]]]]
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(COUNTS, CLAIMS), min_size=1, max_size=4))
-def test_every_history_is_publishable_and_true(history: History) -> None:
+def test_every_history_gives_valid_slices_and_correct_taints(history: History) -> None:
     """Pages and claims come and go: the server accepts every slice, and a device is tainted exactly while it is
     over-claimed.
     """
@@ -287,7 +287,7 @@ def test_every_history_is_publishable_and_true(history: History) -> None:
 
 
 @given(st.sampled_from(MODES), st.frozensets(st.integers(0, 7), max_size=7), st.frozensets(st.integers(0, 7)))
-def test_cpus_that_go_leave_every_mode_publishable(
+def test_offline_cpus_give_valid_slices_in_every_mode(
     mode: dict[str, Any], offline: frozenset[int], held: frozenset[int]
 ) -> None:
     """Whatever goes offline under claims, no device has a capacity of zero, and every claimed device that existed
@@ -306,7 +306,7 @@ def test_cpus_that_go_leave_every_mode_publishable(
         assert not inventory.withheld_cpus & books.held_cpus()
 
 
-def test_what_could_not_be_published_is_tried_again() -> None:
+def test_a_failed_publication_is_retried() -> None:
     """Records and machine are the same the next time, so only a successful write may count as published."""
     odd = ClaimFile("dra.memory", "u", None, frozenset(), memory={"hugepages-2m-numa000": None})  # type: ignore[dict-item]
     offer, books = Offer(NODE, {}, {}), (offered(pages(2)), Ledger({("dra.memory", "u"): odd}))

@@ -99,7 +99,7 @@ def of(generation: int, *documents: Document) -> list[Document]:
         ),
     ],
 )
-def test_what_is_written(
+def test_written_and_deleted_slices(
     desired: list[Document], held: list[Document], writes: list[tuple[str, int, int]], deletes: list[str]
 ) -> None:
     """A single slice is updated in place. For several, the generation of all is raised, and superseded ones are deleted
@@ -144,7 +144,7 @@ def test_an_update_keeps_the_existing_metadata() -> None:
     assert writes[0]["metadata"] == existing["metadata"]
 
 
-def test_an_accepted_answer_is_not_sent_again() -> None:
+def test_an_accepted_slice_is_not_sent_again() -> None:
     """The server's version of the slice is accepted as it is until the desired or the stored slice changes."""
     desired, existing = wanted(0, device("a", extra={"x": 1})), wanted(0, device("a"))
     accepted = {"00000": (canonical(desired["spec"]), canonical(existing["spec"]))}
@@ -167,13 +167,13 @@ ADDED = {**TAINT, "timeAdded": "2026-01-01T00:00:00Z"}
         pytest.param({}, {"nodeName": "n"}, False, id="added by others"),
     ],
 )
-def test_when_two_slices_are_the_same(desired: Document, existing: Document, equal: bool) -> None:
+def test_equality_of_slices(desired: Document, existing: Document, equal: bool) -> None:
     """Unknown fields in a slice are a difference; empty fields and those that the server sets are not."""
     written = plan([wanted(0, device("a", **desired))], [stored(wanted(0, device("a", **existing)))])
     assert (written == ([], [])) == equal
 
 
-def test_differences_name_what_was_dropped() -> None:
+def test_differences_contain_dropped_fields() -> None:
     """The paths of dropped and changed fields are merged over all devices."""
     sent = wanted(0, device("a"), device("b"))["spec"]
     received = copy.deepcopy(sent)
@@ -204,7 +204,7 @@ def test_foreign_documents_are_replaced_never_fatal(spec: Any, devices: Any) -> 
     list(differences(canonical(A["spec"]), canonical(existing["spec"])))
 
 
-def test_what_is_left_out_has_its_reason() -> None:
+def test_omitted_fields_have_a_reason() -> None:
     """A slice without optional fields has one variant only. Otherwise lists are dropped before the mapping, and finally
     both.
     """
@@ -219,7 +219,7 @@ def test_what_is_left_out_has_its_reason() -> None:
     assert found[3][0] == device("a", attributes={"s": {"int": 1}})
 
 
-def test_numa_nodes_that_cannot_be_listed_are_nobodys_loss() -> None:
+def test_an_unsupported_numa_list_is_omitted_silently() -> None:
     """That list is not part of the configuration, so the next variant omits it without a warning."""
     full = wanted(0, device("a", attributes={"n": {"ints": [0, 1]}, "s": {"int": 1}}))
     _, (((without),), reasons) = variants([full])
@@ -281,7 +281,7 @@ def test_numa_nodes_that_cannot_be_listed_are_nobodys_loss() -> None:
         ),
     ],
 )
-def test_notes_have_effect_cause_and_remedy_in_this_order(
+def test_event_notes_start_with_the_effect(
     refused: list[str], dropped: list[str], conditions: bool, reason: str, parts: list[str]
 ) -> None:
     """kubectl shows only the first words of an Event on a narrow terminal."""

@@ -69,7 +69,7 @@ async def test_one_bad_pool_does_not_stop_the_rest(rig: Rig) -> None:
     assert [one["spec"]["pool"]["name"] for one in rig.slices()] == ["b"]
 
 
-async def test_only_what_others_wrote_is_news(rig: Rig) -> None:
+async def test_only_foreign_writes_are_changes(rig: Rig) -> None:
     """Events about the driver's own writes and older events are ignored, and so is the deletion of an earlier slice of
     the same name.
     """
@@ -89,7 +89,7 @@ async def test_only_what_others_wrote_is_news(rig: Rig) -> None:
     assert rig.writer.see("ADDED", {**later, "metadata": {**later["metadata"], "name": "foreign"}})
 
 
-async def test_the_gate_is_tried_without_publishing(rig: Rig) -> None:
+async def test_the_gate_is_checked_by_a_dry_run(rig: Rig) -> None:
     """If the gate is off, no device may be published as unshared even for a moment; one dry run per process finds
     out.
     """

@@ -108,7 +108,7 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
     placed.remove()
 
 
-async def test_who_keeps_others_off_a_cpu_is_told(endpoint: Endpoint) -> None:
+async def test_the_enforcement_of_a_cpu_is_shown(endpoint: Endpoint) -> None:
     """The value comes from the backend's report of the container that uses the claim. Without a running container there
     is none.
     """
@@ -135,7 +135,7 @@ def test_the_page_and_the_list_of_cpus_use_one_word() -> None:
     }
 
 
-async def test_everything_can_be_looked_at(endpoint: Endpoint) -> None:
+async def test_all_documents_are_served(endpoint: Endpoint) -> None:
     """Machine, devices, claims, CPUs, memory, containers, lease and versions are available as plain JSON."""
     assert (await endpoint.get("/v1/machine"))["cpus"] == "0-7"
     devices = {device["name"]: device for device in await endpoint.get("/v1/devices")}
@@ -164,7 +164,7 @@ LEASE = {"instance": "b", "active": True, "synchronized": True}
 ANSWER = {"instance": "pod/1", "readsChanges": True}
 
 
-async def test_the_backend_tells_its_state(endpoint: Endpoint) -> None:
+async def test_the_backend_reports_its_state(endpoint: Endpoint) -> None:
     """One request contains the lease, the metrics and all containers; the response contains the generation that the
     frontend knows.
     """
@@ -245,7 +245,7 @@ async def test_large_bodies_together_are_bounded_and_small_ones_are_read(endpoin
             assert answer.status == 422, "the memory is free again"
 
 
-async def test_a_body_that_does_not_arrive_is_given_up() -> None:
+async def test_an_incomplete_body_is_given_up() -> None:
     """A sender that stops in the middle of a body must not block the memory for other requests."""
 
     async def receive() -> dict[str, Any]:
@@ -315,7 +315,7 @@ async def test_a_request_that_follows_without_a_wait_may_arrive_in_two_parts(tmp
         "x" * 100_000,
     ],
 )
-async def test_what_makes_no_sense_is_refused(endpoint: Endpoint, body: Any) -> None:
+async def test_invalid_requests_are_rejected(endpoint: Endpoint, body: Any) -> None:
     """Nothing of an invalid request is stored, and the response is one short sentence."""
     status, answer = await endpoint.put("/v1/backend", body)
     assert (status, answer["detail"].partition(" ")[0]) == (422, "backend")
@@ -323,7 +323,7 @@ async def test_what_makes_no_sense_is_refused(endpoint: Endpoint, body: Any) -> 
     assert (endpoint.backend.status, endpoint.backend.containers) == (None, {})
 
 
-async def test_news_of_records_are_waited_for(endpoint: Endpoint) -> None:
+async def test_a_reader_can_wait_for_changes_of_records(endpoint: Endpoint) -> None:
     """A reader that asks for changes after the current generation is answered at the next change, with its content."""
     now = await endpoint.get("/v1/records")
     assert now == {"generation": 100, "changes": []}
@@ -337,7 +337,7 @@ async def test_news_of_records_are_waited_for(endpoint: Endpoint) -> None:
     assert await endpoint.get("/v1/records?after=3") == {"generation": 101, "changes": [change]}
 
 
-async def test_news_after_no_number_are_refused(endpoint: Endpoint) -> None:
+async def test_changes_after_an_invalid_number_are_rejected(endpoint: Endpoint) -> None:
     """The response explains the error."""
     async with endpoint.client.get("http://node/v1/records?after=x") as answer:
         assert (answer.status, await answer.json()) == (422, {"detail": "after='x' is not a number"})
@@ -390,7 +390,7 @@ def test_probes_and_backend_are_served_without_fastapi() -> None:
     subprocess.run([sys.executable, "-c", _WITHOUT_FASTAPI], check=True, env=environment)
 
 
-async def test_the_schema_is_generated_beside_other_requests(endpoint: Endpoint) -> None:
+async def test_the_schema_is_generated_concurrently_with_other_requests(endpoint: Endpoint) -> None:
     """The backend's reports are answered in the meantime, and simultaneous requests get the same document."""
     await endpoint.get("/v1/version")  # imports the library
     api = sys.modules["dra_frontend.state_endpoint.api"]

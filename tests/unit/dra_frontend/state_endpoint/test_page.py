@@ -67,7 +67,7 @@ def test_every_cpu_has_one_use(name: str) -> None:
     ) - (uses["exclusive"] + uses["isolated"] + uses["pod-shared"] + uses["held"])
 
 
-def test_the_document_says_how_a_cpu_is_held() -> None:
+def test_the_document_contains_the_use_of_each_cpu() -> None:
     """A CPU is exclusive, isolated, used by a pod, held by a claim that is being released, free, or reserved for the
     system.
     """
@@ -100,7 +100,7 @@ def test_the_same_node_gives_the_same_document() -> None:
     assert get(state, "/v1/node") == get(state, "/v1/node")
 
 
-def test_problems_come_faults_first_and_once() -> None:
+def test_problems_precede_warnings_and_appear_once() -> None:
     """Problems precede warnings, and identical texts appear once."""
     state = populated("64fake-4n2s2ca2c2t")
     state.problems = ["dra.cpu: not registered with the kubelet"] * 2
@@ -173,7 +173,7 @@ def test_a_foreign_name_for_this_machine_is_refused(hosts: tuple[str, ...], stat
     assert get(populated("2i386-2t-hugepagesizecount"), "/v1/node", hosts)[0] == status
 
 
-def test_over_tcp_is_looked_at_and_nothing_else() -> None:
+def test_the_tcp_port_is_read_only() -> None:
     """Other methods and the paths of the state socket are rejected."""
     state = populated("2i386-2t-hugepagesizecount")
     assert set(browser_endpoints(state)) >= {"/", "/v1/node", "/page.js"}
@@ -183,7 +183,7 @@ def test_over_tcp_is_looked_at_and_nothing_else() -> None:
     assert get(state, "/../settings.py")[0] == 404
 
 
-async def test_a_port_that_is_taken_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_page_port_in_use_does_not_end_the_service(caplog: pytest.LogCaptureFixture) -> None:
     """The service keeps running, reports the setting, and listens on the loopback address as soon as it can."""
     with socket.create_server((LOOPBACK, 0)) as other:
         serving = asyncio.ensure_future(serve_page(populated("2i386-2t-hugepagesizecount"), other.getsockname()[1]))

@@ -188,7 +188,7 @@ async def test_a_peer_that_does_not_read_is_cut_off() -> None:
                 await reader.readexactly(8 << 20)
 
 
-async def test_a_taken_port_is_a_clear_error() -> None:
+async def test_a_port_in_use_is_a_clear_error() -> None:
     """It contains the address and a remedy."""
     async with serve_port(ANY, APP) as port:
         with pytest.raises(BindError, match=f"127.0.0.1:{port} .*--bind-address"):

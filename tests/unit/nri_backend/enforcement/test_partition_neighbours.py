@@ -135,7 +135,7 @@ async def test_an_attempt_that_is_listed_as_created_does_not_block_the_next_part
         assert (restarted.partition(first), restarted.kernel.get(first, "cpuset.cpus")) == ("member", "1,4-7")
 
 
-async def test_an_attempt_that_is_listed_beside_a_running_one_does_not_get_its_claims(tmp_path: Path) -> None:
+async def test_an_attempt_that_is_listed_next_to_a_running_one_does_not_get_its_claims(tmp_path: Path) -> None:
     """The kubelet runs one attempt of a container at a time. Otherwise the first one would break the partition."""
     record = cpu_record("c1", "r=2-3", isolation="isolated")
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:

@@ -115,7 +115,7 @@ async def test_a_start_whose_occupant_has_ended_in_the_meantime_is_applied(memor
         assert (started.phase, node.cpus(path)) == (Phase.RUNNING, "2-4")
 
 
-async def test_a_record_that_goes_in_the_job_whose_partition_is_refused_rejects_the_start(memory: Path) -> None:
+async def test_a_start_is_rejected_if_the_record_disappears_when_the_partition_is_refused(memory: Path) -> None:
     async with enforcing(Node(memory, tree=InterruptedTree)) as node:
         stored, _ = await node.create("db", *node.claim(ONE))
         path = node.make_cgroups(pod("p1"), stored)

@@ -39,7 +39,7 @@ def foreign(*entries: tuple[str, dict[str, Any], bytes]) -> io.BytesIO:
 SPARSE = {"pax_headers": {"GNU.sparse.map": "0,1,67108864,0", "GNU.sparse.size": "67108864"}}
 
 
-def test_files_and_directories_come_back(tmp_path: Path) -> None:
+def test_files_and_directories_can_be_unpacked(tmp_path: Path) -> None:
     """They have their paths on the node, and equal content gives byte-identical archives."""
     files = ("manifest.json", "{}"), ("/sys/a/b", "0-3\n"), ("/var/run/cdi/x.json", "ü")
     root = extract(packed(*files), tmp_path)
@@ -48,7 +48,7 @@ def test_files_and_directories_come_back(tmp_path: Path) -> None:
     assert packed(*files).getvalue() == packed(*files).getvalue()
 
 
-def test_what_is_too_much_is_left_out() -> None:
+def test_files_beyond_the_limits_are_left_out() -> None:
     """The archive stays readable, and the caller learns which file was left out."""
     archive = ArchiveWriter(io.BytesIO(), most_bytes=10)
     assert archive.add("a", "12345")
@@ -91,7 +91,7 @@ def test_a_foreign_archive_is_refused(data: io.BytesIO, text: str, tmp_path: Pat
     assert {one.name for one in tmp_path.iterdir()} <= {"into"}
 
 
-def test_a_file_in_the_place_of_a_directory_is_no_crash(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_directory_is_an_os_error(tmp_path: Path) -> None:
     """The result is an OSError, which the caller handles."""
     with pytest.raises((NotADirectoryError, FileExistsError)):
         extract(foreign(("node/a", {}, b"x"), ("node/a/b", {}, b"x")), tmp_path)

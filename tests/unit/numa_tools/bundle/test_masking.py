@@ -42,7 +42,7 @@ def test_every_kind_of_name_is_replaced_by_a_number() -> None:
     assert parse_record(masked[0]).cpus == RECORD.cpus
 
 
-def test_a_name_that_is_a_word_of_the_driver() -> None:
+def test_a_name_that_is_also_a_word_of_the_driver() -> None:
     """Such a name is replaced only where it is used as a name; elsewhere the text must stay readable."""
     document = RECORD.model_dump(mode="json") | {"reservedFor": [{"uid": "p1", "name": "packed"}]}
     document["parameters"] = {"r": {"strategy": "packed"}}

@@ -83,7 +83,7 @@ def test_planned_pages_of_each_node(
     assert planned(*files, on=found) == counts
 
 
-def test_contradictions_are_refused() -> None:
+def test_contradictory_plans_are_rejected() -> None:
     """Both places are named. A split and an explicit number for the same node also contradict each other."""
     text = fault(file({"size": "2M", "count": 8, "node": 0}), file({"size": "2048kB", "count": 9, "node": 0}))
     assert text.startswith("1.yaml: spec.pages.0: 9 pages of 2Mi on node 0, but 0.yaml: spec.pages.0 says 8")

@@ -210,9 +210,7 @@ async def test_a_kubelet_that_cannot_be_asked_leaves_its_checks_unknown(why: str
     assert found["api.reachable"].result == "good"
 
 
-async def test_a_given_configuration_of_the_kubelet_takes_the_place_of_what_is_found(
-    node: AilingNode, tmp_path: Path
-) -> None:
+async def test_a_given_kubelet_configuration_replaces_the_detected_one(node: AilingNode, tmp_path: Path) -> None:
     """It may be a response of configz or the kubelet's own file; any other file is a usage error."""
     given = tmp_path / "kubelet"
     for text in ('{"kubeletconfig": {"cpuManagerPolicy": "static"}}', "cpuManagerPolicy: static\n"):
@@ -229,7 +227,7 @@ async def test_a_given_configuration_of_the_kubelet_takes_the_place_of_what_is_f
 
 
 @pytest.mark.parametrize(("other", "result"), [("6", "good"), ("5", "problem")])
-async def test_the_pool_beside_claimed_cpus_is_no_fault(other: str, result: str, node: AilingNode) -> None:
+async def test_shared_pool_cpus_of_a_claim_are_not_a_fault(other: str, result: str, node: AilingNode) -> None:
     """A claim that asks for the shared pool, too, may run there; not on CPUs of other claims."""
     shared = {"r": PoolCpus(cpus=frozenset({0, 1, 4, 5, 6, 7}), near=frozenset({4, 5}))}
     node.records[0] = node.records[0].model_copy(update={"pool_cpus": shared})
@@ -367,9 +365,7 @@ def test_a_bad_configuration_is_a_usage_error(tmp_path: Path, capsys: pytest.Cap
         ("6.12.9", "the release has them: see kernel.delegated and kernel.kubepods"),
     ],
 )
-async def test_a_new_kernel_is_no_remedy_for_a_kernel_that_is_new_enough(
-    release: str, remedy: str, node: AilingNode
-) -> None:
+async def test_a_newer_kernel_is_not_suggested_for_a_recent_one(release: str, remedy: str, node: AilingNode) -> None:
     """Without the cpuset controller in a cgroup its files are missing on a new kernel as well."""
     node.host("/proc/sys/kernel/osrelease", f"{release}-amd64\n")
     ILLNESSES["kernel.release/partitions"](node)

@@ -248,7 +248,7 @@ def test_no_check_is_good_unless_everything_was_read() -> None:
     assert results(Reading((part,)), published)["kubelet.gates"] == "note"
 
 
-def test_a_setting_that_was_seen_is_judged_although_others_were_not() -> None:
+def test_a_known_setting_is_checked_although_others_are_unknown() -> None:
     """A fault is reported even if the configuration is incomplete."""
     settings = {"topologyManagerPolicy": "single-numa-node", "reservedSystemCPUs": "0-3", "cpuManagerPolicy": "static"}
     found = results(Reading((Part("/a", settings),), unseen="flags"))

@@ -404,7 +404,7 @@ def test_an_argument_file_that_changed_after_the_start_is_not_in_effect(tmp_path
     assert read_files(str(base), ROOT).unseen == f"{path} was changed after the kubelet had started"
 
 
-def test_the_state_files_beside_its_root_directory_are_read_first(tmp_path: Path) -> None:
+def test_the_state_files_next_to_its_root_directory_are_read_first(tmp_path: Path) -> None:
     """They are read even if nothing else is visible, as with k3s, whose flags are in no file."""
     states = {"/cpu_manager_state": "static", "/memory_manager_state": "Static"}
     files = {ROOT + path: json.dumps({"policyName": name, "checksum": 1}) for path, name in states.items()}

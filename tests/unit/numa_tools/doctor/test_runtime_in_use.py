@@ -136,7 +136,7 @@ def test_the_files_of_cri_o_are_read(
 
 
 @pytest.mark.parametrize("reported", [None, K3S_2])
-def test_docker_beside_k3s_is_not_taken_for_its_runtime(reported: Reported | None, tmp_path: Path) -> None:
+def test_docker_next_to_k3s_is_not_its_runtime(reported: Reported | None, tmp_path: Path) -> None:
     """A containerd without the CRI service cannot be the kubelet's."""
     found = in_use(write(tmp_path, {PLAIN: DOCKER, K3S: ON}), reported)
     assert (found.source, found.settings["nri"]) == (f"/{K3S}", True)
@@ -202,7 +202,7 @@ def test_the_endpoint_in_the_kubelets_configuration_decides(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("unseen", ["", "its command line is not visible"])
-def test_an_endpoint_that_another_part_may_replace_is_no_evidence(unseen: str) -> None:
+def test_an_endpoint_that_may_be_replaced_is_not_evidence(unseen: str) -> None:
     """A flag of an unknown command line may set another endpoint."""
     reading = Reading((Part("/c.yaml", {"containerRuntimeEndpoint": "unix:///run/crio/crio.sock"}),), unseen=unseen)
     kubelet = kubelet_of_reading(reading, "remedy")
@@ -249,7 +249,7 @@ def test_a_running_containerd_without_a_file_has_its_defaults(tmp_path: Path) ->
     ],
     ids=["a command", "in a container", "another program", "ended"],
 )
-def test_other_processes_are_no_evidence(other: dict[str, str], tmp_path: Path) -> None:
+def test_other_processes_are_not_evidence(other: dict[str, str], tmp_path: Path) -> None:
     """Examples are a command that prints, a runtime inside a container, and a process that ended while it was read."""
     assert in_use(write(tmp_path, {PLAIN: ON, "srv/c.toml": OFF, **other})).source == f"/{PLAIN}"
 
@@ -470,7 +470,7 @@ def test_a_dump_of_another_runtime_determines_nothing(text: str, reported: Repor
     assert reason in found.why
 
 
-def test_a_given_file_that_is_no_output_of_a_runtime_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_given_file_of_another_kind_is_a_usage_error(tmp_path: Path) -> None:
     """So is a missing file and one larger than 4 MiB."""
     given = tmp_path / "dump"
     with pytest.raises(ConfigError):

@@ -51,7 +51,7 @@ def prepare(directory: Path, repository: str, registry: str) -> Path:
 
 
 def _add_addresses(metadata: dict[str, Any], repository: str) -> None:
-    """Adds what Helm and Artifact Hub show of the project."""
+    """Adds the metadata that Helm and Artifact Hub show about the project."""
     pages = f"{repository}/blob/v{metadata['version']}"
     metadata["home"], metadata["sources"] = repository, [repository]
     for maintainer in metadata["maintainers"]:
@@ -121,7 +121,7 @@ def _file(name: str, content: bytes) -> dict[str, Any]:
 
 
 def _image_component(name: str, version: str, registry: str) -> dict[str, Any]:
-    """Returns an image by its tag; the digest is not known before the image is in a registry."""
+    """Returns an image identified by its tag; its digest is unknown before the image is in a registry."""
     place = f"repository_url={_image(registry, name)}&" if registry else ""
     purl = f"pkg:oci/{name}?{place}tag={version}"
     return {"type": "container", "bom-ref": purl, "name": name, "version": version, "purl": purl}

@@ -59,12 +59,12 @@ def _subcommands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParse
 
 
 def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Returns the arguments of a parser but the option that prints its help."""
+    """Returns the arguments of a parser except the help option."""
     return [one for one in parser._actions if not isinstance(one, argparse._HelpAction)]  # noqa: SLF001 - no other way
 
 
 def _shared_options(commands: Sequence[argparse.ArgumentParser]) -> dict[str, str]:
-    """Returns the options, and their meaning, that every command has."""
+    """Returns the options that every command has, with their meaning."""
     rows = [_options(command) for command in commands]
     return {name: text for name, text in rows[0].items() if all(one.get(name) == text for one in rows)} if rows else {}
 
@@ -93,13 +93,13 @@ def _options(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 
 def _shown(action: argparse.Action) -> str:
-    """Returns an argument as it is written in the first column of a table."""
+    """Returns an argument as the first column of a table shows it."""
     spellings = action.option_strings or [""]
     return ", ".join(f"`{one}{_value(action) if one else _value(action).strip()}`" for one in spellings)
 
 
 def _value(action: argparse.Action) -> str:
-    """Returns the placeholder of an option's value with what separates it from the option; empty for a switch."""
+    """Returns the placeholder of an option's value with its separator, or '' for a switch."""
     if action.nargs == 0:
         return ""
     name = str(action.metavar or action.dest.upper())
@@ -111,7 +111,7 @@ def _meaning(action: argparse.Action) -> str:
 
 
 def _synopsis(parser: argparse.ArgumentParser, shared: dict[str, str]) -> str:
-    """Returns the command line with everything that may be left out in brackets, wrapped and indented."""
+    """Returns the command line with optional parts in brackets, wrapped and indented."""
     words = [parser.prog]
     for one in _actions(parser):
         value = _value(one)
@@ -125,7 +125,7 @@ def _synopsis(parser: argparse.ArgumentParser, shared: dict[str, str]) -> str:
             words.append({"+": f"{name}...", "?": f"[{name}]"}.get(str(one.nargs), name))
     if shared:
         words.append("[OPTION...]")
-    # A space inside of brackets is no place for a line break.
+    # A space inside brackets is not a place for a line break.
     line = " ".join(word.replace(" ", "\N{NO-BREAK SPACE}") if word != parser.prog else word for word in words)
     indent = " " * (len(parser.prog) + 1)
     folded = textwrap.fill(line, 100, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
@@ -149,7 +149,7 @@ def _wrapped(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes or compares; returns the exit status."""
+    """Writes or compares the page and returns the exit status."""
     text = page()
     if "--check" not in arguments:
         PAGE.write_text(text)

@@ -26,7 +26,7 @@ def crowded(root: Path) -> list[str]:
 
 
 def overloaded(directory: Path) -> list[str]:
-    """Returns a message for each class below a directory that has too many fields. Generated code does not count.
+    """Returns a message for each class below a directory that has too many fields. Generated code is left out.
 
     The fields of base classes in the same directory are included.
     """
@@ -46,7 +46,9 @@ def _with_inherited(one: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> s
 
 
 def fields(one: ast.ClassDef) -> Iterator[str]:
-    """Yields the fields of a class: the annotated names in its body, and what its methods assign to ``self``."""
+    """Yields the fields of a class: the annotated names in its body, and the attributes that its methods assign to
+    ``self``.
+    """
     for statement in one.body:
         match statement:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation):

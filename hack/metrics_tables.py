@@ -73,7 +73,7 @@ _TABLES: Final[dict[str, Callable[[], Iterator[Metric]]]] = {"dra-frontend": of_
 
 
 def with_tables(page: str) -> str:
-    """Returns the page with the present tables between their marks. Raises ValueError if a mark is missing."""
+    """Returns the page with the current tables between their markers. Raises ValueError if a marker is missing."""
     for service, metrics in _TABLES.items():
         begins = _BEGINS.format(service)
         before, mark, rest = page.partition(begins)
@@ -85,7 +85,7 @@ def with_tables(page: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes or compares; returns the exit status."""
+    """Writes or compares the page and returns the exit status."""
     page = PAGE.read_text()
     text = with_tables(page)
     if "--check" not in arguments:

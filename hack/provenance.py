@@ -20,11 +20,11 @@ from hack.version import SOURCE, said
 ROOT: Final = Path(__file__).parents[1]
 LOCKS: Final = ("build", "dra-frontend", "nri-backend", "dev")
 LOCAL: Final = "urn:dra-driver-numa:make-release"
-"""The builder of a build by hand, and the type of a build if the address of the repository is not known."""
+"""The builder of a manual build, and the type of a build if the address of the repository is unknown."""
 
 
 def statement(directory: Path, commit: str, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the statement about all files of a directory, which were built from a commit."""
+    """Returns the statement about all files of a directory that were built from a commit."""
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": file.name, "digest": {"sha256": _digest(file)}} for file in sorted(directory.iterdir())],

@@ -42,7 +42,7 @@ parts contains one.
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where samples are taken."""
+    """A driver, kernel and load for which samples are taken."""
 
     mode: str
     load: str

@@ -17,7 +17,7 @@ from tests.stage.wires import AnsweredError
 Sample = tuple[Quantity, Sequence[float]]
 _MEASURED_CPUS: Final = 2
 _HURRIED_PART: Final = 4
-"""One of this many pods starts its container immediately after its claim was prepared."""
+"""One in this many pods starts its container immediately after its claim was prepared."""
 _MB: Final = 1e6
 
 
@@ -43,7 +43,7 @@ def pods(stage: Stage, load: Load, rounds: int, pause: float) -> Iterator[Sample
         yield quantities.prepare(driver), claimed.kubelet(driver, "NodePrepareResources")
         yield quantities.unprepare(driver), claimed.kubelet(driver, "NodeUnprepareResources")
     for method in ("CreateContainer", "StartContainer"):
-        # A plugin need not subscribe to each hook: without a subscription there are no samples.
+        # A plugin need not subscribe to each hook; without a subscription there are no samples.
         yield quantities.hook(method, claimed=True), claimed.runtime(method)
         yield quantities.hook(method, claimed=False), plain.runtime(method)
     yield quantities.HURRIED_CREATE, hurried.runtime("CreateContainer")

@@ -36,7 +36,7 @@ def test_uses_of_cpus_are_explained() -> None:
 
 
 def test_spellings_of_page_sizes_are_the_codes() -> None:
-    """Each spelling of the table is one that the driver reads, and the first two are those that it writes."""
+    """The driver parses each spelling in the table, and writes the first two."""
     table = PAGE.split("## How sizes are written")[1].split("\n\n")[2]
     spellings = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     size = 2 << 20

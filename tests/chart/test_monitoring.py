@@ -126,7 +126,7 @@ def test_the_page_lists_every_metric_with_its_type() -> None:
 
 
 def test_the_values_of_every_label_are_explained() -> None:
-    """A query needs them. The version of a build and the number of a NUMA node explain themselves."""
+    """Users need them for queries. The version of a build and the number of a NUMA node need no explanation."""
     table = PAGE.split("\n## Values of labels\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", table, re.MULTILINE)
     explained = {

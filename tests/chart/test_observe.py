@@ -63,7 +63,7 @@ def test_the_notes_warn_of_observing_and_of_an_empty_reserve(tmp_path: Path) -> 
 
 
 def test_a_reserve_of_cpu_0_alone_is_not_empty(tmp_path: Path) -> None:
-    """``--set driverConfig.reservedCPUs=0`` is a number."""
+    """With ``--set driverConfig.reservedCPUs=0`` the value is a number."""
     assert "reservedCPUs" not in notes(tmp_path, {"reservedCPUs": 0})
 
 
@@ -80,7 +80,7 @@ def test_a_reserve_of_cpu_0_alone_is_not_empty(tmp_path: Path) -> None:
 def test_the_notes_name_the_groups_without_a_reserve(
     common: str, one: str | None, other: str | None, places: str, tmp_path: Path
 ) -> None:
-    """A group may empty the common reserve or set the one that is missing, and inherits it otherwise."""
+    """A group may empty the common reserve or set a missing one; otherwise it inherits the reserve."""
     configs = {
         name: {} if cpus is None else {"driverConfig": {"reservedCPUs": cpus}}
         for name, cpus in (("one", one), ("other", other))
@@ -90,7 +90,7 @@ def test_the_notes_name_the_groups_without_a_reserve(
 
 
 def test_the_notes_name_the_groups_that_observe(tmp_path: Path) -> None:
-    """A roll-out by groups has some that enforce and some that only observe."""
+    """During a rollout by groups, some enforce and others only observe."""
     group = {"name": "canary", "driverConfig": {"enforcement": "enforce"}}
     shown = notes(tmp_path, {"enforcement": "observe"}, [group])
     assert 'enforcement is "observe" on nodes of no group: ' in shown

@@ -50,7 +50,7 @@ def lines(text: str) -> Iterator[str]:
 
 
 def spans(text: str) -> Iterator[str]:
-    """The command lines in sentences and tables of a page."""
+    """Returns the command lines in sentences and tables of a page."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     for span in _SPAN.findall(prose):
         yield " ".join(span.replace("\\|", "|").split())
@@ -107,7 +107,9 @@ def test_the_programs_accept_the_documented_arguments(program: str, capsys: pyte
 
 
 def in_sentences(program: str) -> list[list[str]]:
-    """The arguments of a program's command lines in sentences. A name with nothing behind it is no command line."""
+    """Returns the arguments of a program's command lines in sentences. A name without arguments is not a command
+    line.
+    """
     found = {span for page in PAGES for span in spans(page.read_text()) if span.startswith(f"{program} ")}
     words = [next(commands(span.partition(" [")[0])) for span in sorted(found) if "..." not in span.split()]
     return [one for each in words if len(one := each[len(program.split()) :]) > 1]
@@ -115,7 +117,7 @@ def in_sentences(program: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("program", ["dra-frontend", "kubectl numa"])
 def test_commands_in_sentences_are_accepted(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Readers type them as they do those of blocks."""
+    """Readers type them like those in blocks."""
     for words in in_sentences(program):
         try:
             _PARSERS[program]().parse_args([_FILLED.get(word, word) for word in words])
@@ -124,7 +126,7 @@ def test_commands_in_sentences_are_accepted(program: str, capsys: pytest.Capture
 
 
 def test_names_of_commands_in_sentences_exist() -> None:
-    """``dra-frontend NAME`` and ``kubectl numa NAME`` are commands of these programs."""
+    """Each ``dra-frontend NAME`` and ``kubectl numa NAME`` on a page is a command of the program."""
     text = "\n".join(span for page in PAGES for span in spans(page.read_text()))
     named = {program: set(re.findall(rf"^{program} ([a-z-]+)", text, re.MULTILINE)) for program in _PARSERS}
     assert named["dra-frontend"] - {*frontend.COMMANDS} == set()
@@ -132,7 +134,9 @@ def test_names_of_commands_in_sentences_exist() -> None:
 
 
 def test_helm_accepts_its_other_commands() -> None:
-    """Those that render nothing, such as ``helm list``. With ``--help`` Helm parses the line and asks no cluster."""
+    """These are commands that render nothing, such as ``helm list``. With ``--help`` Helm parses the line without
+    contacting a cluster.
+    """
     shown_by_helm = {tuple(words) for _, words in of("helm") if words[0] not in ("install", "upgrade", "template")}
     spans_of_helm = {
         tuple(shlex.split(span)[1:]) for page in PAGES for span in spans(page.read_text()) if "helm " in span

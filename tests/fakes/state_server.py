@@ -22,7 +22,7 @@ class StateServer:
     requests: list[tuple[str, str]] = field(default_factory=list)
     """Method and path."""
     leases: list[dict[str, Any]] = field(default_factory=list)
-    """Leases without their containers; ``complete`` says whether a synchronized backend's containers are known."""
+    """Leases without their containers; ``complete`` is True if a synchronized backend's containers are known."""
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
     tellings: list[list[str]] = field(default_factory=list)
     """The containers of each request that contained them."""

@@ -113,7 +113,7 @@ class _Records(EnforcementRecords):
 
 @dataclass(slots=True)
 class Claim:
-    """One claim and its file."""
+    """A claim and its file."""
 
     uid: str
     record: AllocationRecord | None = None
@@ -124,7 +124,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Box:
-    """One container, as the runtime and the kernel know it."""
+    """A container, as the runtime and the kernel know it."""
 
     container: Container
     pod: Pod
@@ -158,7 +158,7 @@ class Box:
 
 
 class Instance:
-    """One instance of the backend and its tasks."""
+    """An instance of the backend and its tasks."""
 
     def __init__(self, world: "World") -> None:
         self.power = Power()

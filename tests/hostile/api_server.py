@@ -13,7 +13,7 @@ from tests.hostile.field import AGENT, Field
 
 _SECONDS = 2.0
 _BOTH = 2
-"""One for each of the two publishers."""
+"""Each of the two publishers sends its own requests."""
 
 
 def _asked(field: Field) -> int:

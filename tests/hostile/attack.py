@@ -40,7 +40,7 @@ def taking(attack: Callable[Concatenate[Field, _P], Iterator[str]]) -> Callable[
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One attack."""
+    """A row of a table of attacks."""
 
     actor: Actor
     name: str

@@ -598,7 +598,7 @@ _PARAMETERS: dict[str, Any] = {
     "sharing": "pod",
     "cpuset": "12-13",
 }
-"""A value of each CPU parameter that is not its default; isolation and poolCPUs have scenarios of their own."""
+"""A value of each CPU parameter other than its default; isolation and poolCPUs have their own scenarios."""
 _MEMORY_PARAMETERS: tuple[dict[str, Any], ...] = (
     {"binding": "preferred"},
     {"limit": "claim"},

@@ -208,14 +208,14 @@ def test_a_release_is_reproducible(tmp_path: Path) -> None:
 
 
 def digests(statement: dict[str, Any]) -> dict[str, str]:
-    """The subjects of an in-toto statement."""
+    """Returns the subjects of an in-toto statement."""
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
     assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
     return {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
 
 
 def chart_file(made: dict[str, bytes], name: str) -> dict[str, Any]:
-    """A YAML file of the packaged chart."""
+    """Returns a YAML file of the packaged chart."""
     with tarfile.open(fileobj=io.BytesIO(made[f"{NAME}-{__version__}.tgz"])) as tar:
         file = tar.extractfile(f"{NAME}/{name}")
         assert file
@@ -224,7 +224,7 @@ def chart_file(made: dict[str, bytes], name: str) -> dict[str, Any]:
 
 
 def test_a_release_contains_where_it_is_published(tmp_path: Path) -> None:
-    """REPOSITORY and REGISTRY are in the chart's metadata, its images, its alerts, the SBOM and the provenance."""
+    """REPOSITORY and REGISTRY appear in the chart's metadata, its images, its alerts, the SBOM and the provenance."""
     repository, registry = "https://git.example/team/numa", "registry.example/team"
     workflow = f"{repository}/.github/workflows/release.yaml@refs/tags/v{__version__}"
     made = released(tmp_path, REPOSITORY=f"{repository}/", REGISTRY=registry, BUILDER=workflow)
@@ -252,7 +252,7 @@ def test_a_release_contains_where_it_is_published(tmp_path: Path) -> None:
 
 
 def alerts_of(archive: Path) -> str:
-    """The alerts that a packaged chart installs without an address for their links."""
+    """Returns the alerts of a packaged chart that is installed without an address for their links."""
     helm = Path(sys.executable).with_name("helm")
     command = [str(helm), "template", "x", str(archive), "--set", "metrics.prometheusRule.enabled=true"]
     command += ["--show-only", "templates/prometheusrule.yaml"]
@@ -260,13 +260,13 @@ def alerts_of(archive: Path) -> str:
 
 
 def icon() -> str:
-    """The icon of the repository as a data URI, which needs no server."""
+    """Returns the icon of the repository as a data URI, which needs no server."""
     content = base64.b64encode((ROOT / "docs/images/icon.svg").read_bytes()).decode()
     return f"data:image/svg+xml;base64,{content}"
 
 
 def test_the_sbom_of_the_chart_lists_its_files_and_images(tmp_path: Path) -> None:
-    """Each file of the archive has its digest, and each image is named by its tag, also without a registry."""
+    """Each file of the archive is listed with its digest and each image with its tag, also without a registry."""
     root = Path(sys.executable).parent
     tree = prepare(tmp_path, "", "")
     subprocess.run([root / "helm", "package", tree, "--destination", tmp_path], check=True, capture_output=True)
@@ -284,7 +284,9 @@ def test_the_sbom_of_the_chart_lists_its_files_and_images(tmp_path: Path) -> Non
 
 
 def test_the_workflow_attests_the_files_of_the_release() -> None:
-    """Images and chart get their SBOM and the provenance as attestations, under the names that release.sh gives."""
+    """Images and chart get their SBOM and the provenance as attestations, with the file names that release.sh
+    creates.
+    """
     workflow = (ROOT / ".github/workflows/release.yaml").read_text()
     (job,) = yaml.safe_load(workflow)["jobs"].values()
     script = "\n".join(step.get("run", "") for step in job["steps"])

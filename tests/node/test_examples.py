@@ -140,7 +140,9 @@ def inside(box: Container) -> str:
 def check_cpus(
     cluster: Cluster, box: Container, records: list[AllocationRecord], own: frozenset[int], mode: str
 ) -> None:
-    """The container is on its CPUs, no other process is, and what enforces it is what the mode promises."""
+    """Checks that the container is on its CPUs without other processes, and that they are enforced as the mode
+    promises.
+    """
     beside = any(record.pool_cpus for record in records)
     allowed = box.cpus_allowed
     assert own <= allowed if beside else own == allowed

@@ -133,14 +133,14 @@ async def test_claims_of_the_contexts_namespace_are_listed(plugin: Plugin) -> No
 
 
 async def test_the_namespace_is_a_column_only_of_all_namespaces(plugin: Plugin) -> None:
-    """As in kubectl; JSON has it in either case."""
+    """JSON contains the namespace in either case, as with kubectl."""
     one, every = [(await plugin.run("claims", *flags))[1].split() for flags in (["-n", "ns"], ["-A"])]
     assert (one[:2], every[:3]) == (["CLAIM", "NODE"], ["NAMESPACE", "CLAIM", "NODE"])
     assert [row["namespace"] for row in await plugin.rows("claims", "-n", "ns")] == ["ns"]
 
 
 async def test_lists_are_limited_by_labels(plugin: Plugin) -> None:
-    """Those of claims for ``claims``, and those of the Node objects for ``nodes`` and ``free``."""
+    """The labels are those of claims for ``claims``, and those of the Node objects for ``nodes`` and ``free``."""
     document = prepared(INVENTORY.machine)
     document["metadata"] |= {"name": "labelled", "labels": {"app": "db"}}
     plugin.server.store.create(CLAIMS, "ns", document)
@@ -156,7 +156,7 @@ async def test_lists_are_limited_by_labels(plugin: Plugin) -> None:
 
 
 async def test_flags_may_precede_the_command(plugin: Plugin) -> None:
-    """As ``kubectl -n ns get``; a flag behind the command wins."""
+    """This works as in ``kubectl -n ns get``; a flag after the command takes precedence."""
     for words in (["-n", "ns", "claims"], ["-n", "other", "claims", "-n", "ns"]):
         assert [row["claim"] for row in await plugin.rows(*words)] == ["train"]
     for arguments in (["--context", "c", "nodes"], ["--context", "other", "nodes", "--context", "c"]):
@@ -230,8 +230,8 @@ async def test_a_watch_compares_each_claim_with_its_own_last_state(monkeypatch: 
 
 
 @pytest.mark.parametrize("words", [[], *([name] for name in cli.COMMANDS)])
-async def test_every_help_has_examples_that_the_program_takes(plugin: Plugin, words: list[str]) -> None:
-    """Each help also lists the exit statuses."""
+async def test_every_help_has_working_examples(plugin: Plugin, words: list[str]) -> None:
+    """Each help text also lists the exit statuses."""
     code, out, _ = await plugin.run(*words, "--help")
     assert (code, "Exit status: " in out) == (0, True)
     examples = re.findall(r"^  kubectl numa (.*?)(?: \|.*)?$", out.partition("examples:\n")[2], re.MULTILINE)

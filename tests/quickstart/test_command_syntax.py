@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real kubectl accepts each of its command lines that a page shows, in blocks and in sentences.
+"""A real kubectl accepts each of its command lines on a page, in blocks and in sentences.
 
-Most of them are run against a cluster of fakes by the other tests of this directory. The rest needs what no fake has:
-logs, metrics of the node, a debugging container. With ``--help`` kubectl parses the whole line and asks no cluster.
+Most of them are run against a cluster of fakes by the other tests of this directory. The rest needs features that no
+fake has: logs, metrics of the node, a debugging container. With ``--help`` kubectl parses the whole line without
+contacting a cluster.
 """
 
 import os
@@ -16,13 +17,13 @@ import pytest
 from tests.chart.test_shown_commands import PAGES, lines, spans
 
 _PLUGINS = ("numa", "krew")
-"""Commands of plugins; tests/plugin has those of ours."""
+"""Commands of kubectl plugins. tests/plugin has the tests of this project's plugin."""
 _START = re.compile(r"(?:^|[|;&(`]|\bdo|\bthen)\s*kubectl\s")
 _ENDS = ("|", ";", "&", ">", "<", ")", "&&", "||", "done")
 
 
 def uses(line: str) -> Iterator[list[str]]:
-    """The arguments of each kubectl in a line of a shell."""
+    """Returns the arguments of each kubectl call in a shell line."""
     for match in _START.finditer(line):
         lexer = shlex.shlex(line[match.end() :], posix=True, punctuation_chars="|&;<>)")
         lexer.whitespace_split = True
@@ -35,7 +36,7 @@ def uses(line: str) -> Iterator[list[str]]:
 
 
 def documented() -> list[tuple[str, ...]]:
-    """Every kubectl command line, once; one that is cut in a sentence gets the value that is missing."""
+    """Returns every kubectl command line once; one that is abbreviated in a sentence gets its missing value."""
     texts = [page.read_text() for page in PAGES]
     shown = [re.sub(r"\s#\s.*", "", line) for text in texts for line in lines(text)] + [
         f"{span} X" if re.search(r" -\w$", span) else span for text in texts for span in spans(text)
@@ -46,7 +47,7 @@ def documented() -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("words", documented(), ids=" ".join)
 def test_kubectl_accepts_the_commands_of_pages(words: tuple[str, ...]) -> None:
-    """A command or an option that kubectl does not know is an error, with or without a cluster."""
+    """An unknown command or option is an error, with or without a cluster."""
     place = words.index("--") if "--" in words else len(words)
     command = [os.environ["KUBECTL"], *words[:place], "--help", *words[place:]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

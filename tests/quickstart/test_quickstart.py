@@ -50,7 +50,7 @@ def test_every_step_prints_what_the_page_shows(shell: Shell) -> None:
 
 
 def test_the_page_of_the_plugin_shows_what_it_prints(shell: Shell) -> None:
-    """Its samples are of the cluster in which the quickstart has started its pod."""
+    """Its samples come from the cluster in which the quickstart has started its pod."""
     text = (documented.DOCS / "kubectl-numa.md").read_text().replace(' "', " ").replace('",', " ").replace('"\n', "\n")
     steps = [step for block in documented.blocks_of("kubectl-numa", text) for step in block.commands() if step[1]]
     assert len(steps) > 3
@@ -60,7 +60,7 @@ def test_the_page_of_the_plugin_shows_what_it_prints(shell: Shell) -> None:
 
 
 def test_the_page_of_the_state_endpoint_shows_what_it_answers(shell: Shell) -> None:
-    """Its samples are of the same node. The UID of the claim is another one in each cluster."""
+    """Its samples come from the same node. The claim's UID differs between clusters."""
     steps = [step for block in documented.blocks("state-endpoint") for step in block.commands() if step[1]]
     assert steps
     for command, shown in steps:
@@ -72,8 +72,8 @@ def test_the_page_of_the_state_endpoint_shows_what_it_answers(shell: Shell) -> N
 def asked() -> list[str]:
     """Returns the commands with which pages query a cluster, if a cluster of fakes can answer them.
 
-    Pages of which every block is run have tests of their own. The examples of the reference name pods that are made up;
-    that the programs accept them is tested with the help texts.
+    Pages whose blocks are all run have their own tests. The examples of the reference name invented pods; a test of the
+    help texts shows that the programs accept them.
     """
     pages = [page for page in PAGES if page.stem not in (*documented.PAGES, "command-reference")]
     # Samples of a node with a fault have this mark, and a test of their own (tests/integration/test_symptoms_page.py).

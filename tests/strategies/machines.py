@@ -132,7 +132,7 @@ def uneven(*sockets: int, threads: int = 2, per_l3: int = 4) -> list[Core]:
 
 
 def isolating(found: Machine, cpus: Iterable[int]) -> Machine:
-    """Returns the machine with CPUs that the kernel was told to leave alone (``isolcpus``)."""
+    """Returns the machine with isolated CPUs (``isolcpus``)."""
     return replace(found, isolcpus=frozenset(cpus) & found.online)
 
 

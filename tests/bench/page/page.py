@@ -19,7 +19,7 @@ _STYLES: Final = ("first", "second")
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """One quantity at one load, in the overview."""
+    """A quantity at one load, in the overview."""
 
     first: str
     second: str = ""
@@ -31,7 +31,7 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """One quantity with a plot for each kernel."""
+    """A quantity with a plot for each kernel."""
 
     quantity: Quantity
     plots: list[tuple[str, Markup]]
@@ -40,7 +40,7 @@ class _Card:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One figure in the table of all figures."""
+    """A figure in the table of all figures."""
 
     title: str
     kernel: str

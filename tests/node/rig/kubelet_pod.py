@@ -145,7 +145,7 @@ def translate(objects: Iterable[Document], identity: Identity, node: NodeFacts) 
 
 
 class _Pod:
-    """One translation."""
+    """The translation of one pod."""
 
     def __init__(
         self, daemonset: Document, files: Mapping[str, Mapping[str, str]], identity: Identity, node: NodeFacts
@@ -164,7 +164,7 @@ class _Pod:
             self._spec.take(name)
         whole = self._spec
         self._check_dns(whole.take("dnsPolicy", "ClusterFirst"))
-        whole.take("enableServiceLinks")  # the only service of the cluster is in either case in the environment
+        whole.take("enableServiceLinks")  # the only service, set in either case
         self._grace = int(whole.take("terminationGracePeriodSeconds", 30))
         self._network = pb.NODE if whole.take("hostNetwork", False) else pb.POD
         self._read_context(whole.inside("securityContext"))

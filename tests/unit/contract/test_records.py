@@ -39,7 +39,7 @@ def test_a_record_of_the_first_version_is_valid() -> None:
 
 
 def test_former_names_in_records_are_read() -> None:
-    """A record of an earlier build keeps its parameters, and is written again with the present names."""
+    """A record of an earlier release keeps its parameters, and is written again with the current names."""
     for written, read in (("none", "none"), ("pool", "all"), ("numa", "numa")):
         found = CpuParameters.model_validate({"isolated": "only", "shared": written})
         assert found == CpuParameters(isolcpus="only", pool_cpus=read)

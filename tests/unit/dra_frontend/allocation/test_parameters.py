@@ -261,7 +261,7 @@ def test_common_spellings_of_parameters_are_accepted() -> None:
 
 
 def test_former_names_mean_the_same_as_the_present_ones() -> None:
-    """Also if a class has the one and a claim the other, since the claim overrides the field."""
+    """This also holds if a class uses one name and a claim the other, since the claim overrides the field."""
     for word in ("ignore", "only", "never"):
         assert wish(opaque({"isolated": word})) == wish(opaque({"isolcpus": word})) == CpuParameters(isolcpus=word)
     for former, present in (("none", "none"), ("pool", "all"), ("numa", "numa")):
@@ -283,7 +283,7 @@ def test_former_names_mean_the_same_as_the_present_ones() -> None:
     ],
 )
 def test_a_deprecated_name_appears_in_its_error(fields: dict[str, Any], text: str) -> None:
-    """Both names in one entry are refused, whatever their values."""
+    """An entry with both names is rejected, whatever their values."""
     assert text in fault(of_cpus(opaque(fields)))
 
 

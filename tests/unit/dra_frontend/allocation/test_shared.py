@@ -23,7 +23,9 @@ NODE_0 = parse_cpu_list("0-1,4-5")
 
 
 def claimed(word: str, *requests: str) -> AllocationRecord:
-    """A claim of the requests ``cpus`` and ``other``, whose CPUs are 1 and 5 of NUMA node 0, and 2 of node 1."""
+    """Returns a claim with the requests ``cpus`` and ``other``, whose CPUs are 1 and 5 of NUMA node 0 and 2 of node
+    1.
+    """
     found = view("u", cpus(2), cpus(1, "other", "cpudevnuma001"), config=[opaque({"poolCPUs": word}, *requests)])
     return decided(found)
 

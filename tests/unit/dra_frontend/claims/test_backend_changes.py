@@ -192,7 +192,7 @@ def test_malformed_changes_are_refused_in_little_time() -> None:
 
 
 def test_a_change_of_one_container_is_merged_in_little_time() -> None:
-    """One of 500: under 3 ms of CPU, also the first time."""
+    """A change of one container in 500 takes less than 3 ms of CPU time, also the first time."""
     view = BackendView(Clock())
     containers = [container(f"{n:064}", cgroup="kubepods.slice/" * 10, cpus="1-255") for n in range(500)]
     send(view, 1, containers=containers)

@@ -325,7 +325,7 @@ async def test_pages_of_the_host_are_not_part_of_the_capacity() -> None:
     ("pods", "pages", "warning"),
     [
         (f"total={112 * PAGE} N0={56 * PAGE} N1={56 * PAGE}", 256, ""),
-        # Without the cgroup tree nothing is subtracted, and that is told.
+        # Without the cgroup tree nothing is subtracted, and a warning says so.
         ("", 256, "/sys/fs/cgroup has no kubepods cgroup"),
     ],
 )

@@ -39,7 +39,7 @@ def lease(state: NodeState, **changes: Any) -> None:
 
 
 def test_a_node_on_which_everything_works(state: NodeState) -> None:
-    """The node is ready and live, and lists only claims whose containers run elsewhere."""
+    """The node is ready and live, and lists only claims whose containers are not reported here."""
     state.backend.containers = {}
     state.hold()
     found = status_view(state)

@@ -97,7 +97,7 @@ def test_an_environment_over_the_limits_is_malformed() -> None:
 
 
 def test_rejected_attempts_are_stored_without_their_environments() -> None:
-    """As many attempts as are stored, each with the largest environment that is read, take less than 6 MiB."""
+    """The maximum number of stored attempts, each with the largest environment that is read, takes less than 6 MiB."""
     state = NodeState()
     value = "0" * (MAX_VARIABLE_BYTES // MAX_VARIABLES - 40)
     tracemalloc.start()

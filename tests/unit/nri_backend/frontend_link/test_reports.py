@@ -44,7 +44,7 @@ def reported(state: NodeState) -> list[str]:
 
 
 class CountingLog(ChangeLog):
-    """A log of changes that counts the calls of since()."""
+    """A change log that counts the calls of since()."""
 
     requests = 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ban of claimed CPUs in irqbalance, against a stand-in with a real socket."""
+"""The ban of claimed CPUs in irqbalance, tested against a fake with a real socket."""
 
 from pathlib import Path
 

@@ -92,7 +92,7 @@ def test_every_original_is_restored_in_the_end(
     originals: Originals = {}
     for claimed_cpus, foreign, writes in history:
         for name, value in foreign.items():
-            # A foreign write of an expected affinity cannot be told from the backend's own.
+            # A foreign write of the expected affinity cannot be distinguished from the backend's own.
             if name not in originals or value not in originals[name].expected:
                 current[name] = expected[name] = value
         originals = run(current, originals, claimed_cpus, writes)

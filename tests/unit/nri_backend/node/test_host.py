@@ -81,9 +81,8 @@ def test_partitions_require_kernel_support_and_the_root_cgroup_of_the_machine(
 
 @pytest.mark.parametrize("due", [False, True])
 async def test_only_a_probe_of_the_kernel_is_left_to_a_thread(tmp_path: Path, due: bool) -> None:
-    """A switch to a thread takes longer than the reading, and would be most of the wake-ups of a node without claims.
-
-    A probe writes to cgroups, and a kernel call that writes may hang.
+    """Switching to a thread takes longer than the read, and would cause most wake-ups of a node without claims. A probe
+    writes to cgroups, and a kernel call that writes may hang.
     """
     root, threads = machine(tmp_path, "0-3"), list[int]()
 

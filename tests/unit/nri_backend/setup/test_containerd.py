@@ -186,7 +186,7 @@ SECTION = st.dictionaries(KEYS | st.just("required_plugins"), VALUES, max_size=4
 )
 def test_any_dump_is_rejected_or_gets_a_valid_drop_in(version: Any, plugins: Any, disabled: Any) -> None:
     document = {"version": version, "plugins": plugins, "disabled_plugins": disabled}
-    # Each value as a list with one entry, since a drop-in can contain tables within lists.
+    # Each value is also a list with one entry, since a drop-in can contain tables within lists.
     lists = [Change(("dump", key), [value], None) for key, value in document.items()]
     text = write_drop_in(Dump(3, {}, ()), lists)
     assert tomllib.loads(text)["plugins"]["dump"] == {key: [value] for key, value in document.items()}

@@ -107,7 +107,7 @@ def test_kernels_without_numa_have_one_pool(tmp_path: Path) -> None:
 
 
 def test_pools_may_be_mounted_elsewhere(host: Host, tmp_path: Path) -> None:
-    """The machine is discovered below --host-root, while --pool-root is where files are written and read back."""
+    """The machine is discovered below --host-root, while files are written and read back below --pool-root."""
     nodes = host.root / NODES[1:]
     mounted = tmp_path / "mounted"
     shutil.copytree(nodes, mounted / NODES[1:])

@@ -136,7 +136,7 @@ def test_replicas_are_simulated_one_after_another(root: Path, capsys: pytest.Cap
 def test_a_node_that_only_observes_is_reported_as_one_that_refuses_claims(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The result is that of the node once it enforces, and the last line says that it refuses claims until then."""
+    """The result is that of the node once it enforces, and the last line says that it rejects claims until then."""
     arguments = ["--host-root", str(root), "--pod", str(EXAMPLES / "one-numa-node.yaml")]
     observing = [*arguments, "--config", written(tmp_path / "config.yaml", {"enforcement": "observe"})]
     outcomes = [run(capsys, *one)[1] for one in (arguments, observing)]

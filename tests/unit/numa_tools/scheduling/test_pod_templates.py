@@ -29,7 +29,7 @@ def read(*documents: Any) -> Manifests:
         # A Job does not run more pods at the same time than are left to complete.
         ("generated-names.yaml", {"probe-*": 1, "solve-*": 3}),
         ("jobset.yaml", {"fluid/driver": 1, "fluid/workers": 6}),
-        # Each group has one leader, which the size includes.
+        # Each group has one leader, which is included in the size.
         ("leaderworkerset.yaml", {"model/leaderTemplate": 3, "model/workerTemplate": 9}),
         ("mpijob.yaml", {"weather/Launcher": 1, "weather/Worker": 2}),
         ("raycluster.yaml", {"ray/headGroupSpec": 1, "ray/pinned": 5}),

@@ -23,6 +23,17 @@ BAD: list[tuple[Document, str]] = [
     # Settings of the services.
     ({"driverConfig": {"reservedCPUs": 0.5}}, "driverConfig.reservedCPUs"),
     ({"driverConfig": {"reservedCPUs": "0..3"}}, 'driverConfig.reservedCPUs: "0..3" is not a list of CPUs'),
+    (
+        {"driverConfig": {"minSharedCPUs": 0, "withheldCPUs": 2}},
+        "driverConfig.minSharedCPUs: is the former name of driverConfig.withheldCPUs, and both are given; remove",
+    ),
+    (
+        {
+            "driverConfig": {"sharedPool": {"grow": "lazy"}},
+            "groups": [{"name": "a", "driverConfig": {"poolGrowth": "lazy"}}],
+        },
+        "group a: driverConfig.sharedPool: is the former name of driverConfig.poolGrowth, and both are given",
+    ),
     ({"driverConfig": {"cpuDeviceMode": "both"}}, "driverConfig.cpuDeviceMode"),
     ({"driverConfig": {"groupBy": "numa"}}, "driverConfig.groupBy"),
     ({"driverConfig": {"apiVersion": "v1"}}, "driverConfig.apiVersion"),

@@ -269,7 +269,7 @@ def refused_partition(play: Play) -> None:
         exclusive.unlink()
         exclusive.mkdir()
         pod.run()
-        play.sees("/v1/cpus[].fallback_reason")
+        play.sees("/v1/cpus[].fallbackReason")
         play.sees("/v1/containers[].fallbackCode")
         play.counts("dra_numa_backend_pooled_containers")
         play.hears("CPUsKeptByPool")

@@ -153,6 +153,43 @@ async def test_a_rejection_is_an_error_response_with_its_message() -> None:
     assert rig.observer.calls == [("CreateContainer", "refused")]
 
 
+async def test_a_hook_that_is_cancelled_at_its_deadline_can_wait_for_its_clean_up() -> None:
+    """It waits for several things before and after. A start that is cancelled kills its container, for example."""
+    rig, steps = _Rig(), list[str]()
+
+    async def wait(_hook: str) -> None:
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(60):
+                steps.append("waits")
+                await asyncio.get_running_loop().create_future()
+        finally:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
+            steps.append("cleaned up")
+
+    rig.hooks.before = wait
+    error = await rig.fails("StartContainer", pb.StartContainerRequest(**_BOTH), 0.04)
+    assert (error.code, steps) == (Code.DEADLINE_EXCEEDED, ["waits", "cleaned up"])
+
+
+async def test_a_hook_continues_after_each_thing_that_it_waits_for() -> None:
+    """The deadline begins when it waits for the first one; a hook that waits for nothing has none."""
+    rig, started = _Rig(), list[bool]()
+
+    async def wait(hook: str) -> None:
+        task = asyncio.current_task()
+        for number in range(3):
+            if hook == "start_container":
+                await asyncio.sleep(0.001 * number)
+            started.append(asyncio.current_task() is task)
+
+    rig.hooks.before = wait
+    await rig.call("StartContainer", pb.StartContainerRequest(**_BOTH))
+    await rig.call("RemoveContainer", pb.RemoveContainerRequest(**_BOTH))
+    assert started == [True] * 6
+
+
 # A TimeoutError that a hook raises is not the deadline of the service.
 @pytest.mark.parametrize("bug", [ValueError("secret detail"), TimeoutError("secret detail")])
 async def test_an_unexpected_exception_is_an_error_response_without_its_details(

@@ -144,7 +144,9 @@ class CgroupWorker:
         queue: deque[asyncio.Future[None]],
         late: Callable[[list[Result]], object] | None = None,
     ) -> tuple[_Job[Result], asyncio.Future[None]]:
-        await self._wait_for_turn(queue)
+        if self._busy:
+            await self._wait_for_turn(queue)
+        self._busy = True
         try:
             while len(self.stuck) >= MAX_STUCK:
                 await asyncio.wait([running for running, _ in self.stuck.values()], return_when="FIRST_COMPLETED")
@@ -164,9 +166,6 @@ class CgroupWorker:
         return job, running
 
     async def _wait_for_turn(self, queue: deque[asyncio.Future[None]]) -> None:
-        if not self._busy:
-            self._busy = True
-            return
         turn = asyncio.get_running_loop().create_future()
         queue.append(turn)
         try:

@@ -15,8 +15,9 @@ this package.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+import types
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError, Message
 from numa_contract.cpuset import format_cpu_list
@@ -79,7 +80,7 @@ _STATES = {
 }
 CallDone = Callable[[str, float, str], None]
 """Observer of handled calls: method, seconds, and ``ok``, ``refused``, ``timeout``, ``error`` or ``unimplemented``."""
-_Method = tuple[Callable[[bytes], Message], Callable[..., Awaitable[Message]]]
+_Method = tuple[Callable[[bytes], Message], Callable[..., Coroutine[Any, Any, Message]]]
 
 
 class PluginService:
@@ -119,6 +120,7 @@ class PluginService:
         """Handles one call and returns the payload of the response. Raises StatusError and no other exception."""
         started = time.monotonic()
         outcome, name = "error", call.method
+        answer: Message
         seconds = DEADLINE_SHARE * (call.timeout_ns / 1e9 or self.runtime.request_timeout / 1e3 or REQUEST_SECONDS)
         deadline = asyncio.timeout(seconds)
         try:
@@ -129,8 +131,15 @@ class PluginService:
             request = read(call.payload)
             if isinstance(request, pb.StateChangeEvent):
                 name = _STATE_CHANGES.get(request.event, name)
-            async with deadline:
-                answer = await method(request)
+            hook = method(request)
+            try:
+                pending = hook.send(None)
+            except StopIteration as end:
+                # The hook had nothing to wait for, so it needed no deadline, which takes longer than many hooks.
+                answer = end.value
+            else:
+                async with deadline:
+                    answer = await _rest(hook, pending)
             outcome = "ok"
             return answer.SerializeToString()
         except RejectedError as error:
@@ -211,6 +220,22 @@ class PluginService:
 
     async def _acknowledge(self, _request: pb.Empty) -> Message:
         return pb.Empty()
+
+
+@types.coroutine
+def _rest(hook: Coroutine[Any, Any, Message], pending: Any) -> Generator[Any, Any, Message]:
+    """Awaits the rest of a hook that waits for a future, ``pending``. Returns its result, or raises its error."""
+    try:
+        while True:
+            try:
+                value = yield pending
+            except BaseException as error:  # noqa: BLE001  the hook handles it, mostly a cancellation
+                pending = hook.throw(error)
+            else:
+                pending = hook.send(value)
+    except StopIteration as end:
+        answer: Message = end.value
+        return answer
 
 
 def read_pod(message: pb.PodSandbox) -> Pod:

@@ -202,16 +202,12 @@ async def test_a_standby_that_takes_over_knows_the_enforced_claims(memory: Path)
         assert standby.enforcer.state.pool.held == {2, 3}
 
 
-class SlowRecords(EnforcementRecords):
-    """A slow disk: ``retain`` and the first complete record wait until ``free`` is set."""
+class SlowWrites(EnforcementRecords):
+    """A slow disk: complete records are not written until ``free`` is set."""
 
     def __init__(self, own_directory: str, tree: CgroupTree) -> None:
         super().__init__(own_directory, tree)
         self.reached, self.free = threading.Event(), threading.Event()
-
-    def retain(self, container_ids: Collection[str], starting: Collection[str] = ()) -> set[str]:
-        self._wait()
-        return super().retain(container_ids, starting)
 
     def write(self, records: Sequence[EnforcementRecord]) -> dict[str, OSError | None]:
         if any(record.cgroup for record in records):
@@ -223,10 +219,18 @@ class SlowRecords(EnforcementRecords):
         self.free.wait(5 * patience())
 
 
-async def slow_write(node: Node) -> SlowRecords:
+class SlowRecords(SlowWrites):
+    """A slow disk: in addition, ``retain`` waits until ``free`` is set. An audit may reach it first."""
+
+    def retain(self, container_ids: Collection[str], starting: Collection[str] = ()) -> set[str]:
+        self._wait()
+        return super().retain(container_ids, starting)
+
+
+async def slow_write(node: Node) -> SlowWrites:
     """Waits until the disk is busy."""
     records = node.enforcer.reconciler.recorder._records
-    assert isinstance(records, SlowRecords)
+    assert isinstance(records, SlowWrites)
     assert await asyncio.to_thread(records.reached.wait, 5 * patience())
     return records
 
@@ -241,7 +245,7 @@ async def during_slow_write(node: Node) -> AsyncIterator[None]:
 
 async def test_a_start_that_is_cancelled_during_the_write_leaves_a_whole_record(memory: Path) -> None:
     """The thread cannot be cancelled. It replaces the file as a whole after the hook has ended."""
-    async with enforcing(Node(memory, records=SlowRecords)) as node:
+    async with enforcing(Node(memory, records=SlowWrites)) as node:
         env = node.claim(ONE)
         start = asyncio.create_task(node.run("claim", *env))
         records = await slow_write(node)

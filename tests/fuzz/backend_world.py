@@ -44,7 +44,7 @@ PODS: Final = 3
 HOOK_SECONDS: Final = 1.5
 TICK: Final = 2.05
 """A little longer than one tick of the audit."""
-IDLE: Final = 10.05
+IDLE: Final = 6.05
 """A little longer than one tick on a node without claims."""
 FULL: Final = 66.0
 """Time in which every full audit, and the repair after it, has taken place. A plain file cannot be polled, so only the

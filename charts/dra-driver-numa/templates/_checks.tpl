@@ -1,8 +1,8 @@
 {{/* SPDX-License-Identifier: Apache-2.0 */}}
-{{/* What the schema cannot say. Every fault names the value and the remedy. */}}
+{{/* Checks that a JSON schema cannot express. Every message names the value and the remedy. */}}
 {{- define "numa.checks" -}}
 {{- include "numa.checkPeerValues" . -}}
-{{- /* Without a cluster, as for "helm template", nothing is found and nothing is checked. */ -}}
+{{- /* Without a cluster, as for "helm template", lookup finds nothing, and this is not checked. */ -}}
 {{- $namespace := include "numa.namespace" . -}}
 {{- $level := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "privileged" (lookup "v1" "Namespace" "" $namespace) -}}
 {{- if ne $level "privileged" -}}
@@ -20,7 +20,7 @@
 {{- include "numa.checkPods" . -}}
 {{- end -}}
 
-{{/* Values of dra-driver-cpu's chart have another place here. Helm's words for an unknown value would not name it. */}}
+{{/* Values of dra-driver-cpu's chart with another place here. Helm's message for an unknown value would not name the place. */}}
 {{- define "numa.checkPeerValues" -}}
 {{- $places := dict "image" "frontend.image and backend.image" "resources" "frontend.resources and backend.resources" "kubeletRootDir" "driverConfig.kubeletRootDir" "sysfsOverlay" "driverConfig.sysfsOverlay" "healthzPort" "frontend.port" "extraArgs" "frontend.extraArgs and backend.extraArgs" "extraVolumeMounts" "frontend.extraVolumeMounts and backend.extraVolumeMounts" -}}
 {{- range $key, $place := $places -}}
@@ -46,7 +46,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Helm's words for a pattern are the pattern. Takes (list KEY VALUE PATTERN WORDS). */}}
+{{/* Helm's message for a pattern contains only the pattern. Takes (list KEY VALUE PATTERN WORDS). */}}
 {{- define "numa.text" -}}
 {{- if not (regexMatch (printf "^(%s)$" (index . 2)) (toString (index . 1))) -}}
 {{- fail (printf "%s: %q %s" (index . 0) (toString (index . 1)) (index . 3)) -}}
@@ -62,7 +62,7 @@ release would be installed with the selectors of another driver. Takes (list ROO
 {{- define "numa.checkClass" -}}
 {{- $root := index . 0 -}}
 {{- $name := index . 1 -}}
-{{- /* Helm's lookup fails where the API is not served; then no class is there either. */ -}}
+{{- /* Helm's lookup fails if the API is not served; then there is no class either. */ -}}
 {{- if $root.Capabilities.APIVersions.Has "resource.k8s.io/v1/DeviceClass" -}}
 {{- with lookup "resource.k8s.io/v1" "DeviceClass" "" $name -}}
 {{- $owner := printf "%s/%s" (dig "annotations" "meta.helm.sh/release-namespace" "" .metadata) (dig "annotations" "meta.helm.sh/release-name" "" .metadata) -}}
@@ -77,7 +77,7 @@ release would be installed with the selectors of another driver. Takes (list ROO
 {{- with .Group.name }}group {{ . }}: {{ end -}}
 {{- end -}}
 
-{{/* What a group may say differently. */}}
+{{/* Checks of the values that a group may override. */}}
 {{- define "numa.checkGroup" -}}
 {{- $in := include "numa.inGroup" . -}}
 {{- range $key := list "kubeletRootDir" "cdiDir" "runDir" "nriSocket" "cgroupRoot" "sysfsOverlay" -}}
@@ -118,7 +118,7 @@ sharedPool: poolGrowth
 {{- end -}}
 {{- end -}}
 
-{{/* Each path lies below one of the parents where such things are: a slip must not mount /boot or /root into the pod. */}}
+{{/* Each path lies below one of a few parents, so that a typing mistake does not mount /boot or /root into the pod. */}}
 {{- define "numa.checkDirectories" -}}
 {{- $in := include "numa.inGroup" . -}}
 {{- $nri := dir (include "numa.nriSocket" .) -}}

@@ -36,7 +36,7 @@ node selectors of groups further up that may select the same nodes: of two group
 {{- end -}}
 {{- $rest := list -}}
 {{- range $groups -}}
-{{- /* Nodes with this label are out already, whatever its value: so a group that uses it changes nothing for the rest. */ -}}
+{{- /* The rest excludes nodes with this label already, whatever its value, so a group that uses it does not change the rest. */ -}}
 {{- if not (hasKey .nodeSelector (include "numa.groupLabel" $)) -}}
 {{- $rest = append $rest .nodeSelector -}}
 {{- end -}}
@@ -44,7 +44,7 @@ node selectors of groups further up that may select the same nodes: of two group
 {{- append $groups (dict "name" "" "others" $rest) | toYaml -}}
 {{- end -}}
 
-{{/* What a template of a group sees: the values with the group's own in their places. Takes (dict "root" $ "group" GROUP). */}}
+{{/* Context of the templates of a group: the values, overridden by those of the group. Takes (dict "root" $ "group" GROUP). */}}
 {{- define "numa.scope" -}}
 {{- $values := deepCopy (merge dict .root.Values) -}}
 {{- range $part := list "driverConfig" "nodeSelector" "hugepageProvision" -}}
@@ -64,7 +64,7 @@ node selectors of groups further up that may select the same nodes: of two group
 {{- include "numa.fullname" . }}{{ with .Group.name }}-{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* No DaemonSet's selector matches pods of another. That of the rest is as it was before there were groups: it cannot change. */}}
+{{/* No selector of a DaemonSet matches pods of another one. The selector of a DaemonSet cannot change, so a group adds labels. */}}
 {{- define "numa.groupSelector" -}}
 {{- if .Group.name -}}
 app.kubernetes.io/name: {{ printf "%s-group" (include "numa.name" . | trunc 57) | quote }}
@@ -105,7 +105,7 @@ labels of that group's selector, so it is not if one of them is missing or diffe
 {{- toYaml $affinity -}}
 {{- end -}}
 
-{{/* Each of the terms without the nodes of a selector. Takes (dict "terms" TERMS "selector" LABELS), "rest" for any value. */}}
+{{/* The terms, each without the nodes that a selector selects. Takes (dict "terms" TERMS "selector" LABELS), "rest" for any value. */}}
 {{- define "numa.terms" -}}
 {{- $left := list -}}
 {{- range $term := .terms -}}
@@ -117,7 +117,7 @@ labels of that group's selector, so it is not if one of them is missing or diffe
 {{- toYaml $left -}}
 {{- end -}}
 
-{{/* The files that the pods of a group read. */}}
+{{/* The files of the ConfigMap that the pods of a group read. */}}
 {{- define "numa.files" -}}
 config.yaml: |
   apiVersion: v1alpha1

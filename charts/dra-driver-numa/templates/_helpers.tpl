@@ -37,17 +37,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* What every pod of the driver has, of whatever group. */}}
+{{/* Labels that every pod of the driver has, in every group. */}}
 {{- define "numa.everyPod" -}}
 app.kubernetes.io/part-of: {{ include "numa.name" . | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
-{{/* The image of a component: a digest wins over a tag, a mirror over the registry. Takes (dict "image" IMAGE "root" $). */}}
+{{/* The image of a component. A digest replaces the tag, a mirror the registry. Takes (dict "image" IMAGE "root" $). */}}
 {{- define "numa.image" -}}
 {{- $repository := .image.repository -}}
 {{- with (default dict .root.Values.global).imageRegistry -}}
-{{- /* What comes before the first slash is a registry when it has a dot or a port, or is localhost. */ -}}
+{{- /* The part before the first slash is a registry if it contains a dot or a port, or is localhost. */ -}}
 {{- $repository = printf "%s/%s" (trimSuffix "/" .) (regexReplaceAll "^(localhost|[^/]*[.:][^/]*)/" $repository "") -}}
 {{- end -}}
 {{- if .image.digest -}}
@@ -62,7 +62,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if not (kindIs "invalid" .) -}}{{- toString . | trim -}}{{- end -}}
 {{- end -}}
 
-{{/* Host paths: what the configuration says, else the defaults of the services. */}}
+{{/* Host paths: those of the configuration, else the defaults of the services. */}}
 {{- define "numa.kubeletRoot" -}}
 {{- default "/var/lib/kubelet" .Values.driverConfig.kubeletRootDir | clean -}}
 {{- end -}}
@@ -104,7 +104,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- $sizes | uniq | toYaml -}}
 {{- end -}}
 
-{{/* Root, because sockets and cgroup files are root's; and of what root may do beyond that what .add says (a list). */}}
+{{/* The containers run as root, which owns the sockets and cgroup files, with no capabilities but those in .add (a list). */}}
 {{- define "numa.containerSecurity" -}}
 allowPrivilegeEscalation: false
 capabilities:

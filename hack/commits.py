@@ -22,10 +22,10 @@ _SOURCES: Final = ("shared/src", "services/dra-frontend/src", "services/nri-back
 _SUBJECT: Final = re.compile(r"(?P<areas>[a-z][a-z0-9_-]*(, [a-z][a-z0-9_-]*)*): (?P<text>\S.*)", re.ASCII)
 
 
-def packages(root: Path) -> frozenset[str]:
-    """Returns the names of the packages of the product, which are areas as well."""
-    inits = (init for source in _SOURCES for init in (root / source).rglob("__init__.py"))
-    return frozenset(init.parent.name for init in inits)
+def sources(root: Path) -> frozenset[str]:
+    """Returns the names of the packages and modules of the product, which are areas as well."""
+    paths = [path for source in _SOURCES for path in (root / source).rglob("*.py")]
+    return frozenset({path.stem for path in paths} | {path.parent.name for path in paths})
 
 
 def fault(subject: str, areas: frozenset[str]) -> str:
@@ -34,7 +34,7 @@ def fault(subject: str, areas: frozenset[str]) -> str:
     if found is None:
         return 'is not "area: verb object"'
     if unknown := sorted({*found["areas"].split(", ")} - areas):
-        return f"the area {unknown[0]} is neither a package nor one of {', '.join(sorted(AREAS))}"
+        return f"the area {unknown[0]} is neither a package or module nor one of {', '.join(sorted(AREAS))}"
     if not re.match("[a-z]", found["text"]):
         return "the verb begins with a lower-case letter"
     if re.match(r"(add|chang|fix|remov|renam|updat|us|mak)(s|es|ed|d|ing)\b", found["text"]):
@@ -70,7 +70,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 def faults(root: Path) -> list[str]:
     """Returns a line for each commit whose subject is wrong."""
-    areas = AREAS | packages(root)
+    areas = AREAS | sources(root)
     found = ((commit, subject, fault(subject, areas)) for commit, subject in subjects(root))
     return [f"{commit} {subject}: {why}" for commit, subject, why in found if why]
 
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> str | int:
     """Checks the history, or with ``--message FILE`` the message of a commit that is about to be made."""
     if arguments[:1] == ["--message"]:
         subject = Path(arguments[1]).read_text().partition("\n")[0]
-        why = fault(subject, AREAS | packages(ROOT))
+        why = fault(subject, AREAS | sources(ROOT))
         return f"{subject}: {why}" if why else 0
     return "\n".join(faults(ROOT)) or 0
 

@@ -8,7 +8,7 @@ import pytest
 
 from hack import commits
 
-AREAS = commits.AREAS | {"doctor", "allocation"}
+AREAS = commits.AREAS | commits.sources(commits.ROOT)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,7 @@ AREAS = commits.AREAS | {"doctor", "allocation"}
         "kubectl-numa: list claims of all namespaces with -A",
         "numa_tools: report in simulate that an observing node refuses claims",
         "allocation, doctor: name the claim in refusals",
+        "telemetry: name the unit in help texts",
         "chart: " + "x" * 65,
     ],
 )

@@ -15,7 +15,7 @@ ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src services/kubectl-numa/src
 CHECKED := $(SOURCES) tests hack
 
-.PHONY: help demo test test-image test-node test-node-core noise images release release-check fuzz check check-fast bench lock proto chart-schema state-api command-reference metrics-tables manifests docs kind-up kind-down clean
+.PHONY: help demo test test-image test-node test-node-core noise images release release-check fuzz check check-fast bench lock proto chart-schema state-api command-reference metrics-tables configuration-table manifests docs kind-up kind-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,7 @@ check-fast: .venv/.done ## Of these what takes seconds and needs all files; pre-
 	$(BIN)/python -m hack.state_api --check
 	$(BIN)/python -m hack.command_reference --check
 	$(BIN)/python -m hack.metrics_tables --check
+	$(BIN)/python -m hack.configuration_table --check
 	$(BIN)/python -m hack.version --check
 
 bench: .venv/.done ## Measure the driver: bench.html, bench.json; AGAINST_REVISION=e3e15ce or AGAINST="COMMAND..." beside it; QUICK=1
@@ -113,6 +114,9 @@ command-reference: .venv/.done ## Generate docs/command-reference.md from the he
 
 metrics-tables: .venv/.done ## Generate the tables of docs/metrics.md from the metrics of both services
 	$(BIN)/python -m hack.metrics_tables
+
+configuration-table: .venv/.done ## Generate the table of keys in docs/configuration.md from the model
+	$(BIN)/python -m hack.configuration_table
 
 manifests: .venv/.done ## Render everything that the chart installs to build/dra-driver-numa.yaml (VALUES=FILE for other values)
 	@mkdir -p build

@@ -26,7 +26,7 @@ PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("*.md"), ROOT / "exa
 
 def rows() -> dict[str, str]:
     """Returns the rows of the table of keys: key to default, as written."""
-    table = CONFIGURATION.split("## Keys")[1].split("\n\n")[1]
+    table = "|" + CONFIGURATION.split("## Keys")[1].split("\n\n|")[1].split("\n\n")[0]
     found = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE)
     assert len(found) == len(table.splitlines()) - 2
     return dict(found)

@@ -204,65 +204,82 @@ class Config(Section):
     """All settings of an operator. Command-line flags take precedence over the file."""
 
     api_version: Literal["v1alpha1"] = "v1alpha1"
+    """Version of the format of the file."""
     kubeconfig: str = ""
-    """Path of a kubeconfig file. Empty: the pod's service account."""
+    """File with the credentials for the API server. Empty: the service account of the pod."""
     hostname_override: str = ""
-    """Node name if the downward API does not provide it (NODE_NAME)."""
+    """Name of the Node object, used if the environment variable NODE_NAME is not set."""
     cpu_device_mode: Literal["grouped", "individual"] = "grouped"
-    """Granularity of CPU devices: one for each group of CPUs, or one for each CPU."""
+    """``grouped``: each CPU device is a group of CPUs. ``individual``: each CPU device is one CPU."""
     group_by: Literal["numanode", "socket", "machine", "l3", "coretype"] = "numanode"
-    """Kind of the groups. No effect in individual mode."""
+    """CPUs that form one device: those of a NUMA node, a socket, the machine, an L3 cache (``l3``) or a type of core
+    (``coretype``). It has no effect in individual mode."""
     allocator: Literal["cpumanager", "external"] = "cpumanager"
-    """``cpumanager``: the driver chooses CPUs of a group if a claim names none. ``external``: claims must name them.
-
-    No effect in individual mode.
-    """
+    """``cpumanager``: the driver chooses the CPUs if a claim names none. ``external``: claims must name them. It has no
+    effect in individual mode."""
     enforcement: Literal["enforce", "observe"] = "enforce"
-    """``observe``: the node is not changed; the driver reports what it would write, and refuses claims."""
+    """``observe``: the driver changes nothing on the node, reports what it would write, and refuses claims."""
     reserved_cpus: Annotated[CpuList, Field(alias="reservedCPUs")] = frozenset()
-    """CPUs for the system. They are never in a claim, and in the shared pool only if claims have all other CPUs."""
+    """CPUs for the system, such as ``"0-1,64-65"``. They are never in a claim, and in the shared pool only if claims
+    hold all other CPUs. All of them must exist."""
     reserved_memory: Annotated[tuple[ReservedMemory, ...], Field(strict=False)] = ()
+    """Memory and hugepages that are never offered: a list of ``{numaNode, limits: {memory, hugepages-2Mi, ...}}``. If
+    no entry has ``memory``, the reserve of the kubelet is used."""
     cpu_exclusivity: Literal["auto", "partition", "pool"] = "auto"
-    """Isolation of claimed CPUs. ``partition``: by the kernel, else claims are refused. ``pool``: by cpusets of other
-    containers. ``auto``: by the kernel if possible, else as ``pool``."""
+    """Isolation of claimed CPUs. ``auto``: by the kernel if possible, else by the shared pool. ``partition``: by the
+    kernel, else claims are refused. ``pool``: by the shared pool."""
     pool_growth: Literal["immediate", "lazy"] = "immediate"
-    """Whether running containers without a CPU claim get released CPUs at once, or with their next change."""
+    """When running containers without a CPU claim get released CPUs: ``immediate``, or ``lazy`` (with their next
+    change)."""
     withheld_cpus: Annotated[int, Field(ge=0, le=MAX_CPU)] | None = Field(default=None, alias="withheldCPUs")
-    """Minimum number of unreserved CPUs that claims leave to other containers; by default 1 if no CPU is reserved."""
+    """Minimum number of unreserved CPUs that claims leave to other containers. Without a value: 1 if no CPU is
+    reserved, else 0."""
     max_claim_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
-    """Maximum share of this node's CPUs that one claim may have."""
+    """Maximum share of the CPUs offered on the node that one claim may have."""
     cpu_quota: Literal["raise", "lift", "keep"] = "raise"
-    """Effect of a claim on the CPU limit of its pod: raised by the claimed CPUs, lifted, or unchanged."""
+    """Effect of a claim on the CPU limit of its pod: ``raise`` (by the number of claimed CPUs), ``lift`` or
+    ``keep``."""
     irqs: Literal["move", "keep"] = "move"
-    """Handling of interrupts and unbound workqueues on CPUs of running claims, if /proc/irq is writable."""
+    """``move``: device interrupts and unbound kernel workers leave the CPUs of running claims. ``keep``: they stay."""
     host_slices: bool = False
-    """True if system.slice, user.slice and init.scope are kept off claimed CPUs."""
+    """Whether system.slice, user.slice and init.scope are kept off claimed CPUs."""
     memory_protection: MemoryProtection = MemoryProtection()
+    """Limits for claims that protect memory from reclaim: the kinds that they may request (``allowed``), and the share
+    of a NUMA node that all of them together may protect (``maxFraction``)."""
     hugepage_guard: bool = True
-    """Prevents containers without hugepages from reserving any: ``mmap(MAP_HUGETLB)`` fails instead of killing them
-    later.
-    """
+    """Whether ``mmap`` with ``MAP_HUGETLB`` fails in containers without hugepages. Otherwise the kernel may kill such a
+    container at its first access."""
     device_metadata: bool = True
-    """Provides containers of claims with the metadata files of KEP-5304."""
+    """Whether containers with claims get the metadata files of KEP-5304."""
     publish_node_allocatable_resource_mapping: bool = False
-    """Publishes the mapping of KEP-5517; needs the cluster's gate DRANodeAllocatableResources."""
+    """Whether the scheduler counts claims against the CPUs and memory of the node (KEP-5517). It needs the cluster's
+    gate DRANodeAllocatableResources."""
     expose_pcie_roots: Annotated[bool, Field(alias="exposePCIeRoots")] = False
-    """Lists the PCIe roots near CPU devices; needs the cluster's gate DRAListTypeAttributes."""
+    """Whether CPU devices list the PCIe roots near them. It needs the cluster's gate DRAListTypeAttributes."""
     hardware_errors: HardwareErrors = HardwareErrors()
+    """Numbers of hardware errors from which the devices concerned get no new claims. 0: never."""
     hugepages_on_demand: Annotated[tuple[OnDemandPages, ...], Field(strict=False)] = ()
-    """Pools that a helper process resizes for claims (ADR 23). The claims need a label."""
+    """Hugepages that are allocated for claims and freed afterwards: a list of ``{numaNode, size, pages}``."""
     sysfs_overlay: AbsolutePath | Literal[""] = ""
-    """File whose contents replace files of /sys, for tests and what-if questions."""
+    """File with contents that replace files of /sys, for tests and what-if questions."""
     cdi_dir: Annotated[AbsolutePath, AfterValidator(_volatile)] = CDI_DIRECTORY
+    """Directory of the claims' CDI files. It must not survive a reboot."""
     run_dir: AbsolutePath = RUN_DIRECTORY
+    """Directory of sockets and locks, shared by all instances on the node. Its path has at most 59 bytes."""
     kubelet_root_dir: AbsolutePath = "/var/lib/kubelet"
+    """Root directory of the kubelet. Its path has at most 33 bytes; if it is longer, start the kubelet with a shorter
+    symbolic link."""
     nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
+    """The container runtime's NRI socket."""
     cgroup_root: AbsolutePath = "/sys/fs/cgroup"
+    """Mount of cgroup v2."""
     page_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Port of the web page on the loopback address of the frontend's pod. None: the page is only on the state
+    """TCP port of the page on the loopback address of the frontend's pod. Without one, the page is only on the state
     socket."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is logged: ``debug``, ``info``, ``warning`` or ``error``."""
     log_format: Literal["text", "json"] = "text"
+    """``text`` (key=value), or ``json`` (one object per line)."""
     _former_names: tuple[str, ...] = ()
 
     def model_post_init(self, context: Any, /) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dra_frontend.allocation.parameters import CpuConfig
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.machine.discovery import discover
 from dra_frontend.settings import add_run_arguments
@@ -17,6 +18,7 @@ from numa_contract.config import Config, parse_config
 from hack.chart_values import ChartValues
 from tests.chart.helm import CHART
 from tests.chart.test_values import DEFAULTS, given, keys
+from tests.chart.test_yaml_reading import choices
 from tests.rigs.trees import small_machine
 
 ROOT = CHART.parents[1]
@@ -59,6 +61,23 @@ def test_the_page_names_every_attribute(group_by: str) -> None:
         devices = build_inventory(machine, config, "n").devices
         names = {name for device in devices.values() for name in device.attributes}
         assert {name for name in names if f"`{name}`" not in page} == set()
+
+
+def test_tables_of_a_setting_list_its_words() -> None:
+    """A table whose first heading is a key or a parameter has a row for each of its words, and no other row."""
+    fields = {field.alias or name: field for model in (CpuConfig, Config) for name, field in model.model_fields.items()}
+    words = {key: choices(field.annotation) for key, field in fields.items()}
+    tables = [
+        (key.rpartition(".")[2], set(re.findall(r"^\| `(\w+)`", rows, re.MULTILINE)))
+        for page in PAGES
+        for key, rows in re.findall(
+            r"^\| `([\w.]+)` \|[^\n]*\n\|---[^\n]*\n((?:\|[^\n]*\n)+)", page.read_text(), re.MULTILINE
+        )
+    ]
+    checked = [(key, found) for key, found in tables if words.get(key)]
+    assert {key for key, _ in checked} >= {"cpuExclusivity", "isolation", "poolCPUs"}
+    for key, found in checked:
+        assert found == words[key], key
 
 
 def test_flags_exist() -> None:

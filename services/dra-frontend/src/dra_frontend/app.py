@@ -194,7 +194,7 @@ class Service:
         self.backend.changed()
         for events in self.pod_events:
             # The backend must get its response, whatever the report of a single container contains.
-            with self._complaints.about(type(events).__name__, "containers' reports not turned into Events"):
+            with self._complaints.about(type(events).__name__, "no Events created from container reports"):
                 events.backend_changed()
 
     def refresh(self) -> None:

@@ -50,7 +50,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the service."""
     parser.add_argument("--config", metavar="FILE", help="configuration file (YAML)")
     for flag, key in _CONFIG_FLAGS.items():
-        text = f"deprecated, use {key} in the file" if flag in DEPRECATED_FLAGS else f"overrides {key} of the file"
+        text = (
+            f"deprecated, use {key} in the configuration file"
+            if flag in DEPRECATED_FLAGS
+            else f"overrides {key} in the configuration file"
+        )
         parser.add_argument(flag, dest=key, metavar="VALUE", help=text)
     parser.add_argument(
         "--expose-pcie-roots",
@@ -59,12 +63,16 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=True,
         metavar="BOOL",
-        help="overrides exposePCIeRoots of the configuration file",
+        help="overrides exposePCIeRoots in the configuration file",
     )
     parser.add_argument("--node", metavar="NAME", help="node name (default: NODE_NAME, hostnameOverride, host name)")
     parser.add_argument("--pod-uid", metavar="UID", help="UID of this pod (default: POD_UID)")
-    parser.add_argument("--host-root", metavar="DIR", default="/", help="where the host's sys and proc are mounted")
-    parser.add_argument("--bind-address", metavar="HOST:PORT", default=":8080", help="metrics listener, or 'off'")
+    parser.add_argument(
+        "--host-root", metavar="DIR", default="/", help="directory below which the host's /sys and /proc are mounted"
+    )
+    parser.add_argument(
+        "--bind-address", metavar="HOST:PORT", default=":8080", help="address of metrics and probes, or 'off'"
+    )
 
 
 def _flag(text: str) -> bool:

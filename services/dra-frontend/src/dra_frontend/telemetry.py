@@ -97,7 +97,7 @@ class NodeGauges(Collector):
             ),
             (
                 "dra_numa_claims_releasing",
-                "Number of released claims of which a container still runs.",
+                "Number of released claims with a container that is still running.",
                 len(ledger.releasing),
             ),
             ("dra_numa_records_unreadable", "Number of claim files whose record is damaged.", damaged),
@@ -122,7 +122,7 @@ class NodeGauges(Collector):
         held_by_host = sorted(self.watch.host_pages.items())
         yield _gauge(
             "dra_numa_hugepages_held_by_host",
-            "Number of hugepages that are used outside pods.",
+            "Number of hugepages in use outside pods.",
             ["numa_node", "page_size"],
             (([str(node), kubernetes_page_size(size)], pages) for (node, size), pages in held_by_host),
         )

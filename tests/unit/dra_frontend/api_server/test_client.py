@@ -500,7 +500,7 @@ async def test_an_event_of_an_object_that_cannot_be_read_is_skipped(
     pair[0].fail_next(1, 200, verb="watch", body=f"{odd}\n{odd}\n{plain}\n{odd}\n")
     seen = [document["metadata"]["name"] async for _, document in pair[1].watch_labelled_claims("a/b", "1")]
     assert seen == ["plain"]
-    assert [one.message for one in caplog.records if one.name.startswith("dra")] == ["event of a watch skipped"]
+    assert [one.message for one in caplog.records if one.name.startswith("dra")] == ["watch event skipped"]
 
 
 @pytest.mark.parametrize("line", ["[" * 9000, "1e999", "<html>", '{"object": 1e999}'])

@@ -143,7 +143,7 @@ class Machine:
             self.report()
             await self.recover()
         assert {uid for uid in self.sizes if self.node.store.ledger.record(DRIVER, uid)} == self.promised
-        assert self.node.store.ledger.unanswered(DRIVER, besides="") == []
+        assert self.node.store.ledger.unanswered(DRIVER, ignoring="") == []
 
 
 @pytest.mark.parametrize("seed", range(25))

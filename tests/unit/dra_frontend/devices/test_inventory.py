@@ -227,8 +227,8 @@ def test_missing_resources_are_a_warning(keys: dict[str, Any], texts: list[str],
             "dra.memory",
             "reservedMemory: NUMA node 4 does not exist; this machine can have 0-1",
         ),
-        ({"groupBy": "l3"}, "dra.cpu", "groupBy: l3 is not known of this machine: /sys/map: odd"),
-        ({"groupBy": "socket"}, "dra.cpu", "groupBy: socket is not known of this machine: /sys/mask: odd"),
+        ({"groupBy": "l3"}, "dra.cpu", "groupBy: l3 cannot be determined on this machine: /sys/map: odd"),
+        ({"groupBy": "socket"}, "dra.cpu", "groupBy: socket cannot be determined on this machine: /sys/mask: odd"),
     ],
 )
 def test_an_impossible_configuration_disables_its_driver(keys: dict[str, Any], driver: str, text: str) -> None:

@@ -101,7 +101,7 @@ IDS = "topology/physical_package_id"
 @pytest.mark.parametrize(
     ("changes", "second", "doubt"),
     [
-        ({"cpu3/topology/package_cpus": "f0\n"}, 1, "cpu3/topology/package_cpus: does not name CPU 3 itself"),
+        ({"cpu3/topology/package_cpus": "f0\n"}, 1, "cpu3/topology/package_cpus: does not include CPU 3 itself"),
         ({f"cpu2/{IDS}": "1\n"}, 1, f"cpu2/{IDS}: says 1, but CPU 0 of the same package says otherwise"),
         ({"cpu3/topology": None}, 1, ""),
         (each("topology", None), 0, ""),
@@ -143,9 +143,9 @@ def test_cpus_without_an_l3_have_none_and_stay(changes: Changes, doubt: str) -> 
 @pytest.mark.parametrize(
     ("file", "text", "doubt"),
     [
-        ("shared_cpu_map", "03\n", "names CPU 0, which goes with other CPUs by another file"),
-        ("shared_cpu_map", "02\n", "goes with other CPUs by another file"),
-        ("shared_cpu_map", "0d\n", "does not name CPU 1 itself"),
+        ("shared_cpu_map", "03\n", "names CPU 0, which another file groups with different CPUs"),
+        ("shared_cpu_map", "02\n", "which another file groups with different CPUs"),
+        ("shared_cpu_map", "0d\n", "does not include CPU 1 itself"),
         ("shared_cpu_map", "zz\n", "'zz' is not a CPU mask"),
         ("level", "3a\n", "is not a number"),
         ("id", "-4\n", "is not a number"),

@@ -134,7 +134,7 @@ def allocate_cpus(
             raise no_cpu_device(result, inventory)
         count = cpu_count(result, device)
         requests.append(_Request(index, result.request, device, parameters[result.base], count))
-    choice = _Choice(uid, inventory, ledger, ledger.held_cpus(besides=uid))
+    choice = _Choice(uid, inventory, ledger, ledger.held_cpus(ignoring=uid))
     requests, chosen = choice.joined(requests, results, joins) if joins else (requests, choice.of_all(requests))
     return tuple(
         [
@@ -244,7 +244,7 @@ class _Choice:
         if cpu in mine:
             raise Refused(f"request {request.name}: CPU {cpu} is allocated to this claim twice")
         if cpu in self.held:
-            holder = self.ledger.cpu_holders(besides=self.uid)[cpu]
+            holder = self.ledger.cpu_holders(ignoring=self.uid)[cpu]
             raise Refused(
                 f"request {request.name}: CPU {cpu} is held by claim {holder}; "
                 "it becomes free when that claim is unprepared and its last container has ended"

@@ -38,7 +38,7 @@ def entitled_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
     found = own_cpus(report, ledger)
     for record, requests in _held(report, ledger):
         for beside in (record.pool_cpus[name] for name in requests if name in record.pool_cpus):
-            found |= beside.cpus - ledger.held_cpus(besides=record.claim.uid)
+            found |= beside.cpus - ledger.held_cpus(ignoring=record.claim.uid)
     return found
 
 

@@ -96,14 +96,14 @@ class Ledger:
         released = self.releasing.keys() | self.ended
         return {key: namespace for key, namespace in lost.items() if key not in released}
 
-    def unanswered(self, driver: str, besides: str) -> list[str]:
-        """Returns the UIDs of a driver's lost claims whose resources are unknown, sorted, without ``besides``.
+    def unanswered(self, driver: str, ignoring: str) -> list[str]:
+        """Returns the UIDs of a driver's lost claims whose resources are unknown, sorted, without ``ignoring``.
 
         The environment in a damaged file contains the resources, and so does the API server's response about a claim. A
         pending or failed query is not enough.
         """
         unknown = self.lost().keys() - self.files.keys() - self.answered.keys()
-        return sorted(uid for other, uid in unknown if other == driver and uid != besides)
+        return sorted(uid for other, uid in unknown if other == driver and uid != ignoring)
 
     def _cpu_sources(self) -> Iterator[tuple[str, frozenset[int]]]:
         for file in (*self.files.values(), *self.releasing.values()):
@@ -116,19 +116,19 @@ class Ledger:
             if use.driver == CPU_DRIVER:
                 yield use.uid, cpus
 
-    def cpu_holders(self, besides: str = "") -> dict[int, str]:
-        """Returns the UID of the claim that holds each CPU, ignoring the claim ``besides``. The lower UID wins a
+    def cpu_holders(self, ignoring: str = "") -> dict[int, str]:
+        """Returns the UID of the claim that holds each CPU, without the claim ``ignoring``. The lower UID wins a
         conflict.
         """
         held: dict[int, str] = {}
         for uid, cpus in sorted((source for source in self._cpu_sources() if source[1]), key=lambda source: source[0]):
-            for cpu in cpus if uid != besides else ():
+            for cpu in cpus if uid != ignoring else ():
                 held.setdefault(cpu, uid)
         return held
 
-    def held_cpus(self, besides: str = "") -> frozenset[int]:
-        """Returns the CPUs that any claim other than ``besides`` holds."""
-        return frozenset().union(*[cpus for uid, cpus in self._cpu_sources() if uid != besides])
+    def held_cpus(self, ignoring: str = "") -> frozenset[int]:
+        """Returns the CPUs that any claim other than ``ignoring`` holds."""
+        return frozenset().union(*[cpus for uid, cpus in self._cpu_sources() if uid != ignoring])
 
     def seen_cpus(self, uid: str) -> dict[str, frozenset[int]]:
         """Returns the CPUs by request of a claim without a readable record; the key is "" if the request is unknown.
@@ -146,8 +146,8 @@ class Ledger:
             seen.setdefault(request, cpus)
         return {request: cpus for request, cpus in seen.items() if cpus}
 
-    def claimed_bytes(self, besides: str = "", *, lost: bool = True) -> dict[str, int]:
-        """Returns the claimed bytes of each memory device, without those of the claim ``besides``.
+    def claimed_bytes(self, ignoring: str = "", *, lost: bool = True) -> dict[str, int]:
+        """Returns the claimed bytes of each memory device, without those of the claim ``ignoring``.
 
         A lost claim counts with the size that the API server reported. If the claim no longer exists there but a
         container of it still runs, the container's hugepage limits count on each of its NUMA nodes. ``lost=False``
@@ -155,12 +155,12 @@ class Ledger:
         """
         claimed: dict[str, int] = defaultdict(int)
         for file in (*self.files.values(), *self.releasing.values()):
-            for device, size in file.memory.items() if file.uid != besides else ():
+            for device, size in file.memory.items() if file.uid != ignoring else ():
                 claimed[device] += size
         for key in self.lost().keys() - self.files.keys() if lost and self.answered else ():
-            for device, size in self.answered.get(key, {}).items() if key[1] != besides else ():
+            for device, size in self.answered.get(key, {}).items() if key[1] != ignoring else ():
                 claimed[device] += size
-        strays = {r.id: r for r, use, _ in self._strays() if self._counts_by_limits(use) and use.uid != besides}
+        strays = {r.id: r for r, use, _ in self._strays() if self._counts_by_limits(use) and use.uid != ignoring}
         for report in strays.values():
             for device, size in _hugepages(report):
                 claimed[device] += size
@@ -170,11 +170,11 @@ class Ledger:
         """Returns True for a memory claim without a file whose size the API server has not reported."""
         return use.driver == MEMORY_DRIVER and not self.answered.get((use.driver, use.uid))
 
-    def protected_bytes(self, besides: str = "") -> dict[int, int]:
+    def protected_bytes(self, ignoring: str = "") -> dict[int, int]:
         """Returns the bytes by NUMA node that claims protect from reclaim."""
         total: dict[int, int] = defaultdict(int)
         for file in (*self.files.values(), *self.releasing.values()):
-            if file.record is not None and file.uid != besides:
+            if file.record is not None and file.uid != ignoring:
                 for node, size in protected_bytes(file.record).items():
                     total[node] += size
         return dict(total)

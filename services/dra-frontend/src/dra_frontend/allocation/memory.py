@@ -7,9 +7,8 @@ amounts fit next to all other claims, and that pages on demand exist:
   unclaimed = device amount - bytes of other records - bytes of lost claims (as the API server reports them)
   on demand: the claimed bytes including this claim must not exceed the pages that the kernel has allocated
 
-While the size of a lost hugepage claim is unknown, no other claim gets hugepages, since any page may belong to it.
-Plain memory may be overcommitted by the device's own rules and is not checked here, except for the share of a NUMA node
-that claims may protect from reclaim.
+While the size of a lost hugepage claim is unknown, no other claim gets hugepages, since any page may belong to it. For
+plain memory the scheduler's decision is final: only the amount that claims protect from reclaim is limited here.
 """
 
 from collections.abc import Sequence
@@ -66,7 +65,7 @@ def allocate_memory(
     A claim whose lost record is rebuilt (``rebuilding``) must fit next to all records. It does not wait for other lost
     claims, because two of them would wait for each other.
     """
-    claimed = ledger.claimed_bytes(besides=uid, lost=not rebuilding)
+    claimed = ledger.claimed_bytes(ignoring=uid, lost=not rebuilding)
     devices = [memory_device(result, inventory, gone=_is_reserved(result, inventory)) for result in results]
     allocated = held_memory(results, inventory)
     if any(part.hugepages for part in allocated) and not rebuilding:
@@ -105,7 +104,7 @@ def _is_reserved(result: AllocationResult, inventory: Inventory) -> bool:
 
 def _check_lost(uid: str, ledger: Ledger) -> None:
     """Raises Refused while the hugepages of a lost claim are unknown: any page may be one of them."""
-    if lost := ledger.unanswered(MEMORY_DRIVER, besides=uid):
+    if lost := ledger.unanswered(MEMORY_DRIVER, ignoring=uid):
         raise Refused(
             f"no hugepages are allocated while the record of claim {lost[0]} is being rebuilt; this is retried. If it "
             "lasts, the log of dra-frontend contains the reason (lost record not rebuilt); deleting the pod of that "
@@ -121,7 +120,7 @@ def _check_lost(uid: str, ledger: Ledger) -> None:
 def check_protection(record: AllocationRecord, inventory: Inventory, ledger: Ledger, largest: float) -> None:
     """Raises Refused if claims would protect more than the fraction ``largest`` of a NUMA node's memory."""
     wanted = protected_bytes(record)
-    protected = ledger.protected_bytes(besides=record.claim.uid) if wanted else {}
+    protected = ledger.protected_bytes(ignoring=record.claim.uid) if wanted else {}
     for number, size in wanted.items():
         node = inventory.machine.numa_nodes.get(number)
         limit = int(node.memory_bytes * largest) if node else 0

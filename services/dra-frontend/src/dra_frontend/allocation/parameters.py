@@ -61,7 +61,7 @@ class Section(Fields):
     ONCE: ClassVar[frozenset[str]] = frozenset()
     """Fields that may only be set in the claim, once for each request."""
     FORMER: ClassVar[tuple[FormerName, ...]] = ()
-    """Former names of fields and of their words."""
+    """Former names of fields and of their values."""
 
     sharing: Literal["container", "pod"] | None = None
 
@@ -218,7 +218,7 @@ def _read(config: OpaqueConfig) -> Section:
 
 
 def _place(section: type[Section], fields: Any, location: Sequence[int | str]) -> list[str]:
-    """Returns the keys that lead to a fault. A former key is named as it was given."""
+    """Returns the keys that lead to a fault. A former key is named as the user wrote it."""
     former = present_names(fields, section.FORMER).former if isinstance(fields, dict) else {}
     return [_key(former.get(str(key), key)) for key in location]
 

@@ -97,4 +97,4 @@ def shares(target: PoolTarget, outcome: PoolOutcome) -> Iterator[tuple[Key, str,
 
 def has_unknown_pages(ledger: Ledger) -> bool:
     """Returns True if pages may belong to a claim whose record was lost."""
-    return ledger.unlisted or bool(ledger.unanswered(MEMORY_DRIVER, besides=""))
+    return ledger.unlisted or bool(ledger.unanswered(MEMORY_DRIVER, ignoring=""))

@@ -53,9 +53,9 @@ def read_object(call: Call, data: bytes, kind: str) -> Document:
     """Returns the requested object. Raises UnavailableError for anything else."""
     document: Document = _parsed(call, data)
     if not _is_usable(kind, document) or document.get("kind") != kind:
-        raise UnavailableError(call.operation, f"the answer is not a {kind}; is this an API server?")
+        raise UnavailableError(call.operation, f"the response is not a {kind}; is this an API server?")
     if call.name and document["metadata"]["name"] != call.name:
-        raise UnavailableError(call.operation, f"the answer is another {kind}; is this an API server?")
+        raise UnavailableError(call.operation, f"the response is a different {kind}; is this an API server?")
     return document
 
 
@@ -65,7 +65,7 @@ def read_list(call: Call, data: bytes, kind: str) -> tuple[list[Document], Docum
     document = _parsed(call, frame)
     metadata = document.get("metadata") if isinstance(document, dict) and document.get("items") in ([], None) else None
     if not isinstance(metadata, dict) or document.get("kind") != f"{kind}List":
-        raise UnavailableError(call.operation, f"the answer is not a list of {kind}; is this an API server?")
+        raise UnavailableError(call.operation, f"the response is not a list of {kind}; is this an API server?")
     items = []
     for text in texts:
         with suppress(MalformedError):
@@ -153,8 +153,8 @@ def _parsed(call: Call, data: bytes) -> Any:
         return parse_json(data, MAX_BYTES, "answer", call.operation)
     except MalformedError as error:
         if error.reason == TOO_DEEP or _is_json(data):
-            raise UnreadableError(call.operation, f"the answer {error.reason}") from error
-        raise UnavailableError(call.operation, f"the answer {error.reason}; is this an API server?") from error
+            raise UnreadableError(call.operation, f"the response {error.reason}") from error
+        raise UnavailableError(call.operation, f"the response {error.reason}; is this an API server?") from error
 
 
 def _is_json(data: bytes) -> bool:

@@ -302,7 +302,7 @@ class KubeClient:
                     event = read_event(call, line, kind)
                 except UnreadableError as error:
                     begin = shown(line[:400].decode(errors="replace"), 300)
-                    self._skipped.warn("event of a watch skipped", {"event": begin, "error": str(error)})
+                    self._skipped.warn("watch event skipped", {"event": begin, "error": str(error)})
                     continue
                 yield event
 

@@ -44,7 +44,7 @@ _KIND: Final = "backend state"
 _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MANAGERS: Final = ("cpu", "memory")
 _STATIC_MANAGER: Final = (
-    "Guaranteed pods may be assigned CPUs of claims and then run in the shared pool instead; claims keep their CPUs:  "
+    "Guaranteed pods may be assigned CPUs of claims and then run in the shared pool instead; claims keep their CPUs: "
     "the kubelet's static {} manager or another NRI plugin assigns CPUs or NUMA nodes to containers; set "
     "cpuManagerPolicy: none and memoryManagerPolicy: None, or remove the plugin"
 )

@@ -304,7 +304,7 @@ class Transaction:
         known = Ledger(self._files.view.files, self.releasing, self.containers)
         vanished = [(key, file) for key, file in self.vanished.items() if file.cpus and self.certain]
         for key, file in vanished:
-            others = known.held_cpus(besides=file.uid).union(*(other.cpus for at, other in vanished if at != key))
+            others = known.held_cpus(ignoring=file.uid).union(*(other.cpus for at, other in vanished if at != key))
             running = frozenset[int]().union(*known.seen_cpus(file.uid).values())
             taken = file.cpus & others - running
             if taken and (running or not known.users(file.uid)):

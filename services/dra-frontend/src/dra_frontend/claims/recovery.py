@@ -209,7 +209,7 @@ class Recovery:
         if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
             await self._store.transact(partial(_give_up, keys=[key]))
             return
-        mapped = self._config.publish_node_allocatable_resource_mapping  # as in NodeClaims
+        mapped = self._config.publish_node_allocatable_resource_mapping  # like NodeClaims
         counted = mapped and await self._kubelet.counts_claims(driver)
         parsed = parse_driver_claim(view, driver, self._devices.inventory, self._config, counted=counted)
         # Compared by identity, since two consecutive reports may be equal.

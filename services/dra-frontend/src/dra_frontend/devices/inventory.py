@@ -193,7 +193,10 @@ def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
         there = f"does not exist; this machine can have {format_cpu_list(possible)}"
         yield CPU_DRIVER, f"reservedCPUs: CPU {format_cpu_list(missing)} {there}"
     elif config.cpu_device_mode == "grouped" and config.group_by in machine.doubts:
-        yield CPU_DRIVER, f"groupBy: {config.group_by} is not known of this machine: {machine.doubts[config.group_by]}"
+        yield (
+            CPU_DRIVER,
+            f"groupBy: {config.group_by} cannot be determined on this machine: {machine.doubts[config.group_by]}",
+        )
     if absent := {entry.numa_node for entry in config.reserved_memory} - nodes:
         there = f"does not exist; this machine can have {format_cpu_list(nodes)}"
         yield MEMORY_DRIVER, f"reservedMemory: NUMA node {format_cpu_list(absent)} {there}"

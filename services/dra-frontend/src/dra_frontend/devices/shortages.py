@@ -66,7 +66,9 @@ class Shortages:
             known.in_a_row += 1
             known.until = now + min(FIRST_SECONDS * 2 ** (known.in_a_row - 1), MAX_SECONDS)
         minutes = round((known.until - now) / 60)
-        self._set(device, Shortage(ShortageKind.GROWTH_FAILED, f"{text}; new claims are kept away for {minutes} min"))
+        self._set(
+            device, Shortage(ShortageKind.GROWTH_FAILED, f"{text}; new claims avoid the device for {minutes} min")
+        )
 
     def growth_succeeded(self, device: str) -> None:
         """Records that the kernel found all pages that a device needed."""

@@ -72,7 +72,7 @@ class HealthBoard:
             self._news = asyncio.Event()
 
     def close(self) -> None:
-        """Ends every stream regularly."""
+        """Ends every stream normally."""
         self._closed = True
         self._news.set()
 

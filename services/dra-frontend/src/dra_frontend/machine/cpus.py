@@ -48,16 +48,16 @@ def read_online(reader: Reader) -> Online:
     """Returns online and offline CPUs. Raises HostTreeError if two files disagree about a CPU."""
     present = reader.names(CPU_DIRECTORY, r"cpu(\d+)")
     if not present:
-        raise HostTreeError(CPU_DIRECTORY, "has no cpu directory: this is not a sysfs, or it is not mounted here")
+        raise HostTreeError(CPU_DIRECTORY, "contains no CPU directory: sysfs is not mounted here")
     path = f"{CPU_DIRECTORY}/online"
     listed = reader.cpu_list(path)
     by_directory = frozenset(cpu for cpu in present if _is_online(reader, cpu, listed))
     if listed is None:
         listed, path = by_directory, CPU_DIRECTORY
     if not listed:
-        raise HostTreeError(path, "names no online CPU")
+        raise HostTreeError(path, "contains no online CPU")
     for cpu in sorted(listed - set(present)):
-        raise HostTreeError(path, f"names CPU {cpu}, which has no directory {CPU_DIRECTORY}/cpu{cpu}")
+        raise HostTreeError(path, f"lists CPU {cpu}, which has no directory {CPU_DIRECTORY}/cpu{cpu}")
     for cpu in sorted(listed ^ by_directory):
         raise HostTreeError(path, f"and {CPU_DIRECTORY}/cpu{cpu} disagree whether CPU {cpu} is online")
     isolcpus = reader.cpu_list(f"{CPU_DIRECTORY}/isolated") or frozenset()
@@ -76,7 +76,7 @@ def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
     has_topology = reader.all_names(f"{CPU_DIRECTORY}/cpu{cpu}/topology") is not None
     others_have = reader.all_names(f"{CPU_DIRECTORY}/cpu0/topology") is not None
     if listed is None and flag != "0" and others_have and not has_topology:
-        raise HostTreeError(path, f"does not say that CPU {cpu} is offline, but it has no topology directory")
+        raise HostTreeError(path, f"does not show CPU {cpu} as offline, although it has no topology directory")
     return flag != "0" if listed is None else has_topology
 
 
@@ -131,13 +131,13 @@ def _siblings(reader: Reader, online: frozenset[int], files: Mapping[int, Files]
         if siblings is None:
             continue
         if cpu not in siblings:
-            raise HostTreeError(path, f"does not name CPU {cpu} itself")
+            raise HostTreeError(path, f"does not include CPU {cpu} itself")
         if siblings in known:
             continue
         known[siblings] = group = siblings & online
         for other in sorted(group):
             if groups.setdefault(other, group) != group:
-                raise HostTreeError(path, f"names CPU {other}, which goes with other CPUs by another file")
+                raise HostTreeError(path, f"includes CPU {other}, which another file groups with different CPUs")
     return groups
 
 
@@ -180,7 +180,7 @@ def _l3_set(reader: Reader, cpu: int, directory: str) -> frozenset[int] | None:
         return None
     siblings, path = found
     if cpu not in siblings:
-        raise HostTreeError(path, f"does not name CPU {cpu} itself")
+        raise HostTreeError(path, f"does not include CPU {cpu} itself")
     return siblings
 
 
@@ -202,7 +202,9 @@ def _by_majority(sets: Mapping[int, Group], usable: frozenset[int]) -> Groups:
 def _contradiction(directory: str, sets: Mapping[int, Group], cpu: int) -> str:
     other = next((one for one in sorted(sets[cpu]) if sets.get(one) != sets[cpu]), cpu)
     return str(
-        HostTreeError(f"{directory}/shared_cpu_map", f"names CPU {other}, which goes with other CPUs by another file")
+        HostTreeError(
+            f"{directory}/shared_cpu_map", f"includes CPU {other}, which another file groups with different CPUs"
+        )
     )
 
 

@@ -21,7 +21,7 @@ def read_nodes(reader: Reader, online: frozenset[int]) -> dict[int, NumaNode]:
     present = list(reader.names(NODE_DIRECTORY, r"node(\d+)") or ())
     listed = reader.cpu_list(f"{NODE_DIRECTORY}/online") or frozenset()
     for node in sorted(listed - set(present)):
-        raise HostTreeError(f"{NODE_DIRECTORY}/online", f"names node {node}, which has no directory")
+        raise HostTreeError(f"{NODE_DIRECTORY}/online", f"lists node {node}, which has no directory")
     memory = read_node_memory(reader)
     normal = reader.cpu_list(f"{NODE_DIRECTORY}/has_normal_memory")
     if not present:
@@ -68,7 +68,7 @@ def _read_node_cpus(reader: Reader, nodes: list[int], online: frozenset[int]) ->
             cpus[node] = found
             seen |= found
         elif found not in cpus.values():
-            raise HostTreeError(f"{NODE_DIRECTORY}/node{node}/cpumap", "names CPUs that another node has, too")
+            raise HostTreeError(f"{NODE_DIRECTORY}/node{node}/cpumap", "contains CPUs of another node")
         # Otherwise, broken firmware assigned the same CPUs to every node; like hwloc, use only the first of these
         # nodes.
     for cpu in sorted(online - seen):
@@ -86,7 +86,7 @@ def _node_cpu_files(reader: Reader, directory: str, online: frozenset[int]) -> f
     if cpus is None:
         raise HostTreeError(f"{directory}/cpumap", "is missing: the CPUs of the node are unknown")
     if by_list is not None and by_list & online != cpus & online:
-        raise HostTreeError(f"{directory}/cpulist", "and cpumap beside it disagree")
+        raise HostTreeError(f"{directory}/cpulist", "and cpumap contradict each other")
     return cpus & online
 
 
@@ -123,7 +123,9 @@ def _read_hugepages(reader: Reader, directory: str) -> tuple[HugepagePool, ...]:
         if total is None or free is None:
             raise HostTreeError(f"{path}/{'nr' if total is None else 'free'}_hugepages", "is missing")
         if (surplus or 0) > total:
-            raise HostTreeError(f"{path}/surplus_hugepages", f"says {surplus}, of {total} pages in all")
+            raise HostTreeError(
+                f"{path}/surplus_hugepages", f"contains {surplus}, more than the {total} pages in total"
+            )
         pools.append(HugepagePool(kilobytes << 10, total, free, surplus or 0))
     return tuple(pools)
 
@@ -134,7 +136,7 @@ def _read_distances(reader: Reader, path: str, nodes: list[int]) -> dict[int, in
         return {}
     words = text.split()
     if not all(re.fullmatch(r"\d{1,9}", word, re.ASCII) for word in words):
-        raise HostTreeError(path, f"{shown(text, 40)} is not a row of distances")
+        raise HostTreeError(path, f"{shown(text, 40)} is not a list of distances")
     if len(words) < len(nodes):
         raise HostTreeError(path, f"has {len(words)} distances for {len(nodes)} nodes")
     # More columns than nodes: a node was removed in the meantime, and its column is unknown.

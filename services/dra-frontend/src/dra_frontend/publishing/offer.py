@@ -8,7 +8,7 @@ and reported as unhealthy, so that the scheduler and the kubelet react:
   claims hold more than the device has    yes                           Unhealthy
   a CPU of a claim is offline             if claims then exceed it      Unhealthy
   hardware errors above the limit         yes                           Unhealthy
-  hugepages on demand cannot be made      yes                           unchanged
+  hugepages on demand are not available   yes                           unchanged
   enforcement: observe                    yes (attribute and taint)     unchanged
 
 A device that no longer exists stays published, without capacity, as long as a claim holds a part of it.

@@ -64,8 +64,8 @@ def _same(desired: Document, stored: Document, accepted: tuple[Document, Documen
 def canonical(value: Any) -> Any:
     """Returns a spec without its pool in a form in which ``==`` means that consumers see no difference.
 
-    Nil equals empty, devices are in order, and quantities are canonical text on both sides. The server sets the time at
-    which a taint was added. Documents of other writers may contain anything.
+    Nil equals empty, devices are in order, and quantities are canonical text on both sides. The time at which a taint
+    was added is ignored, since the server sets it. Documents of other writers may contain anything.
     """
     if isinstance(value, dict):
         inner = {key: canonical(one) for key, one in value.items() if key not in ("pool", "timeAdded")}

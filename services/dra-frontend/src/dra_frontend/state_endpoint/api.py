@@ -52,17 +52,17 @@ _GENERATING: Final = Lock()
 _RECORDS_PARAMETERS: Final = [
     {"name": name, "in": "query", "required": False, "description": text, "schema": {"type": "integer"}}
     for name, text in (
-        ("after", "Generation of the records that the reader knows."),
+        ("after", "Latest generation known to the reader."),
         (
             "wait",
-            f"Seconds to wait for a change, {RECORDS_WAIT_SECONDS} by default and {MAX_RECORDS_WAIT_SECONDS} at most.",
+            f"Seconds to wait for a change, by default {RECORDS_WAIT_SECONDS}, at most {MAX_RECORDS_WAIT_SECONDS}.",
         ),
     )
 ]
 _TEXT: Final = (
     "JSON documents about one node, served on a unix socket of the node: "
     "`curl --unix-socket /run/dra-driver-numa/state.sock http://node/v1/cpus`. "
-    "Readers must ignore fields that they do not know, and treat an unknown word of a field as an unknown value."
+    "Readers must ignore fields that they do not know, and treat an unknown value of a field as unknown."
 )
 _REPORT_ERRORS: Final = {
     400: "The connection ended before the body was complete.",
@@ -72,8 +72,8 @@ _REPORT_ERRORS: Final = {
     503: "Other large bodies are being read.",
 }
 _PROBES: Final = {
-    "/healthz": "`ok` while the process works.",
-    "/readyz": "`ok`, or with status 503 the reasons why the pod is not ready, one a line; then warnings.",
+    "/healthz": "`ok` while the process is running.",
+    "/readyz": "`ok`, or with status 503 the reasons why the pod is not ready, one per line, followed by warnings.",
     "/metrics": "Metrics in the text format of Prometheus.",
 }
 
@@ -157,7 +157,7 @@ def _views(state: StateSource) -> dict[str, _View]:
             sparse=True,
         ),
         "containers": _View(
-            "All containers that the backend knows.",
+            "All containers reported by the backend.",
             list[ContainerReport],
             lambda: list(backend.containers.values()),
         ),
@@ -168,7 +168,7 @@ def _views(state: StateSource) -> dict[str, _View]:
             exclude={"status": {"metrics"}},
         ),
         "status": _View(
-            "Whether the driver works on this node, and what is wrong.",
+            "Readiness of the driver on this node, with problems and warnings.",
             StatusDocument,
             lambda: status_view(state),
         ),
@@ -178,7 +178,7 @@ def _views(state: StateSource) -> dict[str, _View]:
             lambda: version_view(state.node, state.instance),
         ),
         "quarantine": _View(
-            "Unusable files of the CDI directory: the reason by file name.", dict[str, str], lambda: store.quarantined
+            "Unusable files in the CDI directory: reasons by file name.", dict[str, str], lambda: store.quarantined
         ),
     }
 
@@ -268,7 +268,7 @@ def _add_endpoints(app: FastAPI, state: StateSource) -> None:
     for path, make in {**probe_endpoints(state), **browser_endpoints(state)}.items():
         show = _answering(make)
         if path == "/v1/node":
-            text = "The node as the page draws it."
+            text = "The document that the page displays."
             app.add_api_route(path, show, name="node", description=text, response_model=NodeDocument)
         else:
             app.add_api_route(

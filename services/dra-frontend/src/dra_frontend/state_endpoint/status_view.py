@@ -105,6 +105,6 @@ def _container_problems(containers: Iterable[ContainerReport]) -> Iterator[Notic
             cause = known_code(one.refused_code)
             yield Notice(code=StatusCode.CONTAINER_REFUSED, cause=cause, subject=subject, text=text)
         elif one.fallback_reason:
-            text = f"the kernel does not keep the CPUs of {name}: {one.fallback_reason}"
+            text = f"the kernel does not isolate the CPUs of {name}: {one.fallback_reason}"
             cause = known_code(one.fallback_code)
             yield Notice(code=StatusCode.CPUS_KEPT_BY_POOL, cause=cause, subject=subject, text=text)

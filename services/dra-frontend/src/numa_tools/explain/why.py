@@ -59,7 +59,7 @@ def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> 
     if part.joined:
         joined = {one.attribute: list(one.values) for one in part.joined}
         found["joined"], device = joined, replace(device, cpus=narrowed(inventory, device, joined))
-    held = known.ledger.held_cpus(besides=uid) | (record.cpus_of() - part.cpus)
+    held = known.ledger.held_cpus(ignoring=uid) | (record.cpus_of() - part.cpus)
     found["taken"] = _taken(known, device, uid)
     found["free"] = format_cpu_list(device.cpus - held - part.cpus)
     found["places"] = _places(inventory, device, held, part.cpus, parameters)
@@ -75,9 +75,9 @@ def _of_another_release(parameters: CpuParameters) -> bool:
     return False
 
 
-def _taken(known: Known, device: CpuDevice, besides: str) -> list[dict[str, str]]:
+def _taken(known: Known, device: CpuDevice, ignoring: str) -> list[dict[str, str]]:
     by_claim: dict[str, set[int]] = {}
-    for cpu, uid in known.ledger.cpu_holders(besides=besides).items():
+    for cpu, uid in known.ledger.cpu_holders(ignoring=ignoring).items():
         if cpu in device.cpus:
             by_claim.setdefault(uid, set()).add(cpu)
     return [{"claim": claim_name(known, uid), "cpus": format_cpu_list(cpus)} for uid, cpus in by_claim.items()]

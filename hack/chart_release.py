@@ -31,7 +31,7 @@ _HEADER: Final = "# SPDX-License-Identifier: Apache-2.0\n"
 
 
 def prepare(directory: Path, repository: str, registry: str) -> Path:
-    """Copies the chart below a directory and completes it. Returns the copy."""
+    """Copies the chart into a directory, completes it, and returns the copy."""
     copy = directory / CHART.name
     shutil.copytree(CHART, copy)
     metadata = yaml.safe_load((copy / "Chart.yaml").read_text())

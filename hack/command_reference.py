@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the reference page of all commands, ``docs/command-reference.md``, from the parsers of their arguments.
+"""Generates ``docs/command-reference.md``, the reference page of all commands, from their argument parsers.
 
-``python -m hack.command_reference`` writes it; with ``--check`` it compares instead, and fails if the file differs.
+``python -m hack.command_reference`` writes it. With ``--check`` it fails if the file differs.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of metrics in ``docs/metrics.md`` from the metrics of both services: name, type, labels, help text.
+"""Generates the tables of metrics in ``docs/metrics.md`` from the metrics of both services: name, type, labels, help
+text.
 
-``python -m hack.metrics_tables`` writes them; with ``--check`` it compares instead, and fails if the page differs.
+``python -m hack.metrics_tables`` writes them. With ``--check`` it fails if the page differs.
 """
 
 import sys
@@ -60,7 +61,7 @@ def of_backend() -> Iterator[Metric]:
 
 
 def table(metrics: Iterator[Metric]) -> str:
-    """Returns the table of a service, in the order of names."""
+    """Returns the table of a service, sorted by name."""
     rows = ["| name | type, labels | meaning |", "|---|---|---|"]
     for one in sorted(metrics):
         name = f"{one.name}_total" if one.kind == "counter" else one.name

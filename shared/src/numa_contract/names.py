@@ -226,16 +226,16 @@ def pool_socket_path(run_directory: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FormerName:
-    """A key that has a new name, or some of its words have, or both."""
+    """A key that was renamed, or some of whose values were, or both."""
 
     old: str
-    """The former key, or the present one if only words have new names."""
+    """The former key, or the current one if only values were renamed."""
     new: str
-    """The present key."""
+    """The current key."""
     words: Mapping[str | bool, str] = field(default_factory=dict)
-    """Present words by former word."""
+    """Current values by former value."""
     inside: str = ""
-    """The former value is a map, and this is its only key: its value is that of the present key."""
+    """If the former value is a map, its only key, whose value belongs to the current key."""
 
     @property
     def path(self) -> str:
@@ -249,13 +249,13 @@ FORMER_PARAMETERS: Final = (
     # YAML 1.1 reads "off" as the boolean false unless it is quoted.
     FormerName("quota", "quota", {"off": "lift", False: "lift"}),
 )
-"""Fields of ``cpuConfig``."""
+"""Former names of fields in ``cpuConfig``."""
 FORMER_SETTINGS: Final = (
     FormerName("sharedPool", "poolGrowth", inside="grow"),
     FormerName("minSharedCPUs", "withheldCPUs"),
     FormerName("irqs", "irqs", {"leave": "keep"}),
 )
-"""Keys of ``driverConfig``."""
+"""Former names of keys in ``driverConfig``."""
 
 
 @dataclass(slots=True)
@@ -264,21 +264,22 @@ class PresentNames:
 
     document: dict[Any, Any]
     former: dict[str, str] = field(default_factory=dict)
-    """Former keys that the document contains, by present key."""
+    """Former keys in the document, by current key."""
     words: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Former and present word of values that were replaced, by present key."""
+    """Former and current value of each replaced value, by current key."""
     faults: list[tuple[str, str]] = field(default_factory=list)
     """Key and reason for each former name that cannot be replaced. The document then lacks its value."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A text for each former name that was replaced."""
+        """Warnings, one for each former name that was replaced."""
         keys = [f"{old}: is the former name of {new}" for new, old in self.former.items()]
         return (*keys, *(f"{key}: {old} is the former word for {new}" for key, (old, new) in self.words.items()))
 
 
 def present_names(document: Mapping[Any, Any], names: Iterable[FormerName]) -> PresentNames:
-    """Returns a copy of a document in which former keys and words are replaced. A key whose value is null is absent."""
+    """Returns a copy of a document in which former keys and values are replaced. A key with the value null is
+    absent."""
     present = PresentNames(dict(document))
     for name in names:
         value = present.document.pop(name.old, None)

@@ -194,7 +194,7 @@ class Metric(Document):
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets in the metric's unit, ascending, without infinity."""
     samples: tuple[MetricSample, ...] = ()
-    """The time series."""
+    """Time series of the metric."""
 
 
 class ContainerChanges(Document):

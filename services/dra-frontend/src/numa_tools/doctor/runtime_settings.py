@@ -45,7 +45,7 @@ class RuntimeConfig:
     """Settings of the runtime that the kubelet uses."""
 
     software: str
-    """CONTAINERD or CRI_O."""
+    """Name of the runtime, CONTAINERD or CRI_O."""
     source: str
     """Source of the settings, for messages."""
     command: str

@@ -31,7 +31,7 @@ _DEFINITIONS: Final = ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass", 
 _IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
 _NODE_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 Name = tuple[str, str]
-"""Namespace and name."""
+"""Namespace and name of an object."""
 
 
 @dataclass(frozen=True, slots=True)

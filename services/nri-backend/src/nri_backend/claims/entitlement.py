@@ -73,9 +73,9 @@ class Counted:
 
     cpus: int = 0
     memory: int = 0
-    """Bytes."""
+    """Memory in bytes."""
     hugepages: Mapping[int, int] = field(default_factory=dict)
-    """Bytes by page size in bytes."""
+    """Hugepages in bytes, by page size in bytes."""
 
 
 NOT_COUNTED: Final = Counted()
@@ -122,7 +122,7 @@ class Held:
     record: AllocationRecord
     requests: tuple[str, ...]
     key: ClaimKey = field(init=False, repr=False, compare=False)
-    """Driver and UID."""
+    """Driver and UID of the claim."""
     share: Share = field(init=False, repr=False, compare=False)
     """The share of these requests, computed once."""
 

@@ -70,7 +70,7 @@ class Observation:
     cpus: frozenset[int] | None = None
     """CPUs on which it may run: ``cpuset.cpus.effective``, or derived from ``cpuset.cpus`` (enforcement/apply.py)."""
     mems: frozenset[int] | None = None
-    """``cpuset.mems.effective``."""
+    """NUMA nodes of ``cpuset.mems.effective``."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
     """Limits that its claims have set, by file."""
     partition: PartitionKind = ""

@@ -53,7 +53,7 @@ class Desired:
     """The desired content of the files of one cgroup. A file whose value is empty here is not written."""
 
     cpus: frozenset[int] = frozenset()
-    """Value for ``cpuset.cpus``."""
+    """CPUs for ``cpuset.cpus``."""
     shown: frozenset[int] = frozenset()
     """Expected ``cpuset.cpus.effective`` after the write: ``cpus`` without offline CPUs."""
     own: frozenset[int] = frozenset()
@@ -74,7 +74,7 @@ class Desired:
     effective CPUs.
     """
     mems: frozenset[int] = frozenset()
-    """Value for ``cpuset.mems``."""
+    """NUMA nodes for ``cpuset.mems``."""
     files: Mapping[str, DesiredLimit] = field(default_factory=dict)
     """Desired limits by file."""
 
@@ -92,7 +92,7 @@ class Observed:
     cpus: frozenset[int] | None = None
     """CPUs on which the container may run: ``cpuset.cpus.effective``, or derived from ``cpuset.cpus``."""
     mems: frozenset[int] | None = None
-    """``cpuset.mems.effective``."""
+    """NUMA nodes of ``cpuset.mems.effective``."""
     configured: frozenset[int] | None = None
     """``cpuset.cpus``. It is read only if the effective set differs from the desired one or cannot be compared."""
     limits: Mapping[str, Limit] | None = None
@@ -135,7 +135,9 @@ class Plan:
 
     tracked: Tracked
     desired: Desired
-    """Without hugepage limits, which depend on the kubelet's limit of the pod; enforcement/apply.py adds them."""
+    """Desired cpuset and limits, without hugepage limits, which depend on the kubelet's limit of the pod;
+    enforcement/apply.py adds them.
+    """
     groups: Mapping[str, Raises | None] = field(default_factory=dict)
     """Raises to apply first in the cgroups above, by path; None for a cgroup that does not belong to a pod any more."""
     claimed: Mapping[int, int] | None = None
@@ -310,7 +312,7 @@ def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str,
 
     The value is None for a cgroup that does not belong to its pod any more; its limits are not changed.
     """
-    # For a pod's cgroup its own containers suffice, and to go through all containers of the node would slow each start.
+    # A pod's cgroup depends on its own containers only; a loop over all containers of the node would slow each start.
     whose = (
         state
         if None in groups.values()

@@ -132,7 +132,7 @@ class ChangeLog:
         self.count = 0
         """Number of changes of single containers and rejected attempts so far."""
         self.end_idle: Callable[[], object] | None = None
-        """Called after each change while the audit has its idle pace, else None."""
+        """Function to call after each change while the audit has its idle pace, else None."""
         self._changed = changed
         self._ids = deque[str](maxlen=MAX_TOUCHED)
         """Ids of the containers and attempts of the latest changes, oldest first."""
@@ -178,7 +178,7 @@ class NodeState:
 
         It stays set even if the CPUs return, since the kernel's list of partitions is damaged."""
         self.pool_changed: Callable[[], object] = lambda: None
-        """Called after the shared pool has changed."""
+        """Function to call after the shared pool has changed."""
         self._replacing = False
         """True while all containers are replaced: the pool is then computed once and not for each container."""
 

@@ -371,7 +371,7 @@ def _pod_own(
     sizes = {hugepage_files(size)[0]: size for size in plan.page_sizes}
     if original is None or not original.keys() >= sizes.keys():
         original = tree.read_limits(path, sizes)
-        # A raise adds no limit and lowers none. So if there is no limit, or if it is 0, that is the original one.
+        # A raise neither adds nor lowers a limit, so a missing limit or a limit of 0 is the original one.
         if any(original.values()):
             noted = notes.load(path)
             original = {file: own_limit(limit, noted.get(file)) for file, limit in original.items()}

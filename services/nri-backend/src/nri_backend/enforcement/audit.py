@@ -111,7 +111,7 @@ class Schedule:
     idle: bool = False
     """True if ``tick`` is IDLE_SECONDS after the last one."""
     idle_changed: IdleChanged = lambda **_: None
-    """Called when the idle pace begins or ends."""
+    """Callback for when the idle pace begins or ends."""
     online: frozenset[int] = frozenset()
     """Online CPUs at the last tick."""
 
@@ -153,7 +153,7 @@ class GroupAuditor:
         self, state: NodeState, reconciler: Reconciler, count_repairs: Callable[[Iterable[Outcome]], None]
     ) -> None:
         self.problems: dict[str, Problem] = {}
-        """Problems by cgroup."""
+        """Problems by the path of the cgroup."""
         self._state = state
         self._reconciler = reconciler
         self._count_repairs = count_repairs

@@ -333,7 +333,7 @@ class Enforcer:
         return tracked_as(pod, container, requested=requested, include_claims=include_claims, own_pod=own_pod)
 
     async def _count_kills_of(self, tracked: Tracked) -> None:
-        """Begins to attribute kills to a container whose process has not run, without the earlier ones in its pod."""
+        """Starts to count the kills of a container whose process has not run. Earlier kills in its pod are excluded."""
         if (pod := self._kills.pods.get(tracked.identity.pod.uid)) is None:
             # The audit has not read the pod since the container was created.
             await self._kills.look([tracked.identity.pod.uid])

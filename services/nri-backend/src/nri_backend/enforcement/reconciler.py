@@ -285,7 +285,7 @@ class Reconciler:
         """Stores a job's observation of a running container in the state."""
         if (seen := outcome.observed) is None:
             if tracked.phase in ENDED:
-                # reap() decides about an ended container.
+                # reap() decides whether processes of an ended container are left.
                 return
             identity = tracked.identity
             ran = tracked.phase is Phase.RUNNING and identity.cgroup and identity.evidence != NO_EVIDENCE

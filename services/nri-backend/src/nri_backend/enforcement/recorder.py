@@ -77,7 +77,7 @@ class EnforcementRecord(BaseModel):
 
     version: int = VERSION
     container: str
-    """Container id."""
+    """ID of the container."""
     name: str = ""
     pod: Pod = Pod("", "", "", "", "")
     cgroup: str = ""

@@ -49,8 +49,8 @@ class _Job(Generic[Result]):
     steps: Sequence[Step[Result]]
     clock: Callable[[], float]
     late: Callable[[list[Result]], object] | None
-    """Called with the result of the current step if the worker continues without the job; None if the caller waits for
-    it.
+    """Function to call with the result of the current step if the worker continues without the job; None if the caller
+    waits for it.
     """
     results: list[Result] = field(default_factory=list)
     """Results that the caller has not taken yet, in order."""

@@ -33,9 +33,9 @@ class Resources:
     """CFS quota in microseconds per period; -1 is unlimited."""
     cpu_period: int | None = None
     memory_limit: int | None = None
-    """Bytes."""
+    """Memory limit in bytes."""
     hugepage_limits: dict[str, int] = field(default_factory=dict)
-    """Bytes by OCI page size (``2MB``, ``1GB``)."""
+    """Hugepage limits in bytes, by OCI page size (``2MB``, ``1GB``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class MemoryPolicy:
     """NUMA policy of the container's first process and the processes that it forks (set_mempolicy(2))."""
 
     mode: str
-    """``preferred`` or ``interleave``."""
+    """Mode, ``preferred`` or ``interleave``."""
     nodes: frozenset[int]
 
 
@@ -111,7 +111,7 @@ class LinkStatus:
     runtime_name: str = ""
     runtime_version: str = ""
     nri_version: str = ""
-    """Empty for runtimes before NRI 0.12, which do not report it."""
+    """NRI version of the runtime. Empty before NRI 0.12, which introduced the report."""
     request_timeout: float | None = None
     """Seconds that the runtime waits for a hook, or None if it does not report that."""
     registration_timeout: float | None = None

@@ -13,9 +13,9 @@ ticks of up to 10 ms, so two changes within one tick have the same stamp:
   stamp             t              t            t+1        B is invisible if the scan trusted the stamp t
 
 Therefore the coarse clock from which stamps are taken is read before each scan. A stamp that is older than this reading
-cannot be reused by a later change, so it proves that nothing has changed. Neither can a stamp in the far future, left
-by a clock that was set back. Any other stamp proves nothing, and the directory is scanned again (timekeeping.rst,
-ktime_get_coarse_real_ts64; multigrain stamps are never older).
+cannot be reused by a later change, so as long as it stays the same, nothing has changed. The same holds for a stamp far
+in the future, which remains if the clock was set back. Any other stamp proves nothing, and the directory is scanned
+again (timekeeping.rst, ktime_get_coarse_real_ts64; multigrain stamps are never older).
 """
 
 import asyncio

@@ -6,9 +6,9 @@ The search is depth first over the requests of all claims in order. For each req
 the slices. A device is skipped if it lacks capacity, has an untolerated taint, or breaks a constraint of its claim.
 When no device is left, the last choice is undone and the next one tried. The first complete assignment is the result:
 
-  request a:  dev-0          dev-0          dev-1     (dev-0 undone: no choice for b fits beside it)
-  request b:    dev-0 used     dev-1 breaks   dev-0
-                               constraint     found
+  request a        request b
+  takes dev-0      dev-0 is in use, dev-1 breaks a constraint with dev-0: undo the choice for a
+  takes dev-1      takes dev-0: found
 
 Selectors need care, because a selector that this package cannot evaluate makes the outcome unknown. Up to two searches
 resolve that:

@@ -34,10 +34,10 @@ of all its living containers:
     container a        2          6
     container b        0          8
 
-The kubelet's limit of a container is only known from the runtime (``asked_limits()``). Stock containerd drops it, and
-once this plugin has answered CreateContainer, the stored limit includes the claimed bytes. The limits of use and of
-reservations are set to the same value: if pages are short, mmap fails, instead of the later access, which would kill
-the process. A container that may not use hugepages at all gets a reservation limit of 0 for the same reason
+The kubelet's limit of a container is only known from the runtime (``asked_limits()``). Once this plugin has answered
+CreateContainer, the limit that the runtime stores includes the claimed bytes. Stock containerd drops the kubelet's
+limit; the pod's original limit is then used instead. The limits of use and of reservations are set to the same value: if
+pages are short, mmap fails, instead of the later access, which would kill the process. A container that may not use hugepages at all gets a reservation limit of 0 for the same reason
 (``guard_limits()``).
 
 Memory protection is only effective if every cgroup above passes it on (``memory.low`` and ``memory.min``,

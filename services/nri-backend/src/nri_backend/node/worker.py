@@ -14,9 +14,9 @@ since nearly all of the job is Python code, which runs in one thread at a time.
 A kernel call can hang, for example while the kernel waits for a process of the cgroup in an uninterruptible state. Such
 a call cannot be cancelled. After PASS_BY_SECONDS the worker continues without it:
 
-  thread 1   step c1 hangs in the kernel ···························· returns: late result
-  thread 2                          next job, without steps of c1       steps of c1 run again
-             0                      PASS_BY_SECONDS
+  time       0                PASS_BY_SECONDS
+  thread 1   step of c1 hangs in the kernel ·····················  returns: late result
+  thread 2                    the next jobs, without steps of c1   jobs with steps of c1 again
 
 * The thread stays with the call, and the next job begins in another thread. Steps with the name of the hung one are
   skipped until it ends.

@@ -4,9 +4,19 @@
 Every function that takes a tree blocks.
 
 The kernel requires (kernel/cgroup/cpuset.c; measured in docs/adr/0013) that ``cpuset.cpus.exclusive`` of the cgroup and
-of every cgroup above it contains the CPUs, and that no two siblings have the same CPU in it. The cgroups above keep
-these CPUs when the container ends. The kernel would then refuse a partition with the same CPUs in another QoS class, so
-they are reduced to the CPUs of the remaining partitions (``settle``).
+of every cgroup above it contains the CPUs, and that no two siblings have the same CPU in it. Nor may ``cpuset.cpus`` of
+a sibling overlap with the partition. This determines the order of the writes, here for CPUs 2-3:
+
+                                   write                          if left out, the kernel
+  1  siblings in the pod           cpuset.cpus without 2-3        invalidates the partition
+  2  kubepods, QoS class, pod      cpuset.cpus.exclusive + 2-3    has no CPUs to give to the level below
+  3  container                     cpuset.cpus.exclusive = 2-3    creates no partition
+  4  container                     cpuset.cpus.partition = root
+  5  container                     none: read the result, since step 4 succeeds even if the partition is invalid
+
+Step 1 is done by the caller (partition_manager.py, and plan.plans_before_partition). If step 2 or 3 fails, an ended
+container may have left the CPUs reserved in another QoS class, since the cgroups above keep them when a container ends.
+They are then reduced to the CPUs of the remaining partitions (``settle``), and both steps are repeated.
 
 A cgroup is made a partition only while it contains a process. When a runtime removes the cgroup of a container, the
 kernel first turns its partition back into a member (``cpuset_css_killed()``), which wakes every process that polls the

@@ -36,9 +36,9 @@ of all its living containers:
 
 The kubelet's limit of a container is only known from the runtime (``asked_limits()``). Once this plugin has answered
 CreateContainer, the limit that the runtime stores includes the claimed bytes. Stock containerd drops the kubelet's
-limit; the pod's original limit is then used instead. The limits of use and of reservations are set to the same value: if
-pages are short, mmap fails, instead of the later access, which would kill the process. A container that may not use hugepages at all gets a reservation limit of 0 for the same reason
-(``guard_limits()``).
+limit; the pod's original limit is then used instead. The limits of use and of reservations are set to the same value:
+if pages are short, mmap fails, instead of the later access, which would kill the process. A container that may not use
+hugepages at all gets a reservation limit of 0 for the same reason (``guard_limits()``).
 
 Memory protection is only effective if every cgroup above passes it on (``memory.low`` and ``memory.min``,
 cgroup-v2.rst). A container has no CFS quota if its claimed CPUs cover its CPU limit. The quota of its pod is then

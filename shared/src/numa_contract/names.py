@@ -226,7 +226,7 @@ def pool_socket_path(run_directory: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FormerName:
-    """A key that was renamed, or some of whose values were, or both."""
+    """A key with a new name, or with new names for some of its values, or both."""
 
     old: str
     """The former key, or the current one if only values were renamed."""

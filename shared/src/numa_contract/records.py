@@ -350,8 +350,9 @@ class AllocationRecord(RecordPart):
     """CPUs of the shared pool that containers may use as well, by base name of the request; only for requests with
     ``poolCPUs`` other than ``none``."""
     sharing: str = "container"
-    """``pod`` if all containers of one pod share the claim, or ``container``. An unknown word is enforced as
-    ``container``, the stricter one."""
+    """Sharing of the claim: ``pod`` if all containers of one pod share it, or ``container``. An unknown value is
+    enforced as ``container``, the stricter one.
+    """
     counted: bool = False
     """True if the kubelet adds the claim to the limits of its pod and of the containers that name it (KEP-5517)."""
     owner: Owner | None = None

@@ -345,7 +345,7 @@ class RecordChange(Document):
     generation: int
     """Generation of the records since this change."""
     change: str
-    """``prepared``, ``updated``, ``restored``, ``released``, ``quarantined`` or ``lost``."""
+    """Kind of the change: ``prepared``, ``updated``, ``restored``, ``released``, ``quarantined`` or ``lost``."""
     driver: str
     """Name of the driver, ``dra.cpu`` or ``dra.memory``."""
     uid: str

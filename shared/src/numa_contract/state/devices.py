@@ -30,9 +30,9 @@ class DeviceDocument(StateDocument):
     claimed: int
     """Part of the capacity that is allocated to claims: number of CPUs, or bytes of memory."""
     health: str
-    """``healthy``, ``unhealthy`` or ``unknown``."""
+    """Health of the device: ``healthy``, ``unhealthy`` or ``unknown``."""
     message: str
-    """Reason for the health."""
+    """Reason for the reported health."""
     taints: tuple[str, ...]
     """Keys of the device's taints; the effect of each is NoSchedule."""
 
@@ -49,8 +49,10 @@ class CpuDocument(StateDocument):
     l3: int | None = None
     """ID of its L3 cache, -1 if it has none; left out while the CPU is offline."""
     use: str
-    """``claimed``; ``pool`` (claims may have it, and containers without a claim run there); ``withheld`` (in the shared
-    pool, and no claim may have it); ``reserved`` (for the system); or ``offline`` (in a claim)."""
+    """Use of the CPU: ``claimed``; ``pool`` (claims may have it, and containers without a claim run there);
+    ``withheld`` (in the shared pool, and no claim may have it); ``reserved`` (for the system); or ``offline`` (in a
+    claim).
+    """
     claim_uid: str | None = None
     """UID of the claim to which the CPU is allocated; left out if there is none."""
     claim: str | None = None

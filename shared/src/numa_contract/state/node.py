@@ -13,7 +13,9 @@ class ProblemDocument(StateDocument):
     """One problem or warning."""
 
     level: str
-    """``fault`` (something does not work) or ``warning`` (the driver works, and an operator should know)."""
+    """Level of the problem: ``fault`` (something does not work) or ``warning`` (the driver works, but an operator
+    should know).
+    """
     code: str
     """Code of the problem or warning, as in ``/v1/status``; empty in the entry that counts omitted ones."""
     subject: str
@@ -32,7 +34,7 @@ class PageNumaNode(StateDocument):
     distances: dict[int, int]
     """Distance to each NUMA node by its ID, in the kernel's relative unit: 10 is local."""
     tier: str
-    """``local`` for memory with CPUs on its NUMA node, else ``far``."""
+    """Tier of the memory: ``local`` if its NUMA node has CPUs, else ``far``."""
     memory_kind: str
     """Kind of the memory: ``dram``, ``hbm``, ``cxl``, ``pmem`` or ``unknown``."""
 
@@ -41,8 +43,9 @@ class PageCpu(CpuDocument):
     """One CPU that is present, with its use."""
 
     use: str
-    """``exclusive``, ``isolated``, ``pod-shared``, ``held``, ``pool``, ``withheld``, ``reserved`` or ``offline``; see
-    the table of the page."""
+    """Use of the CPU: ``exclusive``, ``isolated``, ``pod-shared``, ``held``, ``pool``, ``withheld``, ``reserved`` or
+    ``offline``; see the table of the page.
+    """
     isolcpus: bool | None = None
     """True if the CPU is isolated since boot; else left out."""
     socket: int | None = None
@@ -63,7 +66,7 @@ class EnforcedDocument(StateDocument):
     """The condition ``Enforced`` of a claim, for the device with the worst status."""
 
     status: str
-    """``True``, ``False`` or ``Unknown``."""
+    """Status of the condition: ``True``, ``False`` or ``Unknown``."""
     reason: str
     """Reason of the condition, in one word."""
     message: str

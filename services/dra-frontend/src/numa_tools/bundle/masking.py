@@ -43,7 +43,7 @@ class Masks:
         self._pattern: re.Pattern[str] | None = None
 
     def add(self, kind: str, name: str) -> None:
-        """Adds a name of an object of this kind. The first kind of a name counts."""
+        """Adds the name of an object of this kind. If objects of several kinds have the name, the first kind counts."""
         if name and name not in self._masks:
             number = self._counts[kind] = self._counts.get(kind, 0) + 1
             self._masks[name] = f"{kind}-{number}"

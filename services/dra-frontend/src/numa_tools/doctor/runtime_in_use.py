@@ -251,8 +251,9 @@ def _nothing_seen(found: FoundRuntimes, reported: Reported | None, elsewhere: st
 
 
 def _may_be(place: Place, reported: Reported | None) -> bool:
-    """Returns True if the reported runtime may be the one of a distribution. containerd of k3s and RKE2 has a
-    suffix."""
+    """Returns True if the reported runtime may be the one at a place. Only containerd of k3s and RKE2 has a version
+    suffix.
+    """
     return reported is None or (
         place.software == reported.software and (place.owner in _K3S) == ("k3s" in reported.suffix)
     )

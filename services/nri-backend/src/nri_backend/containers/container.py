@@ -180,7 +180,7 @@ class Tracked:
 
     @property
     def pool_requested_by(self) -> str:
-        """Setting of its claims that makes the pool enforce them; empty without one."""
+        """Setting of its claims that makes the pool enforce them, or empty if there is none."""
         return "" if self.entitlement.partition else self.fallback
 
     @property

@@ -29,10 +29,10 @@ from nri_backend.node.file_cache import FileCache
 from nri_backend.node.worker import CgroupWorker, Step
 
 COMPARED: Final = 64
-"""Number of cgroups whose files are opened and compared in one step: 3 ms if limits are among them."""
+"""Number of cgroups whose files are opened and compared in one step, which takes 3 ms if limits are among them."""
 COMPARED_OPEN: Final = 512
-"""Number of cgroups compared in one step if their files stay open: 1 ms. On a busy machine each step becomes a separate
-job, and the switch to a thread and back takes as long as comparing a hundred files.
+"""Number of cgroups whose open files are compared in one step, which takes 1 ms. On a busy machine each step becomes a
+separate job, and the switch to a thread and back takes as long as comparing a hundred files.
 """
 _Batches = dict[str, list[str]]
 """Cgroups to compare in one step, by the first one."""

@@ -90,7 +90,7 @@ class EnforcementRecord(BaseModel):
     fallback_reason: str = ""
     """Reason why the pool enforces the CPU claims although the cgroup should be a partition; empty if it does not."""
     fallback_code: str = ""
-    """Code of the cause of that reason; empty in a record of an older release."""
+    """Code of the cause, as for ``fallback_reason``. Records of older releases have none."""
 
 
 class _Content(NamedTuple):

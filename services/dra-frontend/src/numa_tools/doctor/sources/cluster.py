@@ -98,7 +98,7 @@ class Cluster:
                 continue
             ahead = _stamp(answer) - time.time()
             dropped = differences(canonical(sent["spec"]), canonical(answer["spec"]))
-            # A rejected list of NUMA nodes has no reason here, because no setting requests it.
+            # The reason is "" for the list of NUMA nodes, which no setting enables.
             refused = tuple(_GATE_OF[reason] for reason in left_out if reason)
             return Trial(tuple(sorted(set(dropped))), refused, ahead)
         raise refusal

@@ -95,7 +95,7 @@ class ActiveLock:
         return Leadership(self.fresh, first, own=self._held)
 
     def set_serving(self, *, serving: bool) -> None:
-        """Sets whether this instance is synchronized with the runtime. Only then it replaces a stale holder."""
+        """Sets whether this instance is synchronized with the runtime. Only then does it replace a stale holder."""
         if serving == self._own.serving:
             return
         if serving:

@@ -37,7 +37,7 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
     """Returns the containers that are, or may be, on a claim container's CPUs and must leave them before it starts.
 
     Containers of two kinds may stay. The first are containers that the kernel moves when the claim container becomes a
-    partition. The second are earlier lives of the same container and containers that share its claim; but these must
+    partition. The second are earlier runs of the same container and containers that share its claim; but these must
     leave if they have ended and one of the two cgroups is a partition or is about to become one.
     """
     if not (own := tracked.entitlement.cpus):
@@ -134,7 +134,7 @@ def resources_for(tracked: Tracked, state: NodeState, *, huge: bool = False) -> 
 
 
 def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
-    """Returns the CPUs for the runtime, which writes them when it makes the cgroup.
+    """Returns the CPUs for the runtime, which writes them when it creates the cgroup.
 
     They contain offline CPUs of the claim, unlike the effective ones with which plan.cpuset_of() compares.
     """

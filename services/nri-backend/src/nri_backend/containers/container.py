@@ -185,7 +185,7 @@ class Tracked:
 
     @property
     def protected(self) -> Mapping[Protected, int]:
-        """Bytes of memory that are protected while it lives."""
+        """Bytes of memory that are protected while it is alive."""
         memory = self.entitlement.memory if self.phase in ALIVE else None
         return memory.protected if memory is not None else {}
 

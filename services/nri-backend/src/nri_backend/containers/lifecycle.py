@@ -3,7 +3,7 @@
 
 Two sources report on a container, and neither is complete. The runtime calls hooks, but its events are lost while no
 instance is connected, and it forgets a container whose process the kernel has not ended yet. The kernel shows whether
-a process lives and where it may run, but not which container a cgroup belongs to, and it shows nothing while a mount
+a process exists and where it may run, but not which container a cgroup belongs to, and it shows nothing while a mount
 hides the cgroup tree. The phase combines both sources into the state that enforcement has to assume.
 
     ABSENT ──CREATE──> CREATED ──START──> STARTING ──APPLIED──> RUNNING ──STOP──> ENDING ──EMPTY──> STOPPED
@@ -18,7 +18,7 @@ LINGERING, and only EMPTY, which the kernel reports, leads to a phase without CP
 (CREATED) has no process to wait for.
 
 Every (phase, event) pair has an entry, because events repeat and overtake each other: StopContainer may come twice or
-for a container that never started, an audit may find a cgroup gone while the hook that reports the end is at work, and
+for a container that never started, an audit may find a cgroup gone while the hook that reports the end is running, and
 a snapshot of the runtime may contradict all of them. An entry that leads to its own phase means that the event has no
 effect there.
 """
@@ -46,22 +46,22 @@ class Phase(_HashedByIdentity):
     CREATED = auto()
     """Its creation was answered. No process of it has run, and none will without a StartContainer."""
     STARTING = auto()
-    """The start hook is at work: its cgroup exists and is being set up, its process waits for the answer."""
+    """The start hook is running: its cgroup exists and is being set up, and its process waits for the answer."""
     LISTED = auto()
     """The runtime listed it as created when this instance connected. It may start at any time without an event, so it
     is treated as running; but a cgroup that was never seen does not mean that it has ended."""
     RUNNING = auto()
     """Its process may run."""
     ENDING = auto()
-    """The runtime has reported its end, or its processes were killed; one of them may still live."""
+    """The runtime has reported its end, or its processes were killed; one of them may still exist."""
     LINGERING = auto()
     """As ENDING, but the runtime no longer knows it, so no event will report its removal."""
     VANISHED = auto()
-    """Its cgroup is gone, so no process can live. The runtime has not reported that, and the cgroup may reappear if it
+    """Its cgroup is gone, so it has no process. The runtime has not reported that, and the cgroup may reappear if it
     was only hidden by a mount.
     """
     STOPPED = auto()
-    """It has ended, and no process of it lives. The runtime still lists it."""
+    """It has ended and has no process left. The runtime still lists it."""
 
 
 class Event(_HashedByIdentity):
@@ -199,8 +199,8 @@ MAY_RUN: Final = frozenset({Phase.LISTED, Phase.RUNNING})
 OCCUPYING: Final = MAY_RUN | {Phase.ENDING, Phase.LINGERING}
 """Phases in which a process of the container may run on its CPUs: no container with a claim starts there."""
 ENDED: Final = frozenset({Phase.ENDING, Phase.LINGERING, Phase.VANISHED})
-"""Phases in which reap() reads from the kernel whether a process of the container lives."""
+"""Phases in which reap() reads from the kernel whether the container has a process."""
 OVER: Final = frozenset({Phase.ABSENT, Phase.VANISHED, Phase.STOPPED})
-"""Phases in which no process of the container lives, and none will without another event."""
+"""Phases in which the container has no process, and will have none without another event."""
 ALIVE: Final = frozenset(Phase) - OVER
 """Phases in which a process of the container may run, now or after its start."""

@@ -170,7 +170,7 @@ def apply_at_start(
 
 
 def audit(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
-    """Applies the plan of a container as apply() does, and records the content of the files. Raises nothing."""
+    """Applies the plan of a container as apply() does, and records the content of the files. Never raises."""
     recording = tree.recording()
     try:
         done = apply(recording, notes, plan)
@@ -285,7 +285,7 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
     """Keeps the virtual machine or the sandbox of a pod in the shared pool.
 
-    Raises CgroupGoneError if no process of it lives, or CgroupAccessError.
+    Raises CgroupGoneError if it has no process, or CgroupAccessError.
     """
     if not (paths := sandbox_cgroups(tree, plan.tracked.identity.cgroup, plan.beside)):
         raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{plan.tracked.identity.cgroup}")
@@ -309,7 +309,7 @@ def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
 
 
 def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None) -> Outcome:
-    """Applies the raises of one cgroup above containers, and records the content of its files. Raises nothing."""
+    """Applies the raises of one cgroup above containers, and records the content of its files. Never raises."""
     done, recording = Outcome(path), tree.recording()
     try:
         _raise_limits(recording, notes, path, raises, done)

@@ -170,7 +170,7 @@ class Enforcer:
         if tracked.entitlement.hugepages:
             await self.reconciler.recorder.answered(tracked)
         if tracked.entitlement.memory is not None and pod.uid not in self._kills.pods:
-            # The audit reads the kills in the pod so far while the runtime makes the container.
+            # The audit reads the kills in the pod so far while the runtime creates the container.
             self.signals.audit.set()
         return adjustment(tracked, self.state)
 
@@ -255,7 +255,7 @@ class Enforcer:
         return await self._auditor.partitions.recall(await self.reconciler.recorder.recall(containers))
 
     async def _end(self, container_id: str, event: Event) -> None:
-        """Applies the runtime's report of an end. If a process still lives, the audit begins to watch for its end."""
+        """Applies the runtime's report of an end. If a process is left, the audit begins to watch for its end."""
         before = self.state.containers.get(container_id)
         if self.reconciler.advance(container_id, event) is not None:
             await self.reconciler.reap([container_id])
@@ -286,7 +286,7 @@ class Enforcer:
         """Takes the claims from earlier attempts to create the same container that have not been started.
 
         Not every runtime reports the end of a failed attempt. One without a cgroup is forgotten. One with a cgroup may
-        exist as long as the pod: CRI-O makes the cgroup in CreateContainer, with a process that waits for the start,
+        exist as long as the pod: CRI-O creates the cgroup in CreateContainer, with a process that waits for the start,
         and if the kubelet is restarted before StartContainer, it creates the container again and leaves the attempt to
         its garbage collection, which retains the latest dead container of each name. Its cpuset contains the CPUs of
         the claims, and the kernel refuses a partition beside a sibling's cpuset that overlaps with it. The attempt is

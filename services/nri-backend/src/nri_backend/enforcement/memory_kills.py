@@ -7,7 +7,7 @@ count of its pod still includes these kills. So both are read, and the differenc
 has ended.
 
 This requires a reading of the pod from before the container runs. CreateContainer requests it: it wakes the audit,
-which reads the pod while the runtime makes the container, and watches it from then on. If that has not happened yet
+which reads the pod while the runtime creates the container, and watches it from then on. If that has not happened yet
 when StartContainer is called, the hook reads the pod itself.
 """
 

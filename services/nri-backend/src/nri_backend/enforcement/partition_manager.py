@@ -6,7 +6,7 @@ partition file. The containers of the pod are then audited with the partition la
 be moved before the partition can be restored (``pop_containers_to_audit``).
 
 The partition of a container that has ended is not restored, since its cgroup may be removed at any moment
-(docs/adr/0029). While a process of the container still runs, its CPUs must stay exclusive all the same. If the kernel
+(docs/adr/0029). While a process of the container still runs, its CPUs must stay exclusive. If the kernel
 has invalidated the partition, the shared pool therefore excludes them (``release_ended``).
 
 The cgroups above a partition list its CPUs in ``cpuset.cpus.exclusive``, and the kernel does not remove them from there

@@ -290,7 +290,7 @@ class Reconciler:
             identity = tracked.identity
             ran = tracked.phase is Phase.RUNNING and identity.cgroup and identity.evidence != NO_EVIDENCE
             if tracked.observed.cpus or ran:
-                # The cgroup existed and is gone: no process can live, although the runtime has not reported the end.
+                # The cgroup existed and is gone: it has no process, although the runtime has not reported the end.
                 self._state.put(tracked.after(Event.CGROUP_GONE).seen(cpus=frozenset(), failure=NO_PROBLEM))
             elif sandboxed := tracked.in_sandbox():
                 # The cgroup was never seen. A container in a virtual machine has none on the node, so the next audit

@@ -8,7 +8,7 @@ sources are lost while the container runs:
   entitlement, and its CPUs stay excluded for all other containers, until its last process has ended.
 * The backend restarts. The runtime lists the containers and their environment, but an orphan's environment alone is
   not sufficient, because it names claims without a valid record. ``recall`` adds the claims of the enforcement record.
-* The runtime removes a container while no backend is connected, and a process of it still lives. Only its enforcement
+* The runtime removes a container while no backend is connected, and one of its processes is left. Only its enforcement
   record then shows that it exists; ``lingering`` returns it, so that its CPUs stay occupied.
 
 A record is sufficient to give its container CPUs, so its directory is one of the backend where no pod can write. It
@@ -94,7 +94,7 @@ class EnforcementRecord(BaseModel):
 
 
 class _Content(NamedTuple):
-    """The fields of a record that may change while its container lives."""
+    """The fields of a record that may change while its container is alive."""
 
     claims: tuple[Held, ...]
     answered: bool
@@ -181,7 +181,7 @@ class EnforcementRecords:
         return {i: one for i, one in records.items() if one and (one.inode == 0 or self._applies(one, cgroups[i]))}
 
     def load_living(self, known: set[str]) -> list[EnforcementRecord]:
-        """Returns the records of containers of which a process lives, except those whose id is in ``known``."""
+        """Returns the records of containers that have a process, except those whose id is in ``known``."""
         records = filter(None, map(self._read, self._ids() - known))
         return [
             one
@@ -202,7 +202,7 @@ class EnforcementRecords:
         for name in names - kept:
             if name.removeprefix(".").partition(".")[0] in starting:
                 continue
-            # If one entry cannot be removed, such as a stray directory, the others are removed all the same.
+            # If one entry cannot be removed, such as a stray directory, the others are still removed.
             with contextlib.suppress(OSError):
                 os.unlink(f"{self._path}/{name}")  # noqa: PTH108
         return self._ids()
@@ -365,7 +365,7 @@ class Recorder:
         return [self._recalled(tracked, claims.get(tracked.id, ())) for tracked in containers]
 
     async def lingering(self, listed: Iterable[Tracked]) -> list[Tracked]:
-        """Returns containers that are neither listed nor tracked and of which a process still lives.
+        """Returns containers that are neither listed nor tracked but still have a process.
 
         Their end was missed, and only their enforcement record shows that they exist.
         """

@@ -275,7 +275,7 @@ class CgroupTree:
         return found
 
     def populated(self, path: str) -> bool:
-        """Returns True if a process lives in the cgroup or below it, and False if none does or the cgroup is gone.
+        """Returns True if a process is in the cgroup or below it, and False if there is none or the cgroup is gone.
 
         Raises CgroupAccessError if the kernel does not show it, or the tree is not mounted.
         """
@@ -297,7 +297,7 @@ class OriginalLimits:
 
     They are stored as an attribute of the cgroup, so that the kernel removes them together with it. The cgroups are
     those of pods and above, which are not visible in the cgroup namespace of any container. cgroup2 supports user
-    attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute cannot be set all the same (a security
+    attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute cannot be set nevertheless (a security
     module, the tree of a test), the notes are stored in memory. A restart of the backend then loses them, and adds a
     raise to a limit that contains it already.
     """

@@ -91,7 +91,7 @@ def _shown_cpus(tree: CgroupTree, path: str, beside: Collection[str] | None) -> 
 
 
 def sandbox_cgroups(tree: CgroupTree, pod: str, beside: Collection[str]) -> list[str]:
-    """Returns the cgroups in which a pod's virtual machine or sandbox runs; empty if no process of the pod lives.
+    """Returns the cgroups in which a pod's virtual machine or sandbox runs; empty if the pod has no process.
 
     ``beside`` contains the cgroups of containers outside the sandbox. If the sandbox has no cpuset of its own, the
     pod's cgroup is returned, unless there are such containers. Raises CgroupAccessError.

@@ -84,7 +84,7 @@ def _may_stay(state: NodeState, tracked: Tracked, sibling: Tracked) -> bool:
     if sibling.phase in (Phase.ENDING, Phase.LINGERING) and (
         sibling.observed.partition or state.partition_for(tracked)
     ):
-        # The cpusets of two cgroups of a pod must not overlap if one of them is a partition. The earlier life may be a
+        # The cpusets of two cgroups of a pod must not overlap if one of them is a partition. The earlier run may be a
         # member because the kernel has invalidated its partition.
         return False
     keys = {held.key for held in tracked.entitlement.claims}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the subjects of commits: ``area: verb object``, see CONTRIBUTING.md. Reads the local repository only.
 
-Commits before BASE are not checked. A clone that is too shallow to contain BASE has its own commits checked, which are
-newer. Without git, or outside of a repository, there is nothing to check. Merge commits have their own form.
+Commits before BASE are not checked. In a clone that is too shallow to contain BASE, all commits are newer and are
+checked. Without git, or outside a repository, nothing is checked. Merge commits have their own form.
 """
 
 import re
@@ -29,7 +29,7 @@ def sources(root: Path) -> frozenset[str]:
 
 
 def fault(subject: str, areas: frozenset[str]) -> str:
-    """Returns what is wrong with a subject, or an empty text."""
+    """Returns the error in a subject, or an empty text."""
     found = _SUBJECT.fullmatch(subject)
     if found is None:
         return 'is not "area: verb object"'

@@ -29,7 +29,7 @@ SERVICES: Final = {
 """Module with ``main`` of each service, and an argument with which it imports everything and exits."""
 _OURS: Final = ("numa_contract", "numa_node", "dra_frontend", "numa_tools", "nri_backend")
 _MIN_KIB: Final = 240
-"""Packages with less than this are combined in one row."""
+"""Packages below this are combined in one row."""
 REASONS: Final = {
     "own modules": "the service itself",
     "pydantic": "reads and checks all documents; its schemas are built at the import",

@@ -52,7 +52,7 @@ def test_documented_defaults_are_correct(key: str) -> None:
 
 @pytest.mark.parametrize("group_by", ["numanode", "socket", "machine", "l3", "coretype"])
 def test_the_page_names_every_attribute(group_by: str) -> None:
-    """An author of claims finds each attribute that a selector can use, also those that few machines or modes have."""
+    """Authors of claims find every attribute for selectors, including those of few machines or modes."""
     page = (ROOT / "docs/devices.md").read_text()
     modes = ({"groupBy": group_by, "allocator": "external"}, {"cpuDeviceMode": "individual"})
     for mode in modes:

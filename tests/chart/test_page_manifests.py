@@ -55,8 +55,10 @@ def blocks() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("place", "text"), blocks(), ids=[place for place, _ in blocks()])
-def test_every_block_is_accepted_by_what_reads_it(place: str, text: str) -> None:
-    """The chart renders values and rules, and the commands read their files. A block that no test knows fails."""
+def test_every_block_is_accepted_by_its_reader(place: str, text: str) -> None:
+    """The chart renders values and rules, and the commands read their files. A block of an unknown kind fails the
+    test.
+    """
     values = {field.alias or name for name, field in ChartValues.model_fields.items()}
     document = yaml.safe_load(text) if "\n---\n" not in text else {}
     if isinstance(document, list):

@@ -154,8 +154,8 @@ def test_images_that_pages_build_are_targets_of_the_dockerfile() -> None:
     assert named - stages == set()
 
 
-def test_helm_renders_what_pages_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that are named exist, and the values are ones that the chart takes."""
+def test_helm_renders_the_documented_installations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files in the commands exist, and the chart accepts the values."""
     monkeypatch.chdir(ROOT)
     uses = [words for _, words in of("helm") if words[0] in ("install", "upgrade", "template")]
     assert len(uses) > 3

@@ -13,7 +13,7 @@ from tests.hostile.field import AGENT, Field
 
 _SECONDS = 2.0
 _BOTH = 2
-"""Each of the two publishers sends its own requests."""
+"""Number of publishers: each fault is injected into one request of each."""
 
 
 def _asked(field: Field) -> int:

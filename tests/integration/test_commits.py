@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``hack/commits.py``: "make check" fails for subjects of commits that break the rule of CONTRIBUTING.md."""
+"""``hack/commits.py``: "make check" fails for commit subjects that violate the rule in CONTRIBUTING.md."""
 
 import subprocess
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_other_subjects_are_faults(subject: str, why: str) -> None:
 
 
 def git(tree: Path, *arguments: str) -> str:
-    """Runs git as a developer of its own."""
+    """Runs git as a developer other than the user."""
     identity = ("-c", "user.name=n", "-c", "user.email=e@example.com", "-c", "commit.gpgsign=false")
     command = ["git", *identity, "-C", str(tree), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
@@ -52,7 +52,7 @@ def git(tree: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with an old commit, the base, and two commits after it; the second one is wrong."""
+    """Creates a repository with an old commit, the base, and two commits after it, of which the second one is wrong."""
     made = tmp_path / "tree"
     made.mkdir()
     git(made, "init", "-q", "-b", "main")
@@ -74,8 +74,8 @@ def test_commits_after_the_base_are_checked(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(("depth", "checked"), [(1, 1), (2, 2), (3, 2)])
-def test_a_shallow_clone_has_the_commits_checked_that_it_contains(depth: int, checked: int, tree: Path) -> None:
-    """Without the base, all of its commits are newer than the base."""
+def test_all_commits_of_a_shallow_clone_are_checked(depth: int, checked: int, tree: Path) -> None:
+    """If the base is missing, all commits of the clone are newer than the base."""
     clone = tree.parent / "clone"
     git(tree, "clone", "-q", "--depth", str(depth), tree.as_uri(), str(clone))
     assert len(commits.subjects(clone)) == checked
@@ -93,7 +93,7 @@ def test_a_tree_without_this_history_is_not_checked(tree: Path, tmp_path: Path) 
 
 
 def test_the_message_of_a_new_commit_can_be_checked(tmp_path: Path) -> None:
-    """A hook for messages passes the file; only its first line is the subject."""
+    """A commit-msg hook passes the file; only its first line is the subject."""
     message = tmp_path / "COMMIT_EDITMSG"
     message.write_text("docs: add a page\n\nBecause it was missing.\n")
     assert commits.main(["--message", str(message)]) == 0

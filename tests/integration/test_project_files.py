@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that hosting services and tools of contributors read: templates of issues, hooks for commits."""
+"""Files for hosting services and for tools of contributors: issue templates and commit hooks."""
 
 import re
 from pathlib import Path
@@ -14,8 +14,8 @@ HOOKS = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
-def test_a_form_for_issues_has_what_github_requires(form: Path) -> None:
-    """GitHub hides a form without name, description and body, or with two fields of one id."""
+def test_an_issue_form_has_the_required_fields(form: Path) -> None:
+    """GitHub hides a form without name, description and body, or with a duplicate field id."""
     document: dict[str, Any] = yaml.safe_load(form.read_text())
     assert document["name"]
     assert document["description"]
@@ -25,13 +25,13 @@ def test_a_form_for_issues_has_what_github_requires(form: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
-def test_links_of_a_form_lead_to_files(form: Path) -> None:
+def test_links_of_a_form_are_valid(form: Path) -> None:
     """They are relative to the page for a new issue."""
     for path in re.findall(r"\]\(\.\./blob/main/([^)#]+)", form.read_text()):
         assert (ROOT / path).is_file(), path
 
 
-def test_hooks_for_commits_run_the_gates_of_the_makefile() -> None:
+def test_commit_hooks_run_gates_of_the_makefile() -> None:
     """They are local, and each runs a command of "make check" or a target of the Makefile."""
     makefile = (ROOT / "Makefile").read_text()
     assert [one["repo"] for one in HOOKS] == ["local"]

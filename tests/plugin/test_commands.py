@@ -309,7 +309,7 @@ async def test_a_claim_that_the_pool_enforces_is_shown_with_the_reason(plugin: P
 
 
 async def test_a_claim_that_also_uses_the_shared_pool_is_shown_with_the_parameter(plugin: Plugin) -> None:
-    """The status of the claim contains ``poolCPUs`` beside the isolation of its own CPUs."""
+    """The status of the claim contains ``poolCPUs`` in addition to the isolation of its own CPUs."""
     document = prepared(INVENTORY.machine, "pool")
     document["metadata"]["name"] = "vpp"
     next(one["data"] for one in document["status"]["devices"] if "cpus" in one["data"])["poolCPUs"] = "numa"

@@ -159,7 +159,7 @@ async def test_the_memory_reserve_that_the_node_used_is_in_the_archive(
 
 @pytest.mark.parametrize("serving", [True, False])
 @pytest.mark.parametrize("name", [NODE, "n" * 240])
-async def test_pools_and_slices_are_masked_without_the_node(
+async def test_masked_pools_and_slices_do_not_contain_the_node(
     name: str, serving: bool, node: AilingNode, tmp_path: Path
 ) -> None:
     """Texts contain both names, also while the service is down, and a slice's name may be too long to contain the

@@ -311,8 +311,8 @@ def nic_slice(name: str, **spec: Any) -> dict[str, Any]:
 
 
 def test_slices_of_other_nodes_do_not_count(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All slices of the cluster may be given: those of one node and those without a node count. If it is unclear which
-    node is meant, the command asks.
+    """All slices of the cluster may be given; only those of one node and those of no single node are used. If several
+    nodes are possible, the error asks for --node.
     """
     selector = {"cel": {"expression": 'device.driver == "nic"'}}
     nics = {"kind": "DeviceClass", "metadata": {"name": "nic"}, "spec": {"selectors": [selector]}}

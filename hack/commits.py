@@ -23,7 +23,7 @@ _SUBJECT: Final = re.compile(r"(?P<areas>[a-z][a-z0-9_-]*(, [a-z][a-z0-9_-]*)*):
 
 
 def sources(root: Path) -> frozenset[str]:
-    """Returns the names of the packages and modules of the product, which are areas as well."""
+    """Returns the names of the product's packages and modules, which are also valid areas."""
     paths = [path for source in _SOURCES for path in (root / source).rglob("*.py")]
     return frozenset({path.stem for path in paths} | {path.parent.name for path in paths})
 
@@ -69,7 +69,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def faults(root: Path) -> list[str]:
-    """Returns a line for each commit whose subject is wrong."""
+    """Returns a line for each commit with an invalid subject."""
     areas = AREAS | sources(root)
     found = ((commit, subject, fault(subject, areas)) for commit, subject in subjects(root))
     return [f"{commit} {subject}: {why}" for commit, subject, why in found if why]

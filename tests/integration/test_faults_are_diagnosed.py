@@ -66,7 +66,7 @@ def gate_off(stage: Stage) -> None:
 
 
 def static_cpu_manager(stage: Stage) -> None:
-    """The kubelet's configuration file sets it; the file is mounted as docs/doctor.md describes."""
+    """The kubelet's configuration file sets the static policy; the file is mounted as docs/doctor.md describes."""
     (stage.paths.kubelet_root / "config.yaml").write_text("cpuManagerPolicy: static\n")
 
 

@@ -133,7 +133,7 @@ def test_too_many_children_are_an_error_and_not_cut_off(tree: CgroupTree, tmp_pa
 
 
 def test_the_container_cgroup_of_crun_is_the_leaf(tree: CgroupTree, tmp_path: Path) -> None:
-    """With crun the scope contains no process but a sub-cgroup named ``container``.
+    """With crun the scope contains no processes, only a sub-cgroup named ``container``.
 
     A scope that contains processes has no leaf.
     """

@@ -279,7 +279,7 @@ def test_former_names_mean_the_same_as_the_present_ones() -> None:
         ({"isolated": "always"}, "cpuConfig.isolated: 'always': input should be 'ignore', 'only' or 'never'"),
         ({"shared": "x"}, "cpuConfig.shared: 'x': input should be 'none', 'all' or 'numa'"),
         ({"poolCPUs": "pool"}, "cpuConfig.poolCPUs: 'pool': input should be 'none', 'all' or 'numa'"),
-        ({"pool_cpus": "all"}, "cpuConfig.pool_cpus: unknown field; known are sharing, cpuset"),
+        ({"pool_cpus": "all"}, "cpuConfig.pool_cpus: unknown field; known fields are sharing, cpuset"),
     ],
 )
 def test_a_deprecated_name_appears_in_its_error(fields: dict[str, Any], text: str) -> None:

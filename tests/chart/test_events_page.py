@@ -26,7 +26,9 @@ POD_REASONS = {pod_events.BEST_EFFORT, pod_events.KEPT_BY_POOL, memory_kills.REA
 
 def of_pods() -> list[tuple[str, str]]:
     """Returns the Events about pods with their texts."""
-    box = builders.report("c", pooled="cpuset.cpus.partition says root invalid", cgroup="/kubepods/besteffort/p/c")
+    box = builders.report(
+        "c", fallbackReason="cpuset.cpus.partition says root invalid", cgroup="/kubepods/besteffort/p/c"
+    )
     found = [(one.reason, one.note) for one in pod_events._observations(box)]
     uses = [{"driver": "dra.memory", "uid": "u", "requests": ["memory"]}]
     killed = builders.report("c", claims=uses, mems="1")

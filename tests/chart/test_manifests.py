@@ -83,7 +83,7 @@ def test_the_frontend_reads_the_provisioning_file() -> None:
     """The init container's file is mounted at the path in its arguments, and the command accepts it."""
     documents = render({**EVERYTHING, "hugepageProvision": {"enabled": True, "pages": [{"size": "2Mi", "count": 4}]}})
     (init,) = only(documents, "DaemonSet")["spec"]["template"]["spec"]["initContainers"]
-    assert init["args"] == ["provision", "/etc/dra-driver-numa/hugepages.yaml"]
+    assert init["args"] == ["provision", "--pool-root=/host", "/etc/dra-driver-numa/hugepages.yaml"]
     text = next(d["data"]["hugepages.yaml"] for d in documents if "hugepages.yaml" in d.get("data", {}))
     targets = plan(discover(captured("32intel64-2p8co2t+8ve")), read_requested(yaml.safe_load(text), "hugepages.yaml"))
     assert sum(target.pages for target in targets) == 4

@@ -10,8 +10,9 @@ a lost claim may hold is allocated: CPUs that a container is pinned to stay held
   neither (the journal was lost)   all claims of the cluster are listed, minutes apart
 
 If the claim still exists and is allocated to this node, its record is rebuilt: CPUs from the containers that run with
-them, memory from the allocation. If it is gone, it is released as soon as no container uses it. NodePrepareResources
-waits a few seconds for lost claims, so that they get their CPUs back before new claims are allocated.
+them or from the journal, memory from the allocation. If it is gone, it is released as soon as no container uses it.
+NodePrepareResources waits a few seconds for lost claims, so that they get their CPUs back before new claims are
+allocated.
 """
 
 import asyncio
@@ -296,7 +297,7 @@ class _ContestedError(Refused):
 def _prepare_lost(
     transaction: Transaction, parsed: DriverClaim, devices: NodeDevices, metadata: MetadataFiles, *, reported: bool
 ) -> bool:
-    """Writes a lost record if it is still lost: it may have been prepared or released while the claim was read.
+    """Writes a lost record if it is still lost: the claim may have been prepared or released while it was read.
 
     The inventory is read under the lock, since CPUs and pages may have disappeared while the claim was read.
 

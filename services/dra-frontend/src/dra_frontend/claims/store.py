@@ -5,7 +5,7 @@ Several instances run at once during an upgrade, so every change is a transactio
 the node. A transaction runs in a worker thread and takes these steps:
 
   1. acquire claims.lock (at most 10 s)
-  2. read the journal and the CDI directory; find released and lost claims; free releases whose containers have ended
+  2. read the journal and the CDI directory; find released and lost claims; end releases whose containers have ended
   3. restore deleted files, then run the change: it decides with the ledger and writes or removes claim files
   4. write the journal, publish the new ledger, release the lock, and report the changes to the backend
 
@@ -88,7 +88,7 @@ class RecordNews:
 
 @dataclass(slots=True, eq=False)
 class ClaimStore:
-    """Gives access to the claims. Reading is free; changes go through :meth:`transact`."""
+    """Gives access to the claims. Reading needs no lock; changes go through :meth:`transact`."""
 
     _files: ClaimFiles
     _journal: Journal
@@ -320,7 +320,7 @@ class ClaimStore:
         The other instance's backend has confirmed that no container of the claim is left, but the latest reports of
         this instance's backend may be older. They would make the claim look lost, and it would be rebuilt with CPUs
         that may now belong to another claim. Reports made after the change are trusted. While the node's claims are not
-        listed, a finished release keeps an entry.
+        listed, a finished release keeps its entry in the journal.
         """
         listed = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
         before = self._ledger.files.keys() | self._ledger.releasing.keys() | self._present.keys()

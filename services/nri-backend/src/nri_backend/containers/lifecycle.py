@@ -49,7 +49,7 @@ class Phase(_HashedByIdentity):
     """The start hook is running: its cgroup exists and is being set up, and its process waits for the answer."""
     LISTED = auto()
     """The runtime listed it as created when this instance connected. It may start at any time without an event, so it
-    is treated as running; but a cgroup that was never seen does not mean that it has ended."""
+    is treated as running. If its cgroup was never seen, it need not have ended."""
     RUNNING = auto()
     """Its process may run."""
     ENDING = auto()

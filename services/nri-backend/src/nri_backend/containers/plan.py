@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes plans, the desired files of a container's cgroup and of the cgroups above it, and the differences from them.
+"""Computes plans (the desired files of a container's cgroup and of the cgroups above it) and the differences from them.
 
 A plan is computed from the state at the moment when its job begins, not when the job was requested, and is then applied
 in a thread while the state may change. It is therefore immutable and contains everything that the thread needs.
@@ -201,8 +201,8 @@ def misplaced(state: NodeState) -> list[Tracked]:
         wanted |= beside & state.host.online
         # A container of the driver's pod follows the pod's cgroup, and its own cpuset may be narrower.
         lazy = kind.own_pod or (state.lazy and not kind.exclusive)
-        # If all claims are partitions, only the siblings of a claim must leave its CPUs. A sibling that was not seen
-        # yet may have started before the claim's record appeared.
+        # If all claims are partitions, only the siblings of a claim's container must leave its CPUs. A sibling that
+        # was not seen yet may have started before the claim's record appeared.
         unseen = kind.cpus is None and (held or kind.excluded) and not kind.exclusive
         if unseen or (kind.cpus and not (kind.cpus <= wanted if lazy else kind.cpus == wanted)):
             found += state.started(ids)
@@ -285,8 +285,8 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
 def needs_no_thread(tracked: Tracked) -> bool:
     """Returns True if a start reads only the container's own cgroup, and writes only limits if the cpuset is in sync.
 
-    That is the case for a container that has no claims and has not been a partition. It is not for a container in a
-    sandbox, whose cgroup is that of the pod, and for those of the driver's own pod.
+    That is the case for a container that has no claims and has not been a partition. It is not the case for a
+    container in a sandbox, whose cgroup is that of the pod, or for those of the driver's own pod.
     """
     identity = tracked.identity
     special = identity.own_pod or identity.sandboxed or tracked.observed.partition

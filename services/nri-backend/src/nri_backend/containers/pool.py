@@ -6,7 +6,7 @@ computes the ``Pool`` from these files and from the CPUs of the containers that 
 
 Held CPUs. The CPUs of a claim are *held* if the pool must exclude them. In pool mode that is the case for every claim.
 In partition mode it is the case if the claim may be shared by several containers, if its container also uses the pool,
-if its record cannot be read, if the kernel has refused a partition for it, or if a container of it runs that is not a
+if its record cannot be read, if the kernel has refused a partition for it, or if one of its running containers is not a
 partition. The CPUs of all other claims stay in the pool, so that no container has to be moved when such a claim appears
 or disappears: when its container becomes a partition, the kernel removes the CPUs from the effective cpusets of all
 other containers, and it returns them when the partition ends.
@@ -17,8 +17,8 @@ held: partitions may take all of it at any time, and the kernel then lets its me
 which include the held ones (docs/adr/0013-partitions.md). A container's own part of the pool also lacks its
 ``excluded`` CPUs, those of other claims in its pod, as far as something remains without them.
 
-Eight CPUs with 0 reserved, a claim A of 1-3 whose container is a partition, and a claim B of 4-5 that is shared in its
-pod:
+Eight CPUs with CPU 0 reserved, a claim A of 1-3 whose container is a partition, and a claim B of 4-5 that is shared in
+its pod:
 
                                    held       pool    pool members run on
   partition mode                   4-5        1-3,6-7 6-7 (the kernel removes 1-3)

@@ -145,10 +145,10 @@ def apply_at_start(
     """Applies the plan of a container that is being started, unless another container is on its CPUs.
 
     Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not seen.
-    So one file of each container that would have to leave is read first, in the same job as the writes: no other job of
-    this process moves a container in between. The plans in ``before``, of siblings that have not started, are applied
-    first. If one of them fails, the kernel refuses the partition. ``record`` is called if no problem remains. Raises
-    nothing that is foreseen.
+    So one file of each container that would have to leave the claim's CPUs is read first, in the same job as the
+    writes: no other job of this process moves a container in between. The plans in ``before``, of siblings that have
+    not started, are applied first. If one of them fails, the kernel refuses the partition. ``record`` is called if no
+    problem remains. Raises nothing that is foreseen.
     """
     done, entitlement, path = Outcome(plan.tracked.id), plan.tracked.entitlement, plan.tracked.identity.cgroup
     if entitlement.claims:
@@ -371,7 +371,7 @@ def _pod_own(
     sizes = {hugepage_files(size)[0]: size for size in plan.page_sizes}
     if original is None or not original.keys() >= sizes.keys():
         original = tree.read_limits(path, sizes)
-        # A raise neither adds nor lowers a limit, so a missing limit or a limit of 0 is the original one.
+        # A raise never creates or lowers a limit, so a missing limit or a limit of 0 is the original one.
         if any(original.values()):
             noted = notes.load(path)
             original = {file: own_limit(limit, noted.get(file)) for file, limit in original.items()}

@@ -482,7 +482,7 @@ class Auditor:
     async def _reap(self, *, vanished: bool) -> None:
         """Marks containers as stopped if the runtime has reported their end and their last process has ended.
 
-        Every round does this, since a start that waits for their CPUs may have its deadline before the next tick. With
+        Every round does this, since a start that waits for their CPUs may reach its deadline before the next tick. With
         ``vanished``, it includes containers that were taken for ended because their cgroup was gone: a mount may have
         hidden it.
         """

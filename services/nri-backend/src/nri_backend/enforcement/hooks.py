@@ -286,12 +286,12 @@ class Enforcer:
         """Takes the claims from earlier attempts to create the same container that have not been started.
 
         Not every runtime reports the end of a failed attempt. One without a cgroup is forgotten. One with a cgroup may
-        exist as long as the pod: CRI-O creates the cgroup in CreateContainer, with a process that waits for the start,
-        and if the kubelet is restarted before StartContainer, it creates the container again and leaves the attempt to
-        its garbage collection, which retains the latest dead container of each name. Its cpuset contains the CPUs of
-        the claims, and the kernel refuses a partition beside a sibling's cpuset that overlaps with it. The attempt is
-        therefore treated as a sibling without claims that has not started: its cgroup gets other CPUs before the new
-        attempt becomes a partition (plans_before_partition).
+        exist as long as the pod: CRI-O creates the cgroup in CreateContainer, with a process that waits for the start.
+        If the kubelet is restarted before StartContainer, it creates the container again. It leaves the first attempt
+        to its garbage collection, which retains the latest dead container of each name. The attempt's cpuset contains
+        the CPUs of the claims, and the kernel refuses a partition beside a sibling's cpuset that overlaps with it. The
+        attempt is therefore treated as a sibling without claims that has not started: its cgroup gets other CPUs before
+        the new attempt becomes a partition (plans_before_partition).
         """
         siblings = self.state.containers.of_pod(tracked.identity.pod.uid)
         earlier = [one for one in siblings if one.identity.name == tracked.identity.name and one.id != tracked.id]
@@ -312,14 +312,14 @@ class Enforcer:
             self._track_unseen(tracked)
 
     async def _start_failed(self, pod: Pod, container: Container) -> None:
-        """Treats a container as running if it is unknown whether it was started. Kills it if it names a claim."""
+        """Treats a container as running, since it is unknown whether it was started. Kills it if it names a claim."""
         tracked = self._tracked(pod, container)
         self._track_unseen(tracked)
         if self.signals.active and tracked.identity.evidence != NO_EVIDENCE:
             await self.starter.kill(tracked)
 
     def _track_unseen(self, tracked: Tracked) -> None:
-        """Stores the container as running on unknown CPUs: claim containers wait until an audit has seen it."""
+        """Stores the container as running on unknown CPUs, so claim containers wait until an audit has seen it."""
         self.state.put(tracked.after(Event.APPLIED).seen(cpus=None))
         self._auditor.request_audit()
 

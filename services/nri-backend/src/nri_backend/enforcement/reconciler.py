@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps cgroups in sync with the state: computes plans, runs the jobs that apply them, and stores the outcomes.
 
-Every change of a container's cgroup but ``cgroup.kill`` (start.py) goes through here, with a different scope: a hook
+Every change of a container's cgroup except ``cgroup.kill`` (start.py) goes through here, with a different scope: a hook
 for one container, the audit for those that may differ, a change of the shared pool for those that are misplaced, a
 partition event for the containers of one pod. The blocking part is apply.py, which node/worker.py runs one job at a
 time.
@@ -200,8 +200,9 @@ class Reconciler:
         containers of its own pod are read: the kernel moves all others, but refuses a partition that overlaps with a
         sibling. A container whose job hangs is left out, since the state already contains all CPUs that it may be on.
 
-        A job of the audit that ran since the container was admitted may have moved others to its CPUs: its plan was
-        that of a pool to which these CPUs still belonged. The state shows them there, and nothing is applied.
+        A job of the audit that ran after the container was admitted may have moved other containers to the container's
+        CPUs, because that job's plan was based on a pool which still contained them. The state then shows the others
+        there, and nothing is applied.
         """
         now = self._state.containers.get(tracked.id) or tracked
         if others := overlapping(self._state, now):

@@ -3,7 +3,7 @@
 
 Other containers may run on these CPUs: members of the shared pool that have not been moved yet, and containers that
 have ended but still have a process. A hook must answer within the runtime's request timeout, and only one job at a time
-may write cgroups. So the hook moves no container itself. It finds the containers that must leave in the state
+may write cgroups. So the hook moves no running container itself. It finds the containers that must leave in the state
 (containers/admission.py), wakes the audit, which moves them, and waits for its progress (``Signals.wait_for_progress``)
 for at most CLEAR_SHARE of the request timeout (budgets.py). If another container is still there, the hook rejects its
 own container with a text that names the other one, and the kubelet retries.
@@ -11,9 +11,9 @@ own container with a text that names the other one, and the kubelet retries.
 CreateContainer waits in ``admit``, so that StartContainer rarely has to. ``enforce`` repeats the wait for
 StartContainer, since both the state and the cgroups may have changed in the meantime. It then runs a job that first
 reads the effective CPUs of the containers that were last seen on other CPUs, and writes nothing if one of them is now
-on the container's CPUs: then the wait begins again. A job applies the plan as of the moment when it begins. If the plan
-has changed when it ends, the job is repeated, at most twice (MAX_TRIES). After that the container starts with the plan
-of the last job, and the audit applies the new one.
+on the container's CPUs: then the hook waits again, until the same deadline. A job applies the plan as of the moment
+when it begins. If the plan has changed when it ends, the job is repeated, at most twice (MAX_TRIES). After that the
+container starts with the plan of the last job, and the audit applies the new one.
 
 A container with a claim whose settings cannot be applied is rejected, and its process is killed, because a runtime may
 start it in spite of the error.
@@ -183,8 +183,8 @@ class Starter:
     async def kill(self, tracked: Tracked) -> bool:
         """Kills every process of a container. Returns True if that was done within KILL_SECONDS.
 
-        The write continues if the hook is cancelled or the time is over. After it a container that may run is ENDING. A
-        failure is logged.
+        The write continues if the hook is cancelled or the time is over. Once killed, a container that may run is
+        ENDING. A failure is logged.
         """
         if not tracked.identity.cgroup or tracked.identity.sandboxed:
             self._failed(tracked.id, tracked.problem or "it has no cgroup of its own")

@@ -188,7 +188,7 @@ class CgroupWorker:
         job.passed_by = True
         name = job.current
         if not name:
-            # Every thread is busy with other work. What the job would write later would be out of date.
+            # The job has not begun, since every thread is busy. What it would write later would be out of date.
             running.cancel()
             return
         self.stuck[name] = running, self._clock()

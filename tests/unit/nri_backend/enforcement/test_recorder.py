@@ -248,6 +248,8 @@ async def test_a_start_that_is_cancelled_during_the_write_leaves_a_whole_record(
     async with enforcing(Node(memory, records=SlowWrites)) as node:
         env = node.claim(ONE)
         start = asyncio.create_task(node.run("claim", *env))
+        # The disk may be busy with the cleanup of the first audit before the job of the start has begun.
+        await node.until(lambda: node.enforcer.reconciler.recorder._starting)
         records = await slow_write(node)
         start.cancel()
         await asyncio.wait({start})

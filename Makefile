@@ -85,7 +85,7 @@ check-fast: .venv/.done ## Of these what takes seconds and needs all files; pre-
 	$(BIN)/python -m hack.commits
 	$(BIN)/python -m hack.chart_schema --check
 	$(BIN)/python -m hack.state_api --check
-	$(BIN)/python -m hack.command_reference --check
+	PYTHONPATH=services/kubectl-numa/src $(BIN)/python -m hack.command_reference --check
 	$(BIN)/python -m hack.metrics_tables --check
 	$(BIN)/python -m hack.configuration_table --check
 	$(BIN)/python -m hack.version --check
@@ -110,7 +110,7 @@ state-api: .venv/.done ## Generate docs/state-api.md from the models of the stat
 	$(BIN)/python -m hack.state_api
 
 command-reference: .venv/.done ## Generate docs/command-reference.md from the help texts of all programs
-	$(BIN)/python -m hack.command_reference
+	PYTHONPATH=services/kubectl-numa/src $(BIN)/python -m hack.command_reference
 
 metrics-tables: .venv/.done ## Generate the tables of docs/metrics.md from the metrics of both services
 	$(BIN)/python -m hack.metrics_tables

@@ -117,6 +117,18 @@ def test_pools_may_be_mounted_elsewhere(host: Host, tmp_path: Path) -> None:
     assert pool.read_text() == "301\n"
 
 
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_an_error_of_a_pool_names_the_root_of_the_pools(
+    host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    """The same file exists below --host-root, which would mislead a reader of the message."""
+    missing = tmp_path / "missing"
+    assert host.provision({"size": "2M", "count": 301}, flags=("--pool-root", str(missing), *flags)) == 2
+    text = capsys.readouterr().err
+    assert text.startswith(f"dra-frontend: --pool-root {missing}: /sys/")
+    assert str(host.root) not in text
+
+
 def test_several_files_are_one_plan(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """Contradictions between the files are reported in one clear line, and nothing is written."""
     files = [host.path / name for name in ("a.yaml", "b.yaml")]

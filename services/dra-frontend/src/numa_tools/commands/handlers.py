@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.settings import load_settings, open_host
@@ -176,7 +177,13 @@ def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
     requested = [one for file in arguments.files for one in read_requested(read_yaml(file), file)]
     targets = plan(discover(tree), requested)
     pools = KernelPools(HostTree(arguments.pool_root) if arguments.pool_root else tree)
-    rows = preview(targets, pools) if arguments.dry_run else provision(targets, pools, arguments.timeout)
+    try:
+        rows = preview(targets, pools) if arguments.dry_run else provision(targets, pools, arguments.timeout)
+    except HostTreeError as error:
+        if not arguments.pool_root:
+            raise
+        # The caller would add the root of the machine, which is another one.
+        raise ConfigError(f"--pool-root {arguments.pool_root}", [str(error)]) from error
     failed = any(row["short"] or "problem" in row for row in rows)
     for_people = arguments.output in _PEOPLE
     shown = rows_table(rows) if for_people else structured(provision_report(rows), arguments.output)

@@ -220,8 +220,8 @@ class Config(Section):
     enforcement: Literal["enforce", "observe"] = "enforce"
     """``observe``: the driver changes nothing on the node, reports what it would write, and refuses claims."""
     reserved_cpus: Annotated[CpuList, Field(alias="reservedCPUs")] = frozenset()
-    """CPUs for the system, such as ``"0-1,64-65"``. They are never in a claim, and in the shared pool only if claims
-    hold all other CPUs. All of them must exist."""
+    """CPUs for the system, such as ``"0-1,64-65"``. New claims do not get them, and they are in the shared pool only if
+    claims hold all other CPUs. All of them must exist."""
     reserved_memory: Annotated[tuple[ReservedMemory, ...], Field(strict=False)] = ()
     """Memory and hugepages that are never offered: a list of ``{numaNode, limits: {memory, hugepages-2Mi, ...}}``. If
     no entry has ``memory``, the reserve of the kubelet is used."""

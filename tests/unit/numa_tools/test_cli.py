@@ -349,7 +349,7 @@ def test_the_help_names_deprecated_flags_and_the_version(capsys: pytest.CaptureF
         cli.main(["--help"])
     told = " ".join(capsys.readouterr().out.split())
     for flag, key in DEPRECATED_FLAGS.items():
-        assert f"{flag} VALUE deprecated, use {key} in the file" in told
+        assert f"{flag} VALUE deprecated, use {key} in the configuration file" in told
     assert cli.main(["version"]) == 0
     assert capsys.readouterr().out == f"dra-frontend {__version__}\n"
 

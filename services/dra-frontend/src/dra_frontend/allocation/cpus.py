@@ -30,9 +30,9 @@ from dra_frontend.devices.model import CpuDevice, DeviceKind
 from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import NoCpusError, allocate
 
-# Maximum number of orders in which the results of one device are tried. Up to four results are tried in all 24 orders,
-# more results in at most as many. The number is lower if the largest machine would otherwise take longer than a tenth
-# of a second, because other claims wait that long.
+# Maximum number of orders in which the results of one device are tried: all 24 orders of up to four results, and at
+# most 24 of more results. The number is lower if the largest machine would otherwise take longer than a tenth of a
+# second, because other claims wait in the meantime.
 _PERMUTED: Final = 4
 _MAX_ORDERS: Final = 24
 _MAX_CHOICES: Final = 64

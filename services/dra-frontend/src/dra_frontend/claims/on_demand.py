@@ -152,7 +152,7 @@ class LabelledClaims:
 
 
 class HugepagesOnDemand:
-    """Sizes the configured pools to what claims need."""
+    """Resizes the configured pools to the pages that claims need."""
 
     def __init__(
         self,

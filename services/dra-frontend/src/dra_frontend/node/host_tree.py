@@ -123,7 +123,7 @@ class HostTree:
 
 
 def on_node(host_root: str, path: str) -> str:
-    """Returns a path of the node as this process sees it: below the host root, or unchanged if that is this machine's.
+    """Returns the path of a node's file for this process: below the host root, or the same path on the node itself.
 
     The service's pod mounts sysfs and procfs of the node below the host root, and its own directories under their own
     paths.

@@ -84,7 +84,7 @@ def claim_too_big(stage: Stage) -> None:
 NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
     nri_off: {
         "doctor": ("[runtime.nri]", "enable NRI and set nriSocket to its socket"),
-        "explain waiting": ("nri-backend is not connected to the container runtime", "check that NRI is on"),
+        "explain waiting": ("nri-backend is not connected to the container runtime", "check that NRI is enabled"),
     },
     gate_off: {"doctor": ("(feature gate DRAConsumableCapacity). [api.gates]", "enable it in the API")},
     static_cpu_manager: {"doctor": ("CPU manager is static. [kubelet.cpu-manager]", "set cpuManagerPolicy: none")},
@@ -92,7 +92,7 @@ NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
         "doctor": ("reservedCPUs: CPU 1 is offline", "bring it online, or remove it from the setting"),
         "explain cpu/1": ("CPU 1: offline: switched off in the kernel, although reservedCPUs names it", ""),
     },
-    claim_too_big: {"explain greedy": ("cpudevnuma000 gives 12 of dra.cpu/cpu at most, 17 wanted", "ask for less")},
+    claim_too_big: {"explain greedy": ("cpudevnuma000 gives 12 of dra.cpu/cpu at most, 17 wanted", "request less")},
 }
 """For each fault and command: the text that names the fault, and the one with the remedy."""
 

@@ -125,7 +125,7 @@ def test_packages_are_determined_by_masks_and_ids(changes: Changes, second: int,
     [
         (
             each("cache/index3/shared_cpu_map", "03\n", "06\n", "0c\n", "18\n", "30\n", "60\n", "c0\n", "81\n"),
-            "names CPU 1",
+            "includes CPU 1",
         ),
         (each("cache/index3/shared_cpu_map", "x\n"), "'x' is not a CPU mask"),
         (each("cache", None), ""),
@@ -143,7 +143,7 @@ def test_cpus_without_an_l3_have_none_and_stay(changes: Changes, doubt: str) -> 
 @pytest.mark.parametrize(
     ("file", "text", "doubt"),
     [
-        ("shared_cpu_map", "03\n", "names CPU 0, which another file groups with different CPUs"),
+        ("shared_cpu_map", "03\n", "includes CPU 0, which another file groups with different CPUs"),
         ("shared_cpu_map", "02\n", "which another file groups with different CPUs"),
         ("shared_cpu_map", "0d\n", "does not include CPU 1 itself"),
         ("shared_cpu_map", "zz\n", "'zz' is not a CPU mask"),

@@ -232,7 +232,7 @@ def test_the_archive_contains_no_secret(
     assert "is not a regular file" in files["node/manifest.json"]
 
 
-def test_the_archive_on_standard_output(host: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_an_archive_for_stdout(host: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     """A container may have neither a writable path nor tar. Errors are reported on standard error."""
     assert cli.main(["gather", "--host-root", str(host), "-o", "-"]) == 0
     printed = capfdbinary.readouterr()

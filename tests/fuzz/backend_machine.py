@@ -36,7 +36,7 @@ EVENTS: Final = 48
 _BYTES: Final = 4
 _HEAD: Final = 2
 _PAUSES: Final = (0.0, 0.0, 0.0, 0.03, 0.03, TICK, TICK, FULL)
-_DELAYS: Final = (0.0, 0.0, 0.0, 0.0, 0.0005, 0.002)
+_DELAYS: Final = (None, None, 0.0, 0.0, 0.0005, 0.002)
 _EXCLUSIVITY: Final = ("auto", "auto", "pool", "partition")
 _ERRORS: Final = (errno.EPERM, errno.ENOSPC, errno.EBUSY, errno.EINVAL)
 _CPU_KINDS: Final = ("exclusive", "exclusive", "exclusive", "isolated", "pod", "mixed")
@@ -375,7 +375,7 @@ def _config(bits: int) -> Config:
     )
 
 
-def _delays(number: int) -> Iterator[float]:
+def _delays(number: int) -> Iterator[float | None]:
     random = Random(number)
     while True:
         yield random.choice(_DELAYS) if number else 0.0

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Untrusted input cannot make a parser fail or use much CPU time. ``make fuzz`` runs more inputs."""
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.fuzz.__main__ import TARGETS, fuzz
 from tests.fuzz.corpus import SHORT, inputs
 from tests.fuzz.reduce import reduced
 from tests.fuzz.target import FuzzError, Target, check
+from tests.fuzz.virtual_time import run
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
@@ -89,3 +91,17 @@ def test_a_failing_trace_is_reduced_to_the_events_that_it_needs() -> None:
 def test_an_input_that_is_not_a_trace_is_not_reduced() -> None:
     """Half of a document would fail for another reason."""
     assert reduced(Target("faulty", _fails_at_a_brace, _JSON), b"{}") == b"{}"
+
+
+def test_a_job_without_a_delay_ends_before_its_caller_continues() -> None:
+    """With any delay the caller continues first, so that traces take both ways through the backend's worker."""
+    order: list[str] = []
+
+    async def program() -> None:
+        for name in ("at once", "later"):
+            job = asyncio.get_running_loop().run_in_executor(None, order.append, f"job {name}")
+            order.append(f"caller {name}")
+            await job
+
+    run(program, iter((None, 0.0)))
+    assert order == ["job at once", "caller at once", "caller later", "job later"]

@@ -16,8 +16,11 @@ from tests.rigs.virtual_clock import VirtualClock
 class VirtualLoop(asyncio.SelectorEventLoop):
     """A loop with such a clock, which starts at 0."""
 
-    def __init__(self, delays: Iterator[float]) -> None:
-        """``delays`` are the seconds until each job for a thread starts."""
+    def __init__(self, delays: Iterator[float | None]) -> None:
+        """``delays`` are the seconds until each job for a thread starts, or None if it ends before the caller goes on.
+
+        The worker of the backend then gets the result without another turn of the loop (HOLD_SECONDS).
+        """
         self._virtual = VirtualClock()
         self._delays = delays
         super().__init__(self._virtual)
@@ -29,7 +32,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Runs a job on the loop after the next delay. A job whose future is cancelled before does not run."""
         future = self.create_future()
-        self.call_later(next(self._delays), _run_job, future, func, args)
+        if (delay := next(self._delays)) is None:
+            _run_job(future, func, args)
+        else:
+            self.call_later(delay, _run_job, future, func, args)
         return future
 
 
@@ -44,7 +50,7 @@ def _run_job(future: asyncio.Future[Any], func: Callable[..., Any], args: tuple[
         future.set_result(result)
 
 
-def run(program: Callable[[], Coroutine[Any, Any, None]], delays: Iterator[float]) -> None:
+def run(program: Callable[[], Coroutine[Any, Any, None]], delays: Iterator[float | None]) -> None:
     """Runs a program to its end, and cancels its remaining tasks. Raises what the program raises.
 
     An error in a callback of the loop, which no task can see, is raised at the end.

@@ -34,7 +34,7 @@ MAX_VALUES: Final = 200_000
 """Maximum number of values in one document with its aliases expanded. The largest Kubernetes object has fewer."""
 _MAX_NUMBER: Final = 40
 """Maximum length of a number, since the time to parse one grows with the square of its length."""
-# Exceptions that PyYAML raises for a scalar that does not fit its explicit tag, such as `!!bool x` or `!!timestamp x`.
+# Exceptions that PyYAML raises for a scalar that does not fit its explicit tag, such as `!!bool x` or `!!int ''`.
 _INVALID: Final = (yaml.YAMLError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
 DEPRECATED_FLAGS: Final = {
@@ -140,6 +140,11 @@ class _StrictLoader(yaml.SafeLoader):
         text = self.construct_scalar(node)
         return bool(_TRUE.match(text)) or (not _FALSE.match(text) and self.construct_yaml_bool(node))
 
+    def reject(self, node: Any) -> Any:
+        """Raises ConstructorError for a tag whose value has no equivalent in JSON."""
+        text = f"the tag {node.tag.replace(_tag(''), '!!')} is not allowed, its value cannot be written as JSON"
+        raise ConstructorError(None, None, text, node.start_mark)
+
     def _number_text(self, node: Any) -> str:
         text = str(self.construct_scalar(node))
         if len(text) > _MAX_NUMBER:
@@ -154,6 +159,8 @@ def _tag(name: str) -> str:
 _StrictLoader.add_constructor(_tag("int"), _StrictLoader.construct_integer)
 _StrictLoader.add_constructor(_tag("float"), _StrictLoader.construct_float)
 _StrictLoader.add_constructor(_tag("bool"), _StrictLoader.construct_boolean)
+for _name in ("binary", "timestamp", "set", "omap", "pairs"):
+    _StrictLoader.add_constructor(_tag(_name), _StrictLoader.reject)
 # Resolvers by first character. If several match, the first one is used.
 _StrictLoader.yaml_implicit_resolvers = {
     **{first: [(_tag("bool"), _TRUE), (_tag("bool"), _FALSE)] for first in "yYtToOfF"},

@@ -76,6 +76,15 @@ def test_a_document_is_bounded_before_it_is_expanded(text: str, why: str) -> Non
         parse_yaml(text.encode(), "some.yaml")
 
 
+@pytest.mark.parametrize(
+    "text", ["!!binary aGk=", "!!timestamp 2001-01-01", "!!set {a, b}", "!!omap [a: 1]", "!!pairs [a: 1]"]
+)
+def test_a_value_that_json_does_not_have_is_refused(text: str) -> None:
+    """Otherwise ``simulate`` would fail when it measures the parameters of a claim as JSON."""
+    with pytest.raises(ConfigError, match=f"line 1: the tag {text.split(maxsplit=1)[0]} is not allowed"):
+        parse_yaml(f"a: {text}".encode(), "file")
+
+
 def test_as_many_levels_as_the_limit_are_read() -> None:
     """Documents with aliases are accepted up to that depth."""
     assert parse_yaml(b"[" * 64 + b"]" * 64, "some.yaml")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make bench``: measures a driver with fakes for its neighbours, and writes bench.json and bench.html."""
+"""``make bench``: measures a driver with fakes of the components around it, and writes bench.json and bench.html."""
 
 import sys
 from collections.abc import Sequence

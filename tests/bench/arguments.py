@@ -16,7 +16,7 @@ MODES: Final = {
     "partition": "Kernel with cpuset partitions (Linux 6.7 or later)",
     "pool": "Kernel without cpuset partitions",
 }
-"""Titles of the imitated kernels by the values of --exclusivity."""
+"""Titles of the imitated kernels, by value of --exclusivity."""
 _BOTH: Final = ("dra.cpu", "dra.memory")
 _QUICK: Final[dict[str, Any]] = {
     "exclusivity": ["partition"],
@@ -60,9 +60,9 @@ class Plan:
     idle: float
     """Seconds in which an idle driver is observed."""
     settle: float
-    """Seconds before that, in which the work of the last pods is completed."""
+    """Seconds before that observation, in which work for the last pods is completed."""
     pause: float
-    """Seconds before each Prepare."""
+    """Pause before each Prepare, in seconds."""
     pairs: int
     """Prepares that are simulated in memory."""
 

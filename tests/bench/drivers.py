@@ -32,7 +32,7 @@ class DriverError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """A driver with the commands of its processes."""
+    """A driver and the commands that start its processes."""
 
     name: str
     revision: str
@@ -50,7 +50,7 @@ class Driver:
 
 
 def this_driver(frontend: str = "", backend: str | None = None) -> Driver:
-    """Returns the driver of this working tree, or given commands in its place."""
+    """Returns the driver of this working tree, or the one that is given by its commands."""
     commands = (frontend or OUR_FRONTEND, OUR_BACKEND if backend is None else backend)
     if frontend:
         return Driver(_program(frontend), "given by --frontend", *commands)

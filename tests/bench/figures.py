@@ -104,9 +104,9 @@ class Report(_Model):
     seconds: float
     """Duration of the run."""
     host: dict[str, str]
-    """Facts about the machine that ran the benchmark, by their names."""
+    """Facts about the machine that ran the benchmark, by name."""
     settings: dict[str, str]
-    """Settings of the run, by their names."""
+    """Settings of the run, by name."""
     modes: dict[str, str]
     """Titles of the imitated kernels, by their keys."""
     drivers: list[DriverUnderTest]

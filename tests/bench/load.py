@@ -87,7 +87,7 @@ class Load:
                 self.plain.append(box)
 
     def _anew(self, pod: StagePod) -> StagePod:
-        """Replaces a pod whose claim the driver has forgotten in a restart by another one."""
+        """Replaces a pod whose claim the driver lost in a restart."""
         if pod.claim is None:
             raise StageError("a container without a claim is refused")
         count = len(self._taken(pod))
@@ -100,7 +100,7 @@ class Load:
     def settle(self, pod: StagePod) -> float:
         """Waits until no plain container is on the CPUs of a claim. Returns the seconds, or 2 s if that never happens.
 
-        If the kernel keeps others off, there is nothing to wait for.
+        If the kernel keeps other containers off these CPUs, there is nothing to wait for.
         """
         began = time.monotonic()
         if self._stage.settings.partitions:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readings of a process from the kernel: CPU time, context switches of each thread, and memory."""
+"""A process's statistics from the kernel: CPU time, context switches of each thread, and memory."""
 
 import re
 import time

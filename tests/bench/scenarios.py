@@ -73,7 +73,7 @@ def _claim_pod(stage: Stage, load: Load, pause: float, settle: Callable[[Any], f
 
 @dataclass(slots=True)
 class _Record:
-    """The calls that kubelet and runtime made while it was open, and the CPU time that the driver used."""
+    """Calls that kubelet and runtime made while the record was open, and the CPU time that the driver used."""
 
     cpu: dict[str, float] = field(default_factory=dict)
     """CPU seconds of each process."""
@@ -106,7 +106,7 @@ def programs(stage: Stage) -> dict[str, Process]:
 
 
 def restart(stage: Stage, load: Load) -> Iterator[Sample]:
-    """Restarts the driver with one more claim than before that has no container yet, and then the runtime."""
+    """Adds a claim without a container, then restarts the driver and after it the runtime."""
     pod = load.pod(_MEASURED_CPUS)
     pod.prepare()
     load.settle(pod)

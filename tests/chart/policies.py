@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart's ValidatingAdmissionPolicies, evaluated as the API server does: their CEL, applied to a request."""
+"""The chart's ValidatingAdmissionPolicies, evaluated as the API server would evaluate them: their CEL, applied to a
+request.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -21,12 +23,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def policy(name: str, values: Mapping[str, Any] | None = None) -> Document:
-    """Returns the spec of a policy, by the end of its name."""
+    """Returns the spec of the policy whose name has this suffix."""
     return _spec("ValidatingAdmissionPolicy", name, values)
 
 
 def binding(name: str, values: Mapping[str, Any] | None = None) -> Document:
-    """Returns the spec of its binding."""
+    """Returns the spec of the policy's binding."""
     return _spec("ValidatingAdmissionPolicyBinding", name, values)
 
 

@@ -15,7 +15,7 @@ from numa_tools.doctor.sources.inquiry import RIGHTS
 from tests.chart.helm import only, render
 from tests.chart.policies import policy
 
-# In addition to the patch of resourceclaims/status the server requires this permission, for a resource that does not
+# In addition to patch on resourceclaims/status, the server requires this permission, for a resource that does not
 # exist.
 SINCE_1_36 = ("associated-node:patch", "resource.k8s.io", "resourceclaims/driver")
 

@@ -63,7 +63,7 @@ def test_what_the_driver_publishes_is_allowed(operation: str, node: str) -> None
 def test_slices_of_other_nodes_and_drivers_are_rejected(
     operation: str, document: Document, node: str | None, text: str
 ) -> None:
-    """A token can only change the slices of one node and of this driver."""
+    """A token can change only this driver's slices of one node."""
     assert text in judge(SLICES, operation, document, user=caller(node))
 
 

@@ -126,6 +126,6 @@ def test_the_site_lists_every_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_of_prose_are_short_enough_for_reviews(page: Path) -> None:
-    """A change of a sentence should be a change of a line; rows of tables and code cannot be wrapped."""
+    """A changed sentence should appear as a changed line; table rows and code cannot be wrapped."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")] == []

@@ -39,7 +39,7 @@ OF_API = {
 
 
 def texts() -> Iterator[str]:
-    """Returns every text in the sources of the doctor, without docstrings; inserted values are replaced by a space."""
+    """Returns every string in the doctor's sources except docstrings; each inserted value is replaced by a space."""
     for path in SOURCES:
         tree = ast.parse(path.read_text())
         skipped = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
@@ -57,7 +57,7 @@ TEXTS = [one for one in texts() if " " in one]
 
 
 def named(pattern: str) -> set[Any]:
-    """Returns the matches of a pattern in the texts, of which there must be at least one."""
+    """Returns the pattern's matches in the texts. There must be at least one."""
     found = {match for text in TEXTS for match in re.findall(pattern, text)}
     assert found, pattern
     return found

@@ -24,7 +24,7 @@ from tests.rigs.trees import captured, write_tree
 POLICY = policy("parameters")
 SECTIONS: dict[str, type[Section]] = {CPU_DRIVER: CpuConfig, MEMORY_DRIVER: MemoryConfig}
 NOT_THERE = {"isolcpus: only", "isolated: only", "coreType: performance", "coreType: efficiency"}
-"""Parameters that are valid and ask for CPUs which the simulated machine does not have."""
+"""Valid parameters that request CPUs which the simulated machine does not have."""
 MISTYPED = [
     *[("cpuConfig", "quota", word) for word in ("on", "yes", "1", '"no"', "[lift]", "OFF_")],
     *[("cpuConfig", "irqs", word) for word in ("off", "no", "on", "0")],

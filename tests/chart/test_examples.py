@@ -93,7 +93,7 @@ def cluster(published: Inventory) -> list[Document]:
 
 
 def create(server: str, document: Document) -> Document:
-    """Creates an object. It is an error if the server rejects it, or if its kind is neither served nor excepted."""
+    """Creates an object. Fails if the server rejects it, or if its kind is neither served nor exempt."""
     metadata = {key: value for key, value in document["metadata"].items() if key != "labels"}
     answer: Document = ask_http(server, PATHS[document["kind"]], "POST", {**document, "metadata": metadata})
     return answer
@@ -201,8 +201,8 @@ def claimed(found: list[Document], driver: str, key: str) -> int:
 
 @pytest.mark.parametrize("path", CLAIMING, ids=lambda path: path.stem)
 def test_every_pod_is_guaranteed(path: Path) -> None:
-    """Claims do not count for the QoS class, so their CPUs and memory are also in the container's requests. Hugepages
-    would count twice.
+    """Claims do not count toward the QoS class, so their CPUs and memory are also in the container's requests.
+    Hugepages would count twice.
     """
     found = documents(path)
     (spec,) = [spec for spec in map(pod_spec, found) if spec]
@@ -270,7 +270,7 @@ def test_a_shell_can_read_both_sets_of_cpus(tmp_path: Path) -> None:
 
 def test_kueue_counts_the_claims_of_the_job() -> None:
     """The page maps classes of the chart to published capacities, and the queue covers the amounts of the job. A job
-    with a class without a mapping, or with a resource that no queue covers, never starts.
+    never starts if its class has no mapping or if no queue covers one of its resources.
     """
     root = Path(__file__).parents[2]
     config = yaml.safe_load((root / "docs/quota.md").read_text().split("```yaml\n")[2].split("```")[0])

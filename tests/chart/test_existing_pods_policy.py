@@ -116,7 +116,7 @@ def claims_of(document: Document) -> dict[str, str]:
     ],
 )
 def test_whole_cpus_of_guaranteed_pods_become_claims(given: list[Document], expected: dict[str, str]) -> None:
-    """There is one claim for each container; the rest of the pod is unchanged, so that it stays Guaranteed."""
+    """There is one claim for each container; the rest of the pod is unchanged, so it stays Guaranteed."""
     before = pod(*given, priority=7)
     after = mutated(before)
     assert claims_of(after) == expected
@@ -175,9 +175,7 @@ def test_the_policy_is_valid_in_every_release(release: str, served: str) -> None
 
 
 def test_a_virtual_machine_gets_the_claim_of_the_example() -> None:
-    """KubeVirt 1.9 creates such a pod: the machine's resources with an overhead of memory, and small helper
-    containers.
-    """
+    """KubeVirt 1.9 creates such a pod: the machine's resources with a memory overhead, and small helper containers."""
     found = list(yaml.safe_load_all((CHART.parents[1] / "examples/kubevirt.yaml").read_text()))
     (machine,) = [one["spec"]["domain"] for one in found if one["kind"] == "VirtualMachineInstance"]
     (template,) = [one["metadata"]["name"] for one in found if one["kind"] == "ResourceClaimTemplate"]

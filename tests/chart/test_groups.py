@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of nodes in one release: each node has one DaemonSet, and a change of one group does not affect the others."""
+"""Groups of nodes in one release: each node has one DaemonSet, and changing one group does not affect the others."""
 
 import itertools
 from typing import Any

@@ -84,7 +84,7 @@ def test_pools_of_one_group_affect_its_pods_only() -> None:
 
 
 def matched(claim: Document, **values: Any) -> bool:
-    """Returns True if the policy changes a claim; an error of a condition does not count if another one is false."""
+    """Returns True if the policy changes a claim; an error in a condition does not count if another one is false."""
     results: list[bool | None] = []
     context = cel.Context({"object": claim})
     for condition in only(render({**ON, **values}), "MutatingAdmissionPolicy")["spec"]["matchConditions"]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node tests' translation of the rendered pod: changing a field changes the calls of the runtime, or the field is
-rejected by name.
+"""The node tests' translation of the rendered pod: changing a field changes the runtime calls, or the field is rejected
+by name.
 """
 
 import copy
@@ -168,7 +168,7 @@ def test_a_restart_has_the_next_attempt_and_a_log_of_its_own() -> None:
 
 
 def test_named_ports_of_probes_are_resolved() -> None:
-    """A probe uses the number of the named port, with the intervals of the chart."""
+    """A probe uses the number of the named port, with the chart's intervals."""
     probe = translated(probes={"readiness": {"periodSeconds": 7}}).containers[1].probes["readiness"]
     assert (probe.path, probe.port, probe.period, probe.timeout) == ("/readyz", 8081, 7, 5)
 

@@ -126,7 +126,7 @@ def test_the_page_lists_every_metric_with_its_type() -> None:
 
 
 def test_the_values_of_every_label_are_explained() -> None:
-    """Users need them for queries. The version of a build and the number of a NUMA node need no explanation."""
+    """Users need them for queries. A build's version and a NUMA node's number need no explanation."""
     table = PAGE.split("\n## Values of labels\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", table, re.MULTILINE)
     explained = {
@@ -189,8 +189,8 @@ def test_labels_in_alert_texts_exist_in_their_result() -> None:
 
 
 def test_an_alert_reports_a_missing_node() -> None:
-    """A pod that is gone has no series with the value 0, so the alert checks for the absence of one that every frontend
-    has.
+    """A pod that is gone leaves no series with the value 0, so the alert checks for the absence of a series that every
+    frontend exports.
     """
     (gone,) = [rule["expr"] for rule in alerts() if rule["alert"] == "DraNumaGone"]
     remembered = set(re.findall(r"last_over_time\((\w+)\[1h\]\)", gone))

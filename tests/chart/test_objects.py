@@ -63,7 +63,7 @@ MATRIX: dict[str, Document] = {
         "extraVolumes": [{"name": "more", "emptyDir": {}}],
     },
     **{path.stem: yaml.safe_load(path.read_text()) for path in sorted(EXAMPLES.glob("*.yaml"))},
-    # Texts that YAML parses as another type without quotes.
+    # Strings that YAML parses as another type unless they are quoted.
     "apparmor": {"appArmorProfile": "RuntimeDefault"},
     "digits": {
         **EVERYTHING,
@@ -411,7 +411,7 @@ def classes(values: Document) -> dict[str, list[str]]:
 
 
 def test_the_default_device_classes_are_the_documented_ones() -> None:
-    """There are four classes by default, and one for each further page size that is configured."""
+    """There are four classes by default, and one for each additional page size that is configured."""
     assert classes({}).keys() == {"dra.cpu", "dra.memory", "dra.hugepages-2m", "dra.hugepages-1g"}
     own = classes(MATRIX["own"])
     assert own.keys() == {"dra.cpu", "dra.memory", "dra.hugepages-64k", "dra.hugepages-512m"}

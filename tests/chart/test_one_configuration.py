@@ -151,7 +151,9 @@ ROWS = [(text, True) for text in ACCEPTED.split("\n") if text] + [(text, False) 
 
 
 def by_the_program(path: Path) -> Config | None:
-    """Returns the configuration that a container reads from a file, or None if it does not start with it."""
+    """Returns the configuration that a container reads from a file, or None if the container does not start with that
+    file.
+    """
     try:
         return load_config(str(path))
     except ConfigError:

@@ -42,7 +42,7 @@ def objects(schema: Any) -> list[Document]:
 
 
 def test_unknown_keys_are_rejected_at_every_level() -> None:
-    """A misspelt key is an error; only values that charts share (global) may have further keys."""
+    """A misspelt key is an error; only values that charts share (global) may have other keys."""
     schema = values_schema()
     assert schema["properties"].pop("global")
     found = objects(schema)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make demo``: the main task of both services on this machine's own topology, with fakes; no root, no cluster.
+"""``make demo``: runs the main task of both services on this machine's own topology with fakes, without root or a
+cluster.
 
-Everything that is shown was checked: if a fact is not as expected, the exit status is not 0 and a sentence says why.
+Everything that is shown was checked: if a fact is not as expected, the exit status is not 0 and a sentence gives the
+reason.
 """
 
 import argparse

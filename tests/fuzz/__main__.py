@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make fuzz``: runs parsers of untrusted input, and random traces of a node, in turn for a number of minutes. An
-input that fails is stored in build/fuzz, with traces reduced to the necessary events, and the exit status is 1.
-``python -m tests.fuzz --input FILE`` runs it again: the file's name begins with that of its target.
+"""``make fuzz``: runs parsers of untrusted input, and random traces of a node, one after the other for a number of
+minutes. An input that fails is stored in build/fuzz, with traces reduced to the necessary events, and the exit status
+is 1. ``python -m tests.fuzz --input FILE`` runs it again: the file's name begins with that of its target.
 """
 
 import argparse
@@ -74,12 +74,12 @@ def keep(folder: Path, target: Target, data: bytes) -> Path:
 
 
 def fuzz(targets: Sequence[Target], minutes: float, number: int, folder: Path) -> bool:
-    """Runs the targets in turn, prints a line for each, and returns True if no input failed."""
+    """Runs the targets one after the other, prints a line for each, and returns True if no input failed."""
     runs = [Run(target, endless(target, number)) for target in targets]
     ends = time.monotonic() + minutes * 60
     while True:
         for run in runs:
-            # A target that fails at every other input would fill the disk.
+            # A target that fails on every second input would fill the disk.
             if run.failures < 5:
                 run.turn(folder, min(_TURN_SECONDS, minutes * 60 / len(runs)))
         if time.monotonic() > ends:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A randomised state machine for the backend: an input is a trace of events on a node, and the oracle checks each step.
 
-The first two bytes choose the kernel, the configuration and the delays of threads. Each further group of four bytes is
-one event: its kind, two arguments, and how much time passes after it. An event that is impossible is skipped, so every
-input is a valid trace, and the same input always gives the same trace. ``python -m tests.fuzz --input FILE`` repeats
-one that failed; with ``TRACE=1`` in the environment the events are printed.
+The first two bytes choose the kernel, the configuration and the delays of threads. Each following group of four bytes
+is one event: its kind, two arguments, and how much time passes after it. An event that is impossible is skipped, so
+every input is a valid trace, and the same input always gives the same trace. ``python -m tests.fuzz --input FILE``
+repeats a failed trace. With ``TRACE=1`` in the environment, the events are printed.
 """
 
 import errno
@@ -74,7 +74,7 @@ _TABLE: Final = tuple(name for name, weight in _WEIGHTS.items() for _ in range(w
 
 
 class Machine:
-    """Turns events into actions on the world, and runs the oracle after each."""
+    """Turns events into actions on the world, and runs the oracle after each event."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -133,7 +133,7 @@ class Machine:
         self.world.write_record(mixed(record, "0-3") if name == "mixed" else record)
 
     def _prepare_again(self, claim: Claim, users: list[Box]) -> None:
-        """Writes the same record, with its owner as the backend reports it."""
+        """Writes the same record, with the owner that the backend reports."""
         record = claim.record
         assert record is not None
         holders = [box for box in users if claim.uid in box.held and record.reserves(box.pod.uid)]
@@ -164,7 +164,7 @@ class Machine:
         self.world.shake(TICK, doubt=False)
 
     async def add_user(self, first: int, second: int) -> None:
-        """Lets another pod use the claim as well."""
+        """Adds another pod that uses the claim."""
         claim = self._claim(first)
         if claim is not None and claim.readable and claim.record is not None:
             uid = self.world.pod_uid(second % PODS)
@@ -198,7 +198,7 @@ class Machine:
         return box
 
     async def _answered(self, what: str, box: Box, act: Callable[[], Awaitable[None]]) -> bool:
-        """Lets the backend decide about a container, and compares the decision with the oracle's."""
+        """Has the backend decide whether a container may start, and compares the decision with the oracle's."""
         verdict, before, rejection = expected(self.world, box), self.world.active, None
         try:
             await act()
@@ -217,7 +217,7 @@ class Machine:
 
     async def start(self, first: int, _second: int) -> None:
         box = self._box(first, "created")
-        # The process that waits for the start is in the cgroup, so if the cgroup is gone there is nothing to start.
+        # The process that waits to be started is in the cgroup, so without the cgroup there is nothing to start.
         if box is not None and not box.superseded and self.world.exists(box):
             await self._started(box)
 
@@ -337,7 +337,7 @@ class Machine:
         """Only lets time pass."""
 
     async def end(self) -> None:
-        """Removes every claim with its containers, and lets a new claim use their CPUs."""
+        """Removes every claim with its containers, and gives their CPUs to a new claim."""
         world = self.world
         world.heal()
         world.hotplug(CPUS)
@@ -405,8 +405,8 @@ def trace(data: bytes) -> None:
 
 def written(head: int, script: str) -> bytes:
     """Returns a trace given as events of the form ``name first second pause``. The pause is t for a tick of the audit,
-    f for a full audit, or omitted. A number that is omitted is 0. The container that a number chooses is counted among
-    those in the right phase, oldest first; 0 is the driver's own.
+    f for a full audit, or omitted. A number that is omitted is 0. A number chooses among the containers in the right
+    phase, oldest first; 0 is the driver's own container.
     """
     events = [event.split() for event in script.split(";")]
     found = bytearray((head, 0))
@@ -418,7 +418,7 @@ def written(head: int, script: str) -> bytes:
 
 
 SCRIPTS: Final = (
-    # Others leave the CPUs of a claim and get them back.
+    # Other containers leave a claim's CPUs and get them back.
     "run 0; prepare 1 8; run 1 1 t; run 2 0 t; stop 2 t; unprepare 0 t; rest f",
     "run 0; prepare 32 8; run 0 1 t; run 6 1 t; stop 1 t; run 1 t; stop 2 t; unprepare f",
     # A container was created before a claim of its pod was prepared, and starts after the container of the claim.
@@ -439,10 +439,10 @@ SCRIPTS: Final = (
     "prepare 0 8; run 0 1 t; kill; linger 1; run 6 1; begin f; vanish 1 f",
     # A container names a claim of another pod, one without a record, and one that another container owns.
     "prepare 1 8; run 0 192; run 1 57; run 1 1 t; run 4 1; unprepare t; create 4 1",
-    # A process remains of a container that was removed, or of one whose cpuset another writer has just changed.
+    # A process of a removed container remains, or one of a container whose cpuset another writer has just changed.
     "prepare 0 8; run 0 1 t; linger 1; unprepare; run 1 t; remove 1 t; run 2 t",
     "run 0 t; linger 1; prepare 1 8 t; run 1 1 t; remove 1; rest t",
-    # A process remains of a container whose partition is then invalidated by the cpuset of a sibling.
+    # A container's process remains while a sibling's cpuset invalidates the container's partition.
     "run 0; prepare 0 8; run 6 1 t; linger 2; foreign_write 1 255 f; run 1 t; vanish 2 f; run 2 t",
     "prepare 0 8; prepare 1 8; run 0 1; run 1 1; run 2 t; foreign_write 1 255; linger 1 f",
     # The kubelet is restarted before it starts a container, and creates it again; the backend is restarted as well.

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the backend against what the kernel shows, by the rules of DESIGN.md and without the backend's own state.
+"""Checks the backend against the kernel's state, by the rules of DESIGN.md and without the backend's own state.
 
 1. No other process runs on the CPUs of a running claim: not when its container or the other one starts, and otherwise
 not for longer than one tick of the audit. 2. A container with a valid claim has exactly its CPUs, NUMA nodes and pages,
 or was rejected with a text. 3. A container without an obstacle is not rejected: the reason of an earlier rejection does
-not outlive its cause. 4. Nothing is lost: when the claims are gone, others have their CPUs back, and pods have the
-kubelet's limits.
+not outlive its cause. 4. Nothing is lost: when the claims are gone, other containers have their CPUs back, and pods
+have the kubelet's limits.
 
-Each rule raises AssertionError with the container and the CPUs. A rule has to wait for events that the backend learns
-of only by its audit (``World.unquiet``). A container is excused while the kernel rejects writes to its files and the
+Each rule raises AssertionError with the container and the CPUs. A rule has to wait for events that the backend only
+discovers in its audit (``World.unquiet``). A container is excused while the kernel rejects writes to its files and the
 backend reports a problem.
 """
 
@@ -62,7 +62,7 @@ def _claim_verdict(world: World, box: Box, uid: str) -> bool | None:
         uid in other.held and other.pod.uid == box.pod.uid and world.exists(other) for other in users
     ):
         return False
-    # For the backend such a container exists until its pod or its next attempt ends, so it may own the claim.
+    # The backend keeps such a container until its pod or its next attempt ends, so it may own the claim.
     phantom = any(user != box.user and user[0] == box.pod.uid for user in world.phantoms)
     alone = not phantom and record.owner is None and len(record.reserved_for) == 1
     return True if alone and (record.sharing == "pod" or not users) else None
@@ -112,7 +112,7 @@ def check_started(world: World, box: Box) -> None:
 
 
 def check_settled(world: World) -> None:
-    """Checks all containers after the time that the backend has to handle the events."""
+    """Checks all containers after the time allowed for the backend to handle the events."""
     if world.active is None or world.unquiet:
         return
     for problem in world.active.enforcer.problems:
@@ -139,7 +139,7 @@ def _check_partition(world: World, box: Box) -> None:
     """Checks that no container is an invalid partition: if it ended now, the kernel would lose its CPUs (ADR 29).
 
     A partition whose CPUs are all offline can be repaired only when one is online again. The kernel has returned its
-    CPUs and removed it from its list of partitions (remote_partition_disable()), so its end does no harm.
+    CPUs and removed it from its list of partitions (remote_partition_disable()), so its end is harmless.
     """
     text = world.kernel.get(box.path, PARTITION) if isinstance(world.kernel, PartitionTree) else ""
     assert "invalid" not in text or "hotplug" in text, f"{box.id} ({box.phase}) is a partition that is {text}"
@@ -166,7 +166,7 @@ def _judging(world: World, *boxes: Box) -> Iterator[None]:
 
 
 def _note_held(world: World, box: Box) -> None:
-    """Records the claims that a container must have got without a start that the backend has seen."""
+    """Records the claims that a container must have received although the backend has not seen its start."""
     if box.phase == "running" and not world.errors:
         box.held |= {uid for uid in box.named if _claim_verdict(world, box, uid)}
 

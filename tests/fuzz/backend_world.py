@@ -59,7 +59,7 @@ class KilledError(BaseException):
 
 @dataclass(slots=True)
 class Power:
-    """Number of writes that an instance may still make; None means any number."""
+    """Number of writes that the instance may still make; None means unlimited."""
 
     left: int | None = None
     dead: bool = False
@@ -132,19 +132,21 @@ class Box:
     named: dict[str, AllocationRecord]
     """Records of the claims in its environment, as they were when it was created."""
     phase: str = "created"
-    """``created``, ``running``, ``lingering`` (ended for the runtime, but a process remains) or ``ended``."""
+    """``created``, ``running``, ``lingering`` (the runtime considers it ended, but a process remains) or ``ended``."""
     held: set[str] = field(default_factory=set)
-    """Claims that an active instance has enforced for it: it keeps them while it is running."""
+    """Claims that an active instance has enforced for the container, which keeps them while it is running."""
     forged: bool = False
-    """Its environment contains values that differ from those of the claims."""
+    """True if its environment contains values that differ from those of the claims."""
     ended_before: object = None
     """The active instance that received its end while a process remained."""
     listed: bool = True
     """Whether the runtime still knows it."""
     superseded: bool = False
-    """Its pod has a later container of the same name, so the kubelet never starts it."""
+    """True if its pod has a later container of the same name, so the kubelet never starts it."""
     may_run: bool = False
-    """A snapshot of the runtime has listed it as created: it may start without an event, so it keeps its claims."""
+    """True if a snapshot of the runtime has listed it as created. It may start without an event, so it keeps its
+    claims.
+    """
 
     @property
     def id(self) -> str:
@@ -211,9 +213,9 @@ class World:
         self.phantoms: set[tuple[str, str]] = set()
         """Pod and name of containers whose creation an instance has answered and another one has rejected."""
         self.unquiet = 0.0
-        """Seconds that must pass before the backend can be expected to have dealt with all that happened."""
+        """Seconds that must pass before the backend can be expected to have handled all events."""
         self.doubt = 0.0
-        """Seconds that must pass before a rejection proves a fault."""
+        """Seconds that must pass before a rejection counts as a fault."""
         self._stamps = self._ids = 0
         self._specs: dict[tuple[str, str], tuple[tuple[str, ...], bool]] = {}
         """Claims of each container, by pod and name, and whether its variables are forged."""
@@ -429,7 +431,7 @@ class World:
         return Box(one, of, cgroup_directory(one.cgroups_path), named, forged=forged)
 
     async def create(self, box: Box) -> None:
-        """Creates a container, and its cgroup with the values in the response. Raises RejectedError."""
+        """Creates a container, and its cgroup with the values from the response. Raises RejectedError."""
         one = box.container
         for instance in tuple(self.instances):
             if not instance.connected:
@@ -541,7 +543,7 @@ class World:
         self.generations[number] += 1
 
     def sweep(self) -> None:
-        """Removes the containers that are gone for runtime and kernel."""
+        """Removes the containers that neither the runtime nor the kernel knows."""
         for box in tuple(self.boxes.values()):
             if box.phase == "lingering" and not self.exists(box):
                 box.phase = "ended"

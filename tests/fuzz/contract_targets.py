@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers that both services use: for the CDI directory, environments and the configuration file."""
+"""Parsers that both services use for the CDI directory, environments and the configuration file."""
 
 import json
 import tempfile
@@ -44,7 +44,7 @@ def _page_size(data: bytes) -> None:
 def _record(data: bytes) -> None:
     record = parse_record(parse_json(data, cdi.MAX_CLAIM_FILE, "record", "fuzzed"))
     name = cdi_file_name(record.driver, record.claim.uid)
-    # Any text that can be parsed can be written, and is then the same.
+    # Any text that can be parsed can also be written, and is then unchanged.
     file = cdi.parse_claim_file(name, cdi.dump_claim_file(record))
     assert file.record is None or file.record == record
 
@@ -57,7 +57,7 @@ class _Directory:
         self._file = Path(self._held.name, _NAME)
 
     def read(self, data: bytes) -> None:
-        """Reads it as the services do at their start, and once more without a change."""
+        """Reads the directory as the services do at their start, and once more without a change."""
         self._file.write_bytes(data)
         directory = ClaimDirectory(self._held.name)
         view = directory.refresh()

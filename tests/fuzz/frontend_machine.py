@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random traces of a node against the frontend's claim core, with an oracle.
 
-An input is a trace: its bytes choose the machine, the claims and what happens to them, and nothing else is random. The
-frontends run with their background tasks, on a simulated clock and with real files; the trace simulates the kubelet,
-the API server, the backend, the administrator and the kernel. ``frontend_oracle`` contains the rules.
+An input is a trace: its bytes choose the machine, the claims and the events, and nothing else is random. The frontends
+run with their background tasks, on a simulated clock and with real files; the trace simulates the kubelet, the API
+server, the backend, the administrator and the kernel. ``frontend_oracle`` contains the rules.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ class Trace(Node):
                 return [cpus, huge], [], True
 
     def _fits(self, results: list[dict[str, Any]]) -> bool:
-        """Returns True if a scheduler that does not over-allocate would allocate these results."""
+        """Returns True if a scheduler that never over-allocates could allocate these results."""
         for wanted in results:
             key = wanted["driver"], wanted["pool"], wanted["device"]
             device = self.inventory.devices.get(key)
@@ -245,11 +245,11 @@ class Trace(Node):
             self.beat(one)
 
     async def do_wait(self) -> None:
-        """Lets some seconds pass."""
+        """Advances the clock by some seconds."""
         await asyncio.sleep((0.1, 1, 2, 4, 12, 30)[self.input.number(6)])
 
     async def do_later(self) -> None:
-        """Lets enough time pass for every retry and for the comparison of all claims."""
+        """Advances the clock far enough for every retry and for the comparison of all claims."""
         for instance in self.instances:
             instance.frontend.now += 700
         await asyncio.sleep(2 + self.input.number(8))
@@ -311,7 +311,7 @@ class Trace(Node):
         await self.begin(self.input.number(24) if what == 5 else None)
 
     async def do_kill(self) -> None:
-        """Arranges that an instance is killed after a number of file operations."""
+        """Schedules the death of an instance after a number of file operations."""
         self.instance().operations_left = self.input.number(24)
 
     async def do_second(self) -> None:
@@ -333,7 +333,7 @@ class Trace(Node):
         self.api.endless = self.input.number(4) == 3
 
     async def do_delete(self) -> None:
-        """Deletes or deallocates a claim, replaces it by another one of the same name, or makes it unreadable for a
+        """Deletes or deallocates a claim, replaces it with another one of the same name, or makes it unreadable for a
         while.
         """
         claim, how = self.pick(lambda one: one.exists), self.input.number(6)
@@ -393,7 +393,7 @@ class Trace(Node):
         self.offline, self.pages = _OFFLINE[0], (PAGES, PAGES)
         while len(self.instances) > 1:
             await self.do_second()
-        # A list of claims that failed is repeated within a minute.
+        # A failed list of claims is repeated within a minute.
         await asyncio.sleep(70 if self.on_demand else 0)
         (instance,) = self.instances
         instance.backend_is_up = True

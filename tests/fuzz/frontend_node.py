@@ -77,13 +77,13 @@ class Node:
         """A reader of the journal that the instances share. If the file is damaged, the last entries count."""
         self.instances: list[Instance] = []
         self.claims: list[Claim] = []
-        """Every claim of the trace, also of those that are gone."""
+        """Every claim of the trace, including the ones that are gone."""
         self.calls: list[Call] = []
         self.numbers = count(1)
         self.lives = count(1)
         self.steps: list[str] = []
         self.broken: BrokenRuleError | None = None
-        """A rule that an answer to the kubelet broke."""
+        """A rule that was broken by a response to the kubelet."""
         disk.after_job = self._after_job
 
     # The frontends.
@@ -127,7 +127,7 @@ class Node:
         instance.start(each_tick(partial(self._beat, instance)))
 
     def _after_job(self, process: Process) -> None:
-        """Updates the claims that a process remembers, and those that are lost with it."""
+        """Updates the claims that a process remembers, and those that would be lost with the process."""
         assert isinstance(process, Instance)
         if process.dead:
             process.memory = {}
@@ -137,12 +137,12 @@ class Node:
             process.memory = {key: cpus for key, cpus in seen.items() if key not in self.oracle.unprepared}
 
     def forget(self) -> None:
-        """Lets the oracle record which claims have lost everything that contains their CPUs."""
+        """Has the oracle record which claims' CPUs are no longer recorded anywhere."""
         alive = [one for one in self.instances if not one.dead]
 
         def remembered(key: Key, cpus: frozenset[int]) -> bool:
             # Either of two processes may get the next call. One that started after the loss knows nothing, and one that
-            # has not read the files since an earlier loss may know other CPUs.
+            # has not read the files since an earlier loss may have other CPUs in memory.
             if alive and all(one.memory.get(key) == cpus for one in alive):
                 return True
             requests = Journal(self.path / "claims.journal").read().cpus.get(key, {})
@@ -172,7 +172,7 @@ class Node:
         self.beat(instance)
 
     def beat(self, instance: Instance) -> None:
-        """Renews the lease of an instance's backend, with the reports of all containers unless they are delayed."""
+        """Renews the lease of the instance's backend, with the reports of all containers unless they are delayed."""
         if not instance.backend_is_up or instance.dead:
             return
         made, reports = instance.frontend, None

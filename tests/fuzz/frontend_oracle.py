@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules that every trace of the frontend's claim core must keep, checked from the outside.
 
-The oracle knows the responses that the kubelet got, the running containers, and the claim files as the container
-runtime reads them. The trace also passes the claims that a frontend remembers; the oracle reads no other memory of it.
+The oracle knows the responses to the kubelet, the running containers, and the claim files as the container runtime
+reads them. The trace also passes the claims that a frontend remembers; the oracle reads no other memory of it.
 """
 
 import json
@@ -89,8 +89,8 @@ class Promise:
     """The response to the kubelet."""
     cpus: frozenset[int]
     survives: bool
-    """True while its file, the memory of a live process or a running container contains its CPUs. If all are lost, the
-    claim may get other CPUs; its pages stay allocated.
+    """True while the claim's CPUs are recorded somewhere: in its file, in the memory of a live process, or on a running
+    container. If all three are lost, the claim may get other CPUs; its pages stay allocated.
     """
     pages: Mapping[str, int]
     """Bytes of hugepages by device."""
@@ -144,7 +144,7 @@ class Oracle:
         return self.over_allocating and self.journal_was_lost and self.claim_was_lost
 
     def lose_journal(self) -> None:
-        """Records the loss: without the journal, an allocated claim may be taken for a prepared one."""
+        """Records the loss: without the journal, an allocated claim may be mistaken for a prepared one."""
         self.journal_was_lost = True
         self.unprepared.clear()
 
@@ -159,9 +159,9 @@ class Oracle:
         self.leaving.discard(key)
 
     def forget(self, remembered: Callable[[Key, frozenset[int]], bool]) -> None:
-        """Records which promises have lost everything that contains their CPUs.
+        """Records the promises whose CPUs are no longer recorded anywhere.
 
-        ``remembered`` returns for a claim and its CPUs whether the processes or the journal contain them.
+        For a claim and its CPUs, ``remembered`` returns True if a process or the journal contains them.
         """
         files = read_files(self.directory)
         for key, promise in self.promises.items():
@@ -190,7 +190,7 @@ class Oracle:
         self.leaving.discard(key)
 
     def note_capacity(self, capacity: Mapping[str, int]) -> None:
-        """Records the bytes that the node has before they change; claims may get their pages before the next check."""
+        """Records the node's bytes before they change; claims may get their pages before the next check."""
         for device, size in capacity.items():
             self._capacity[device] = max(size, self._capacity.get(device, 0))
 
@@ -200,12 +200,13 @@ class Oracle:
         """Checks that no claim was given hugepages that the node does not have or that belong to other claims.
 
         ``sizes`` are the bytes of each claim by device, ``capacity`` those of the node. The node may have had more
-        pages since the last check; claims that have their pages keep them. So do those in ``kept``, UIDs of claims that
-        are unprepared while the backend has not confirmed the end of their containers.
+        pages since the last check; claims that have their pages keep them. The claims in ``kept`` also keep theirs:
+        these are UIDs of claims that are unprepared while the backend has not confirmed the end of their containers.
 
-        A claim in ``leaving`` whose file is lost is in none of these, but a frontend that remembers it still holds its
-        pages and may write the file again: it is then not a new holder, unless another claim got pages in the meantime.
-        The same holds for a released claim that was rebuilt because the journal was lost, if its file is lost later.
+        A claim in ``leaving`` whose file is lost belongs to neither group, but a frontend that remembers it still holds
+        its pages and may write the file again. The claim is then not a new holder, unless another claim got pages in
+        the meantime. The same holds for a released claim that was rebuilt because the journal was lost, if its file is
+        lost later.
         """
         files = [uid for driver, uid in read_files(self.directory) if driver == KINDS["memory"]]
         promised = [uid for driver, uid in self.promises if driver == KINDS["memory"]]

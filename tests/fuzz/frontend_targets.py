@@ -112,7 +112,7 @@ def _quantity(data: bytes) -> None:
 
 
 def _judged(document: Any) -> list[str]:
-    """Parses and allocates a claim as Prepare does; returns the text of the rejection."""
+    """Parses and allocates a claim as Prepare does; returns the text of the refusal."""
     view = parse_claim(document)
     view.is_for(claims.NODE, "u")
     parsed = [
@@ -153,7 +153,7 @@ def _manifests(data: bytes) -> None:
 
 
 def _archive(data: bytes) -> None:
-    """Unpacks an archive, as one that is attached to a bug report."""
+    """Unpacks an archive such as one attached to a bug report."""
     with tempfile.TemporaryDirectory(prefix="fuzz") as held:
         root = Path(held, "into")
         with suppress(OSError):
@@ -505,7 +505,7 @@ TARGETS = [
         st.lists(spoilt(_manifests_made), max_size=3).map(lambda found: b"\n---\n".join(map(written, found))),
         (ConfigError, ManifestError),
         # Only the person who runs the command passes files to it; PyYAML reads 64 KiB of the smallest tokens in this
-        # time. Hundreds of inputs of that length would take minutes, so only the bombs have it.
+        # time. Hundreds of inputs of that length would take minutes, so only the bombs are that long.
         milliseconds=3000,
         most_bytes=8 << 10,
         bombs=(

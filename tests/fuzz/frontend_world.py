@@ -166,7 +166,7 @@ class Claim:
     exists: bool = True
     """True while the API server contains it, allocated and with this UID."""
     called: set[str] = field(default_factory=set)
-    """Drivers that the kubelet has called for it since it was unprepared."""
+    """Drivers that the kubelet has called for the claim since it was unprepared."""
 
     def pages_of(self, driver: str) -> Mapping[str, int]:
         """Returns the bytes of hugepages that one driver prepares, by device."""
@@ -180,7 +180,7 @@ class Instance(Process):
         super().__init__()
         self.frontend = frontend
         self.memory: dict[Key, frozenset[int]] = {}
-        """CPUs by claim, of claims whose files the process has seen and whose release it has not."""
+        """CPUs by claim, for claims whose files the process has seen but whose release it has not."""
         self.generation = 0
         self.backend_runs = 0
         """Number of times that the backend was ended or started again."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduces a failing trace to the events that are necessary for the failure."""
+"""Reduces a failing trace to the events that the failure requires."""
 
 import time
 from typing import Final

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A parser of untrusted input with its requirements: only its own exceptions, within a bounded CPU time."""
+"""A parser of untrusted input and its requirements: it raises only its own exceptions and uses bounded CPU time."""
 
 import signal
 import time

@@ -30,7 +30,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.now
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """Runs a job on the loop after the next delay. A job whose future is cancelled before does not run."""
+        """Runs a job on the loop after the next delay. A job whose future is cancelled before that does not run."""
         future = self.create_future()
         if (delay := next(self._delays)) is None:
             _run_job(future, func, args)
@@ -51,7 +51,7 @@ def _run_job(future: asyncio.Future[Any], func: Callable[..., Any], args: tuple[
 
 
 def run(program: Callable[[], Coroutine[Any, Any, None]], delays: Iterator[float | None]) -> None:
-    """Runs a program to its end, and cancels its remaining tasks. Raises what the program raises.
+    """Runs a program to its end, and cancels its remaining tasks. Raises the program's exception.
 
     An error in a callback of the loop, which no task can see, is raised at the end.
     """

@@ -30,7 +30,7 @@ _P = ParamSpec("_P")
 
 
 def taking(attack: Callable[Concatenate[Field, _P], Iterator[str]]) -> Callable[_P, Run]:
-    """Turns an attack with further parameters into a function that takes them and returns an attack on a field."""
+    """Turns an attack with additional parameters into a function that accepts them and returns an attack on a field."""
 
     def made(*arguments: _P.args, **named: _P.kwargs) -> Run:
         return lambda field: contextmanager(attack)(field, *arguments, **named)
@@ -54,7 +54,7 @@ class Attack:
 
 
 SETTINGS: dict[Actor, StageSettings] = {
-    # With reserved CPUs the shared pool is only a part of the machine, which a forger of the pool needs.
+    # With reserved CPUs, the shared pool is only a part of the machine, as an attack that forges the pool requires.
     Actor.POD_AUTHOR: StageSettings(reserved_cpus="0,16"),
     # Claims may name their CPUs only with this setting.
     Actor.CLAIM_AUTHOR: StageSettings(config={"groupBy": "machine"}),

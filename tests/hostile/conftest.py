@@ -33,7 +33,7 @@ class Fields:
         if self._actor is not actor:
             self.close()
             ports = self._port(), self._port()
-            # It has its own machine tree, because an attack may change it.
+            # The node has its own machine tree, because an attack may change it.
             frontend, backend = commands(ports)
             settings = SETTINGS.get(actor, StageSettings())
             settings = replace(settings, host_root=self._root(), frontend=frontend, backend=backend)

@@ -21,7 +21,7 @@ AGENT = "dra-driver-numa"
 _T = TypeVar("_T")
 OPEN_FILES = Path(__file__).with_name("open_files.py")
 _PATIENCE = 20.0 * PATIENCE
-"""Seconds for which the simulated kubelet retries; a real one retries for ever."""
+"""Seconds for which the simulated kubelet retries; a real one retries indefinitely."""
 
 
 def commands(ports: tuple[int, int]) -> tuple[str, str]:
@@ -102,7 +102,7 @@ class Field:
         self.stage.kill_backend(self.instance)
 
     def start_backend(self) -> None:
-        """Starts it again as the kubelet does, and waits until both are ready."""
+        """Starts the backend again as the kubelet does, and waits until both are ready."""
         self.instance.backend.start()
         self.ready()
         self._pids = self._present()

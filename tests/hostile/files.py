@@ -49,7 +49,7 @@ def with_entries(field: Field, *entries: Callable[[Path], object]) -> Iterator[s
         time.sleep(_SCANS)
         heard = _told(field)
     finally:
-        # A container runtime also reads this entry and may hang for ever.
+        # A container runtime also reads this entry and may hang forever.
         for path in paths:
             _remove(path)
     yield heard

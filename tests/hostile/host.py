@@ -39,7 +39,7 @@ def _cdi_directory_replaced(field: Field) -> Iterator[str]:
 
     with field.victim():
         before = records()
-        # It is removed in one step, so that a concurrent writer cannot prevent that.
+        # The file is removed in one step, so a concurrent writer cannot prevent the removal.
         directory.rename(directory.with_name("old"))
         directory.mkdir()
         shutil.rmtree(directory.with_name("old"))
@@ -49,7 +49,7 @@ def _cdi_directory_replaced(field: Field) -> Iterator[str]:
 
 @taking
 def _with_fifo(field: Field, path_of: str) -> Iterator[str]:
-    """Replaces a host file by a FIFO, on which every plain read or write hangs, for two rounds."""
+    """Replaces a host file with a FIFO, on which every plain read or write hangs, for two rounds."""
     path = field.settings.host_root / path_of
     aside = path.with_name("aside")
     path.rename(aside)

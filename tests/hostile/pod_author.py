@@ -61,7 +61,7 @@ def _log_line(field: Field) -> Iterator[str]:
 
 @contextmanager
 def _the_whole_pool(field: Field) -> Iterator[str]:
-    """Starts while no instance enforces, and so runs with the whole pool that its environment names."""
+    """Starts a container while no instance enforces, so it runs with the whole pool that its environment names."""
     with field.pod() as pod:
         field.kill_backend()
         box = pod.run(env=[f"DRA_CPUSET_{_ANY}={format_cpu_list(field.pool)}"])
@@ -78,7 +78,7 @@ def _the_whole_pool(field: Field) -> Iterator[str]:
 
 @contextmanager
 def _a_group_of_its_own(field: Field) -> Iterator[str]:
-    """Starts a container that creates a sub-cgroup with the name of crun's in its own cgroup."""
+    """Starts a container that creates a sub-cgroup in its own cgroup, with the same name as crun's."""
     with field.pod() as pod:
         box = pod.run()
         (box.directory / "container").mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates ``values.schema.json`` of the chart, and the table of values in its README, from the models of the values.
+"""Generates the chart's ``values.schema.json`` and the values table in its README from the models of the values.
 
 ``python -m hack.chart_schema`` writes both. With ``--check`` it fails if one of them differs.
 """
@@ -37,8 +37,9 @@ _PEER_VALUES = (
     "sysfsOverlay",
 )
 _PEER_KEY = "bindAddress"
-"""Values of dra-driver-cpu's chart, and a key of its driverConfig. The schema allows them, so that the chart can reject
-them with a hint to their replacement."""
+"""Values of dra-driver-cpu's chart, and a key of its driverConfig. The schema allows them so that the chart itself can
+reject them and name their replacements.
+"""
 # With "--set" the value 0 is a number. The chart converts it to text and validates that.
 _OTHERWISE = {"reservedCPUs": {"type": ["string", "integer"]}}
 """Values that Helm reads as another type: "--set driverConfig.reservedCPUs=0" is a number. The chart converts it."""
@@ -65,7 +66,7 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
 
 
 def _with_former_names(schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema of a configuration that also allows the former names of settings and of their values."""
+    """Returns a configuration's schema, which also allows the earlier names of settings and values."""
     if "anyOf" in schema:
         return {**schema, "anyOf": [_with_former_names(one) for one in schema["anyOf"]]}
     if "properties" not in schema:

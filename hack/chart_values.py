@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model of the chart's values, from which ``values.schema.json`` and the table in the chart's README are generated.
 
-Objects of the Kubernetes API (affinity, resources, ...) are not validated here, since the API server does that. Texts
+Objects of the Kubernetes API (affinity, resources, ...) are not validated here, since the API server does that. Strings
 that are often misspelled are validated in ``_checks.tpl`` instead of by a pattern: Helm would only print the pattern
 that does not match, while ``_checks.tpl`` explains the mistake.
 """
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 Kubernetes = dict[str, Any]
-"""An object of the Kubernetes API, or a part of one, that is rendered without a change."""
+"""An object of the Kubernetes API, or a part of one, that is rendered unchanged."""
 Texts = dict[str, str]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Duration = Annotated[str, Field(pattern=r"^[0-9]+(ms|s|m|h)$")]
@@ -62,11 +62,11 @@ class Component(Values):
     resources: Resources
     """Requests and limits of the container."""
     extra_args: list[str]
-    """Further arguments of the process."""
+    """Additional arguments for the process."""
     extra_env: list[Kubernetes]
-    """Further environment variables of the container."""
+    """Additional environment variables for the container."""
     extra_volume_mounts: list[Kubernetes]
-    """Further volume mounts of the container; see extraVolumes."""
+    """Additional volume mounts for the container; see extraVolumes."""
 
 
 class HugePages(Values):
@@ -93,7 +93,7 @@ class LabelPolicy(Values):
     """The MutatingAdmissionPolicy that labels claims for hugepages on demand."""
 
     enabled: bool
-    """Labels claims for such hugepages by a MutatingAdmissionPolicy. Otherwise set the label yourself."""
+    """Labels claims for such hugepages with a MutatingAdmissionPolicy. Otherwise set the label yourself."""
     classes: list[Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]]
     """Your own DeviceClasses for such hugepages, in addition to those of the chart."""
 
@@ -157,7 +157,7 @@ class TolerateMissing(Switch):
     """The ValidatingAdmissionPolicy for the annotation dra-driver-numa/tolerate-missing."""
 
     namespaces: list[Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]]
-    """Namespaces besides that of the driver in which pods may have this annotation."""
+    """Namespaces, in addition to the driver's own, in which pods may have this annotation."""
 
 
 class AdmissionPolicy(Values):
@@ -229,11 +229,11 @@ class DeviceClasses(Values):
     create: bool
     """Creates the DeviceClasses. false: another release has created them."""
     hugepage_sizes: list[str]
-    """Page sizes, each with a class dra.hugepages-<size>."""
+    """Page sizes for which a class dra.hugepages-<size> is created."""
     far_memory: bool
     """Creates classes for memory of NUMA nodes without CPUs (CXL, HBM)."""
     extended_resource: Literal[""] | ExtendedResource
-    """Extended resource by which pods request single CPUs without a claim. Empty: none."""
+    """Extended resource with which pods request single CPUs without a claim. Empty: none."""
 
 
 class HostHugepages(Values):
@@ -254,7 +254,9 @@ class Doctor(Values):
     """The command "dra-frontend doctor" in the driver's pod."""
 
     kubelet_proxy: bool
-    """Grants get on nodes/proxy, by which the doctor reads the kubelet's configuration. values.yaml names the risk."""
+    """Grants get on nodes/proxy, with which the doctor reads the kubelet's configuration. values.yaml explains the
+    risk.
+    """
 
 
 class NetworkPolicy(Values):
@@ -332,7 +334,7 @@ class Tests(Values):
 
 
 class Global(BaseModel):
-    """Values that a chart shares with its dependencies. Other charts may have further values here."""
+    """Values that a chart shares with its dependencies. Other charts may have other values here."""
 
     model_config = ConfigDict(extra="allow", alias_generator=to_camel, use_attribute_docstrings=True)
 
@@ -344,7 +346,7 @@ class ChartValues(Values):
     """Every value of the chart."""
 
     name_override: str
-    """Replaces the chart's name in the names of objects."""
+    """Replaces the chart's name in object names."""
     fullname_override: str
     """Replaces the full name: the name of the release and of the chart."""
     namespace_override: str
@@ -372,9 +374,9 @@ class ChartValues(Values):
     """PriorityClass of the pods."""
     resource_quota: ResourceQuota
     pod_annotations: Texts | None = None
-    """Further annotations of the pods."""
+    """Additional annotations for the pods."""
     pod_labels: Texts | None = None
-    """Further labels of the pods."""
+    """Additional labels for the pods."""
     node_selector: Texts | None = None
     """Nodes on which the driver runs."""
     tolerations: list[Kubernetes] | None = None
@@ -382,7 +384,7 @@ class ChartValues(Values):
     affinity: Kubernetes | None = None
     """Affinity of the pods."""
     host_network: bool
-    """Uses the network of the node, for nodes on which the CNI itself has claims."""
+    """Uses the node's network, for nodes on which the CNI itself has claims."""
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default"]
     """DNS policy of the pods."""
     selinux_type: Annotated[str, Field(alias="selinuxType", pattern=r"^[a-z0-9_]*$")]
@@ -391,7 +393,7 @@ class ChartValues(Values):
     """AppArmor profile of the containers. Empty: the runtime's default on nodes that have AppArmor."""
     probes: Probes
     extra_volumes: list[Kubernetes] | None = None
-    """Further volumes of the pods."""
+    """Additional volumes for the pods."""
     hugepage_provision: HugePageProvision
     hugepages_on_demand: HugepagesOnDemand
     host_hugepages: HostHugepages

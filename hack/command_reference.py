@@ -125,7 +125,7 @@ def _synopsis(parser: argparse.ArgumentParser, shared: dict[str, str]) -> str:
             words.append({"+": f"{name}...", "?": f"[{name}]"}.get(str(one.nargs), name))
     if shared:
         words.append("[OPTION...]")
-    # A space inside brackets is not a place for a line break.
+    # A line must not break at a space inside brackets.
     line = " ".join(word.replace(" ", "\N{NO-BREAK SPACE}") if word != parser.prog else word for word in words)
     indent = " " * (len(parser.prog) + 1)
     folded = textwrap.fill(line, 100, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)

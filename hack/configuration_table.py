@@ -36,7 +36,7 @@ _MORE: Final = {
     "sysfsOverlay": "[another machine](#another-machine-by-sysfsoverlay)",
     "pagePort": "[the page](state-endpoint.md#the-page)",
 }
-"""Links to pages that explain a key, by key."""
+"""For each key, a link to the page that explains it."""
 
 
 def _default(value: Any) -> str:
@@ -64,7 +64,7 @@ def _rows() -> Iterator[str]:
 
 
 def with_table(page: str) -> str:
-    """Returns the page with the present table between its marks. Raises ValueError if a mark is missing."""
+    """Returns the page with the current table between its markers. Raises ValueError if a marker is missing."""
     before, _, rest = page.partition(_BEGINS)
     _, mark, after = rest.partition(_ENDS)
     if not mark:
@@ -74,7 +74,7 @@ def with_table(page: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes or compares; returns the exit status."""
+    """Writes or compares the page and returns the exit status."""
     page = PAGE.read_text()
     text = with_table(page)
     if "--check" not in arguments:

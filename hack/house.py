@@ -15,7 +15,7 @@ MAX_FIELDS: Final = 12
 SOURCES: Final = ("shared/src", "services/dra-frontend/src", "services/nri-backend/src", "services/kubectl-numa/src")
 BACKEND: Final = "services/nri-backend/src/nri_backend"
 _NO_FIELDS: Final = ("ClassVar", "Final")
-"""Annotations of names in a class body that are not fields of its objects."""
+"""Annotations that mark a name in a class body as something other than a field of its objects."""
 
 
 def crowded(root: Path) -> list[str]:

@@ -6,7 +6,7 @@
 
 The images have another interpreter, and byte code without docstrings (hack/image/compile.py).
 
-The figure of a package is the memory that executing its own modules takes. Modules that it imports count for their own
+A package's figure is the memory taken by executing its own modules. Modules that it imports count for their own
 package. Unlike the code of shared libraries, anonymous memory is not shared between processes.
 """
 
@@ -26,7 +26,7 @@ SERVICES: Final = {
     "frontend": ("numa_tools.cli", "--config=/nowhere/config.yaml"),
     "backend": ("nri_backend.__main__", "--version"),
 }
-"""Module with ``main`` of each service, and an argument with which it imports everything and exits."""
+"""For each service, the module with ``main`` and an argument that makes it import everything and exit."""
 _OURS: Final = ("numa_contract", "numa_node", "dra_frontend", "numa_tools", "nri_backend")
 _MIN_KIB: Final = 240
 """Packages below this are combined in one row."""

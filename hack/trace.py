@@ -40,7 +40,7 @@ class Journey:
         """Modules of the functions that wait for the thread in which the calls happen, outermost first."""
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
-        """Records a call. A profile function as described at ``sys.setprofile``."""
+        """Records a call. A profile function as described for ``sys.setprofile``."""
         if self.running and event == "call" and (module := _module(frame)):
             functions, name = self.modules.setdefault(module, {}), frame.f_code.co_qualname
             if not name.endswith(">"):
@@ -81,7 +81,7 @@ def _module(frame: FrameType) -> str:
 
 
 def main() -> None:
-    """Prints the functions of one request, or with ``--aligned`` those of a claim for aligned CPUs and memory."""
+    """Prints the functions called for one request, or, with ``--aligned``, for a claim for aligned CPUs and memory."""
     requests = [cpus(1), memory("16Mi")] if "--aligned" in sys.argv[1:] else [cpus(1)]
     with tempfile.TemporaryDirectory() as directory:
         written = Path(directory, "journeys")

@@ -47,7 +47,7 @@ class Recorder:
         sys.setprofile(self)
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Records a call. A profile function as described at ``sys.setprofile``."""
+        """Records a call. A profile function as described for ``sys.setprofile``."""
         if event != "call":
             return
         if (journey := getattr(self._thread, "journey", None)) is not None:

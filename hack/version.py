@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the version of images, chart and packages. With --check, fails if a file has another: version.py [--check].
+"""Prints the version of images, chart and packages. With --check, fails if a file contains a different one: version.py
+[--check].
 
 The source is ``numa_contract.__version__``, which both services report.
 """
@@ -36,7 +37,7 @@ def said(path: Path, pattern: str) -> str:
 
 
 def faults(version: str) -> list[str]:
-    """Returns a message for each file with another version."""
+    """Returns a message for each file with a different version."""
     found = [
         f"{name}: has {other or 'no version'}, not {version}"
         for name, patterns in COPIES.items()
@@ -51,7 +52,7 @@ def faults(version: str) -> list[str]:
 
 
 def python_faults() -> list[str]:
-    """Returns a message for each file that lacks the lowest supported Python, ``requires-python`` of the contract."""
+    """Returns a message for each file without the lowest supported Python, the contract's ``requires-python``."""
     least = said(ROOT / "shared/pyproject.toml", r'^requires-python = ">=(.*)"$')
     found = [
         f"{name}: does not name Python {least}, the lowest that is supported (shared/pyproject.toml)"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints the SBOM of an image (CycloneDX 1.6, JSON): sbom.py ROOT NAME VERSION.
 
-ROOT is the image's file system. The SBOM lists what it contains: Debian packages from dpkg's database, and Python
+ROOT is the image's file system. The SBOM lists its contents: Debian packages from dpkg's database, and Python
 distributions from their metadata. Equal content gives identical output.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-# Namespace of the generated UUIDs (RFC 9562, version 5). Any fixed UUID serves.
+# Namespace of the generated UUIDs (RFC 9562, version 5). Any fixed UUID would do.
 NAMESPACE = uuid.UUID("2ad7fb59-2b2c-5e92-9d0a-1c2e1f0d7c55")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hook of mkdocs: README.md becomes the first page, and links out of docs/ become plain paths.
+"""mkdocs hook: README.md becomes the first page, and links that leave docs/ become plain paths.
 
 The site does not contain the chart, the examples and the code. If REPOSITORY is set to the address of a source tree,
 the links point there instead.
@@ -25,7 +25,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_kwargs: Any) -> str:
-    """Replaces links out of docs/ with addresses below REPOSITORY, or with plain paths."""
+    """Replaces links that leave docs/ with addresses below REPOSITORY, or with plain paths."""
     repository = os.environ.get("REPOSITORY", "").rstrip("/")
     folder = Path("docs", page.file.src_uri).parent
 

@@ -2,7 +2,7 @@
 """A fake API server with the parts that a DRA driver and a scheduler use. It contains no code of this project's driver.
 
 ``python -m tests.fakes.apiserver --port-file FILE --kubeconfig-out FILE`` runs it as a process. Faults can also be
-ordered over HTTP: see ``ApiServer.order`` (POST /fake).
+injected over HTTP: see ``ApiServer.order`` (POST /fake).
 """
 
 import argparse

@@ -105,7 +105,7 @@ def _faults(path: str, entry: Document) -> Iterator[str]:
 
 
 def changed_drivers(new: Document, old: Document) -> set[str]:
-    """Returns the drivers of which a write changes some entries."""
+    """Returns the drivers whose entries a write changes."""
     now, before = ({key_of(e): e for e in (d.get("status") or {}).get("devices") or []} for d in (new, old))
     return {key[0] for key in now.keys() | before.keys() if now.get(key) != before.get(key)}
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An event loop without real waiting: when only timers are left, its clock jumps to the next one.
 
-It is for code whose peers all run on this loop. Work in a thread or another process takes no time on this clock.
+The loop is for code whose peers all run on it. Work in a thread or another process takes no time on this clock.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 _GRACE_SECONDS: Final = 0.001
-"""How long the loop really waits before its clock jumps, because the kernel may be about to deliver an event."""
+"""Real time that the loop waits before its clock jumps, because the kernel may be about to deliver an event."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):

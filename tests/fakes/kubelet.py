@@ -49,7 +49,7 @@ class Kubelet:
         self.plugins = Plugins(root / "plugins_registry", self.settings)
         self.cache = ClaimCache(root / "dra_manager_state")
         self.calls: list[DriverCall] = []
-        """Every prepare and unprepare that was answered, with its duration."""
+        """Every answered prepare and unprepare call, with its duration."""
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -99,7 +99,7 @@ class Kubelet:
         return container_devices(pod, claims, self.cache.claims)
 
     async def unprepare_pod(self, pod_uid: str) -> None:
-        """Ends a pod's use of its claims and unprepares those that no other pod uses. Raises UnprepareError."""
+        """Ends a pod's use of its claims and unprepares the claims that no other pod uses. Raises UnprepareError."""
         ending: list[CachedClaim] = []
         for claim in self.cache.of_pod(pod_uid):
             if claim.pods == [pod_uid]:
@@ -115,7 +115,7 @@ class Kubelet:
     async def _prepare(self, driver: str, claims: list[CachedClaim]) -> None:
         by_uid = {claim.uid: claim for claim in claims}
         for uid, entry in (await self._call(driver, "Prepare", claims, PrepareError)).items():
-            # They are appended to the content of the checkpoint, so ids that change over time accumulate.
+            # The ids are appended to those in the checkpoint, so ids that change over time accumulate.
             by_uid[uid].devices.setdefault(driver, []).extend(_cached(device) for device in entry.devices)
 
     async def _call(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limits that the kubelets of Kubernetes 1.36 and 1.37 set for a pod and its containers, on cgroup v2.
 
-They are a function of the pod's spec and of ``status.nodeAllocatableResourceClaimStatuses``, computed as in these
+The limits are a function of the pod's spec and of ``status.nodeAllocatableResourceClaimStatuses``, computed as in these
 files: `kubernetes/kubernetes pkg/kubelet/cm/helpers_linux.go, 1.36 and 1.37` (the pod), `kubernetes/kubernetes
 pkg/kubelet/kuberuntime/kuberuntime_container_linux.go, 1.36 and 1.37` (containers), `kubernetes/kubernetes
 staging/src/k8s.io/component-helpers/resource/helpers.go, 1.37` (the contribution of claims). In 1.36 only the scheduler
@@ -85,9 +85,7 @@ def _with_claims(own: Amounts, counted: Amounts) -> Amounts:
 
 
 def _sum_of_containers(spec: Mapping[str, Any]) -> Amounts:
-    """Returns the sum over the containers, or the need of an init container with the sidecars before it if that is
-    larger.
-    """
+    """Returns the sum over the containers, or, if larger, the amount of an init container and its earlier sidecars."""
     total, sidecars, peak = Counter[str](), Counter[str](), Counter[str]()
     for container in spec["containers"]:
         total.update(_amounts(container, "limits"))

@@ -34,7 +34,7 @@ _HEALTH: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class KubeletSettings:
-    """Times in seconds, by default those of kubelet 1.36. ``poll`` replaces its use of inotify."""
+    """Times in seconds, by default those of kubelet 1.36. ``poll`` replaces the kubelet's use of inotify."""
 
     poll: float = 0.05
     dial: float = 10.0

@@ -51,7 +51,7 @@ class StaticManagers:
         return {container: {"cpus": cpus} for container, cpus in due.items()}
 
     def removed(self, container: str) -> None:
-        """Frees the container's CPUs."""
+        """Releases the container's CPUs."""
         self._exclusive.pop(container, None)
         self._sent.pop(container, None)
 

@@ -66,7 +66,7 @@ async def other_plugin(
 ) -> AsyncIterator[None]:
     """Registers a plugin that responds as the test wants, until the block ends or the runtime disconnects it.
 
-    A method that is not given responds without any changes.
+    A method without a given response responds without any changes.
     """
     trunk = Trunk(*await asyncio.open_unix_connection(socket))
     runtime = RpcClient(trunk.open(2))
@@ -83,7 +83,7 @@ async def other_plugin(
     served = {**dict.fromkeys(_METHODS, nothing), "Configure": configure, "Synchronize": synchronize, **methods}
 
     async def serve() -> None:
-        # Any error that a method encounters when the plugin is disconnected.
+        # A method may encounter any error when the plugin is disconnected.
         with contextlib.suppress(ExceptionGroup):
             async with asyncio.TaskGroup() as tasks:
                 for chore in (RpcServer(trunk.open(1), PLUGIN, served).run(), runtime.run(), trunk.run()):

@@ -2,9 +2,9 @@
 """A fake containerd: the runtime's side of NRI over a real socket, a container store, and the kubelet's CRI calls.
 
 It is independent of the plugins it calls, and behaves like containerd where that matters to them: one event at a time
-on the whole node, plugins in the order of their index, a plugin that is late or broken is disconnected and the
-operation continues without it, an error response fails the operation, updates of other containers are applied one by
-one and their failures are only logged. The gap between snapshot and first event, which CRI-O has, is not imitated.
+on the whole node, plugins in the order of their index, a late or broken plugin is disconnected and the operation
+continues without it, an error response fails the operation, updates of other containers are applied one by one and
+their failures are only logged. The gap between snapshot and first event, which CRI-O has, is not imitated.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tests.fakes.runtime_plugins import HookCall
 from tests.fakes.runtime_store import Container, OperationError, Pod, resources
 from tests.fakes.waiting import PATIENCE
 
-# Higher than any pid that Linux assigns, so that no caller can hurt a real process.
+# Higher than any pid that Linux assigns, so that no caller can affect a real process.
 _FIRST_PID = 1 << 23
 
 
@@ -44,7 +44,7 @@ class FakeRuntime(FakeNode):
 
     @property
     def calls(self) -> list[HookCall]:
-        """Every call of a plugin so far, with its duration."""
+        """Every call to a plugin so far, with its duration."""
         return self.host.calls
 
     @property
@@ -91,7 +91,7 @@ class FakeRuntime(FakeNode):
     async def create_container(
         self, pod: Pod, name: str, *, env: Sequence[str] = (), cdi_devices: Sequence[str] = (), **wanted: Any
     ) -> Container:
-        """Creates a container with CDI devices injected; further arguments are those of resources().
+        """Creates a container with CDI devices injected; other arguments are those of resources().
 
         Raises OperationError if a device cannot be resolved, a plugin rejects the container or plugins conflict.
         """

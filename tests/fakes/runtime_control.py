@@ -61,7 +61,7 @@ class RuntimeControl:
         return carry_out
 
     async def hooks(self) -> list[dict[str, Any]]:
-        """Returns every call of a plugin so far."""
+        """Returns every call to a plugin so far."""
         return [asdict(call) for call in self._runtime.calls]
 
     async def plugins(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class RuntimeControl:
         raise OperationError(f"there is no pod {text!r}")
 
     def _container(self, text: str) -> Container:
-        # The newest one of a name, because a restarted container has the name of the previous one.
+        # The newest container of a name, because a restarted container has the name of the previous one.
         for container in reversed(self._runtime.containers.values()):
             if text in (container.id, container.name):
                 return container

@@ -51,7 +51,7 @@ class PluginHost:
         await self._notify()
 
     async def admit_forever(self, tasks: asyncio.TaskGroup, snapshot: Snapshot, apply: Apply) -> None:
-        """Admits new plugins one after the other, so a silent one keeps all others waiting."""
+        """Admits new plugins one after the other, so a silent plugin blocks all others."""
         while True:
             reader, writer = await self._arrivals.get()
             trunk = Trunk(reader, writer)
@@ -125,7 +125,7 @@ class PluginHost:
     def _unsolicited(self, apply: Apply) -> Callable[[Sequence[pb.ContainerUpdate]], Awaitable[None]]:
         async def update(updates: Sequence[pb.ContainerUpdate]) -> None:
             self.log.append("an update that no event asked for")
-            # This is the same lock as for events, so a plugin that waits for the call inside a hook blocks itself.
+            # Events use the same lock, so a plugin that waits for this call inside a hook blocks itself.
             async with self.node_lock:
                 await self.apply(updates, apply)
 

@@ -13,7 +13,7 @@ class ApiLevel:
 
     name: str
     runtime_version: str
-    """A containerd release that contains it."""
+    """A containerd release that contains this generation."""
     timeouts: bool
     """Configure contains the timeouts, Synchronize may arrive in parts, and messages are checked against the 4 MiB
     limit.

@@ -35,7 +35,7 @@ class FakeNode:
         self.pods: dict[str, Pod] = {}
         self.containers: dict[str, Container] = {}
         self.strangers: list[pb.Container] = []
-        """What a snapshot lists beside the containers that there are."""
+        """Containers that a snapshot lists in addition to the existing ones."""
         self.host = PluginHost(options)
         self.materialises = options.cgroup_root is not None
         self.cgroups = FakeCgroups(
@@ -49,7 +49,7 @@ class FakeNode:
         self.numbers = itertools.count(1)
 
     async def open(self, tasks: asyncio.TaskGroup) -> list[Coroutine[None, None, None]]:
-        """Opens the socket and returns the background tasks to run in the meantime."""
+        """Opens the socket and returns the background tasks to run while it is open."""
         if self.materialises:
             await asyncio.to_thread(self.cgroups.prepare)
         await self.host.listen()

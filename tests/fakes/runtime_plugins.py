@@ -35,7 +35,8 @@ class PluginGoneError(Exception):
 
 @dataclass(frozen=True)
 class HookCall:
-    """A call of a plugin. ``outcome`` is ok, error, timeout or closed.
+    """A call to a plugin. ``outcome`` is ok, error, timeout or closed. If the call succeeded, ``seconds`` is the time
+    between the bytes of the request and those of the response.
 
     ``seconds`` is the time between the bytes of the request and those of the response if the call succeeded.
     """

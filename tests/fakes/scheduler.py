@@ -21,7 +21,7 @@ kube-scheduler gives up after ten seconds.
 
 
 class UnschedulableError(Exception):
-    """No node has devices for the claim at present."""
+    """No node currently has devices for the claim."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class _Search:
             if not fits:
                 continue
             self.results.append((slots[0], candidate, consumed))
-            # Devices of one request are tried in ascending order, so that a shared one is not used twice for it.
+            # A request's devices are tried in ascending order so that it does not get the same shared device twice.
             more = len(slots) > 1 and slots[1] is slots[0]
             if self._constrained() and self._go_on(slots, candidate, consumed, place + 1 if more else 0):
                 return True
@@ -110,8 +110,8 @@ class _Search:
 
 
 def _as_set(value: object) -> frozenset[tuple[type, object]]:
-    """Returns a list attribute as a set, and any other as a set of one (KEP-5491). Values of different types are never
-    equal.
+    """Returns a list attribute as a set, and any other attribute as a set of one value (KEP-5491). Values of different
+    types are never equal.
     """
     return frozenset((type(one), one) for one in (value if isinstance(value, list) else [value]))
 
@@ -246,7 +246,7 @@ def schedule(
 def _ask(url: str, body: Document | None = None) -> Document:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method="PUT" if data else "GET")
-    # A proxy from the environment must not be used for a server on this machine.
+    # Proxy settings in the environment must not apply to a server on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=10) as response:
         answer: Document = json.load(response)

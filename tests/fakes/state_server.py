@@ -29,14 +29,14 @@ class StateServer:
     held: tuple[str, int] = ("", 0)
     """Backend and generation of the stored containers."""
     reads_changes: bool = False
-    """Whether this release of the frontend merges changes."""
+    """Whether this frontend release merges changes."""
     merged: list[tuple[list[str], list[str]]] = field(default_factory=list)
     """The changed and the removed containers of each request with changes."""
     records: int = 1
     refuse: dict[str, int] = field(default_factory=dict)
-    """Status by path prefix; such a request is recorded and has no other effect."""
+    """Status to return, by path prefix; such a request is recorded and has no other effect."""
     hang: bool = False
-    """Accepts requests without responding."""
+    """Whether requests are accepted but not answered."""
     raw_lease: bytes | None = None
     waiting: int = 0
     """Requests that wait for changes of records."""
@@ -53,7 +53,7 @@ class StateServer:
                 await self.changed.wait()
 
     def forget(self, instance: str) -> None:
-        """Becomes a frontend that has just been started, without closing connections."""
+        """Behaves from now on like a frontend that has just been started, without closing connections."""
         self.instance, self.held = instance, ("", 0)
         self.containers.clear()
 

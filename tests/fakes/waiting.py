@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 PATIENCE: Final = float(os.environ.get("PATIENCE", "3"))
-"""Factor on every time limit of the tests. A limit ends a hanging test and costs a passing test nothing."""
+"""Factor applied to every time limit in the tests. A limit ends a hanging test and costs a passing test nothing."""
 
 
 def patience() -> float:

@@ -42,13 +42,13 @@ def _stages(machine_root: Path) -> Iterator[OpenStage]:
 
 @pytest.fixture
 def open_stage(machine_root: Path) -> Iterator[OpenStage]:
-    """Opens stages for one test."""
+    """Opens stages that exist for one test."""
     yield from _stages(machine_root)
 
 
 @pytest.fixture(scope="module")
 def open_shared_stage(machine_root: Path) -> Iterator[OpenStage]:
-    """Opens stages for the tests of a module."""
+    """Opens stages that exist for all tests of a module."""
     yield from _stages(machine_root)
 
 

@@ -27,7 +27,7 @@ def asked(stage: Stage) -> Counter[tuple[str, str]]:
 
 
 def settled(stage: Stage) -> Counter[tuple[str, str]]:
-    """Returns the requests as soon as there was none for a while."""
+    """Returns the requests once none has been sent for a while."""
 
     def quiet() -> Counter[tuple[str, str]] | None:
         before = asked(stage)

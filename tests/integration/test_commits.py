@@ -83,7 +83,7 @@ def test_all_commits_of_a_shallow_clone_are_checked(depth: int, checked: int, tr
 
 
 def test_a_tree_without_this_history_is_not_checked(tree: Path, tmp_path: Path) -> None:
-    """Neither a repository into which the tree was imported nor an unpacked archive has commits to check."""
+    """Neither a repository into which the tree was imported nor an unpacked archive has commits that can be checked."""
     imported = tmp_path / "imported"
     imported.mkdir()
     assert commits.faults(imported) == []

@@ -57,7 +57,7 @@ _NAMES = (
 DOCUMENTS = tuple(f"/v1/{name}" for name in _NAMES)
 
 
-# --- Entries that are proven by another test, of the node tier or of this one, with its address. ---
+# --- Entries that are proven by another test, in the node tier or in this one, with that test's address. ---
 
 _BACKEND = "tests/unit/dra_frontend/claims/test_backend.py"
 _REMEDIES = "tests/integration/test_remedies.py"
@@ -69,9 +69,9 @@ ELSEWHERE: dict[str, str] = {
         "tests/node/test_interrupts.py::test_interrupts_leave_a_claims_cpus_and_are_restored"
     ),
     "/v1/status.leftOut": "tests/unit/dra_frontend/state_endpoint/test_status.py::test_the_list_is_bounded",
-    # This happens with images of two releases.
+    # This happens when the images are of two releases.
     "DraNumaVersionsDiffer": "tests/chart/test_monitoring.py::test_versions_of_both_services_are_compared",
-    # States that last for a moment only or end the process.
+    # States that last only for a moment, or that end the process.
     StatusCode.BACKEND_NOT_REPORTED: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",
     StatusCode.BACKEND_INCOMPLETE: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
     StatusCode.NO_BACKEND_ENFORCES: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
@@ -116,7 +116,7 @@ ELSEWHERE: dict[str, str] = {
         f"{_REMEDIES}::test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem"
     ),
     BackendCode.KERNEL_WORKERS_STAY: f"{_REMEDIES}::test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem",
-    # A kernel that rejects what the files of the fake accept, or that has lost CPUs; a full file system.
+    # A kernel that rejects values that the fake's files accept, or that has lost CPUs; a full file system.
     BackendCode.NODE_IS_CONTAINER: f"{_REMEDIES}::test_a_kernel_without_partitions_is_a_limit_of_the_node",
     BackendCode.PERMISSION_DENIED: (
         f"{_CODES}::test_a_container_that_the_kernel_keeps_from_its_cpus_has_the_code_of_the_error"
@@ -230,7 +230,7 @@ class Play:
 
 
 def parameters(play: Play) -> None:
-    """Prepares claims with every parameter; the records contain them, so no container has to run."""
+    """Prepares claims with every parameter. The records contain the parameters, so no container has to run."""
     for number, (parameter, value) in enumerate(_PARAMETERS.items()):
         with play.pod(f"tuned-{number}", cpus(2, numa_node=1), **{parameter: value}):
             play.witness.look(play.stage)
@@ -276,7 +276,7 @@ def refused_partition(play: Play) -> None:
 
 
 def authors(play: Play) -> None:
-    """Runs pods with mistakes of their authors, and one that was killed."""
+    """Runs pods whose authors made mistakes, and a pod that was killed."""
     with StagePod(play.stage, "forger") as pod:
         with pytest.raises(AnsweredError):
             pod.create(env=["DRA_CPUSET_11111111-1111-4111-8111-111111111111=0-3"])
@@ -434,7 +434,7 @@ def slow_kernel(play: Play) -> None:
 
 
 def everything_claimed(play: Play) -> None:
-    """Claims hold all CPUs but the shared one."""
+    """Claims hold all CPUs except the shared one."""
     with play.pod("left", cpus(16, numa_node=1)), play.pod("right", cpus(13, numa_node=0)) as pod:
         pod.run()
         play.until("one CPU", lambda: any(value < 2 for _, value in play.witness.samples["dra_cpu_available_cpus"]))
@@ -451,7 +451,7 @@ def moved(play: Play) -> None:
 
 @contextmanager
 def unwritable(path: Path, text: str) -> Iterator[None]:
-    """Replaces a cgroup file by one that can be read but not written, not even by root."""
+    """Replaces a cgroup file with one that can be read but not written, not even by root."""
     sealed = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
     try:
         os.write(sealed, f"{text}\n".encode())
@@ -538,9 +538,7 @@ def outages(play: Play) -> None:
 
 
 def nothing_offered(play: Play) -> None:
-    """The configuration reserves a CPU that the machine cannot have, and the Node contains no figures of the
-    kubelet.
-    """
+    """The configuration reserves an impossible CPU, and the Node contains no figures from the kubelet."""
     play.fails(StatusCode.NOTHING_OFFERED)
     play.warns(StatusCode.KUBELET_RESERVE_UNKNOWN)
 
@@ -717,7 +715,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Witness, dict[str,
     return witness, failures
 
 
-# --- Everything that is documented, by its source. ---
+# --- All documented entries, by source. ---
 
 
 _MODELS: dict[str, type[BaseModel]] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that an operator runs next to the service, while it is running and while it is down."""
+"""The commands that an operator runs alongside the service, while it is running and while it is down."""
 
 import json
 import os

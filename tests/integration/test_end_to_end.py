@@ -83,7 +83,7 @@ def test_a_best_effort_pod_with_a_claim_gets_one_event(stage: Stage) -> None:
 
 
 def test_a_plain_container_leaves_claimed_cpus_and_gets_them_back(stage: Stage) -> None:
-    """Other containers have left the claimed CPUs before the claim's container is created, and get them back after
+    """Other containers leave the claimed CPUs before the claim's container is created, and get them back after
     Unprepare.
     """
     with StagePod(stage, "web") as web, claim_pod(stage, "db", cpus(6)) as db:

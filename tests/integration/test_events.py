@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of both real services with the permissions of the chart: one per condition, and none about a mode that was
-asked for.
+"""Events of both real services with the chart's permissions: one per condition, and none about a mode that was
+requested.
 """
 
 from collections.abc import AsyncGenerator

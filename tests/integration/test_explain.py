@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dra-frontend explain`` next to the running services, as a user runs it with kubectl exec."""
+"""``dra-frontend explain`` alongside the running services, as a user runs it with kubectl exec."""
 
 import json
 import subprocess
@@ -140,7 +140,7 @@ def test_unknown_subjects_are_reported(flags: list[str]) -> None:
 
 
 def test_a_masked_archive_is_explained(stage: Stage, flags: list[str], tmp_path: Path) -> None:
-    """No file of it contains a name of the cluster, and a claim's resources are explained as on the node."""
+    """None of its files contains a name from the cluster, and a claim's resources are explained as on the node."""
     with claim_pod(stage, "billing-7f9", cpus(4), hugepages(4 << 20)) as pod:
         pod.prepare()
         pod.run("ledger")

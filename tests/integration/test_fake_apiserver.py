@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake API server must be as strict as the real one; otherwise tests with it prove nothing."""
+"""The fake API server must be as strict as the real one; otherwise tests that use it prove nothing."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake runtime must be as strict as a real one; otherwise tests with it prove nothing."""
+"""The fake runtime must be as strict as a real one; otherwise tests that use it prove nothing."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake scheduler must allocate like the real one; otherwise demo and tests prepare claims that never occur."""
+"""The fake scheduler must allocate like the real one; otherwise the demo and the tests prepare claims that never occur
+in practice.
+"""
 
 from typing import Any
 

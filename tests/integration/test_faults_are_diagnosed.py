@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Five faults that operators encounter, each on a healthy node: the commands that name the fault and a remedy."""
+"""Five faults that operators encounter, each injected into a healthy node: the commands name the fault and a remedy."""
 
 import json
 import shutil

@@ -82,7 +82,7 @@ def driver(open_shared_stage: OpenStage, tmp_path_factory: pytest.TempPathFactor
 
 
 def plain(value: Any) -> Any:
-    """Returns a value of the client as JSON, without what changes by itself."""
+    """Returns a value of the client as JSON, without the fields that change by themselves."""
     if isinstance(value, list):
         return [plain(one) for one in value]
     found = value.to_dict() if hasattr(value, "to_dict") else value

@@ -80,7 +80,7 @@ class Rig:
         return self.server.store.update(CLAIMS, "ns", "c", allocated, "status")
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Lets the driver work until the condition holds."""
+        """Runs the driver until the condition holds."""
         async with asyncio.timeout(5 * PATIENCE):
             while not condition():
                 await self.on_demand.provide()

@@ -32,9 +32,9 @@ def wake_ups(process: Process) -> Counter[str]:
 def test_an_idle_driver_wakes_up_at_most_twice_a_second() -> None:
     """There are no claims, and all threads of both processes count except those of gRPC.
 
-    About one wake-up a second is expected, mostly for the lease and for reports of health. A file that is read in a
-    thread every two seconds adds one more; with several of them there were thirteen. A busy machine adds none: a
-    process that gets no CPU does not wait.
+    About one wake-up a second is expected, mostly for the lease and for reports of health. Each file that is read in a
+    thread every two seconds would add one; with several such files there were thirteen wake-ups. A busy machine adds
+    none: a process that gets no CPU does not wait.
     """
     with Stage(StageSettings(partitions=True)) as stage:
         instance = stage.add_ready_instance()

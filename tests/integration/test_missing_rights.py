@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A missing rule of the ClusterRole is reported where it has an effect, with the rule to add."""
+"""A rule that is missing in the ClusterRole is reported where it has an effect, with the rule to add."""
 
 import re
 
@@ -17,7 +17,7 @@ def forbid(stage: Stage, *rights: tuple[str, str]) -> None:
 
 
 def grant(verb: str, resource: str) -> str:
-    """Returns the part of the message with the remedy."""
+    """Returns the part of the message that contains the remedy."""
     return f'resources: ["{resource}"], verbs: ["{verb}"] in its ClusterRole'
 
 

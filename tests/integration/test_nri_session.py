@@ -67,7 +67,7 @@ async def test_a_containers_life_at_every_api_level(tmp_path: Path, level: str) 
 
 
 async def test_a_plugin_that_disconnects_first_answers_pending_calls(tmp_path: Path) -> None:
-    """Cutting off a start would kill its container. A call that takes too long is not waited for."""
+    """Interrupting a start would kill its container. The shutdown does not wait for a call that takes too long."""
     async with nri_rig(tmp_path) as rig:
         pod = await rig.runtime.run_pod_sandbox("web")
         container = await rig.runtime.create_container(pod, "app")
@@ -134,8 +134,8 @@ async def test_the_plugin_reconnects_after_every_restart_of_the_runtime(tmp_path
 
 
 async def test_a_snapshot_of_500_containers_is_answered_within_200_ms(tmp_path: Path) -> None:
-    """The runtime counts all of it against one timeout of 2 s and blocks the node in the meantime. The fastest of three
-    runs counts.
+    """The runtime applies a single timeout of 2 s to all of it and blocks the node in the meantime. The fastest of
+    three runs counts.
     """
     seconds = []
     for attempt in range(3):
@@ -200,7 +200,7 @@ async def test_a_rejected_registration_is_retried_and_reported(tmp_path: Path) -
 
 
 async def test_a_missing_runtime_is_waited_for(tmp_path: Path) -> None:
-    """The status contains the socket in the meantime, and the hooks are not told of a lost connection."""
+    """In the meantime the status contains the socket, and the hooks do not see a lost connection."""
     socket = tmp_path / "nri.sock"
     hooks, observer = RecordingHooks(), RecordingObserver()
     session = _session(hooks, observer)

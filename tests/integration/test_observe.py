@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``enforcement: observe`` with both services as processes: no file of the node changes, and enforcing then writes
-exactly what was reported.
+"""``enforcement: observe`` with both services as processes: no file of the node changes, and enforcement then writes
+exactly the reported changes.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ def changes(found: dict[str, Any]) -> dict[str, str]:
 def test_observing_writes_nothing_and_enforcing_writes_what_was_reported(
     open_stage: OpenStage, machine_root: Path, reserved: str, partitions: bool
 ) -> None:
-    """Files of pods that ran before the driver stay unchanged, and enforcing then writes exactly the reported ones."""
+    """Files of pods that ran before the driver stay unchanged, and enforcement writes exactly the reported ones."""
     stage = open_stage(config={**OBSERVE, "reservedCPUs": reserved}, partitions=partitions)
     with StagePod(stage, "web") as web, StagePod(stage, "job") as job:
         boxes = [web.run("one"), web.run("two"), job.run()]

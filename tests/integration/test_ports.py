@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The open ports of both services serve probes and metrics, whatever else happens. Floods of them are in
-tests/hostile.
-"""
+"""The open ports of both services serve probes and metrics, whatever else happens. tests/hostile floods them."""
 
 import socket
 from collections.abc import Callable

@@ -59,7 +59,7 @@ def base() -> Iterator[Path]:
 
 
 def test_a_frontend_that_cannot_start_reports_why_and_waits(base: Path) -> None:
-    """If the process ended, neither /readyz nor kubectl exec would work. It starts as soon as it can."""
+    """If the process exited, neither /readyz nor kubectl exec would work. The frontend starts as soon as it can."""
     port = free_port()
     flags = ["--config", str(base / "config.yaml"), "--host-root", str(base / "host"), "--node", "n"]
     log = base / "log"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files for hosting services and for tools of contributors: issue templates and commit hooks."""
+"""Files for hosting services and for contributors' tools: issue templates and commit hooks."""
 
 import re
 from pathlib import Path

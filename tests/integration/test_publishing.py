@@ -217,8 +217,8 @@ ODD = (
 @pytest.mark.parametrize("verb", ["list", "watch", "create", "get"])
 @pytest.mark.parametrize("body", ODD, ids=map(str, range(len(ODD))))
 async def test_unexpected_responses_are_survived(rig: Rig, verb: str, body: str) -> None:
-    """A proxy that returns 200 with other JSON counts as an outage: it is waited out and reported as such, and nothing
-    is deleted.
+    """A proxy that returns 200 with unrelated JSON counts as an outage: it is reported as such, requests are retried,
+    and nothing is deleted.
     """
     rig.server.fail_next(2, 200, verb=verb, body=f"{body}\n")
     async with rig.publisher() as publisher:
@@ -251,7 +251,7 @@ async def test_deleted_slices_are_soon_restored(rig: Rig) -> None:
 
 
 async def test_only_one_repair_is_pending_at_a_time(rig: Rig) -> None:
-    """A client that writes all the time causes as many repairs as the waiting times allow, not one per write."""
+    """A client that writes continuously causes only as many repairs as the waiting times allow, not one per write."""
     async with rig.publisher(waits=(1.0, 1.0)) as publisher:
         await rig.published(publisher)
         await eventually(lambda: rig.server.watches)

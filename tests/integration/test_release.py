@@ -63,7 +63,7 @@ def test_the_sbom_lists_the_content_of_the_image(tmp_path: Path) -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    """hack/version.py prints the version that both services report; a file with another one fails "make check"."""
+    """hack/version.py prints the version that both services report; any other version in a file fails "make check"."""
     command = [sys.executable, str(ROOT / "hack/version.py")]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == __version__
     assert subprocess.run([*command, "--check"], check=False).returncode == 0
@@ -164,7 +164,7 @@ def locked(service: str) -> set[str]:
 
 
 def test_all_of_the_backends_packages_are_the_frontends_too() -> None:
-    """Both images contain them in one layer, so a node stores them once."""
+    """Both images contain them in a shared layer, so a node stores them once."""
     assert len(locked("nri-backend")) > 5
     assert locked("nri-backend") <= locked("dra-frontend")
 

@@ -102,7 +102,7 @@ def test_the_remedy_for_a_missing_dac_override(tmp_path: Path) -> None:
 
 
 def test_a_kernel_without_partitions_is_a_limit_of_the_node(tmp_path: Path) -> None:
-    """An old kernel, and a node that is itself a container, are not faults of the pod."""
+    """Neither an old kernel nor a node that is itself a container is a fault of the pod."""
     tree = CgroupTree(str(tmp_path))
     old = cause_of(tree.partition_obstacle().code_text)
     assert (old.kernel, "boot Linux 6.7 or later" in old.remedy) == (True, True)
@@ -172,7 +172,7 @@ async def test_the_remedy_for_a_read_only_mount_names_its_volume(
 def test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem(
     irqs: Literal["move", "keep"], reported: bool, tmp_path: Path
 ) -> None:
-    """The configuration asks for interrupts to be moved; otherwise only the log of the start would mention it."""
+    """The configuration asks for interrupts to be moved; otherwise only the startup log would mention it."""
     settings = load_settings(["--kernel-root=/no/such/root"], {"POD_UID": "u", "NODE_NAME": "n"})
     isolation = HostIsolation(NodeState(Config(irqs=irqs)), lambda: True, CgroupTree(str(tmp_path)), settings)
     assert bool(isolation.problems) is reported

@@ -83,10 +83,10 @@ class Links(RuleBasedStateMachine):
         super().__init__()
         self.now, self.runs = 100.0, 0
         self.merges = True
-        """False while the frontend is of a release that does not read changes."""
+        """False while the frontend is a release that does not read changes."""
         self.backends = [self._run(), self._run()]
         self.late: list[bytes] = []
-        """Requests on connections that the backend has given up."""
+        """Requests on connections that the backend has abandoned."""
         self.complete: dict[tuple[str, int], list[ContainerReport]] = {}
         """All containers by instance and generation."""
         self.view = BackendView(lambda: self.now)
@@ -107,7 +107,7 @@ class Links(RuleBasedStateMachine):
         if fate == "arrives":
             self._exchange(backend)
             return
-        # The backend gives the connection up.
+        # The backend abandons the connection.
         body, backend.exchange = self._next_body(backend), None
         if body is not None and fate == "has no answer":
             self._receive(body)
@@ -116,7 +116,7 @@ class Links(RuleBasedStateMachine):
 
     @rule(number=_number, ids=st.lists(_id, unique=True))
     def synchronize(self, number: int, ids: list[str]) -> None:
-        """Lets the runtime list its containers after a restart."""
+        """Has the runtime list its containers after a restart."""
         self.backends[number].state.replace_containers([_tracked(id_, Phase.RUNNING) for id_ in ids])
 
     @rule(seconds=st.sampled_from([0.1, 2.0, 7.0, 11.0]))
@@ -137,7 +137,7 @@ class Links(RuleBasedStateMachine):
 
     @rule(merges=st.booleans(), keeps_connections=st.booleans())
     def restart_frontend(self, merges: bool, keeps_connections: bool) -> None:
-        """Replaces the frontend by one of this or of the previous release. If the connections stay open, as through a
+        """Replaces the frontend with one of this or the previous release. If the connections stay open, as through a
         proxy, a frontend of the previous release may receive changes, and ignores them.
         """
         self.view, self.merges = BackendView(lambda: self.now), merges
@@ -198,7 +198,7 @@ class Links(RuleBasedStateMachine):
 
     @invariant()
     def is_one_complete_state(self) -> None:
-        """Checks that the frontend has the containers that a report of all containers would have given it."""
+        """Checks that the frontend has the same containers as after a report of all containers."""
         view = self.view
         if view.status is None or not view.complete:
             return

@@ -19,7 +19,7 @@ def shown() -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize("sample", SAMPLES, ids=[sample.name for sample in SAMPLES])
 @pytest.mark.timeout(900)
 def test_the_page_shows_the_output_of_the_commands(sample: Sample, shown: dict[str, str]) -> None:
-    """An operator of a node with this fault sees the same output. Folded lines count as one."""
+    """An operator whose node has this fault sees the same output. Folded lines count as one."""
     output, start = plain(shown[sample.name]), 0
     for part in map(plain, sample.parts):
         found = output.find(part, start)

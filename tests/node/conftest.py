@@ -82,7 +82,7 @@ def machine() -> Iterator[Node]:
 
 @pytest.fixture(scope="session")
 def cgroup_driver(request: pytest.FixtureRequest, machine: Node, running_cluster: "RunningCluster") -> Driver:
-    """Returns the active cgroup driver: systemd, or the one that @both_drivers asks for (pytest groups the tests by
+    """Returns the active cgroup driver: systemd, or the one that @both_drivers requests (pytest groups the tests by
     it).
     """
     driver: Driver = getattr(request, "param", "systemd")
@@ -93,14 +93,14 @@ def cgroup_driver(request: pytest.FixtureRequest, machine: Node, running_cluster
 
 
 class RunningCluster:
-    """The one cluster of the session: started by the first test that needs it, ended by one that needs a bare node."""
+    """The session's only cluster: started by the first test that needs it, ended by a test that needs a bare node."""
 
     def __init__(self, machine: Node) -> None:
         self._machine = machine
         self._cluster: Cluster | None = None
 
     def get(self, item: pytest.Item) -> Cluster:
-        """Returns the cluster with the driver's pod that the test's marks ask for."""
+        """Returns the cluster with the driver's pod that the test's marks request."""
         configuration, values, lacking = _given(item, "configuration"), _given(item, "values"), _lacking(item)
         if self._cluster is None:
             self._cluster = Cluster(self._machine)

@@ -45,7 +45,7 @@ def _become(cluster: Cluster, release: str, *, gate: bool) -> None:
 
 
 def limits(group: Cgroup) -> tuple[str, str, str]:
-    """Returns the quota, and how many bytes of 2 MiB pages may be used and reserved."""
+    """Returns the quota, and the bytes of 2 MiB pages that may be used and reserved."""
     pages = group.hugetlb("2MB")
     return group.read("cpu.max").split()[0], pages["max"], pages["rsvd.max"]
 

@@ -23,9 +23,7 @@ def cpu_devices(cluster: Cluster) -> dict[str, int]:
 
 @by_machine
 def test_machine_mode_gives_exactly_the_cpus_that_a_claim_names(cluster: Cluster) -> None:
-    """A cpuset of single threads on two sockets is what the container runs on; claimed and reserved CPUs are
-    rejected.
-    """
+    """A container runs on a cpuset of single threads on two sockets; claimed and reserved CPUs are refused."""
     assert cpu_devices(cluster) == {"cpudevmachine": len(POOL)}
     plain = cluster.node.pod("web").run()
     slurm = cluster.pod(cpus(3), config=[cpu_config(cpuset="2,5,7")])
@@ -43,9 +41,7 @@ def test_machine_mode_gives_exactly_the_cpus_that_a_claim_names(cluster: Cluster
 
 @by_machine
 def test_a_claim_that_requires_one_l3_gets_it_or_nothing(cluster: Cluster) -> None:
-    """Four CPUs of one L3 are found in a device that covers the machine; five do not exist, and the rejection says
-    so.
-    """
+    """Four CPUs of one L3 are found in a device that covers the machine; five do not exist, and the refusal says so."""
     l3 = cpu_config(l3="required")
     aligned = cluster.pod(cpus(4), config=[l3])
     box = aligned.run()

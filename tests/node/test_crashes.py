@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Killing every process at bad moments: nothing is lost, and changes in the meantime are repaired."""
+"""Every process is killed at bad moments: nothing is lost, and changes in the meantime are repaired."""
 
 import signal
 import time
@@ -130,7 +130,7 @@ def test_the_plugin_reconnects_after_a_restart_of_the_runtime(cluster: Cluster) 
 @pytest.mark.core
 def test_lost_claim_files_are_restored(cluster: Cluster) -> None:
     """Files removed under a running driver are written again; after files were removed while it was down, the CPUs of
-    running containers are held and records are rebuilt.
+    running containers stay allocated and records are rebuilt.
     """
     db, spare = cluster.pod(cpus(2, numa_node=1)), cluster.pod(cpus(1, numa_node=1))
     box, given = db.run(), db.cpus

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other programs write a container's cgroup files, or the files cannot be written: the values are repaired, or the
-container is rejected before its first instruction.
+container is rejected before it runs its first instruction.
 """
 
 import subprocess

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every manifest of examples/ runs on a node with the driver as the chart installs it, and gets the resources that it
-asks for.
+requests.
 
 The resources of each container are read from the kernel, inside and outside of it, and compared with the record of its
 claim.
@@ -140,7 +140,7 @@ def inside(box: Container) -> str:
 def check_cpus(
     cluster: Cluster, box: Container, records: list[AllocationRecord], own: frozenset[int], mode: str
 ) -> None:
-    """Checks that the container is on its CPUs without other processes, and that they are enforced as the mode
+    """Checks that the container is on its CPUs without other processes, and that the CPUs are enforced as the mode
     promises.
     """
     beside = any(record.pool_cpus for record in records)
@@ -172,7 +172,7 @@ def intruders(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> list[
     `everything`.
 
     A kernel thread, which has no command line, may be bound to one CPU. The pool does not move a pod's pause process,
-    since that sleeps for ever.
+    since that sleeps forever.
     """
     top = CGROUPS if everything else CGROUPS / "kubepods.slice"
     found = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failing memory: errors that the kernel counts keep new claims away."""
+"""Failing memory: new claims do not get memory for which the kernel counts errors."""
 
 import json
 import signal

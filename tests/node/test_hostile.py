@@ -76,7 +76,7 @@ def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
 
 @contextmanager
 def frozen(service: DriverContainer) -> Iterator[None]:
-    """Freezes a process with SIGSTOP for the duration of a block."""
+    """Suspends a process with SIGSTOP for the duration of a block."""
     service.send(signal.SIGSTOP)
     try:
         yield
@@ -145,8 +145,8 @@ def makes_way(cluster: Cluster, box: Container, claims: int) -> None:
 
 
 def test_a_cgroup_named_container_affects_only_its_own_pod(cluster: Cluster) -> None:
-    """A privileged container that creates such a cgroup inside its own blocks no claim and leaves claimed CPUs like any
-    other.
+    """A privileged container that creates such a cgroup inside its own blocks no claim, and leaves claimed CPUs like
+    any other container.
     """
     dind = privileged(cluster, "mkdir $d/container")
     assert (dind.cgroup.directory / "container").is_dir()

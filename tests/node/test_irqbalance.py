@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's irqbalance next to the backend: the backend bans the claimed CPUs, and irqbalance keeps off them."""
+"""Debian's irqbalance alongside the backend: the backend bans the claimed CPUs, and irqbalance moves no interrupt to
+them.
+"""
 
 import contextlib
 import time
@@ -45,7 +47,7 @@ def irqbalance(services: Services) -> Iterator[None]:
 
 @pytest.mark.usefixtures("irqbalance")
 def test_irqbalance_keeps_off_claimed_cpus(cluster: Cluster) -> None:
-    """It moves nothing back in two of its rounds, before the backend checks again, and has its original ban
+    """irqbalance moves nothing back in two of its rounds, before the backend checks again, and has its original ban
     afterwards.
     """
     db = cluster.pod(cpus(2, numa_node=1))

@@ -22,7 +22,7 @@ def size_of(cluster: Cluster, device: str, capacity: str) -> str:
 
 
 def noted(change: str, condition: Callable[[], bool]) -> None:
-    """Waits at most five seconds for a condition, also on an emulated machine, and records the time."""
+    """Waits at most five seconds for a condition, even on an emulated machine, and records the time."""
     began = time.monotonic()
     until(condition, change, within=5.0)
     figures.note(change, f"{time.monotonic() - began:.1f} s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and hugepages of claims: sums, rejections and their time, and mounts."""
+"""Memory and hugepages of claims: sums, refusals and their time, and mounts."""
 
 import signal
 from functools import partial

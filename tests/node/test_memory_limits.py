@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain memory of claims: which container is killed at the limit, and whose working set stays when memory is short."""
+"""Plain memory of claims: which container is killed at the limit, whose working set is kept when memory is short."""
 
 import subprocess
 from collections.abc import Iterator
@@ -41,10 +41,10 @@ def cached(group: Cgroup) -> int:
 
 
 def kept(cluster: Cluster, files: Path, **parameters: str) -> int:
-    """Returns the bytes of a claim's working set that are left after a neighbour has read twice as much for N rounds.
+    """Returns the bytes of a claim's working set that remain after a neighbour has read twice as much for N rounds.
 
-    It returns earlier when half of it is gone, because the speed at which the kernel reclaims unprotected memory varies
-    between runs.
+    Returns earlier if half of the working set is gone, because the speed at which the kernel reclaims unprotected
+    memory varies between runs.
     """
     # A page belongs to the cgroup that reads it first.
     Path("/proc/sys/vm/drop_caches").write_text("1")

@@ -41,9 +41,7 @@ MESSAGES = {
     "backend mount workqueue": r"unbound kernel workers stay on claimed CPUs: /host/sys/devices/virtual/workqueue/",
     "backend mount irqbalance": r"run/irqbalance is not mounted",
 }
-"""The required content of the message, by the missing right. Empty for the token, which is not used with a
-kubeconfig.
-"""
+"""Required content of the message, by missing right. Empty for the token, which is not used with a kubeconfig."""
 
 
 @pytest.fixture
@@ -63,7 +61,7 @@ def words(cluster: Cluster, half: str) -> list[str]:
 
 
 def test_every_right_of_the_rendered_pod_is_tried(cluster: Cluster) -> None:
-    """A mount or capability that is added to the chart needs a message for its absence."""
+    """A mount or capability that is added to the chart requires a message about its absence."""
     cluster.configure({})
     assert sorted(removals(cluster.objects)) == sorted(MESSAGES)
 

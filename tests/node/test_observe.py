@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``enforcement: observe`` on a real kernel: no file changes, and enforcing then writes exactly what was reported."""
+"""``enforcement: observe`` on a real kernel: no file changes, and enforcement writes exactly the reported changes."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -14,7 +14,7 @@ HOLD = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "1G:1"]
 
 @pytest.mark.profile("one-gig")
 def test_the_only_page_of_a_node_can_be_claimed_once(cluster: Cluster) -> None:
-    """The device is published, a claim touches the page, and the driver rejects a second claim for it."""
+    """The device is published, a claim touches the page, and the driver refuses a second claim for it."""
     devices = cluster.devices()
     for number in (0, 1):
         size = devices[f"hugepages-1g-numa00{number}"]["capacity"]["size"]

@@ -28,8 +28,8 @@ OTHER = Cgroup("/exp/class/other/plain")
 
 @contextmanager
 def tree(others: int) -> Iterator[None]:
-    """Creates a claim container's cgroup that may use the upper half of the CPUs, and others next to it, with a process
-    in each.
+    """Creates a claim container's cgroup that may use the upper half of the CPUs, and other cgroups next to it, with a
+    process in each.
     """
     claimed = format_cpu_list(sorted(kernel.online_cpus())[len(kernel.online_cpus()) // 2 :])
     groups = [CLAIM, OTHER, *(Cgroup(f"/exp/class/other/{number}") for number in range(others))]

@@ -141,8 +141,8 @@ def test_limits_in_a_plugins_response(node: Node, services: Services) -> None:
 
 
 def test_systemd_restores_a_cpuset_when_a_property_is_set(node: Node) -> None:
-    """This systemd does not change foreign values at daemon-reload and daemon-reexec, but does when a property is
-    set.
+    """This systemd keeps values written by other programs at daemon-reload and daemon-reexec, but overwrites them when
+    a property is set.
     """
     container = node.pod().run(resources=Resources(cpus="1-2"))
     scope = Path(container.cgroup.path).name

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs inside a container with shared CPUs in addition to exclusive ones: pins a thread to each set that its variables
-contain.
+"""Runs inside a container with shared CPUs in addition to exclusive ones: pins a thread to each CPU set in its
+variables.
 
 The first thread is the data plane, the second one the control thread.
 """

@@ -34,7 +34,7 @@ class Wish:
     config: Sequence[Mapping[str, Any]] = ()
     """Opaque parameters: cpu_config(), memory_config()."""
     aligned: bool = True
-    """Whether all its devices must be on one NUMA node."""
+    """Whether all of the claim's devices must be on one NUMA node."""
 
     def spec(self) -> dict[str, Any]:
         """Returns the claim's spec."""
@@ -75,7 +75,7 @@ class ClaimPod:
         reference = {"name": name, "uid": self.uid}
         self.claims = [cluster.claim(name, wish, reference, overcommit=overcommit) for name, wish in made]
         self.cdi: list[str] = []
-        """Devices of all its claims."""
+        """Devices of all of the pod's claims."""
         self._starts = 0
         self._sandbox: Future[Pod] | None = cluster.at_once(self._make_sandbox)
 
@@ -85,7 +85,7 @@ class ClaimPod:
         return str(self.claims[0]["metadata"]["uid"])
 
     def prepare(self) -> float:
-        """Lets the kubelet prepare the claims and returns the seconds that it took. Raises AnsweredError."""
+        """Has the kubelet prepare the claims and returns the duration in seconds. Raises AnsweredError."""
         began = time.monotonic()
         names = [claim["metadata"]["name"] for claim in self.claims]
         spec = {
@@ -99,7 +99,7 @@ class ClaimPod:
         return time.monotonic() - began
 
     def unprepare(self) -> None:
-        """Lets the kubelet unprepare the claims."""
+        """Has the kubelet unprepare the claims."""
         self._cluster.kubelet("unprepare", pod_uid=self.uid)
 
     @property
@@ -138,7 +138,8 @@ class ClaimPod:
     ) -> Container:
         """Creates and starts a container, and asserts that the kernel isolates its CPUs as it should.
 
-        `mode` is the expected cpuset.cpus.partition; "" is what settings and claims ask for, None asserts nothing.
+        `mode` is the expected cpuset.cpus.partition; "" stands for the one that settings and claims request, and None
+        asserts nothing.
         """
         box = self.create(name, command, **options).start()
         if (wanted := self._mode() if mode == "" else mode) and options.get("cdi", self.cdi):
@@ -147,8 +148,8 @@ class ClaimPod:
         return box
 
     def _mode(self) -> str | None:
-        """Returns the expected enforcement of its exclusive CPUs: root, isolated, or member for the pool; None without
-        CPUs.
+        """Returns the expected enforcement of the container's exclusive CPUs: root, isolated, or member for the pool;
+        None without CPUs.
         """
         if not any(is_cpu_request(request) for wish in self._wishes for request in wish.requests):
             return None
@@ -170,7 +171,7 @@ class ClaimPod:
         """Ends the pod: containers, then the claims. Ending it twice changes nothing."""
         self.remove_sandbox()
         if self.claims:
-            # Its resources stay held until its containers are reported as ended; a kubelet would retry.
+            # The resources stay allocated until the containers are reported as ended; a kubelet would retry.
             until(lambda: self.uid not in self._reported(), f"the containers of {self.name} are reported gone")
             self.unprepare()
             for claim in self.claims:

@@ -45,10 +45,10 @@ _USUAL: dict[str, Any] = {
     "cpuExclusivity": os.environ.get("EXCLUSIVITY", "auto"),
     # A page that one test has poisoned stays lost.
     "hardwareErrors": {"uncorrected": 0},
-    # A working set that survives any pressure needs ``min``, and nearly all memory of a small machine.
+    # A working set that survives any pressure needs ``min`` and nearly all of a small machine's memory.
     "memoryProtection": {"allowed": ["low", "min"], "maxFraction": 1.0},
 }
-"""The driverConfig of tests that do not ask for another one."""
+"""The driverConfig of tests that do not request another one."""
 T = TypeVar("T")
 
 
@@ -86,7 +86,7 @@ class Cluster:
         self._server = ""
         self._chart: tuple[dict[str, Any], dict[str, Any], str] = ({}, {}, "")
         self.objects: list[Document] = []
-        """What the chart renders with the values in force."""
+        """Objects that the chart renders with the current values."""
         self._classes: set[str] = set()
 
     def start(self, settings: Mapping[str, Any], values: Mapping[str, Any], *, lacking: str = "") -> None:
@@ -118,7 +118,7 @@ class Cluster:
     def configure(
         self, settings: Mapping[str, Any], values: Mapping[str, Any] | None = None, *, lacking: str = ""
     ) -> None:
-        """Replaces the driver's pod by one with other values of the chart, unless it has them already; arguments are
+        """Replaces the driver's pod with one that has other chart values, unless it has them already; arguments are
         those of chart_values().
 
         The old pod is removed first, as with maxSurge 0. `lacking` is a right to remove from the rendered pod
@@ -130,7 +130,7 @@ class Cluster:
     def replace_pod(
         self, settings: Mapping[str, Any], values: Mapping[str, Any] | None = None, *, lacking: str = ""
     ) -> bool:
-        """Replaces the pod like configure(), without starting the new one. Returns False if the present one already has
+        """Replaces the pod like configure(), without starting the new one. Returns False if the current pod already has
         the values.
         """
         wanted = _unusual(settings)
@@ -237,7 +237,7 @@ class Cluster:
         return newest.keys() == set(DRIVERS) and all(instance.pod_uid in one["path"] for one in newest.values())
 
     def api(self, path: str, method: str = "GET", body: Any = None) -> Any:
-        """Sends a request to the API server. Raises AnsweredError from status 400 on."""
+        """Sends a request to the API server. Raises AnsweredError for status 400 and above."""
         return ask_http(self._server, path, method, body)
 
     def kubelet(self, call: str, **args: Any) -> Any:

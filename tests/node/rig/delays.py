@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wake-up latency, measured with Debian's cyclictest: how late a thread runs after the time it asked to be woken."""
+"""Wake-up latency, measured with Debian's cyclictest: how late a thread runs after the time at which it asked to be
+woken.
+"""
 
 import json
 import statistics
@@ -14,7 +16,7 @@ from numa_contract.cpuset import format_cpu_list
 
 from tests.node.rig.kernel import Cgroup
 
-_PROGRAM = "/opt/rt-tests/usr/bin/cyclictest"  # installed by run.sh
+_PROGRAM = "/opt/rt-tests/usr/bin/cyclictest"  # Installed by run.sh.
 _LONGEST = 200_000  # resolution in microseconds
 
 

@@ -61,7 +61,9 @@ class DriverContainer:
 
     @property
     def alive(self) -> bool:
-        """Returns True if its process is running, according to the kernel's files, since the runtime may be down."""
+        """Returns True if the container's process is running, according to the kernel's files, since the runtime may be
+        down.
+        """
         if not self.id:
             return False
         try:
@@ -71,22 +73,24 @@ class DriverContainer:
 
     @property
     def pid(self) -> int:
-        """Returns the pid of its first process, or 0 before it starts and after it ends."""
+        """Returns the pid of the container's first process, or 0 before it starts and after it ends."""
         self._pid = self._pid or self._pod.node.runtime.pid(self.id)
         return self._pid
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to its process from the node."""
+        """Sends a signal to the container's process from the node."""
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kills its process with SIGKILL and waits until the runtime has noticed."""
+        """Kills the container's process with SIGKILL and waits until the runtime has noticed."""
         if self.alive:
             self.send(signal.SIGKILL)
             self._wait_exited()
 
     def stop(self, within: float = 30.0) -> int:
-        """Stops it as the kubelet does, with SIGTERM and SIGKILL after the grace period; returns the exit status."""
+        """Stops the container as the kubelet does, with SIGTERM and SIGKILL after the grace period; returns the exit
+        status.
+        """
         if self.alive:
             self.send(signal.SIGCONT)
         self._pod.node.runtime.stop(self.id, int(within * PATIENCE))
@@ -104,9 +108,9 @@ class DriverContainer:
         until(ended, f"the runtime knows that {self.name} has ended", every=0.2)
 
     def probe(self, kind: str) -> str:
-        """Runs one probe (startup, liveness, readiness) and returns why it failed, or "" if it succeeded.
+        """Runs one probe (startup, liveness, readiness) and returns the reason for its failure, or "" if it succeeded.
 
-        A container without that probe counts as one whose probe succeeds, as in a kubelet.
+        A container without that probe counts as one whose probe succeeds, as it does for the kubelet.
         """
         probe = self.plan.probes.get(kind)
         return "" if probe is None else probed(self._pod.address, probe)
@@ -153,7 +157,7 @@ class DriverPod:
 
     @property
     def address(self) -> str:
-        """Returns the address of its ports: the pod's address in the pod network, or the node's loopback with
+        """Returns the address of the pod's ports: the pod's address in the pod network, or the node's loopback with
         hostNetwork.
         """
         if not self._address:
@@ -200,7 +204,7 @@ def make_volume(volume: Volume) -> None:
 
 
 def probed(address: str, probe: Probe) -> str:
-    """Runs one HTTP probe as the kubelet does; returns why it failed, or "" if it succeeded."""
+    """Runs one HTTP probe as the kubelet does; returns the reason for its failure, or "" if it succeeded."""
     connection = http.client.HTTPConnection(address, probe.port, timeout=probe.timeout * PATIENCE)
     try:
         connection.request("GET", probe.path, headers={"User-Agent": "kube-probe/1.36", "Connection": "close"})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DRA drivers of other hardware, for claims that join their devices with this driver's: they register and prepare any
-claim.
+"""DRA drivers of other hardware, for claims that combine their devices with this driver's: they register and prepare
+any claim.
 """
 
 from collections.abc import Iterator

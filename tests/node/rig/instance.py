@@ -35,7 +35,7 @@ class Instance:
         return self
 
     def wait_ready(self, within: float = STARTING) -> "Instance":
-        """Waits until the kubelet would consider it ready. An instance with a dead process is not ready."""
+        """Waits until the kubelet would consider the pod ready. An instance with a dead process is not ready."""
         why = ""
 
         def ready() -> bool:
@@ -53,7 +53,7 @@ class Instance:
         return self
 
     def unready(self) -> str:
-        """Returns why a probe of a container fails or why a claim would not be prepared now, or ""."""
+        """Returns the reason why a container's probe fails or a claim would currently not be prepared, or ""."""
         try:
             for container in self.pod.containers.values():
                 for kind in ("startup", "readiness"):
@@ -64,7 +64,7 @@ class Instance:
             return str(error) or type(error).__name__
 
     def state(self, path: str) -> Any:
-        """Sends a GET to its own state socket."""
+        """Sends a GET to the instance's own state socket."""
         return ask_unix(RUN_DIRECTORY / self.pod_uid / "state.sock", path)
 
     @property
@@ -118,7 +118,7 @@ class Instance:
         return self.backend.stop()
 
     def _note_killed(self) -> None:
-        # The lease itself is compared, because a lease that is not live may become live with a report on its way.
+        # The lease itself is compared, because a report that is still in transit may renew an expired lease.
         with suppress(*_UNREACHABLE):
             self._killed = str((self.state("/v1/backend")["status"] or {}).get("instance", ""))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the kernel's own files about processes, cgroups, NUMA nodes and hugepages."""
+"""Reads the kernel's own files about processes, cgroups, NUMA nodes and hugepages."""
 
 import re
 from collections.abc import Iterator, Mapping

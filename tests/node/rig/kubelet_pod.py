@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translates a rendered DaemonSet into the kubelet's calls of the runtime: pod sandbox, containers, volumes, cgroup.
+"""Translates a rendered DaemonSet into the kubelet's calls to the runtime: pod sandbox, containers, volumes, cgroup.
 Pure.
 
 Each field of the pod template is translated, or listed in OTHERS with the component that reads it; any other field
@@ -250,7 +250,7 @@ class _Pod:
             return Volume(name, self._own("projected", name), files=self._projected(volume.inside("projected")))
         if volume.has("emptyDir"):
             return Volume(name, self._own("empty-dir", name))
-        return Volume(name, "")  # its type is left, so finish() reports it
+        return Volume(name, "")  # its type remains, so finish() reports it
 
     def _own(self, kind: str, name: str) -> str:
         return f"{self._directory}/volumes/kubernetes.io~{kind}/{name}"

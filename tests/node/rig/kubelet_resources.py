@@ -59,7 +59,7 @@ def cpu_weight(shares: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """The pod's cgroup."""
+    """Limits of the pod's cgroup."""
 
     qos: Qos
     shares: int
@@ -79,14 +79,14 @@ class PodResources:
 
         Raises UnknownFieldError or UntranslatableError.
         """
-        # Init containers run alone, one after another, so the larger need of each resource counts.
+        # Init containers run alone, one after another, so the largest request for each resource counts.
         self._alone = [_amounts(given) for given in init]
         self._together = [_amounts(given) for given in containers]
         self._priority = priority
         self._memory = memory
 
     def group(self) -> PodGroup:
-        """Returns the limits of the pod's cgroup; a limit that one container lacks is missing for the pod."""
+        """Returns the limits of the pod's cgroup; if one container lacks a limit, the pod has none."""
         limits = [limits for _, limits in self._together]
         memory = int(self._limit("memory")) if limits and all("memory" in one for one in limits) else 0
         quota = _quota(self._limit("cpu")) if limits and all("cpu" in one for one in limits) else 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods from manifests on the node, as controllers, scheduler and kubelet process them, up to running containers.
+"""Starts pods from manifests on the node as controllers, scheduler and kubelet would, up to running containers.
 
 The images in manifests cannot be pulled here: every container runs busybox, with its own command if that is part of
 busybox.

@@ -74,8 +74,8 @@ class Node:
     ) -> Pod:
         """Returns a new pod on the host's network.
 
-        `hugetlb` is what its spec requests (bytes by size); other sizes get 0. With `privileged` all its containers are
-        privileged.
+        `hugetlb` contains the requests of its spec (bytes by size); other sizes get 0. With `privileged` all its
+        containers are privileged.
         """
         uid = uid or str(uuid.uuid4())
         group = self.cgroups.make(qos, uid, hugetlb or {})

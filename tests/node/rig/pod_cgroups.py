@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kubelet's part of the cgroups: the kubepods root, the QoS cgroups and one cgroup per pod.
 
-They are created as by the kubelet's library (opencontainers/cgroups): with the systemd driver as transient slices over
-D-Bus, with the cgroupfs driver as directories. In both cases every controller is enabled down to the pod, and then
-limits are written.
+They are created in the same way as by the kubelet's library (opencontainers/cgroups): with the systemd driver as
+transient slices over D-Bus, with the cgroupfs driver as directories. In both cases every controller is enabled down to
+the pod, and then limits are written.
 """
 
 import subprocess
@@ -70,7 +70,7 @@ class PodCgroups:
             group.directory.rmdir()
 
     def remove_all(self) -> None:
-        """Removes all of the kubelet's cgroups, deepest first; no container may be left."""
+        """Removes all of the kubelet's cgroups, deepest first; no container may remain."""
         root = Cgroup(self.path("guaranteed"))
         if self.driver == "systemd":
             subprocess.run(["systemctl", "stop", "kubepods.slice"], check=False)

@@ -110,8 +110,8 @@ class Container:
 
     @property
     def process(self) -> int:
-        """Returns the process like pid, queried once: the runtime takes a tenth of a second to respond, the kernel's
-        files no time.
+        """Returns the same process as pid, but queried only once: the runtime takes a tenth of a second to respond,
+        while the kernel's files take no time.
         """
         self._process = self._process or self.pid
         return self._process

@@ -22,25 +22,25 @@ class Service(Process):
     """Position in the log at which this start begins."""
 
     def start(self) -> Self:
-        """Starts it and returns at once."""
+        """Starts the program and returns at once."""
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._seen = self.log_file.stat().st_size if self.log_file.exists() else 0
         return super().start()
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal, such as SIGSTOP to make it hang and SIGCONT to let it continue."""
+        """Sends a signal, such as SIGSTOP to suspend the program and SIGCONT to resume it."""
         os.kill(self.pid, number)
 
     def stop(self, within: float = 30.0) -> int:
-        """Stops it with SIGTERM, even if it hangs, and returns the exit status. Raises StageError if it does not end in
-        time.
+        """Stops the program with SIGTERM, even if it hangs, and returns the exit status. Raises StageError if it does
+        not end in time.
         """
         self.ask_to_stop()
         self.ask_to_stop(signal.SIGCONT)
         return self.wait(within * PATIENCE)
 
     def log(self) -> str:
-        """Returns its output since the latest start."""
+        """Returns the program's output since the latest start."""
         with self.log_file.open("rb") as file:
             file.seek(self._seen)
             return file.read().decode(errors="replace")

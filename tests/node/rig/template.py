@@ -41,7 +41,7 @@ class Fields:
         return key in self._content
 
     def finish(self) -> None:
-        """Raises UnknownFieldError if a field is left."""
+        """Raises UnknownFieldError if a field has not been read."""
         if left := _leaves(self._content, self._path):
             raise UnknownFieldError(", ".join(left))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that may run, or have run, on CPUs of a claim that is not theirs: all processes of the machine, not only
+"""Finds processes that may run, or have run, on the CPUs of another pod's claim: all processes of the machine, not only
 pods.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for a condition, with a deadline that suits an emulated machine."""
+"""Waits for a condition, with a deadline that suits an emulated machine."""
 
 import time
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin as users get it, as one file, and a cluster for it.
+"""The plugin as a single file, as users get it, and a cluster for it.
 
 The environment variable KUBECTL names a real kubectl; without it a fake is used.
 """

@@ -77,7 +77,7 @@ async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) ->
 
 @pytest.mark.parametrize("tokens", [["a"] * 9, ["a", "b"] * 5])
 async def test_a_list_whose_pages_repeat_is_an_error(plugin: Plugin, tokens: list[str]) -> None:
-    """A server or a proxy that always announces one more page must not keep the command running for ever."""
+    """A server or a proxy that always announces one more page must not keep the command running forever."""
     for token in tokens:
         page = {"kind": "ResourceSliceList", "metadata": {"continue": token}, "items": []}
         plugin.server.fail_next(1, 200, body=json.dumps(page))

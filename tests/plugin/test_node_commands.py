@@ -85,7 +85,9 @@ def test_the_configuration_is_read_from_standard_input(tmp_path: Path) -> None:
 
 
 async def test_the_page_is_forwarded(plugin: Plugin) -> None:
-    """A local port is forwarded to the one that the pod declares; if there is none, the error names the setting."""
+    """A local port is forwarded to the one that the pod declares; if the pod declares none, the error names the
+    setting.
+    """
     plugin.server.store.create(PODS, "numa", driver_pod({"name": "page", "containerPort": 8082}))
     code, out, err = await plugin.run("page", NODE, "--no-browser")
     assert (code, out) == (0, "http://localhost:40001/   (Ctrl-C ends it)\n")

@@ -204,7 +204,7 @@ def test_administrative_access_does_not_use_up_a_device() -> None:
     "deep", ["[" * 9000 + "]" * 9000, '{"a":' * 9000 + "1" + "}" * 9000, '["]",' * 9000 + "1" + "]" * 9000]
 )
 def test_a_deep_claim_does_not_hide_the_others(deep: str) -> None:
-    """Values nested more deeply than the limit are read as null, whatever the interpreter could read."""
+    """Values nested more deeply than the limit are read as null, even if the interpreter could read them."""
     text = f'{{"items": [{{"name": "a"}}, {{"name": "b", "deep": {deep}}}, {{"name": "c", "text": "]}}\\"["}}]}}'
     found = json.loads(shallow(text))["items"]
     assert [one["name"] for one in found] == ["a", "b", "c"]
@@ -218,7 +218,7 @@ def test_the_limit_on_nesting_is_the_drivers() -> None:
 
 @given(JSON)
 def test_documents_within_the_depth_limit_are_unchanged(value: Any) -> None:
-    """The text of an ordinary response stays the same, up to the limit."""
+    """The text of an ordinary response is unchanged, up to the limit."""
     text = "[" * (MAX_NESTING - 10) + json.dumps(value) + "]" * (MAX_NESTING - 10)
     assert shallow(text) == text
 

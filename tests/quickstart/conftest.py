@@ -25,7 +25,7 @@ from tests.stage.settings import StageSettings
 from tests.stage.stage import Stage
 
 SECONDS = 60.0 * PATIENCE
-"""Timeout of one command, and for its output to become as expected."""
+"""Timeout for one command, and for its output to match the expectation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Shell:
         return done.stdout
 
     def until(self, script: str, expected: Callable[[str], object]) -> str:
-        """Repeats commands until their output is as expected, because publishing takes some seconds."""
+        """Repeats commands until their output matches the expectation, because publishing takes some seconds."""
         deadline = time.monotonic() + SECONDS
         while not expected(printed := self.typed(script)):
             assert time.monotonic() < deadline, f"{script}\n{printed}"

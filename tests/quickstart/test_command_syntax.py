@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real kubectl accepts each of its command lines on a page, in blocks and in sentences.
+"""A real kubectl accepts each kubectl command line on a page, in blocks and in sentences.
 
-Most of them are run against a cluster of fakes by the other tests of this directory. The rest needs features that no
-fake has: logs, metrics of the node, a debugging container. With ``--help`` kubectl parses the whole line without
+Most of them are run against a cluster of fakes by the other tests of this directory. The others require features that
+no fake has: logs, metrics of the node, a debugging container. With ``--help`` kubectl parses the whole line without
 contacting a cluster.
 """
 
@@ -36,7 +36,7 @@ def uses(line: str) -> Iterator[list[str]]:
 
 
 def documented() -> list[tuple[str, ...]]:
-    """Returns every kubectl command line once; one that is abbreviated in a sentence gets its missing value."""
+    """Returns every kubectl command line once; a line that is abbreviated in a sentence gets its missing value."""
     texts = [page.read_text() for page in PAGES]
     shown = [re.sub(r"\s#\s.*", "", line) for text in texts for line in lines(text)] + [
         f"{span} X" if re.search(r" -\w$", span) else span for text in texts for span in spans(text)

@@ -2,7 +2,7 @@
 """Documented claims as a real kubectl sends them; "make quickstart-check".
 
 `tests/chart/test_documented_manifests.py` uses Helm in place of kubectl and runs everywhere. This test shows that both
-read the same.
+read the same values.
 """
 
 import json

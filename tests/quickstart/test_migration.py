@@ -45,12 +45,12 @@ def publish(shell: Shell) -> None:
 
 
 def withdraw(shell: Shell) -> None:
-    """Deletes their slices, as the kubelet does when a driver is gone."""
+    """Deletes the two drivers' slices, as the kubelet does when a driver is gone."""
     shell.typed(f"kubectl delete -f {PEERS}/slices.yaml")
 
 
 def claim(shell: Shell, name: str, request: Document) -> None:
-    """Creates a claim that nothing allocates yet."""
+    """Creates a claim that is not allocated yet."""
     document = {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}
     shell.stage.api("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims", "POST", document)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/quickstart.md run as it is, and queries of a cluster on other pages; "make quickstart-check"."""
+"""Runs docs/quickstart.md unchanged, and the cluster queries on other pages; "make quickstart-check"."""
 
 import re
 from functools import partial

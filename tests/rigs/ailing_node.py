@@ -197,7 +197,7 @@ class AilingNode:
             self.server.store.update(SLICES, "", name, document)
 
     def settings(self) -> Settings:
-        """Returns the settings with which the command would be started."""
+        """Returns the settings that the command would be started with."""
         paths = {"cdiDir": self.cdi, "runDir": self.run, "kubeletRootDir": self.kubelet_root}
         paths |= {"cgroupRoot": self.base / "cgroup", "kubeconfig": self.base / "kubeconfig"}
         config = parse_config({key: str(path) for key, path in paths.items()} | self.settings_of, "test")

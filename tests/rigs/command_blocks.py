@@ -3,7 +3,7 @@
 
 A command block is fenced as ``sh`` or ``console``. A comment on the line before the fence selects the test that runs
 it: ``<!-- run on: node -->`` for tests/node, ``<!-- not run: REASON -->`` for none. A block without a comment runs in
-tests/quickstart, with real Helm and kubectl. So a new block is run unless its page contains the reason why not.
+tests/quickstart, with real Helm and kubectl. A new block is therefore run unless its page contains a reason not to.
 """
 
 import re
@@ -31,7 +31,7 @@ _MARK: Final = re.compile(r"run on: (?P<place>node)|not run: (?P<reason>.+)")
 
 
 class MarkError(ValueError):
-    """The comment before a block is not one of the two known ones."""
+    """The comment before a block is neither of the two known ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Block:
     place: str
     """CLUSTER, NODE or NOWHERE."""
     reason: str = ""
-    """Why no test runs the block."""
+    """Reason why no test runs the block."""
 
     def __str__(self) -> str:
         return f"docs/{self.page}.md:{self.line}"

@@ -73,7 +73,7 @@ def _lines(path: tuple[str, ...], table: Mapping[str, Any]) -> list[str]:
 
 
 def recorded() -> list[dict[str, Any]]:
-    """Returns the recorded cases: ``files``, and by release the settings in its dump, or null if it refused them."""
+    """Returns the recorded cases: ``files``, and by release the settings in its dump, or null if it rejected them."""
     cases: list[dict[str, Any]] = json.loads(RECORDED.read_text())["cases"]
     return cases
 

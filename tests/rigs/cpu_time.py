@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring the CPU time of an operation."""
+"""Measures the CPU time of an operation."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 def cpu_seconds(work: Callable[[], object]) -> float:
     """Returns the CPU seconds of this thread for the call, as the minimum of three tries, so that the machine's load
-    does not count.
+    does not matter.
     """
 
     def once() -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocating a claim without a directory and a lock."""
+"""Allocates a claim without a directory and a lock."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -45,7 +45,7 @@ def refused(
     inventory: Inventory = INVENTORY,
     config: Config | None = None,
 ) -> str:
-    """Returns the text of the claim's rejection."""
+    """Returns the text of the claim's refusal."""
     with pytest.raises(Refused) as caught:
         decided(found, driver, ledger, inventory, config)
     return str(caught.value)

@@ -2,7 +2,7 @@
 """Claims, templates and classes from the documentation, as the text that a reader types.
 
 They are the objects of examples/, YAML blocks of pages that contain such an object or a part of one, and one claim for
-each value in the parameter tables. Nothing is parsed here, because the tests are about how a text is read.
+each value in the parameter tables. Nothing is parsed here, because the tests check how a text is read.
 """
 
 import re

@@ -54,7 +54,7 @@ def deps_of(
 
 
 class Node:
-    """A node with eight CPUs, of which CPU 0 is reserved, together with what the kubelet and the runtime do on it."""
+    """A node with eight CPUs, of which CPU 0 is reserved, and the actions of its kubelet and runtime."""
 
     def __init__(
         self,
@@ -93,7 +93,8 @@ class Node:
         state = NodeState(config(reserved, lazy=lazy, guard=guard, quota=cpu_quota, exclusivity=exclusivity))
         state.set_host(self.host)
         self.enforcer = Enforcer(deps, state, "own_pod")
-        # A hook may wait until a slow machine has moved the others. The limit of the product is in test_budgets.py.
+        # A hook may wait until a slow machine has moved the other containers. The limit of the product is in
+        # test_budgets.py.
         self.enforcer.starter.clear_seconds = 8 * patience()
 
     @property
@@ -126,7 +127,7 @@ class Node:
     def make_cgroups(self, of: Pod, one: Container, sizes: tuple[int, ...] = SIZES) -> str:
         """Creates the cgroups of a pod and of a container with their limits, as the kubelet and the OCI runtime do.
 
-        Cgroups that exist are kept. Returns the path of the container's cgroup.
+        Existing cgroups are kept. Returns the path of the container's cgroup.
         """
         self.make_pod(of)
         path = cgroup_directory(one.cgroups_path)

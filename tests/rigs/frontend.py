@@ -42,16 +42,16 @@ class Claims:
     def __init__(self, *documents: dict[str, Any]) -> None:
         self.documents: dict[str, dict[str, Any]] = {}
         self.away: KubeError | None = None
-        """What every call fails with."""
+        """Error that every call fails with."""
         self.no_lists = False
         self.lists: list[str] = []
-        """Which namespaces were listed; "" is the whole cluster."""
+        """Namespaces that were listed; "" is the whole cluster."""
         self.read: list[str] = []
-        """Which claims were read, by name."""
+        """Claims that were read, by name."""
         self.slices: list[dict[str, Any]] = []
         """ResourceSlices of other drivers."""
         self.claim_observers: list[Callable[[dict[str, Any]], object]] = []
-        """As in KubeClient."""
+        """Same as in KubeClient."""
         for document in documents:
             self.add(document)
 
@@ -62,7 +62,7 @@ class Claims:
         return ClaimName(meta["namespace"], meta["name"], meta["uid"])
 
     def forget(self, uid: str, how: str) -> None:
-        """Deletes a claim, replaces it by another one of the same name, allocates it elsewhere, or deallocates it."""
+        """Deletes a claim, replaces it with another one of the same name, allocates it elsewhere, or deallocates it."""
         document = self.documents[f"claim-{uid}"]
         if how == "gone":
             del self.documents[f"claim-{uid}"]

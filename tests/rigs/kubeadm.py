@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How kubeadm starts the kubelet, reduced to the parts that form the kubelet's command line."""
+"""The way kubeadm starts the kubelet, reduced to the parts that form the kubelet's command line."""
 
 DROP_IN = """\
 [Service]

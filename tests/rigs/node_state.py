@@ -62,7 +62,7 @@ class NodeState:
         self.offer.snapshot = snapshot(self.watch.inventory, ledger, Snapshot())
 
     def enforce(self, *containers: ContainerReport) -> None:
-        """Makes the backend live and reports these containers."""
+        """Makes the backend's lease live and reports these containers."""
         status = BackendStatus(instance="b", generation=1, active=True, synchronized=True, runtime="containerd 2.1.4")
         self.backend.renew(status, [one.model_dump(mode="json") for one in containers])
 
@@ -84,7 +84,7 @@ class NodeState:
 
 @dataclass(slots=True)
 class _Author:
-    """Creates claims one after another, as long as the machine has room for them."""
+    """Creates claims one after another while the machine has room for them."""
 
     inventory: Inventory
     config: Config
@@ -92,7 +92,7 @@ class _Author:
     number: int = 0
 
     def claim(self, device: Device, driver: str, pool: str, amount: str, fields: dict[str, Any]) -> None:
-        """Allocates an amount of a device, or nothing if that is rejected."""
+        """Allocates an amount of a device, or nothing if the claim is refused."""
         self.number += 1
         uid, key = f"uid-{self.number}", "dra.cpu/cpu" if driver == "dra.cpu" else "size"
         taken = result("r", driver, device.name, pool, consumedCapacity={key: amount}, shareID=uid)
@@ -135,7 +135,7 @@ def _user(record: AllocationRecord, name: str) -> ContainerReport:
 
 
 def _containers(records: list[AllocationRecord], online: frozenset[int]) -> list[ContainerReport]:
-    """Returns a container for four of five claims, one of them on a CPU too many, and two containers without a
+    """Returns a container for four of five claims, one of them with one CPU too many, and two containers without a
     claim.
     """
     users = [_user(one, "worker") for index, one in enumerate(records) if index % 5 != 4]

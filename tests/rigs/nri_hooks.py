@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks that record their calls and respond as the test wants."""
+"""Hooks that record their calls and respond as the test requires."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,9 +18,9 @@ class RecordingHooks:
         """(hook, pod name or container name or counts), in order."""
         self.adjustment = Adjustment()
         self.updates: list[Update] = []
-        """What synchronize, update_container and stop_container answer."""
+        """Response of synchronize, update_container and stop_container."""
         self.before: Callable[[str], Awaitable[None]] | None = None
-        """Awaited with the hook's name before it answers; may raise or take its time."""
+        """Awaited with the hook's name before the hook responds; may raise or delay the response."""
         self.pods: Sequence[Pod] = ()
         self.containers: Sequence[Container] = ()
         self.wanted: Resources | None = None

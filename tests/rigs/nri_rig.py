@@ -64,7 +64,7 @@ async def nri_rig(
 
 
 async def _fill(runtime: FakeRuntime, count: int, annotation: int) -> None:
-    """Adds running containers to the store, each with an annotation of this size in bytes."""
+    """Adds running containers to the store, each with an annotation of ``size`` bytes."""
     for number in range(count):
         pod = await runtime.run_pod_sandbox(f"pod-{number}")
         pod.message.annotations["big"] = "x" * annotation

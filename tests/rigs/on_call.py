@@ -163,7 +163,7 @@ class _Node:
         file.unlink()
 
     def still_running(self, pod: StagePod) -> None:
-        """A claim that is released while a container still uses it."""
+        """A claim that is released while a container still uses the claim."""
         pod.unprepare()
         wait_for("held CPUs", lambda: any(one["use"] == "held" for one in self._cpus()), 30.0)
         self._driver("still running", "status")
@@ -184,7 +184,7 @@ class _Node:
             half.end()
 
     def no_cpus_left(self) -> None:
-        """Claims hold every CPU but the reserved ones."""
+        """Claims hold every CPU except the reserved ones."""
         pods = [claim_pod(self.stage, f"big-{n}", cpus(14 + 2 * n, numa_node=n)) for n in (0, 1)]
         for pod in pods:
             pod.prepare()

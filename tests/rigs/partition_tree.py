@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extends kernel_tree.py by remote cpuset partitions. The rules are those measured in docs/adr/0013."""
+"""Extends kernel_tree.py with remote cpuset partitions."""
 
 import errno
 import os

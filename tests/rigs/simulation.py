@@ -4,7 +4,7 @@
 Equal inputs give equal traces: the clock of the loop advances only when every task waits, and jobs for worker threads
 run at once, in the thread of the loop. Each task belongs to a process by a context variable. A process can be killed
 between two file operations: the directory is copied at that moment, and the copy is written back when the job has
-ended, so that nothing that a dead process still does has an effect.
+ended, so the further actions of a dead process have no effect.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _FILE_OPERATIONS: Final = frozenset(
 
 
 class KilledError(BaseException):
-    """The process of this task was killed. Derives from BaseException, since no code of the process may handle it."""
+    """The process of this task was killed. Derives from BaseException, so that no code of the process handles it."""
 
 
 class Process:
@@ -37,7 +37,7 @@ class Process:
     def __init__(self) -> None:
         self.dead = False
         self.operations_left: int | None = None
-        """File operations before the process is killed, or None if it is not."""
+        """File operations before the process is killed, or None if it is not to be killed."""
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -140,8 +140,8 @@ class Disk(ThreadPoolExecutor):
         self.changed()
 
     def changed(self) -> None:
-        """Gives the directories a new time stamp: two changes within one tick of the kernel's clock have the same
-        one.
+        """Gives the directories a new time stamp, because two changes within one tick of the kernel's clock have the
+        same one.
         """
         self._stamp += 1
         for directory, _, _ in os.walk(self._root):

@@ -101,7 +101,7 @@ def captured(name: str) -> MemoryTree:
 
 @cache
 def captured_memory(name: str) -> MemoryTree:
-    """Returns all files of a captured machine; for machines with several kinds of memory including the links of
+    """Returns all files of a captured machine; including, for machines with several kinds of memory, the links of
     /sys/bus/nd.
     """
     path = (_MEMORY if name in MEMORY_NAMES else _DATA) / f"{name}.tar.bz2"
@@ -129,7 +129,7 @@ _SETS: Final = ("_siblings", "_cpus", "_list", "shared_cpu_map", "cpumap", "/cpu
 
 def offline(tree: MemoryTree, cpus: Collection[int]) -> MemoryTree:
     """Returns a machine whose CPUs went offline as in a kernel: they have no topology and no cache, and no CPU set
-    contains them any more, but their directory and their link to the NUMA node stay.
+    contains them any longer, but their directory and their link to the NUMA node remain.
     """
     present = {int(name[3:]) for name in tree.names(_CPU) or () if re.fullmatch(r"cpu\d+", name)}
     gone = {number for number in present if tree.names(f"{_CPU}/cpu{number}/topology") is None} | set(cpus)

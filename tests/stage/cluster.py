@@ -2,9 +2,9 @@
 """The parts of a cluster that a stage lacks: DaemonSets get pods, pods get their claims and run, and ``kubectl exec``
 works.
 
-For the driver's DaemonSet the stage runs the driver's own processes, with the arguments, environment and ConfigMap of
-its pod template. They have no mounts, so the paths in the configuration are replaced by those of the stage. DaemonSets
-of other drivers get no pod.
+For the driver's DaemonSet, the stage runs the driver's own processes, with the arguments, environment and ConfigMap of
+its pod template. The processes have no mounts, so the paths in the configuration are replaced by those of the stage.
+DaemonSets of other drivers get no pod.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ class Cluster:
         self.stage = stage
         self.failures: list[str] = []
         self._drivers: dict[str, Instance] = {}
-        """By the UID of the DaemonSet."""
+        """Instances, by the UID of the DaemonSet."""
         self._templates: dict[str, Document] = {}
         """Pod template of each instance, by the UID of the DaemonSet."""
         self._pods: dict[str, tuple[StagePod, Box]] = {}
-        """By the UID of the Pod, with its container."""
+        """Pods with their containers, by the UID of the Pod."""
         self._stop = threading.Event()
 
     def __enter__(self) -> Self:
@@ -211,7 +211,7 @@ def _command(box: Document) -> str:
 
 @contextlib.contextmanager
 def _proc(box: Box) -> Iterator[Path]:
-    """Creates a directory with what the kernel would show of a process in the container."""
+    """Creates a directory with the files that the kernel would show for a process in the container."""
     with tempfile.TemporaryDirectory() as directory:
         status = Path(directory, "status")
         status.write_text(f"Cpus_allowed_list:\t{box.read('cpuset.cpus.effective')}\n")

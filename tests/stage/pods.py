@@ -57,7 +57,7 @@ def make_claim(
     pods: Sequence[Mapping[str, str]],
     config: Sequence[Document] = (),
 ) -> Document:
-    """Creates a claim and lets the scheduler allocate it and reserve it for pods (``name`` and ``uid``)."""
+    """Creates a claim and has the scheduler allocate it and reserve it for pods (``name`` and ``uid``)."""
     devices: Document = {"requests": list(requests), "config": list(config)}
     if len(requests) > 1:
         devices["constraints"] = [{"matchAttribute": "resource.kubernetes.io/numaNode"}]
@@ -94,38 +94,38 @@ class Box:
 
     @property
     def directory(self) -> Path:
-        """Returns its cgroup in the imitated tree, which exists only while it runs."""
+        """Returns the container's cgroup in the imitated tree, which exists only while the container runs."""
         return Path(self.described["cgroup"])
 
     def read(self, name: str) -> str:
-        """Reads a file of its cgroup."""
+        """Reads a file of the container's cgroup."""
         return (self.directory / name).read_text().strip()
 
     def cpus(self) -> set[int]:
-        """Returns the CPUs that the kernel would let it use at present."""
+        """Returns the CPUs that the kernel would currently let the container use."""
         # In a kernel the file is never empty; a plain file is empty for a moment while it is written.
         return cpu_set(wait_for("a cpuset", lambda: self.read("cpuset.cpus.effective"), 2.0))
 
     def comes_to(self, cpus: set[int]) -> None:
-        """Waits until it may use exactly these CPUs."""
+        """Waits until the container may use exactly these CPUs."""
         wait_for(f"{self.described['name']} on {sorted(cpus)}", lambda: self.cpus() == cpus)
 
     def start(self) -> None:
-        """Starts it."""
+        """Starts the container."""
         self.described = self.stage.runtime("start_container", container=self.id)
 
     def stop(self) -> None:
-        """Stops it."""
+        """Stops the container."""
         self.stage.runtime("stop_container", container=self.id)
 
     def remove(self) -> None:
-        """Removes it, stopped or not."""
+        """Removes the container, stopped or not."""
         self.stage.runtime("remove_container", container=self.id)
 
 
 @dataclass(slots=True)
 class StagePod:
-    """A pod on the node with the claim it uses, if any. As a context manager it ends with its block."""
+    """A pod on the node, with its claim if it has one. As a context manager it ends with its block."""
 
     stage: Stage
     name: str
@@ -167,7 +167,7 @@ class StagePod:
         return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}, "spec": spec}
 
     def prepare(self) -> None:
-        """Lets the kubelet prepare the claim. Raises AnsweredError."""
+        """Has the kubelet prepare the claim. Raises AnsweredError."""
         given = self.stage.kubelet("prepare", pod=self.document(), claims=[self.claim] if self.claim else [])
         # The kubelet appends the result of a repeated Prepare; the runtime uses each id once.
         self.cdi_ids = list(dict.fromkeys(given["app"]))
@@ -195,7 +195,7 @@ class StagePod:
         return box
 
     def unprepare(self) -> None:
-        """Lets the kubelet unprepare the claim."""
+        """Has the kubelet unprepare the claim."""
         self.stage.kubelet("unprepare", pod_uid=self.uid)
 
     def end(self) -> None:

@@ -27,7 +27,7 @@ class StageError(Exception):
 
 
 def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _T:
-    """Returns the condition's value as soon as it is true. Raises StageError with ``what`` if it never is.
+    """Returns the condition's value as soon as it is true. Raises StageError with ``what`` if it never becomes true.
 
     The time is multiplied by ``patience()``, again at each check, because the load may rise during the wait.
     """
@@ -48,14 +48,14 @@ class Process:
         self.name = name
         self.command = list(command)
         self.log_file = log
-        # It is set on many developers' machines. An image contains byte code, and start-up time and memory are measured
-        # here.
+        # Many developers' machines set this variable. An image contains byte code, and start-up time and memory are
+        # measured here.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         # An image has no CA certificates either. OpenSSL would read this machine's, which takes 90 ms at each start.
         self._environment = {**inherited, "SSL_CERT_FILE": os.devnull, **environment}
         self._child: subprocess.Popen[bytes] | None = None
         self._is_ours = False
-        """Whether its end is our wish."""
+        """Whether the stage itself is ending the process."""
         self.started_at = 0.0
         """Monotonic time of the last start."""
 
@@ -68,16 +68,16 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Returns True if it is running."""
+        """Returns True if the process is running."""
         return self._child is not None and self._child.poll() is None
 
     def start(self) -> Self:
-        """Starts it; its output is appended to its log."""
+        """Starts the process; its output is appended to its log."""
         with self.log_file.open("ab") as log:
             self.started_at = time.monotonic()
             self._is_ours = False
-            # It has its own session: Ctrl-C at the terminal ends the stage, which then ends this process in the right
-            # order.
+            # The process has its own session: Ctrl-C at the terminal ends the stage, which then ends this process in
+            # the right order.
             self._child = subprocess.Popen(
                 self.command,
                 cwd=ROOT,
@@ -90,20 +90,20 @@ class Process:
         return self
 
     def kill(self) -> None:
-        """Kills it as ``kill -9`` does and waits for its end."""
+        """Kills the process as ``kill -9`` does and waits for its end."""
         self.ask_to_stop(signal.SIGKILL)
         self.wait()
 
     def ask_to_stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Sends a signal to its group if it is still running."""
-        # It is not reaped yet, so the number cannot belong to another process.
+        """Sends a signal to the process group if the process is still running."""
+        # The process is not reaped yet, so its number cannot belong to another one.
         if self.alive and self._child is not None:
             self._is_ours |= number in (signal.SIGTERM, signal.SIGKILL)
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, number)
 
     def wait(self, seconds: float = 10.0) -> int:
-        """Waits for the end and returns the exit status. Kills it and raises StageError after the timeout."""
+        """Waits for the end and returns the exit status. Kills the process and raises StageError after the timeout."""
         if self._child is None:
             return 0
         try:
@@ -113,12 +113,12 @@ class Process:
             raise StageError(f"{self.name} did not end within {seconds * patience():.0f} s\n{self.tail()}") from None
 
     def stop(self, within: float = 10.0) -> int:
-        """Asks it to end and returns its exit status."""
+        """Asks the process to end and returns its exit status."""
         self.ask_to_stop()
         return self.wait(within)
 
     def check(self) -> None:
-        """Raises StageError with the end of its log if it has ended by itself."""
+        """Raises StageError with the end of the log if the process has ended by itself."""
         if self._child is not None and not self.alive and not self._is_ours:
             raise StageError(f"{self.name} ended with status {self._child.returncode}\n{self.tail()}")
 

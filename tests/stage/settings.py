@@ -46,7 +46,7 @@ class StageSettings:
     kubernetes: str = "1.36"
     """Kubernetes release of the API server."""
     config: Mapping[str, object] = field(default_factory=dict)
-    """Further keys of the configuration file."""
+    """Additional keys of the configuration file."""
     partitions: bool = False
     """Whether the kernel supports cpuset partitions."""
     request_seconds: float = 2.0
@@ -54,7 +54,7 @@ class StageSettings:
     frontend: str = OUR_FRONTEND
     backend: str = OUR_BACKEND
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Further environment variables of both commands."""
+    """Additional environment variables for both commands."""
     in_memory: bool = False
     """Whether the directories are in memory if that is possible, as they are on a node."""
     classes: Mapping[str, str] = field(default_factory=lambda: CLASSES)
@@ -121,7 +121,7 @@ class Paths:
 _FILES = {
     "config": "config.yaml",
     "kubeconfig": "kubeconfig",
-    "port": "port",  # of the API server; it exists as soon as the server is ready
+    "port": "port",  # of the API server; exists as soon as the server is ready
     "kubelet_root": "kl",
     "cdi_dir": "cdi",
     "run_dir": "run",

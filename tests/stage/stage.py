@@ -47,7 +47,7 @@ class Instance:
 
     @property
     def processes(self) -> list[Process]:
-        """Returns those of the two that are part of the pod."""
+        """Returns the frontend, the backend or both, if they are part of the pod."""
         return list(self.programs.values())
 
 
@@ -193,7 +193,7 @@ class Stage:
             raise StageError(f"{error}\nnot ready: {self.unready(instance)}") from error
 
     def unready(self, instance: Instance) -> str:
-        """Returns the reason why an instance is not ready, or '' if it is ready."""
+        """Returns the reason why an instance is not ready, or '' if the instance is ready."""
         try:
             ask_unix(instance.state_socket, "/readyz")
             # The pod stays ready for a while despite a problem, and a test wants to see the problem.
@@ -234,7 +234,7 @@ class Stage:
             raise StageError("\n".join([str(error), *(process.tail() for process in processes)])) from None
 
     def api(self, path: str, method: str = "GET", body: Any = None) -> Any:
-        """Sends a request to the API server. Raises AnsweredError from status 400 on."""
+        """Sends a request to the API server. Raises AnsweredError for status 400 and above."""
         return ask_http(self.server, path, method, body)
 
     def slices(self) -> list[dict[str, Any]]:
@@ -271,7 +271,7 @@ class Stage:
 
 
 OpenStage = Callable[..., Stage]
-"""The type of the fixtures: opens a stage from fields of StageSettings until the test or its module ends."""
+"""The fixtures' type: opens a stage from fields of StageSettings, which ends with the test or its module."""
 
 
 def _end(processes: Sequence[Process]) -> None:

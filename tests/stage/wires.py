@@ -74,12 +74,14 @@ def _exchange(connection: http.client.HTTPConnection, method: str, path: str, bo
 
 
 def ask_unix(socket_path: Path, path: str, method: str = "GET", body: Any = None) -> Any:
-    """Sends one HTTP request over a unix socket and parses a JSON response. Raises AnsweredError from status 400 on."""
+    """Sends an HTTP request over a unix socket and parses a JSON response. Raises AnsweredError for status 400 and
+    above.
+    """
     return _exchange(UnixHttpConnection(socket_path), method, path, body)
 
 
 def ask_http(server: str, path: str, method: str = "GET", body: Any = None) -> Any:
-    """Sends one HTTP request to a base URL and parses a JSON response. Raises AnsweredError from status 400 on."""
+    """Sends an HTTP request to a base URL and parses a JSON response. Raises AnsweredError for status 400 and above."""
     address = urlsplit(server)
     return _exchange(
         http.client.HTTPConnection(str(address.hostname), address.port, timeout=_SECONDS), method, path, body

@@ -19,7 +19,7 @@ from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError, ask_unix
 
 _MOST = 64
-"""Different values of a field, and samples of a metric, that are remembered."""
+"""Number of different values of a field, and of samples of a metric, that are remembered."""
 _DATA = re.compile(r"\.(attributes|distances|limits|counters|parameters|memoryParameters|metadata|poolCpus|consumed)$")
 """Objects whose keys are data."""
 _EMPTY: tuple[Any, ...] = (None, "", 0, False, [], {})
@@ -53,15 +53,15 @@ class Witness:
         self.samples: dict[str, list[tuple[Labels, float]]] = defaultdict(list)
         """Different samples of each time series name."""
         self.families: set[str] = set()
-        """Names of the metrics in the registry, also of those without a sample."""
+        """Names of the metrics in the registry, including the ones without a sample."""
         self.reasons: set[str] = set()
         self.conditions: set[str] = set()
         """Reasons of conditions of devices, in claims of the API server and on the page."""
         self.vanished = False
-        """Whether a frontend that had metrics has none any more."""
+        """Whether a frontend that had metrics no longer has any."""
 
     def look(self, stage: Stage) -> None:
-        """Reads everything that the instances of a stage show at present."""
+        """Reads everything that the instances of a stage currently show."""
         for instance in stage.instances:
             with suppress(OSError, AnsweredError):
                 for name in self._documents:

@@ -78,12 +78,12 @@ def keeps(found: Machine, offered: Iterable[int], chosen: set[int], wish: CpuPar
 
 
 def granularity(found: Machine, free: Iterable[int], wish: CpuParameters) -> int:
-    """Returns by how many CPUs the shares of NUMA nodes may differ."""
+    """Returns the number of CPUs by which the shares of NUMA nodes may differ."""
     return max(map(len, whole_cores(found, free)), default=1) if wish.full_physical_cores else 1
 
 
 def possible_by_trying(found: Machine, offered: Iterable[int], free: set[int], count: int, wish: CpuParameters) -> bool:
-    """Returns True if some choice of free CPUs meets the parameters, by trying all of them."""
+    """Tries every choice of free CPUs. Returns True if one of them meets the parameters."""
     offered = set(offered)
     widest = granularity(found, suitable(found, free, wish), wish)
     for chosen in combinations(sorted(suitable(found, free, wish)), count):
@@ -108,7 +108,7 @@ def _sums(sizes: Iterable[int], limit: int) -> set[int]:
 def possible_by_counting(
     found: Machine, offered: Iterable[int], free: set[int], count: int, wish: CpuParameters
 ) -> bool:
-    """Returns the same for machines that are too large for trying."""
+    """Returns the same result for machines that are too large to try every choice."""
     kept = suitable(found, free, wish)
     cores = whole_cores(found, kept) if wish.full_physical_cores else [{cpu} for cpu in kept]
 

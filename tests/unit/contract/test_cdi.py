@@ -97,7 +97,9 @@ def test_each_device_mounts_only_for_its_own_request() -> None:
 
 
 def test_a_record_of_another_claim_is_named_in_one_short_line() -> None:
-    """The problem appears in the log, in Events and in the lease. The file's CPUs are held, but it grants nothing."""
+    """The problem appears in the log, in Events and in the lease. The file's CPUs stay allocated, but the file grants
+    no resources.
+    """
     record = cpu_record("c1", "a=0-1")
     assert "'c1'" in parse_claim_file(cdi_file_name("dra.cpu", "other"), dump_claim_file(record)).problem
     document = json.loads(dump_claim_file(record))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration rejects unknown content and says what to write instead."""
+"""The configuration rejects unknown content, and the error contains the replacement."""
 
 import pytest
 from numa_contract.config import Config, ConfigError, parse_config
@@ -129,7 +129,9 @@ def test_reserved_memory_takes_every_suffix_that_the_schema_allows(suffix: str) 
 
 
 def test_only_the_first_faults_are_in_the_text() -> None:
-    """The error for one unknown key lists all known ones, so that of a file full of them would have megabytes."""
+    """The error for one unknown key lists all known keys, so the errors of a file full of unknown keys would have
+    megabytes.
+    """
     with pytest.raises(ConfigError) as caught:
         parse_config({f"key{number}": 1 for number in range(1000)}, "f")
     assert "key15: unknown key" in str(caught.value)

@@ -71,7 +71,7 @@ def test_a_huge_quantity_is_rejected_at_once(text: str | int) -> None:
 
 @given(st.integers(-(10**30), 10**30), st.booleans())
 def test_canonical_text_is_a_fixed_point(nano: int, binary: bool) -> None:
-    """Down to 10^-9 no precision is lost in either family, and canonical text stays unchanged."""
+    """Down to 10^-9, no precision is lost in either family, and canonical text stays unchanged."""
     value = Fraction(nano, 10**9)
     text = format_quantity(value)
     assert parse_quantity(text) == value

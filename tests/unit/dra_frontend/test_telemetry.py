@@ -59,7 +59,7 @@ def test_damaged_claim_files_are_counted_and_keep_their_cpus() -> None:
 
 
 def test_errors_of_the_hardware_are_counted_by_where_the_kernel_counts_them() -> None:
-    """The counters are those of the kernel, regardless of thresholds; a fault exists only above a threshold."""
+    """The counters are those of the kernel, regardless of any thresholds; a fault exists only above a threshold."""
     lines = Frontend(tree=captured("32intel64-2p8co2t+8ve").changed(edac(0, "F19h", ce=7, ue=2))).scrape()
     assert 'dra_numa_hardware_errors_total{kind="corrected",source="mc0"} 7.0' in lines
     assert 'dra_numa_hardware_errors_total{kind="uncorrected",source="mc0"} 2.0' in lines

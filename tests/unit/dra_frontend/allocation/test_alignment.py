@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A claim's CPUs share an attribute value with the devices that matchAttribute joins them to, even if the CPU device
+"""A claim's CPUs share an attribute value with the devices to which matchAttribute joins them, even if the CPU device
 has several values.
 """
 
@@ -100,7 +100,7 @@ def prepared(
 
 
 def refusal(view: ClaimView, inventory: Inventory, *slices: dict[str, Any], ledger: Ledger | None = None) -> str:
-    """Returns the text of the rejection of the claim's CPUs."""
+    """Returns the text with which the claim's CPUs are refused."""
     with pytest.raises(Refused) as caught:
         prepared(view, inventory, *slices, ledger=ledger)
     return str(caught.value)
@@ -423,7 +423,8 @@ def foreign_attributes(draw: st.DrawFn, machine: Machine) -> dict[str, Any]:
 def joined_claims(draw: st.DrawFn, mode: str, machine: Machine) -> dict[str, Any]:
     """Draws a claim for CPUs, memory and devices of another driver, with one or two constraints.
 
-    A request may want two devices. Several devices of one CPU each make a claim of the same size as one larger device.
+    A request may ask for two devices. Several devices of one CPU each make a claim of the same size as one larger
+    device.
     """
 
     def amount() -> dict[str, str]:

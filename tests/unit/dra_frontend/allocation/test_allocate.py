@@ -93,15 +93,15 @@ def test_administrative_access_allocates_nothing() -> None:
     ],
 )
 def test_a_rejection_names_request_device_and_remedy(entry: dict[str, Any], text: str) -> None:
-    """The rejection contains the request, the device and a remedy, because it appears in the pod's events."""
+    """The refusal contains the request, the device and a remedy, because it appears in the pod's events."""
     refusal = refused(view("u", entry))
     assert text in refusal
     assert "ns/claim-u" in refusal
 
 
 def test_hugepages_are_never_allocated_twice() -> None:
-    """A claim that exceeds the unclaimed pages is rejected, and the text shows the calculation. Pages in a damaged
-    claim file count as allocated.
+    """A claim that exceeds the unclaimed pages is refused, and the text shows the calculation. Pages in a damaged claim
+    file count as allocated.
     """
     first = decided(view("u1", memory("500Mi", kind="hugepages-2m")), "dra.memory")
     broken = ClaimFile("dra.memory", "x", None, frozenset(), "damaged", {"hugepages-2m-numa000": 500 << 20})
@@ -112,7 +112,7 @@ def test_hugepages_are_never_allocated_twice() -> None:
 
 
 def test_a_lost_record_is_rebuilt_from_running_containers() -> None:
-    """The record contains the CPUs that the container is pinned to, or the claim is rejected. A request without a
+    """The record contains the CPUs that the container is pinned to, or the claim is refused. A request without a
     container gets new CPUs.
     """
     found = view("u", cpus(2))
@@ -154,7 +154,7 @@ def test_several_results_of_one_request_are_all_different() -> None:
 
 
 def test_a_missing_device_is_rejected_with_its_request_once() -> None:
-    """The rejection names the request once, with or without parameters, and a subrequest by its full name."""
+    """The refusal names the request once, with or without parameters, and a subrequest by its full name."""
     for config in ((), (opaque({"strategy": "spread"}),)):
         shown = refused(view("u", cpus(1, "r/big", "gone"), config=config))
         assert shown.startswith("claim ns/claim-u: request r/big: this node has no CPU device")
@@ -182,8 +182,8 @@ def named(cpu_list: str, *requests: str) -> dict[str, Any]:
 
 
 def test_machine_mode_allocates_the_named_cpus() -> None:
-    """The claim gets exactly the named CPUs, and the record says so. A claim without named CPUs gets any CPUs of the
-    machine.
+    """The claim gets exactly the named CPUs, and the record contains them. A claim without named CPUs gets any CPUs of
+    the machine.
     """
     one, two = cpus(2, "a", "cpudevmachine"), cpus(1, "b", "cpudevmachine")
     record = decided(view("u", one, two, config=(named("2-3", "a"), named("6", "b"))), inventory=WHOLE)
@@ -237,7 +237,7 @@ def test_named_cpus_are_of_the_device_that_was_allocated(group_by: Any) -> None:
 
 def test_an_external_allocator_names_all_cpus() -> None:
     """If the configuration requires an external allocator, a claim without named CPUs was allocated by another
-    scheduler and is rejected.
+    scheduler and is refused.
     """
     config = Config(allocator="external")
     one, two = cpus(1, "a"), cpus(1, "b")
@@ -259,7 +259,7 @@ def single(cpu: int) -> dict[str, Any]:
 
 
 def test_single_cpus_are_those_that_the_scheduler_chose() -> None:
-    """Such a device has no consumed capacity. The claim gets the union of its CPUs under one request."""
+    """Such a device has no consumed capacity. The claim gets the union of these CPUs under one request."""
     record = decided(view("u", single(2), single(7)), inventory=SINGLE)
     assert record.cpus_of() == {2, 7}
     assert record.requests == ("cpus",)
@@ -280,7 +280,7 @@ def test_a_single_cpu_is_not_allocated_twice() -> None:
 
 
 def test_a_rebuilt_record_contains_the_cpus_of_each_device() -> None:
-    """Each result gets CPUs of its own device, so that no device appears to have given out more than it has."""
+    """Each result gets CPUs of its own device, so no device appears to have allocated more CPUs than it has."""
 
     def rebuilt(inventory: Inventory, seen: set[int], *results: dict[str, Any]) -> list[tuple[str, list[int]]]:
         record = decided(view("u", *results), ledger=lost("u", {"": frozenset(seen)}), inventory=inventory)
@@ -290,9 +290,9 @@ def test_a_rebuilt_record_contains_the_cpus_of_each_device() -> None:
     far, near = cpus(2, device="cpudevnuma001"), cpus(1)
     assert rebuilt(INVENTORY, {1, 2, 6}, far, near) == [("cpudevnuma001", [2, 6]), ("cpudevnuma000", [1])]
     assert rebuilt(INVENTORY, {1, 4, 5}, near, cpus(2)) == [("cpudevnuma000", [1]), ("cpudevnuma000", [4, 5])]
-    # CPU 0 has been reserved since; it stays with the device that is one CPU short.
+    # CPU 0 was reserved in the meantime; it stays with the device that is one CPU short.
     assert rebuilt(INVENTORY, {0, 2, 6}, near, far) == [("cpudevnuma000", [0]), ("cpudevnuma001", [2, 6])]
-    # A single CPU has been reserved since, or the device mode has changed, so its device no longer exists.
+    # A single CPU was reserved in the meantime, or the device mode has changed, so its device no longer exists.
     assert rebuilt(SINGLE, {0, 7}, single(0), single(7)) == [("cpudev000", [0]), ("cpudev007", [7])]
     assert rebuilt(INVENTORY, {3}, single(3)) == [("cpudev003", [3])]
 
@@ -378,9 +378,7 @@ def test_lost_memory_is_rebuilt_if_its_device_shrank() -> None:
 
 
 def test_memory_that_was_reserved_after_its_allocation_is_prepared() -> None:
-    """The scheduler used an older slice, but its decision is final. A rejection would persist for the life of the
-    pod.
-    """
+    """The scheduler used an older slice, but its decision is final. A refusal would persist for the life of the pod."""
     full = build_inventory(machine(), Config(), NODE, kubelet_reserve=1 << 50)
     assert decided(view("u", memory("1Gi")), "dra.memory", inventory=full).memory[0].numa_node == 0
     for absent in (memory("1Gi", node=7), memory("1Gi", kind="hugepages-16m")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing ResourceClaim documents into values, or into rejections that contain the claim and a remedy."""
+"""Parsing ResourceClaim documents into values, or into refusals that contain the claim and a remedy."""
 
 from fractions import Fraction
 from typing import Any
@@ -109,7 +109,7 @@ def test_quantities_are_exact(amount: object, exact: Fraction | int) -> None:
 
 @pytest.mark.parametrize("amount", ["0", "-1", "1500m", "10E", "1e30", "1e300"])
 def test_invalid_amounts_are_rejected(amount: str) -> None:
-    """A value that no device can have is rejected before anything is computed with it."""
+    """A value that no device can have is refused before it is used in a computation."""
     with pytest.raises(Refused, match="is not a positive whole number of CPUs"):
         count_of("dra.cpu", read(consuming(amount)).results["dra.cpu"][0])
 

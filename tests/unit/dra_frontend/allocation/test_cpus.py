@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocating several requests of one claim: the choice for one request must not prevent another from being met."""
+"""Allocating several requests of one claim: the choice for one request must not prevent another one from being met."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -33,7 +33,7 @@ Ask = tuple[int, dict[str, Any]]
 
 
 def intel(overlay: dict[str, str], **config: Any) -> Inventory:
-    """Returns the captured machine with two sockets of eight cores and two threads each, with other contents laid over
+    """Returns the captured machine with two sockets of eight cores and two threads each, with other content overlaid on
     its sysfs.
     """
     return build_inventory(discover(OverlayTree(captured(INTEL), overlay)), Config(**config), NODE)
@@ -48,7 +48,7 @@ def asked(asks: dict[str, Ask], order: Sequence[str], device: str) -> ClaimView:
 def outcome(
     inventory: Inventory, asks: dict[str, Ask], order: Sequence[str], held: frozenset[int] = frozenset()
 ) -> AllocationRecord | str:
-    """Allocates such a claim on the device with the most CPUs. Returns the record, or the text of the rejection."""
+    """Allocates such a claim on the device with the most CPUs. Returns the record, or the text of the refusal."""
     ledger = Ledger({("dra.cpu", "other"): ClaimFile("dra.cpu", "other", None, held)})
     try:
         return decided(asked(asks, order, widest(inventory).name), inventory=inventory, ledger=ledger)
@@ -108,9 +108,7 @@ def test_another_order_is_tried_if_the_strictest_first_fails(isolated: str, free
 
 
 def test_the_rejection_names_conflicting_requests() -> None:
-    """If a request cannot be met even alone, the rejection says so. Otherwise it names the other requests of the
-    claim.
-    """
+    """If a request cannot be met even alone, the refusal says so. Otherwise it names the claim's other requests."""
     inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
     (device,) = (device.name for device in inventory.pools[0].devices if device.name == "cpudevnuma000")
     alone = refused(asked({"a": (2, {}), "b": (4, {})}, "ab", device), inventory=inventory)
@@ -132,8 +130,8 @@ def test_the_rejection_names_conflicting_requests() -> None:
     ],
 )
 def test_waiting_is_advised_only_if_it_helps(amount: int, fields: dict[str, Any], worth_waiting: bool) -> None:
-    """The device has three CPUs, all allocated. A request that would not fit even if they were free is not told to
-    wait.
+    """The device has three CPUs, all allocated. The text for a request that would not fit even if they were free must
+    not suggest to wait.
     """
     inventory = build_inventory(machine(1), Config(reserved_cpus=frozenset({0})), NODE)
     refusal = outcome(inventory, {"a": (amount, fields)}, "a", held=frozenset({1, 2, 3}))
@@ -170,7 +168,7 @@ def test_a_claim_fits_in_every_order_or_in_none(
 ) -> None:
     """If any order of the requests succeeds, the claim gets disjoint CPUs, regardless of the order of its results."""
     offered = widest(inventory).cpus
-    # Few CPUs are free, so that requests compete for them.
+    # Few CPUs are free, so requests compete for them.
     left = data.draw(st.frozensets(st.sampled_from(sorted(offered)), max_size=12))
     held = offered - left
     named = {

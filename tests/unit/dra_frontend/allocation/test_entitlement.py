@@ -29,7 +29,7 @@ def test_a_container_is_entitled_to_the_requests_that_it_names() -> None:
 
 
 def test_a_container_can_be_entitled_to_the_pool() -> None:
-    """A container gets the unclaimed pool CPUs in addition if it names the request that asks for them."""
+    """A container gets the unclaimed pool CPUs in addition if it names the request that asks for pool CPUs."""
     ledger = Ledger(files_of(BESIDE, OTHER))
     assert entitled_cpus(user("a"), ledger) == {0, 1, 4, 5, 7}
     assert (own_cpus(user("a"), ledger), shares_pool(user("a"), ledger)) == ({0, 1}, True)

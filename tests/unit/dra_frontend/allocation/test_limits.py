@@ -22,7 +22,7 @@ BUDGET_SECONDS = 0.1
 
 
 def test_a_claim_has_at_most_its_share_of_the_cpus() -> None:
-    """Half of the node's seven CPUs is three. The rejection contains the configuration key, its value and a remedy."""
+    """Half of the node's seven CPUs is three. The refusal contains the configuration key, its value and a remedy."""
     two = (cpus(2, "a"), cpus(2, "b", "cpudevnuma001"))
     assert decided(view("u", cpus(3)), config=HALF).cpus_of() == {1, 4, 5}
     text = refused(view("u", *two), config=HALF)
@@ -53,8 +53,8 @@ def test_only_the_allowed_kinds_of_protection_are_accepted() -> None:
 
 
 def test_all_claims_together_protect_a_fraction_of_a_numa_node() -> None:
-    """Memory protected by other claims counts, also while these are being released. Memory of other NUMA nodes does not
-    count.
+    """Memory protected by other claims counts, even while these claims are being released. Memory of other NUMA nodes
+    does not count.
     """
     node = INVENTORY.machine.numa_nodes[0].memory_bytes
     first = decided(protecting("low", str(node // 4)), "dra.memory")
@@ -69,8 +69,8 @@ def test_all_claims_together_protect_a_fraction_of_a_numa_node() -> None:
 
 
 def test_hugepages_of_a_lost_record_are_held() -> None:
-    """The container may use them, and none are allocated to other claims until the API server was asked for the
-    claim.
+    """The container may use its pages, and no pages are allocated to other claims until the API server has been asked
+    for the claim.
     """
     running = report(
         unknownClaims=[{"uid": "x", "driver": "dra.memory"}],
@@ -122,7 +122,7 @@ def test_invalid_parameters_are_rejected_unparsed() -> None:
 
 
 def test_many_requests_on_a_large_machine_are_decided_in_time() -> None:
-    """There are 32 requests for one L3 each and only 31 free L3 groups. The rejection arrives within the time budget in
+    """There are 32 requests for one L3 each and only 31 free L3 groups. The refusal arrives within the time budget in
     any order.
     """
     large = assemble([Core(n // 128, n // 64, n // 4, 2) for n in range(512)])

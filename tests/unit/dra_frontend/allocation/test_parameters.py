@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opaque parameters are parsed strictly and per request, the claim overrides the class, and parameters that cannot be
-enforced are rejected.
+enforced are refused.
 """
 
 from typing import Any
@@ -56,7 +56,7 @@ def memory_wish(*config: Entry, kinds: tuple[str, ...] = ("memory",), size: str 
 
 
 def fault(parsed: DriverClaim) -> str:
-    """Returns the text of the claim's rejection."""
+    """Returns the text of the claim's refusal."""
     assert parsed.refusal is not None
     text = str(parsed.refusal)
     assert text.startswith(("request cpus: ", "request r: "))
@@ -283,7 +283,7 @@ def test_former_names_mean_the_same_as_the_present_ones() -> None:
     ],
 )
 def test_a_deprecated_name_appears_in_its_error(fields: dict[str, Any], text: str) -> None:
-    """An entry with both names is rejected, whatever their values."""
+    """An entry with both names is refused, whatever their values."""
     assert text in fault(of_cpus(opaque(fields)))
 
 
@@ -296,7 +296,7 @@ def test_single_cpus_are_chosen_by_the_scheduler() -> None:
 
 @pytest.mark.parametrize("fields", [{"limit": "claim"}, {"protect": "low"}, {"protect": "min"}, {"high": 0.5}])
 def test_memory_limits_and_protection_are_rejected_for_hugepages(fields: Entry) -> None:
-    """The rejection contains the source, the page size and a remedy. The value "none" is accepted."""
+    """The refusal contains the source, the page size and a remedy. The value "none" is accepted."""
     shown = fault(of_memory(memory_opaque(fields, from_class=True), kinds=(HUGE,)))
     (name,) = fields
     assert shown.startswith(f"parameters of the DeviceClass: memoryConfig.{name}: ")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims that use shared-pool CPUs in addition to their own: which CPUs these are, and how the containers learn about
-them.
+"""Claims that use shared-pool CPUs in addition to their own: which CPUs these are, and how containers learn which ones
+they are.
 """
 
 import json

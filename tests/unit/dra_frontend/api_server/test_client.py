@@ -94,7 +94,7 @@ async def test_reads_claims_and_nodes(pair: Pair) -> None:
 
 
 async def test_claims_are_published_after_their_reader_has_them(pair: Pair) -> None:
-    """An observer that fails harms neither the reader nor the other observers, and a missing claim is not published."""
+    """A failing observer affects neither the reader nor the other observers, and a missing claim is not published."""
     server, client = pair
     claim = server.store.create(CLAIMS, "default", {"metadata": {"name": "c"}, "spec": {}})
     observed: list[object] = []
@@ -129,7 +129,9 @@ def test_the_end_of_a_long_error_message_is_kept() -> None:
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
 async def test_forbidden_names_the_rule(tmp_path: Path, verb: str) -> None:
-    """The error for a 403 names the missing RBAC rule, also for a watch. The error for a 401 names the credentials."""
+    """The error for a 403 names the missing RBAC rule, including for a watch. The error for a 401 names the
+    credentials.
+    """
     options = Options(forbidden={(verb, "resourceslices")}, tokens={"good"})
     async with client_of(tmp_path, options) as (server, client):
         with pytest.raises(ForbiddenError, match=rf'\["resource.k8s.io"\].*\["resourceslices"\].*\["{verb}"\]'):
@@ -313,7 +315,7 @@ async def test_a_slow_read_of_the_token_delays_one_call_only() -> None:
 )
 async def test_unreadable_kubeconfig_names_the_file(tmp_path: Path, text: str | None) -> None:
     """Every kind of damage gives an error with the file's name instead of a traceback of the library. Outside a pod and
-    without a kubeconfig the error says what to do.
+    without a kubeconfig, the error contains a remedy.
     """
     path = tmp_path / "kubeconfig"
     if text is not None:
@@ -845,7 +847,7 @@ def test_an_ipv6_address_of_the_service_is_in_brackets(tmp_path: Path) -> None:
 
 
 async def test_the_proxy_of_a_kubeconfig_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kubeconfig sets `proxy-url`, which takes precedence; the environment variable applies to HTTPS only."""
+    """`proxy-url` in a kubeconfig takes precedence; the environment variable applies to HTTPS only."""
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     asked: list[str] = []
 

@@ -28,7 +28,7 @@ def test_version_is_the_one_that_was_read() -> None:
 
 
 def test_import_loads_neither_a_model_nor_an_api() -> None:
-    """They would take 36 MB."""
+    """These modules would take 36 MB."""
     code = """
 import json, sys
 import dra_frontend.app
@@ -41,7 +41,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("kubernetes_as
 
 
 def test_import_loads_neither_urllib3_nor_time_zones() -> None:
-    """They would take 1.7 MB. Both packages remain importable, with all their names."""
+    """Both would take 1.7 MB. Both packages remain importable, with all their names."""
     run("""
 import sys
 import dra_frontend.app

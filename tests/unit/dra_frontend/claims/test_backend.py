@@ -62,7 +62,7 @@ def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
 
 def test_a_lease_without_containers_refers_to_known_ones(view: BackendView) -> None:
     """The same generation means the same containers. Containers of another generation or another backend instance are
-    unknown until they are reported. Until then the previous ones are retained, so that their CPUs stay held.
+    unknown until they are reported. Until then the previous ones are retained, so their CPUs stay allocated.
     """
     view.renew(status(1))
     assert (view.live, view.generation) == (True, 1)
@@ -98,7 +98,7 @@ def test_only_changed_containers_are_processed(view: BackendView) -> None:
     ],
 )
 def test_a_missing_backend_is_explained(clock: Clock, view: BackendView, changes: dict[str, Any], text: str) -> None:
-    """The problem contains a hint for the operator. Before the first lease it says where to look."""
+    """The problem contains a hint for the operator. Before the first lease, the hint names the place to look at."""
     view.renew(status().model_copy(update=changes))
     assert text in view.problem
     unheard = BackendView(clock)
@@ -127,7 +127,7 @@ def test_each_reason_to_prepare_nothing_has_a_code(
 
 
 def test_the_first_report_and_an_unreadable_one_have_codes(clock: Clock, view: BackendView) -> None:
-    """Before the first report nothing is known. An unreadable report leaves its container unknown."""
+    """Before the first report, no container is known. An unreadable report leaves its container unknown."""
     unheard = BackendView(clock).fault
     assert unheard is not None
     view.renew(status(generation=2), [{"id": "odd", "claims": 1}])
@@ -184,8 +184,8 @@ def test_a_partly_readable_report_is_used(view: BackendView) -> None:
 
 
 def test_an_unchanged_state_is_processed_quickly() -> None:
-    """500 containers of which one changed take less than 25 ms of CPU time, far below the 100 ms between two
-    reports.
+    """A report of 500 containers, one of which changed, takes less than 25 ms of CPU time, far below the 100 ms between
+    two reports.
     """
     view = BackendView(Clock())
     containers = [container(f"{n:064}", cgroup="kubepods.slice/" * 10, cpus="1-255") for n in range(500)]
@@ -266,7 +266,7 @@ def test_the_mode_and_an_empty_reserve_are_warnings_of_the_configuration() -> No
 
 
 def test_a_former_name_in_the_configuration_is_a_warning() -> None:
-    """It names the present name."""
+    """It contains the current name."""
     (warning,) = BackendView(Clock(), parse_config({"reservedCPUs": "0", "irqs": "leave"}, "f")).configured
     assert (warning.code, warning.text) == ("SettingRenamed", "irqs: leave is the former word for keep")
 

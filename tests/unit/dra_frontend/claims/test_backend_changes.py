@@ -61,7 +61,7 @@ def test_changes_are_merged_with_the_containers_that_are_there(view: BackendView
         (6, 0, 3, "i"),
         (5, 5, 3, "i"),  # a generation cannot follow itself
         (4, 5, 3, "i"),
-        (6, 5, 4, "i"),  # it has another number of containers than the backend
+        (6, 5, 4, "i"),  # it has a different number of containers than the backend
         (6, 5, 2, "i"),
         (6, 5, 3, "j"),  # the containers are those of another instance
     ],
@@ -165,7 +165,7 @@ def test_merged_containers_have_the_bounds_of_one_report() -> None:
     ],
 )
 def test_malformed_changes_change_nothing(view: BackendView, body: Any) -> None:
-    """The request is refused as a whole, and the text about it is short."""
+    """The request is rejected as a whole, and the text about it is short."""
     before = view.containers
     with pytest.raises(MalformedError) as raised:
         send(view, 6, changes=body)
@@ -174,7 +174,7 @@ def test_malformed_changes_change_nothing(view: BackendView, body: Any) -> None:
 
 
 def test_a_report_has_all_containers_or_changes(view: BackendView) -> None:
-    """A body with both is rejected."""
+    """A body with both fields is rejected."""
     with pytest.raises(MalformedError, match="both"):
         send(view, 6, containers=[], changes=changes(5, 3))
     assert names(view) == "abc"
@@ -192,7 +192,7 @@ def test_malformed_changes_are_refused_in_little_time() -> None:
 
 
 def test_a_change_of_one_container_is_merged_in_little_time() -> None:
-    """A change of one container in 500 takes less than 3 ms of CPU time, also the first time."""
+    """A change of one container in 500 takes less than 3 ms of CPU time, even the first time."""
     view = BackendView(Clock())
     containers = [container(f"{n:064}", cgroup="kubepods.slice/" * 10, cpus="1-255") for n in range(500)]
     send(view, 1, containers=containers)
@@ -205,7 +205,7 @@ def test_a_change_of_one_container_is_merged_in_little_time() -> None:
 
 
 def test_a_report_that_was_overtaken_changes_nothing(view: BackendView) -> None:
-    """It was sent on a connection that the backend has given up and arrived after a later report on the next
+    """It was sent on a connection that the backend has abandoned, and arrived after a later report on the next
     connection.
     """
 
@@ -224,7 +224,7 @@ def test_a_report_that_was_overtaken_changes_nothing(view: BackendView) -> None:
 
 
 def test_an_overtaken_report_renews_no_lease_and_a_later_one_is_accepted_after_its_end() -> None:
-    """A report with a time in the future blocks later reports for at most the length of a lease."""
+    """A report whose time is in the future blocks later reports for at most the duration of a lease."""
     clock = Clock()
     view = BackendView(clock)
     view.renew(status().model_copy(update={"reported_at": 1e300}), [])

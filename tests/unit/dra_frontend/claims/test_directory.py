@@ -42,8 +42,8 @@ def test_a_file_is_renamed_only_when_complete(files: ClaimFiles, tmp_path: Path)
 
 
 def test_a_file_with_an_unreadable_record_is_copied_and_stays(files: ClaimFiles, tmp_path: Path) -> None:
-    """A healthy pod needs the file for a restart. It is copied to quarantine, and its CPUs are held according to its
-    environment variables.
+    """A healthy pod needs the file for a restart. It is copied to quarantine, and its CPUs stay allocated according to
+    its environment variables.
     """
     document = json.loads(dump_claim_file(record()))
     document["annotations"][RECORD_ANNOTATION] = "{"

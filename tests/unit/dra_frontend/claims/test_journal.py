@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal that all instances on a node share: which failures it survives and which entries it always retains."""
+"""The journal that all instances on a node share: the failures it survives and the entries it always retains."""
 
 import json
 import os
@@ -138,9 +138,7 @@ def test_a_crash_during_a_write_keeps_the_previous_slot(end: int, garbage: bytes
 
 
 def test_a_failed_write_is_repeated_later(path: Path) -> None:
-    """If the disk is full at the start, no partial file is left, and the journal is written as soon as there is
-    space.
-    """
+    """If the disk is full at the start, no partial file remains, and the journal is written once there is space."""
     journal = Journal(path)
     with full_disk():
         journal.write(Entries(NAMES, LEAVING))
@@ -264,7 +262,7 @@ def test_more_cpus_than_a_machine_has_are_not_read(path: Path, entries: list[Any
 
 
 def test_entries_that_no_claim_file_can_have_are_passed_over(path: Path) -> None:
-    """Otherwise their CPUs would stay allocated for ever, or negative bytes would let another claim get too many."""
+    """Otherwise their CPUs would stay allocated forever, or negative bytes would let another claim get too many."""
     Journal(path).write(Entries(NAMES))
     gone = {"driver": "dra.memory", "uid": "m", "cpus": "", "memory": {"memory-numa000": -(1 << 40)}}
     entries: list[Any] = [["dra.gpu", "u", "ns", "n", {"": "1"}], ["dra.cpu", "../u", "ns", "n", {"": "2"}], gone]

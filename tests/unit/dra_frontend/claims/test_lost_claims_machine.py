@@ -74,12 +74,12 @@ class Machine:
         await getattr(self, f"do_{operation}")(self.random.choice(list(self.sizes)))
 
     async def do_prepare(self, uid: str) -> None:
-        """Lets the kubelet prepare a claim, for the first time or again."""
+        """Has the kubelet prepare a claim, for the first time or again."""
         if (await self.node.prepare(uid, DRIVER)).error is None:
             self.promised.add(uid)
 
     async def do_unprepare(self, uid: str) -> None:
-        """Lets the kubelet unprepare a claim, possibly before the last report of its container."""
+        """Has the kubelet unprepare a claim, possibly before the last report of its container."""
         if uid in self.running:
             return
         late = [uid] if uid in self.promised and self.random.random() < 0.5 else []

@@ -85,7 +85,7 @@ class Kernel(KernelPools):
         super().check(node, page_bytes)
 
     def resize(self, node: int, page_bytes: int, pages: int) -> None:
-        """Allocates as many pages as there is memory for and reports success, as the kernel does."""
+        """Allocates as many pages as fit into memory and reports success, as the kernel does."""
         self.check(node, page_bytes)
         super().resize(node, page_bytes, min(pages, max(self.most, self.pages(node, page_bytes))))
 
@@ -129,7 +129,7 @@ class Node:
         return int(self.pool.read_text())
 
     async def follow(self) -> None:
-        """Lets the driver read the list and the watch events."""
+        """Has the driver read the list and the watch events."""
         async with asyncio.timeout(20):
             following = asyncio.create_task(self.on_demand.claims.follow())
             await self.api.watched.wait()
@@ -137,7 +137,7 @@ class Node:
         await self.provide()
 
     async def provide(self) -> None:
-        """Lets the driver resize the pools, read the machine again, and write the conditions."""
+        """Has the driver resize the pools, read the machine again, and write the conditions."""
         await self.on_demand.provide()
         await self.watch.read()
         await self.on_demand.provide()
@@ -324,7 +324,7 @@ async def test_a_claim_that_stays_allocated_is_tried_again_when_the_shortage_is_
 
 
 async def test_pages_that_records_need_are_requested_again_when_the_shortage_is_over(tmp_path: Path) -> None:
-    """They were freed at the moment at which Prepare allocated them, and the kernel finds no memory at present."""
+    """They were freed at the moment at which Prepare allocated them, and the kernel currently finds no memory."""
     node = Node(tmp_path, Api())
     held = ClaimFile("dra.memory", "u", None, frozenset(), memory={DEVICE: 2 << 30})
     node.ledger = Ledger({("dra.memory", "u"): held})
@@ -379,7 +379,7 @@ async def test_a_restart_of_the_helper_fails_no_claim(tmp_path: Path) -> None:
 
 
 async def test_a_pool_that_cannot_be_written_taints_at_once(tmp_path: Path) -> None:
-    """The helper reports that the file is missing, and the taint is removed when the cause is."""
+    """The helper reports that the file is missing, and the taint is removed together with the cause."""
     node = Node(tmp_path, Api())
     node.pool.unlink()
     await node.follow()
@@ -432,7 +432,7 @@ async def test_reserved_pages_are_allocated_in_addition(tmp_path: Path) -> None:
 
 
 async def test_a_claim_is_answered_after_the_machine_was_read_again(tmp_path: Path) -> None:
-    """Prepare uses that reading. If it came too early, the kubelet would repeat it only after a minute."""
+    """Prepare uses that reading. If Prepare came too early, the kubelet would repeat it only after a minute."""
     node = Node(tmp_path, Api())
     node.on_demand.claims.by_uid, node.on_demand.claims.version = {"u": asked("u", "2Gi")}, object()
     await node.on_demand.provide()

@@ -98,9 +98,7 @@ async def test_an_unchanged_ledger_is_searched_once(node: Frontend, monkeypatch:
 
 
 async def test_lost_claims_come_first(node: Frontend) -> None:
-    """A Prepare that arrives right after the start waits until the lost claims that the journal names have been
-    read.
-    """
+    """A Prepare that arrives right after the start waits until the lost claims in the journal have been read."""
     node.file("u").unlink()
     node.remove_journaled_cpus()
     again = await restarted(node)
@@ -443,7 +441,7 @@ async def test_the_cpus_of_a_lost_claim_are_free_when_it_was_unprepared_or_delet
 
 
 def renew(node: Frontend, instance: str, generation: int, *uses: dict[str, Any]) -> None:
-    """Lets the instance's backend read all changes and report a container with these claims, or no container."""
+    """Has the instance's backend read all changes and report a container with these claims, or no container."""
     reports = [report(unknownClaims=uses).model_dump(mode="json", by_alias=True)] if uses else []
     lease = BackendStatus(instance=instance, generation=generation, active=True, synchronized=True)
     node.backend.renew(lease.model_copy(update={"records": node.store.news.generation}), reports)
@@ -455,9 +453,9 @@ async def late(request: pytest.FixtureRequest, tmp_path: Path) -> Frontend:
     """Returns an instance whose backend still reports the container of claim ``u``, although its CPUs belong to claim
     ``v``.
 
-    Another instance has unprepared ``u`` while its container was running, and the first instance and its backend have
-    or have not read that. Then the container has ended and ``v`` got the CPUs, but the first instance's backend has not
-    reported since.
+    Another instance has unprepared ``u`` while its container was running; the parameters determine whether the first
+    instance and its backend have read that. Then the container has ended and ``v`` got the CPUs, but the first
+    instance's backend has not reported since.
     """
     node = Frontend(tmp_path, None, claim("u", cpus(2)), claim("v", cpus(2)), enforced=False)
     await node.store.start()
@@ -516,7 +514,7 @@ async def test_cpus_in_a_report_before_a_release_are_held_until_the_backend_repo
 
 
 async def test_a_report_newer_than_the_end_of_a_release_counts(late: Frontend) -> None:
-    """The container has CPUs that no release covers: its claim is rebuilt, or the CPUs stay held."""
+    """The container has CPUs that no release covers: its claim is rebuilt, or the CPUs stay allocated."""
     await late.look()
     renew(late, "i", 3, use("u", frozenset({5})))
     assert late.store.ledger.ended == {("dra.cpu", "u")}
@@ -541,7 +539,7 @@ async def test_a_claim_that_is_missing_in_a_new_journal_was_not_released(tmp_pat
 
 
 async def test_an_unprepared_claim_is_not_rebuilt(node: Frontend) -> None:
-    """Its container is still running and names a claim without a record: the CPUs stay held, but the claim is not
+    """Its container is still running and names a claim without a record: the CPUs stay allocated, but the claim is not
     rebuilt.
     """
     held = node.cpus("u")
@@ -668,9 +666,7 @@ def rebuilt(node: Frontend) -> set[str]:
 
 
 async def test_hugepage_claims_that_were_lost_together_are_rebuilt_together(lost: Frontend) -> None:
-    """Regression: each was rejected because of the other, yet both counted as done, so 576 of 512 MiB were
-    allocated.
-    """
+    """Regression: each was refused because of the other, yet both counted as done, so 576 of 512 MiB were allocated."""
     again = await restarted(lost)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(again.recovery.run())
@@ -957,7 +953,7 @@ async def test_releases_without_a_file_are_bounded(node: Frontend) -> None:
 
 
 async def test_failing_requests_are_repeated_less_and_less_often(node: Frontend) -> None:
-    """The retry interval grows, so an API server that is down for an hour is not asked every second."""
+    """The retry interval grows, so an API server that is down for an hour does not get a request every second."""
     node.file("u").unlink()
     again = await restarted(node)
     asked = 0

@@ -46,7 +46,7 @@ async def test_prepare_answers_with_the_ids_of_the_file(node: Frontend, api: Cla
 
 
 async def test_claims_are_not_prepared_without_enforcement(tmp_path: Path, api: Claims) -> None:
-    """The error is clear and early enough for the kubelet's retry. A backend that reports within the waiting time is
+    """The error is clear, and early enough for the kubelet's retry. A backend that reports within the waiting time is
     used.
     """
     instance = Frontend(tmp_path, api=api, enforced=False)
@@ -169,8 +169,8 @@ async def test_a_restart_keeps_all_claims(node: Frontend, api: Claims, tmp_path:
 
 
 async def test_nothing_is_allocated_while_reports_are_incomplete(node: Frontend, api: Claims) -> None:
-    """If the runtime restarts while a claim is read, CPUs in use must not look free, so Prepare waits for reports on
-    their way. The CPU driver's allocation for a pod moves other containers, which is reported while the memory driver
+    """If the runtime restarts while a claim is read, CPUs in use must not look free, so Prepare waits for outstanding
+    reports. The CPU driver's allocation for a pod moves other containers, which is reported while the memory driver
     decides.
     """
     api.add(claim("u", cpus(2)))
@@ -200,8 +200,8 @@ async def test_nothing_is_allocated_while_reports_are_incomplete(node: Frontend,
 
 
 async def test_prepare_waits_for_the_report_of_an_ended_container(node: Frontend, api: Claims) -> None:
-    """Its end is reported a moment later. The claim that needs its CPUs waits for that report instead of failing until
-    the kubelet retries.
+    """The container's end is reported a moment later. The claim that needs its CPUs waits for that report instead of
+    failing until the kubelet retries.
     """
     api.add(claim("u", cpus(2)))
     api.add(claim("v", cpus(2)))
@@ -218,7 +218,7 @@ async def test_prepare_waits_for_the_report_of_an_ended_container(node: Frontend
 
 
 async def test_a_claim_is_parsed_before_the_lock_is_acquired(node: Frontend, api: Claims) -> None:
-    """A hostile claim is rejected even while another process holds the lock."""
+    """A hostile claim is refused even while another process holds the lock."""
     api.add(claim("u", cpus(1), config=[opaque({"cpuset": "0-8191," * 1400})] * 32))
     other = FileLock(node.root / "claims.lock")
     await other.acquire()
@@ -274,7 +274,7 @@ async def test_a_claim_of_devices_without_the_mapping_is_not_counted(tmp_path: P
 async def test_prepared_claims_are_logged_with_their_resources(
     node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are logged after the response. Rejected claims are not logged as prepared, even if they have a record."""
+    """They are logged after the response. Refused claims are not logged as prepared, even if they have a record."""
     api.add(claim("u", cpus(2)))
     api.add(claim("v", cpus(1)))
     assert (await node.prepare("v")).error is None
@@ -299,7 +299,9 @@ async def test_prepared_claims_are_logged_with_their_resources(
 async def test_a_node_that_only_observes_prepares_nothing_new(
     node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error contains a remedy. A claim that is already prepared is answered as before and can be unprepared."""
+    """The error contains a remedy. A claim that is already prepared gets the same answer as before and can be
+    unprepared.
+    """
     api.add(claim("old", cpus(1)))
     api.add(claim("new", cpus(1)))
     first = await node.prepare("old")

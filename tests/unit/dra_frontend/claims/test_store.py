@@ -62,7 +62,7 @@ async def test_the_caller_of_a_transaction_continues_before_the_readers_of_chang
 
 
 async def test_the_ledger_of_a_transaction_is_built_again_only_after_a_change(node: Frontend) -> None:
-    """Each change inside a transaction is visible in the ledger at once."""
+    """Each change inside a transaction is immediately visible in the ledger."""
     key, other = ("dra.cpu", "u1"), ("dra.memory", "u2")
 
     def change(transaction: Transaction) -> None:
@@ -134,7 +134,9 @@ async def test_a_file_that_cannot_be_restored_concerns_its_claim_alone(node: Fro
 
 
 async def test_a_standby_holds_but_does_not_write(tmp_path: Path) -> None:
-    """Only the active instance restores a file, because two writers would race. Both instances hold the CPUs."""
+    """Only the active instance restores a file, because two writers would race. In both instances, the CPUs stay
+    allocated.
+    """
     standby = Frontend(tmp_path, active=False)
     await write(standby)
     standby.file("u1").unlink()
@@ -190,7 +192,7 @@ async def test_the_cpus_of_a_living_container_stay_held(node: Frontend) -> None:
 
 
 async def test_a_release_is_held_by_every_instance_and_across_deaths(tmp_path: Path) -> None:
-    """The journal contains the resources that are held, whether or not a backend reports the container there."""
+    """The journal contains the allocated resources, whether or not a backend reports the container there."""
     first, other = Frontend(tmp_path), Frontend(tmp_path, enforced=False)
     await write(first)
     first.report(**USES)
@@ -205,7 +207,7 @@ async def test_a_release_is_held_by_every_instance_and_across_deaths(tmp_path: P
 
 
 async def test_released_resources_are_held_until_the_backend_confirms(tmp_path: Path) -> None:
-    """A container may have started just before. Only a later report shows that there is none."""
+    """A container may have started just before. Only a later report shows that no container is running."""
     node = Frontend(tmp_path, enforced=False)
 
     async def held(generation: int, heard: int | None, *reports: dict[str, Any]) -> frozenset[int]:
@@ -318,7 +320,7 @@ async def test_a_release_by_another_instance_is_sent_to_the_backend(tmp_path: Pa
 
 
 async def test_a_lock_that_cannot_be_acquired_is_an_error(tmp_path: Path) -> None:
-    """If another instance is stuck with the lock, the error says so instead of waiting for ever."""
+    """If another instance is stuck with the lock, an error reports that instead of waiting forever."""
 
     class Taken(FileLock):
         async def acquire(self, limit: float | None = None) -> None:
@@ -370,8 +372,8 @@ async def test_after_the_rename_a_claim_is_held_whatever_fails(tmp_path: Path) -
 
 
 async def test_a_full_disk_does_not_keep_claims_from_being_taken_back(tmp_path: Path) -> None:
-    """Unprepare needs no space. A Prepare that finds none is rejected and leaves nothing behind, and succeeds when
-    there is space again.
+    """Unprepare needs no space. A Prepare that finds none is refused and leaves nothing behind, and succeeds when there
+    is space again.
     """
     node = Frontend(tmp_path, None, claim("a", cpus(1)), claim("b", cpus(1)), claim("c", cpus(1)))
     await node.store.start()
@@ -391,7 +393,7 @@ async def test_a_full_disk_does_not_keep_claims_from_being_taken_back(tmp_path: 
 
 
 async def test_memory_of_a_living_container_stays_claimed(node: Frontend) -> None:
-    """Hugepages are held like CPUs: after Unprepare they become free when the last container has ended."""
+    """Hugepages stay allocated like CPUs: after Unprepare they become free when the last container has ended."""
     held = memory_record("u1", ("r", 0, 64 << 20, 2 << 20))
     await node.store.transact(lambda t: t.write(held))
     node.report(claims=[{"uid": "u1", "driver": "dra.memory"}])

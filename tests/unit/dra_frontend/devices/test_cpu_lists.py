@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes from which a custom scheduler learns the CPUs of a device and which of them share a core."""
+"""Attributes from which a custom scheduler learns a device's CPUs and which of them share a core."""
 
 from typing import Any
 

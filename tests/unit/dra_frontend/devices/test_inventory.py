@@ -96,7 +96,7 @@ def test_a_single_page_or_cpu_has_no_step() -> None:
 
 
 def test_memory_is_offered_only_once() -> None:
-    """Plain memory is the node's memory without its hugepages, surplus pages included, and without the reserve."""
+    """Plain memory is the node's memory without its hugepages, including surplus pages, and without the reserve."""
     two = (HugepagePool(2 * MIB, 256, 100, surplus=6), HugepagePool(GIB, 1, 0))
     reserve = [{"numaNode": 1, "limits": {"memory": "100Mi", "hugepages-2Mi": "3Mi"}}]
     inventory = offered(machine(memory=4 * GIB, hugepages=two), reservedMemory=reserve)
@@ -270,7 +270,7 @@ def test_an_irrelevant_inconsistency_is_only_a_warning() -> None:
     ],
 )
 def test_the_configured_number_of_cpus_is_withheld(keys: dict[str, Any], withheld: set[int]) -> None:
-    """Besides the reserved CPUs, N more stay in the pool: from the last groups, lowest first, whole cores if
+    """In addition to the reserved CPUs, N more stay in the pool: from the last groups, lowest first, whole cores if
     possible.
     """
     inventory = offered(machine(), **keys)  # cores 0+4, 1+5 on node 0, 2+6, 3+7 on node 1

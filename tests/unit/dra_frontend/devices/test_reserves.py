@@ -28,7 +28,7 @@ def node(reserved: int = 2 * GIB, pages: str = "2Gi") -> dict[str, Any]:
 
 
 def test_the_kubelets_reserve_excludes_hugepages() -> None:
-    """Kubernetes also subtracts hugepages from the allocatable memory, but they are not a reserve."""
+    """Kubernetes also subtracts hugepages from allocatable memory, but they are not a reserve."""
     assert reserved_by_kubelet(node(), "memory") == 2 * GIB
     assert reserved_by_kubelet(node(), "cpu") == Fraction(1, 2)
     assert reserved_by_kubelet(node(-GIB), "memory") == 0, "more is allocatable than is there"
@@ -99,7 +99,9 @@ def test_a_reserve_that_leaves_nothing_is_reported() -> None:
 
 @given(st.lists(st.integers(0, 4 << 40), min_size=1, max_size=8), st.integers(0, 8 << 40))
 def test_the_split_adds_up_to_the_kubelets_reserve(sizes: list[int], kubelet: int) -> None:
-    """The shares add up to the kubelet's reserve if there is that much memory, plus at most one step per NUMA node."""
+    """The shares add up to the kubelet's reserve if the machine has that much memory, plus at most one step per NUMA
+    node.
+    """
     reserve = memory_reserve(uneven(*sizes), Config(), kubelet).by_node
     steps = [size // MEMORY_STEP * MEMORY_STEP for size in sizes]
     assert all(amount % MEMORY_STEP == 0 for amount in reserve.values())

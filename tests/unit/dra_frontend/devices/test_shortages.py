@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a device is tainted after an allocation of its hugepages failed."""
+"""The time for which a device is tainted after an allocation of its hugepages has failed."""
 
 from dra_frontend.devices.shortages import FIRST_SECONDS, MAX_SECONDS, SILENCE_SECONDS, ShortageKind, Shortages
 
@@ -27,7 +27,7 @@ def period(shortages: Shortages, clock: Clock) -> float:
 
 
 def test_each_failure_in_a_row_doubles_the_time() -> None:
-    """The time grows up to an hour. A success, or an hour without a failure, resets it."""
+    """The time grows to at most an hour. A success, or an hour without a failure, resets it."""
     clock = Clock()
     shortages = Shortages(clock)
     assert [period(shortages, clock) for _ in range(6)] == [300, 600, 1200, 2400, 3600, 3600]

@@ -25,7 +25,7 @@ class Server:
         self.answer: dict[str, Any] | Exception = node()
         self.asked = 0
         self.refusals = 0
-        """How often it says no before it answers."""
+        """Number of requests that the server denies before it answers."""
 
     async def get_node(self) -> dict[str, Any]:
         self.asked += 1
@@ -101,7 +101,7 @@ async def test_an_error_right_after_the_start_is_retried() -> None:
 
 
 async def test_a_configured_reserve_needs_no_request() -> None:
-    """No request is sent, and nothing waits or warns."""
+    """No request is sent, nothing waits, and no warning is reported."""
     server = Server()
     status = NodeStatus(server.get_node, needed=False)
     async with asyncio.TaskGroup() as tasks:

@@ -98,7 +98,7 @@ POD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
 
 
 def test_the_error_for_a_long_root_says_by_how_much_it_is_too_long() -> None:
-    """A root that is shortened as the message says is accepted. Both sockets of the driver are considered."""
+    """A root that is shortened as the message suggests is accepted. Both sockets of the driver are considered."""
     root = "/" + 59 * "k"
     with pytest.raises(SocketPathError, match=r"shorter by \d+") as refused:
         PluginPaths.below(Path(root), "dra.memory", POD)
@@ -157,8 +157,8 @@ async def test_a_broken_service_fails_claims_not_the_call(short_root: Path, capl
 
 
 async def test_the_response_precedes_the_callers_deadline(short_root: Path) -> None:
-    """A bare DEADLINE_EXCEEDED explains nothing, so every claim gets an error text shortly before. Such a call counts
-    as failed.
+    """A bare DEADLINE_EXCEEDED explains nothing, so every claim gets an error text shortly before the deadline. Such a
+    call counts as failed.
     """
     paths, counted = PluginPaths.below(short_root, "dra.cpu", None), Counted()
     async with KubeletPlugin("dra.cpu", Door(never), paths, count=counted):

@@ -78,7 +78,7 @@ def test_every_name_of_the_sibling_files_is_read(name: str) -> None:
     ("changes", "found", "smt"),
     [
         (each("topology/core_cpus", *["0f"] * 4, *["f0"] * 4), [[0, 1, 2, 3], [4, 5, 6, 7]], True),
-        # The CPUs that claims can get, not what the processor could do.
+        # The CPUs that claims can get, not the processor's capabilities.
         ({"online": "0,2,4,6", **{f"cpu{c}/topology": None for c in (1, 3, 5, 7)}}, [[0], [2], [4], [6]], False),
         # A CPU without topology joins the ones that name it.
         ({"cpu3/topology": None}, [[0, 1], [2, 3], [4, 5], [6, 7]], True),

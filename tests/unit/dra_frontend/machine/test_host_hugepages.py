@@ -56,7 +56,7 @@ def test_the_group_of_all_pods_is_found(directory: str, found: str | None, tmp_p
     ],
 )
 def test_the_kernels_texts_are_parsed(texts: list[str | None], pods: PodPages | None) -> None:
-    """The texts are what the kernel prints for cgroup2; other text gives nothing."""
+    """The texts are those that the kernel prints for cgroup2; any other text has no result."""
     files = {"/kubepods/x": b"", "/kubepods.slice/x": b""}
     for group, text in zip(("/kubepods", "/kubepods.slice"), texts, strict=False):
         files |= {} if text is None else {f"{group}/hugetlb.2MB.numa_stat": text.encode()}
@@ -110,7 +110,7 @@ def test_a_pool_that_vanishes_is_forgotten() -> None:
 
 
 def test_samples_are_settled_when_equal_ones_would_change_nothing() -> None:
-    """Until then the machine is read at each tick, so that a rise counts one tick later."""
+    """Until then the machine is read at each tick, so a rise in use takes effect one tick later."""
     pages = HostPages()
     assert pages.is_settled
     pages.sample({KEY: 3})

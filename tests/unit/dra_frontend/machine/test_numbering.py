@@ -65,7 +65,7 @@ def subsets(data: st.DataObject, machine: Machine, largest: int) -> frozenset[in
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_names_stay_while_running(name: str, tree: Callable[[str], MemoryTree], data: st.DataObject) -> None:
-    """A CPU's device keeps its name whatever goes offline and comes back while the process runs."""
+    """A CPU's device keeps its name, whichever CPUs go offline and come back while the process runs."""
     machine = first = discover(tree(name))
     for _ in range(3):
         gone = subsets(data, first, len(first.cpus) - 1)

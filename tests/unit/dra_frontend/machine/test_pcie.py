@@ -60,7 +60,9 @@ def test_distant_roots_are_not_listed() -> None:
 
 
 def test_only_root_bridges_count() -> None:
-    """They are recognized by name. An invalid CPU list is reported with its path, as for every file of discovery."""
+    """They are recognized by name. An invalid CPU list is reported with its path, like that of every file that
+    discovery reads.
+    """
     others = {f"/sys/devices/{name}/pci_bus/x/cpulistaffinity": "0-7\n" for name in ("pci", "pci0000", "pcih0000:00")}
     assert discover(small_machine().changed({**others, **root("0000:0A", "0-7\n")})).pcie_roots == {}
     with pytest.raises(HostTreeError, match="pci_bus/0000:00/cpulistaffinity: is not a CPU list"):
@@ -69,7 +71,7 @@ def test_only_root_bridges_count() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_lists_pass_the_servers_rules(mode: dict[str, str]) -> None:
-    """This holds in every mode with the gate on. A list with too many roots is cut, with a warning."""
+    """This holds in every mode with the gate on. A list with too many roots is truncated, with a warning."""
     files = {key: text for n in range(64) for key, text in root(f"0000:{n:02x}", "0-7\n").items()}
     inventory = offered(files, **mode)
     for document in slice_documents(inventory.pools[0], "n"):

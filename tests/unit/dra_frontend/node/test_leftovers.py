@@ -59,7 +59,7 @@ def test_sockets_of_killed_instances_are_removed(places: Places) -> None:
 
 
 def test_sockets_of_living_instances_stay(places: Places) -> None:
-    """This includes a frozen or flooded instance, which does not accept connections, so that they stay pending."""
+    """This includes a frozen or flooded instance, which does not accept connections, so they stay pending."""
     listening = [listen_unix(path)[0] for path in places.sockets(OTHER)]
     for path in places.sockets(ME):
         dead(path)  # the previous container of this pod; its socket is replaced, not removed
@@ -98,8 +98,8 @@ def test_foreign_files_stay(places: Places) -> None:
 
 
 def test_a_socket_that_does_not_listen_yet_stays_for_a_while(places: Places) -> None:
-    """A new socket is bound under a hidden name before it listens. The time stamps of files cannot be set, so its age
-    is the test's duration.
+    """A new socket is bound under a hidden name before it listens. The files' time stamps cannot be set, so the
+    socket's age is the test's duration.
     """
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(places.plugins / ".0a1b2c"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the machine periodically: what is read, what is replaced, and how errors are handled."""
+"""Periodic reads of the machine: the files that are read, the parts that are replaced, and the handling of errors."""
 
 import asyncio
 from collections.abc import Mapping
@@ -232,7 +232,7 @@ async def test_an_unreadable_machine_at_the_start_is_waited_for() -> None:
 
 @pytest.mark.parametrize("when", ["at the start", "later"])
 async def test_an_unexpected_exception_while_reading_is_reported(caplog: pytest.LogCaptureFixture, when: str) -> None:
-    """Claims must be released whatever the state of the machine. The traceback is logged once."""
+    """Claims must be released, whatever the machine's state is. The traceback is logged once."""
 
     class OddTree(MemoryTree):
         """A tree that raises an unexpected exception."""
@@ -330,7 +330,7 @@ async def test_pages_of_the_host_are_not_part_of_the_capacity() -> None:
     ],
 )
 async def test_pages_of_pods_are_capacity(pods: str, pages: int, warning: str) -> None:
-    """Pages in use by pods are those that claims were given."""
+    """Pages in use by pods are those that were allocated to claims."""
     rig = Rig(pods=pods)
     await rig.watch.read()
     assert rig.capacity("hugepages-2m-numa000") == pages * PAGE
@@ -346,7 +346,7 @@ class Restless(MemoryTree):
         self._pages = pages
 
     def read(self, path: str) -> str | None:
-        """Returns the next number of 2 MiB pages; no other pod has any."""
+        """Returns the next number of 2 MiB pages; no other pod uses any."""
         return f"total={(held := self._pages.pop(0) * PAGE)} N0={held}" if "2MB" in path else "total=0"
 
 

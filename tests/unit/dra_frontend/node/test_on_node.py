@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locating a node's files when inspecting this machine or another one."""
+"""Locating a node's files when this machine or another one is inspected."""
 
 from pathlib import Path
 

@@ -92,7 +92,7 @@ def test_a_file_in_place_of_a_directory_is_reported(volume: str, config: Config)
 
 
 def in_child(work: Callable[[], list[Fault]]) -> list[str]:
-    """Calls the function in a child process without the capability to override file permissions."""
+    """Calls the function in a child process without the capability that overrides file permissions."""
     if os.geteuid() != 0:
         return list(map(str, work()))
     reading, writing = os.pipe()

@@ -117,7 +117,7 @@ def test_listening_socket_replaces_a_stale_one_and_only_its_owner_reads_it(short
 
 
 def test_a_foreign_file_in_place_of_the_socket_is_left_alone(short_root: Path) -> None:
-    """A regular file in place of the socket is reported and not removed, and no temporary file is left."""
+    """A regular file in place of the socket is reported and not removed, and no temporary file remains."""
     (short_root / "s.sock").write_text("precious")
     with pytest.raises(FileExistsError, match="is not a socket"):
         listen_unix(short_root / "s.sock")

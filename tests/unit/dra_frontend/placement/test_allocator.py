@@ -119,7 +119,7 @@ def machine_named(name: str) -> Machine:
 @given(ASKS, st.sampled_from(["numanode", "socket", "machine", "l3", "coretype"]))
 def test_invariants_hold_for_any_history_on_every_machine(name: str, asks: list[Ask], group_by: str) -> None:
     """Over a history of claims, the size, the group, disjointness and every parameter hold, and no satisfiable claim is
-    rejected.
+    refused.
     """
     found = machine_named(name)
     groups = [group.cpus for group in cpu_groups(found, "grouped", group_by)]
@@ -297,7 +297,9 @@ WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
     ],
 )
 def test_a_rejection_contains_the_free_cpus(wish: CpuParameters, count: int, taken: str, text: str) -> None:
-    """The text appears in the pod's events: it contains the request, the free CPUs, and why these do not suffice."""
+    """The text appears in the pod's events: it contains the request, the free CPUs, and the reason why these do not
+    suffice.
+    """
     found = machine(sockets=1, nodes_per_socket=2)
     with pytest.raises(NoCpusError) as caught:
         allocate(found.online, parse_cpu_list(taken), count, found, wish)
@@ -325,7 +327,7 @@ def test_a_missing_feature_of_the_machine_is_named(whole: bool) -> None:
 
 @given(st.sampled_from(sorted(SYNTHETIC)), st.data())
 def test_the_suggested_multiple_can_be_allocated(name: str, data: st.DataObject) -> None:
-    """The next possible amount in a rejection is one that an empty device can provide."""
+    """The next possible amount in a refusal is one that an empty device can provide."""
     found = SYNTHETIC[name]
     count = data.draw(st.integers(1, len(found.cpus)))
     try:
@@ -354,8 +356,8 @@ HYBRID = assemble(
     ],
 )
 def test_a_claim_gets_one_core_type_if_possible(wish: CpuParameters) -> None:
-    """Performance cores are preferred. If too few CPUs of each type are left, a mixture is allocated instead of a
-    rejection.
+    """Performance cores are preferred. If too few CPUs of each type are left, a mixture is allocated instead of
+    refusing the claim.
     """
     offered, held = HYBRID.online - {0, 1}, NONE
     for _ in range(6):

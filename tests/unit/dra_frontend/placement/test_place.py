@@ -16,7 +16,7 @@ from tests.strategies.wishes import whole_cores
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=8), st.data())
 def test_whole_cores_make_exactly_every_sum(threads: list[int], data: st.DataObject) -> None:
-    """Each amount that some whole cores add up to is taken in whole cores, for cores of any size."""
+    """Each amount that is the sum of some whole cores is taken in whole cores, for cores of any size."""
     found = assemble([Core(threads=count) for count in threads], adjacent=True)
     [place] = Layout.of(found).within(found.online)
     possible = [need for need in range(1, sum(threads) + 1) if sums(threads) >> need & 1]

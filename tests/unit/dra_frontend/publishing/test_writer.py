@@ -143,8 +143,8 @@ async def test_no_pools_at_all_are_not_published(rig: Rig) -> None:
 
 @pytest.mark.parametrize("steps", range(4))
 async def test_a_publisher_ends_while_its_watch_fails(rig: Rig, steps: int) -> None:
-    """A publisher that is stopped at the moment at which its watch fails for good ends, within one iteration of the
-    event loop.
+    """A publisher that is stopped at the moment when its watch fails permanently ends within one iteration of the event
+    loop.
     """
     watching, fails = asyncio.Event(), asyncio.Event()
 

@@ -184,8 +184,8 @@ async def test_the_backend_reports_its_state(endpoint: Endpoint) -> None:
 
 
 async def test_the_backend_reports_only_what_has_changed(endpoint: Endpoint) -> None:
-    """The response contains the generation that the endpoint has after the changes. Changes that do not fit are not an
-    error: the lease is renewed, and the response requests all containers.
+    """The response contains the generation that the endpoint has after the changes. Changes that do not follow the
+    known generation are not an error: the lease is renewed, and the response requests all containers.
     """
     containers = [{**REPORT, "id": "c"}, {**REPORT, "id": "d"}]
     await endpoint.put("/v1/backend", {**LEASE, "generation": 7, "containers": containers})
@@ -385,7 +385,7 @@ assert "fastapi" in sys.modules
 
 
 def test_probes_and_backend_are_served_without_fastapi() -> None:
-    """FastAPI takes 9 MB, which a node does not need as long as nobody reads its documents."""
+    """FastAPI takes 9 MB, which a node does not need until one of its documents is read."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", _WITHOUT_FASTAPI], check=True, env=environment)
 

@@ -95,7 +95,7 @@ def test_memory_adds_up() -> None:
 
 
 def test_the_same_node_gives_the_same_document() -> None:
-    """The page redraws only what has changed, so the document contains no times."""
+    """The page redraws only changed parts, so the document contains no times."""
     state = populated("64fake-4n2s2ca2c2t")
     assert get(state, "/v1/node") == get(state, "/v1/node")
 

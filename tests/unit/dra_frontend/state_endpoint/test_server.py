@@ -94,7 +94,7 @@ async def test_a_request_may_arrive_in_pieces() -> None:
 
 
 async def test_of_pipelined_requests_the_first_is_answered() -> None:
-    """A connection serves one response, whatever else is sent on it."""
+    """A connection serves a single response, whatever else is sent on it."""
     async with serve_port(ANY, APP) as port:
         answer = b""
         with contextlib.suppress(ConnectionResetError):

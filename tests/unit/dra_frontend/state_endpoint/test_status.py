@@ -33,7 +33,7 @@ def codes(found: tuple[Notice, ...]) -> list[str]:
 
 
 def lease(state: NodeState, **changes: Any) -> None:
-    """Lets the backend report a different lease."""
+    """Has the backend report a different lease."""
     assert state.backend.status is not None
     state.backend.renew(state.backend.status.model_copy(update=changes))
 

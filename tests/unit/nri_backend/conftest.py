@@ -36,7 +36,9 @@ def blocking() -> Iterator[BlockBuster | None]:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """Returns an in-memory directory, as cgroupfs and /run are; on a disk, every replaced file would cause a wait."""
+    """Returns an in-memory directory, since cgroupfs and /run are in memory; on a disk, every replaced file would cause
+    a wait.
+    """
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as path:
         yield Path(path)

@@ -61,7 +61,7 @@ def test_an_error_has_the_code_of_its_errno(number: int, code: BackendCode, of_c
 
 
 def test_an_error_that_is_raised_from_another_has_the_code_of_that_one() -> None:
-    """HostSlices raises an OSError without an errno from an error of the cgroup tree."""
+    """HostSlices raises an OSError without an errno for an error in the cgroup tree."""
     outer = OSError("text")
     outer.__cause__ = MissingFileError("/sys/fs/cgroup/system.slice", "cpuset.cpus")
     assert code_of(outer, BackendCode.HOST_DAEMONS_NOT_MOVED) is BackendCode.CONTROLLER_MISSING

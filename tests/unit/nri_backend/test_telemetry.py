@@ -69,7 +69,7 @@ def test_an_observation_is_counted_in_the_first_bucket_that_contains_it(seconds:
 
 
 def test_the_number_of_time_series_is_limited() -> None:
-    """Unknown methods share one series, and so do further label values after MAX_SERIES."""
+    """Unknown methods share one series, and so do additional label values beyond MAX_SERIES."""
     telemetry = Telemetry()
     for number in range(10 * MAX_SERIES):
         telemetry.call_done(f"Method{number}", 0.001, "unimplemented")

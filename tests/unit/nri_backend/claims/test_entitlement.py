@@ -90,7 +90,7 @@ def test_a_memory_policy_contains_the_nodes_of_the_requests_that_ask_for_one() -
 def test_parameters_that_cannot_be_enforced_are_a_fault(
     a: Mapping[str, object], b: Mapping[str, object], fault: str
 ) -> None:
-    """A process has one memory policy, and a value of a newer release has an unknown meaning."""
+    """A process has a single memory policy, and a value of a newer release has an unknown meaning."""
     found = grant(("a", 0, MI, PLAIN), ("b", 1, MI, PLAIN), a=a, b=b).fault
     assert fault in found
     assert bool(fault) is bool(found)

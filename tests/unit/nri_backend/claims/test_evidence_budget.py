@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU time and memory that environments controlled by a pod's author can cost. CPU time does not depend on the
-machine's load.
+"""The CPU time and memory that environments controlled by a pod's author can cost. Measured as CPU time, which does not
+depend on the machine's load.
 """
 
 import tracemalloc

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transition table of a container's life: every event has an entry, and no event frees CPUs too early."""
+"""The transition table of a container's lifecycle: every event has an entry, and no event frees CPUs too early."""
 
 from itertools import product
 

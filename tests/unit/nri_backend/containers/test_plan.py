@@ -134,7 +134,7 @@ def test_an_unknown_memory_claim_stops_lowering_in_all_cgroups_above_it() -> Non
 
 
 def test_nodes_and_upper_limits_are_not_set_while_a_memory_claim_is_unknown() -> None:
-    """Both depend on all claims of the container. Protection is set, because it only grows with further claims."""
+    """Both depend on all claims of the container. Protection is set, because it only grows with additional claims."""
     known = memory_record("m1", ("m", 0, 8 * MI, 4096), m={"limit": "claim", "protect": "low", "binding": "strict"})
     state, lost = node(known), memory_record("m2", ("m", 1, 8 * MI, 4096))
     desired = plan_of(state, put(state, "alone", *env_of(known)), full=True).desired

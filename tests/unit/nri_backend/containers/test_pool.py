@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The division of a node's CPUs into the shared pool, held CPUs and partitions."""
+"""The division of a node's CPUs into the shared pool, CPUs held for claims, and partitions."""
 
 from dataclasses import replace
 from typing import Literal

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of the node: claim files, machine and containers go in; entitlements, overlaps and the pool come out."""
+"""The state of the node: its inputs are claim files, machine and containers, and its results are entitlements, overlaps
+and the pool.
+"""
 
 from dataclasses import replace
 
@@ -154,7 +156,7 @@ def test_the_first_user_of_a_claim_owns_it_across_restarts() -> None:
 
 
 def test_a_running_container_keeps_its_cpus_when_its_record_disappears() -> None:
-    """It becomes an orphan, whose CPUs stay held until it has ended.
+    """It becomes an orphan, whose CPUs stay allocated until it has ended.
 
     It is a claim container again when the record comes back.
     """
@@ -273,7 +275,7 @@ def test_a_claim_of_an_init_container_passes_to_the_next_container_after_its_end
 
 
 def test_containers_that_a_snapshot_does_not_list_are_kept_until_the_kernel_shows_their_end() -> None:
-    """The runtime may have forgotten a container whose process still lives. Such a container keeps its claim."""
+    """The runtime may have forgotten a container whose process is still running. Such a container keeps its claim."""
     state = node(ONE)
     claim = started(state, "old", *env_of(ONE), cpus="2-3")
     state.put(replace(claim, phase=Phase.ENDING))

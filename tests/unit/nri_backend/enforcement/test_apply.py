@@ -78,7 +78,7 @@ def test_files_that_differ_are_written_and_read_back(tree: KernelTree) -> None:
 
 
 def test_the_pods_limit_does_not_grow_with_restarts(tree: KernelTree) -> None:
-    """There are twenty restarts, each with a newly started driver, while the kubelet resets its value now and then."""
+    """There are twenty restarts, each with a newly started driver, while the kubelet occasionally resets its value."""
     tree.set(POD, "hugetlb.2MB.max", str(8 * MI))
     for restart in range(20):
         run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The audit: moves, repairs, synchronization with the runtime, and taking over from another instance."""
+"""The audit: moves, repairs, synchronization with the runtime, and takeover from another instance."""
 
 import asyncio
 import errno
@@ -190,7 +190,7 @@ async def test_a_synchronization_returns_a_limited_number_of_updates(
 async def test_a_stopped_container_keeps_its_cpus_until_its_last_process_has_ended(
     node: Node, reconnected: bool
 ) -> None:
-    """After a reconnection the runtime does not list the container any more."""
+    """After a reconnection, the runtime no longer lists the container."""
     claim = await node.run("claim", *node.claim(ONE))
     await node.enforcer.stop_container(pod(), container("claim"))
     if reconnected:
@@ -293,7 +293,7 @@ async def test_a_synchronization_iterates_over_the_pods_once(node: Node) -> None
 
 
 class FaultyNode(Node):
-    """A machine that cannot be read because of an unforeseen exception, if ``error`` is set."""
+    """A machine whose reads raise an unforeseen exception if ``error`` is set."""
 
     error: Exception | None = None
 
@@ -376,7 +376,9 @@ async def test_an_unforeseen_error_in_the_audit_is_reported_and_logged_once(
 
 
 async def test_a_replaced_claim_directory_ends_the_process(memory: Path) -> None:
-    """Only a new container mounts the new directory. In this one no claim would ever appear or disappear again."""
+    """Only a new container mounts the new directory. In the current container, no claim would ever appear or disappear
+    again.
+    """
     (memory / "mounted").mkdir()
     held = os.open(memory / "mounted", os.O_RDONLY | os.O_DIRECTORY)  # keeps a removed directory alive, as a mount does
     (memory / "cdi").symlink_to(f"/proc/self/fd/{held}")

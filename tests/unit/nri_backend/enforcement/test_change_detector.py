@@ -23,9 +23,9 @@ class CountingTree(KernelTree):
         super().__init__(root)
         self.reads = Counter[str]()
         self.delay = 0.0
-        """Seconds that each read takes."""
+        """Duration of each read in seconds."""
         self.read_below = set[str]()
-        """Paths of the cgroups of which a file was read, other than for a count of kills."""
+        """Paths of the cgroups from which a file was read, except for counts of kills."""
 
     def read(self, path: str, name: str) -> str:
         """Counts the read under the name of the file."""
@@ -79,7 +79,7 @@ async def test_an_audit_of_all_containers_reads_only_changed_files_except_every_
 async def test_an_audit_of_all_containers_retries_a_refused_partition_whose_files_have_not_changed(
     memory: Path,
 ) -> None:
-    """The cause of the refusal may be in another cgroup."""
+    """The cause of the kernel's error may be in another cgroup."""
     node = Node(memory, tree=PartitionTree)
     await node.enforcer.activate()
     node.kernel.refused[TOP, EXCLUSIVE] = errno.EINVAL

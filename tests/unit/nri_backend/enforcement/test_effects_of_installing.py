@@ -33,14 +33,14 @@ class Installed:
         """CPUs in the updates that the runtime received, by container id."""
 
     async def install(self) -> None:
-        """Starts the backend and lets it compare all files once."""
+        """Starts the backend and waits until it has compared all files once."""
         await self.node.enforcer.activate()
         updates = await self.node.synchronize(*RUNNING)
         self.updates = {one.container_id: one.resources.cpus for one in updates}
         await self.settle()
 
     async def settle(self) -> None:
-        """Lets the audit compare all files."""
+        """Waits until the audit has compared all files."""
         for _ in range(3):
             self.node.ahead += 61
             self.node.enforcer.signals.audit.set()

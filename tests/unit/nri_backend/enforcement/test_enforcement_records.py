@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Format and storage of enforcement records."""
+"""The format and storage of enforcement records."""
 
 import json
 from pathlib import Path

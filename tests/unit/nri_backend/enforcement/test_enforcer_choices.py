@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the operator: the hugepage guard, and whether the shared pool grows immediately or lazily."""
+"""The operator's settings: the hugepage guard, and whether the shared pool grows immediately or lazily."""
 
 import asyncio
 import threading

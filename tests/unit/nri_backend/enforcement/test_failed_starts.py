@@ -33,7 +33,7 @@ class BrokenTree(KernelTree):
         self.broken: set[str] = set()
         """Cgroups whose next job raises an unforeseen error."""
         self.stays_broken = False
-        """True if all further jobs of these cgroups raise it."""
+        """True if all later jobs of these cgroups raise it."""
         self.callbacks: list[Callable[[], Any]] = []
         """Called in the middle of the next jobs, one for each."""
 
@@ -56,7 +56,7 @@ async def node(memory: Path) -> AsyncIterator[Node]:
 
 
 def change_during_jobs(node: Node, change: Callable[[], Awaitable[Any]], times: int = 1) -> None:
-    """Runs a change in the event loop while the next jobs are at work in their thread."""
+    """Runs a change in the event loop while the next jobs are running in their thread."""
     loop = asyncio.get_running_loop()
 
     async def run_change() -> None:

@@ -27,7 +27,8 @@ GIGA = 1 << 30
 
 
 async def test_a_claim_container_is_pinned_and_others_leave_its_cpus(node: Node) -> None:
-    """The others leave before the creation is answered.
+    """Other containers leave the CPUs before the creation is answered. The answer contains CPUs and mems, and the start
+    applies all settings.
 
     The answer contains CPUs and mems, and the start applies all settings.
     """
@@ -419,7 +420,7 @@ async def test_a_claim_container_without_a_valid_cgroup_path_is_rejected(node: N
 
 
 async def test_the_hooks_of_a_claim_container_write_only_its_own_cgroups(node: Node) -> None:
-    """The others are moved when the claim is prepared."""
+    """Other containers are moved when the claim is prepared."""
     others = [await node.run(f"plain-{n}", of=f"q{n}") for n in range(5)]
     env = node.claim(ONE)
     node.enforcer.records_changed()

@@ -83,9 +83,7 @@ async def test_the_answers_of_this_plugin_show_no_static_manager(tmp_path: Path)
 
 
 async def test_static_managers_are_known_after_a_synchronization(tmp_path: Path) -> None:
-    """Containers that the kubelet has pinned are still running. Containers that are not listed any more do not
-    count.
-    """
+    """Containers that the kubelet has pinned are still running. Containers that are no longer listed do not count."""
     async with enforcing(Node(tmp_path)) as node:
         await create(node, "plain", cpus="0-7")
         await node.synchronize(("plain", "p1"), plain="0-7")

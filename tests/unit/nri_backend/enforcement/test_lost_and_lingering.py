@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No other container gets the CPUs of a running container, whatever state is lost and in whatever order."""
+"""No other container gets the CPUs of a running container, whatever state is lost and in whichever order."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ from tests.rigs.partition_tree import PARTITION, PartitionTree
 
 ONE = cpu_record("c1", "cpus=2-3")
 POOL = parse_cpu_list("1,4-7")
-"""The shared pool while the CPUs of the claim are held."""
+"""The shared pool while the claim's CPUs are not part of it."""
 
 
 def listed(id_: str, *env: str) -> Container:
@@ -48,8 +48,8 @@ async def test_a_claim_without_any_record_survives_a_reconnection_of_the_runtime
 
 
 async def test_a_container_that_is_not_listed_keeps_its_cpus_while_a_process_lives(memory: Path) -> None:
-    """The runtime reported its end while no instance was connected. The CPUs stay held across a restart of the backend
-    as well.
+    """The runtime reported its end while no instance was connected. The CPUs stay out of the pool, even across a
+    restart of the backend.
     """
     async with enforcing(Node(memory)) as node:
         path = await node.run("claim", *node.claim(ONE))
@@ -152,7 +152,8 @@ async def overlap(node: Node, db: str, sibling: str) -> None:
 async def test_the_pool_holds_the_cpus_of_an_ended_container_whose_partition_is_invalidated(
     memory: Path, end: str
 ) -> None:
-    """A process of it still runs. The kernel returns the CPUs to all others, and does not report that in this test.
+    """One of its processes is still running. The kernel returns the CPUs to all others, and does not report that in
+    this test.
 
     An invalid partition must not outlive its cgroup, so it becomes a member.
     """
@@ -211,7 +212,7 @@ async def test_a_partition_that_was_refused_because_its_cpus_went_offline_is_mad
 ) -> None:
     """The kernel has reported the change before the backend has read that the CPUs are offline.
 
-    The next audit that retries each refused partition would come a minute later.
+    The next audit that retries each rejected partition would come a minute later.
     """
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         db, auditor = await node.run("db", *node.claim(ONE)), node.enforcer._auditor
@@ -314,7 +315,7 @@ async def test_removed_enforcement_records_are_written_again(memory: Path) -> No
 
 
 async def test_a_record_that_disappears_while_the_container_is_removed_frees_no_cpus(memory: Path) -> None:
-    """The removal waits for the kernel in the meantime, and must not restore the state from before."""
+    """In the meantime the removal waits for the kernel, and it must not restore the earlier state."""
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
         inside, go = threading.Event(), threading.Event()
@@ -335,7 +336,9 @@ async def test_a_record_that_disappears_while_the_container_is_removed_frees_no_
 
 
 async def test_a_container_that_stops_while_the_cgroup_tree_is_hidden_keeps_its_cpus(memory: Path) -> None:
-    """A mount over the tree does not end a process. The CPUs stay held until the tree shows that it has ended."""
+    """A mount over the tree does not end a process. The CPUs stay allocated until the tree shows that the process has
+    ended.
+    """
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
         await lose_record(node)
@@ -405,7 +408,7 @@ async def test_an_unreadable_sub_cgroup_does_not_hide_the_cpus_of_the_container(
 
 
 async def test_variables_that_the_answer_adds_do_not_exceed_the_limit(memory: Path) -> None:
-    """The container has the maximum number of variables, and after a restart also those that the answer has added."""
+    """The container has the maximum number of variables and, after a restart, also those that the answer has added."""
     records = [cpu_record(f"c{i}", *(f"r{j}=2-3" for j in range(32))) for i in range(MAX_VARIABLES // 32)]
     async with enforcing(Node(memory)) as node:
         stored, _ = await node.create("claim", *(entry for record in records for entry in node.claim(record)))

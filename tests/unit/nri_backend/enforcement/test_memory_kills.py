@@ -133,7 +133,7 @@ async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cann
 
 
 async def test_a_pod_is_read_between_the_creation_and_the_start_of_its_first_claim_container(memory: Path) -> None:
-    """The start reads no count then. Kills before the reading are not attributed to the container, later ones are.
+    """The start reads no count then. Kills before the reading are not attributed to the container, but later ones are.
 
     This includes a kill that removes the container's cgroup before its own count was read, and without a report.
     """
@@ -305,7 +305,7 @@ def test_only_oom_kill_is_parsed_from_memory_events() -> None:
 
 
 _Reading = tuple[int, dict[str, int | None], str, dict[str, int]]
-"""Count of the pod, counts of its containers, the container that has just ended, and the expected new kills."""
+"""The pod's count, its containers' counts, the container that has just ended, and the expected new kills."""
 
 
 @pytest.mark.parametrize(

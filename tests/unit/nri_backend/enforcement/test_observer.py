@@ -105,8 +105,8 @@ async def test_an_audit_writes_what_was_reported(tmp_path: Path, seed: int, tree
         return {path: text.partition(" ")[0] for path, (text, _) in after.items() if text != before[path][0]}
 
     for _ in range(20):
-        # A partition that a sibling has invalidated is made again after the sibling was moved. On a busy machine a job
-        # counts as hanging, and a later round repeats it.
+        # An invalidated partition is created again after the sibling that invalidated it was moved. On a busy machine a
+        # job counts as hanging, and a later round repeats it.
         node.ahead += 5.0
         node.enforcer._auditor.request_audit()
         await node.enforcer._auditor._round()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitions next to held claims, siblings, orphans, earlier lives and standbys: no claimed CPU is ever shared."""
+"""Partitions next to unpartitioned claims, siblings, orphans, earlier lives and standbys: no claimed CPU is shared."""
 
 import asyncio
 import contextlib
@@ -158,7 +158,7 @@ async def test_an_attempt_that_is_listed_next_to_a_running_one_does_not_get_its_
 async def test_a_container_without_remaining_cpus_gets_the_reserved_ones(tmp_path: Path, lazy: bool) -> None:
     """It gets them before a partition takes its last CPU.
 
-    The kernel would give it the CPUs of its parent, which include held ones.
+    The kernel would give it the CPUs of its parent, which include CPUs held for claims.
     """
     async with enforcing(Node(tmp_path, lazy=lazy, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
@@ -300,23 +300,23 @@ async def test_an_isolated_container_is_rejected_if_its_partition_cannot_be_made
 
 
 class SlowTree(PartitionTree):
-    """A tree in which some calls take so long that the worker passes their job by each time: those that make a
-    partition or read the CPUs of partitions.
+    """A tree in which the calls that create a partition or read the CPUs of partitions take so long that the worker
+    skips their job each time.
     """
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.passed_by: Callable[[str], bool] = lambda _: True
-        """Returns True if the job with this name is passed by."""
+        """Returns True if the job with this name is skipped."""
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Waits until the job is passed by before it makes a partition."""
+        """Waits until the job is skipped before it creates a partition."""
         if name == PARTITION and text != "member":
             self._wait("db")
         super().write(path, name, text)
 
     def read(self, path: str, name: str) -> str:
-        """Waits until the job is passed by before it reads the CPUs of partitions."""
+        """Waits until the job is skipped before it reads the CPUs of partitions."""
         if name == f"{EXCLUSIVE}.effective":
             self._wait("cgroups above partitions")
         return super().read(path, name)

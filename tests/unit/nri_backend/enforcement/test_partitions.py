@@ -83,7 +83,8 @@ async def test_an_isolated_claim_is_a_partition_without_load_balancing_or_is_rej
 
 @pytest.mark.parametrize("mode", ["auto", "partition"])
 async def test_a_claim_that_cannot_be_a_partition_is_enforced_by_the_pool(tmp_path: Path, mode: str) -> None:
-    """The others leave its CPUs before it runs, and it becomes a partition as soon as that is possible.
+    """The other containers leave its CPUs before it runs, and it becomes a partition as soon as that is possible. With
+    ``cpuExclusivity: partition`` it is rejected.
 
     With ``cpuExclusivity: partition`` it is rejected.
     """
@@ -473,7 +474,7 @@ async def test_a_partition_that_became_invalid_before_it_was_watched_is_audited(
 def test_a_rejected_partition_leaves_no_exclusive_cpus_in_its_ancestors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """CPUs that other partitions need stay. Nothing is left that would have to be logged."""
+    """CPUs that other partitions need stay. Nothing remains to be logged."""
     tree = PartitionTree(tmp_path / "cgroup")
     for path in (f"{POD}/a", f"{POD}/b", f"{OTHER_CLASS}/c"):
         tree.make(path)

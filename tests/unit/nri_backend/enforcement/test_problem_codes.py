@@ -58,7 +58,7 @@ async def test_a_container_that_the_kernel_keeps_from_its_cpus_has_the_code_of_t
 
 
 async def test_a_file_that_ignores_a_write_is_a_setting_that_is_not_applied(node: Node) -> None:
-    """No error with a code of its own is raised."""
+    """No error with its own code is raised."""
     path = await node.run("claim", *node.claim(ONE))
     above = path.rpartition("/")[0]
     node.kernel.set(above, "cpuset.cpus", "0-1,4-7")

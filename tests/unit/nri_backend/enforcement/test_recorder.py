@@ -262,7 +262,7 @@ async def test_a_start_that_is_cancelled_during_the_write_leaves_a_whole_record(
 
 
 async def test_a_container_whose_settings_are_refused_has_no_record(memory: Path) -> None:
-    """A record is written only when the settings have been verified."""
+    """A record is written only after the settings have been verified."""
     async with enforcing(Node(memory)) as node:
         path = node.make_cgroups(pod(), container("claim"))
         node.kernel.refused[path, "hugetlb.2MB.max"] = errno.EACCES
@@ -329,7 +329,7 @@ def test_a_cleanup_spares_the_temporary_file_of_a_record_that_is_being_written(t
 async def test_a_resize_during_the_first_write_of_a_record_is_recorded_as_answered(memory: Path) -> None:
     """The resize does not wait for the disk.
 
-    The record keeps the claimed CPUs and finally contains that the resize was answered.
+    The record keeps the claimed CPUs and finally shows that the resize was answered.
     """
     env = (*Node(memory).claim(ONE), *Node(memory).claim(HUGE))
     async with restarted_with(memory, env, 64, records=SlowRecords) as (node, listed, _):

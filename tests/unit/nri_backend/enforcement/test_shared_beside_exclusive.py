@@ -30,7 +30,7 @@ MACHINE = parse_cpu_list("0-7")
 async def test_the_shared_part_is_the_pool_near_the_exclusive_cpus(tmp_path: Path, tree: type[KernelTree]) -> None:
     """It is the part of the pool on the same NUMA node, or the whole pool if claims hold that part.
 
-    Released CPUs come back. No other container uses its exclusive CPUs, and it uses none of theirs.
+    Released CPUs come back. No other container uses the container's exclusive CPUs, and it uses none of theirs.
     """
     async with enforcing(Node(tmp_path, tree=tree)) as node:
         plain = await node.run("plain", of="p2")

@@ -27,7 +27,7 @@ class InterruptedTree(PartitionTree):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.during: dict[str, list[Callable[[], Any]]] = {}
-        """What happens in the next jobs, by the cgroup that they apply to, or by the file that they read."""
+        """Callbacks of the next jobs, by the cgroup that the jobs apply to or the file that they read."""
 
     def leaf(self, path: str) -> str:
         """Runs the next callback of the job."""

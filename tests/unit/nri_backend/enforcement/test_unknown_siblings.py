@@ -18,7 +18,7 @@ PAGES = memory_record("m2", ("m", 0, 32 * MI, TWO))
 
 
 async def run_without_record(node: Node, record: AllocationRecord) -> None:
-    """Runs a container whose claim has no record any more and which started while no instance was connected."""
+    """Runs a container whose claim no longer has a record and which started while no instance was connected."""
     sibling = replace(container("a", *node.claim(record), name="a"), state=ContainerState.RUNNING)
     node.make_cgroups(pod(), sibling)
     node.unprepare(record)

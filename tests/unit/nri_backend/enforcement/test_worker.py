@@ -67,7 +67,7 @@ async def test_later_jobs_pass_by_a_step_that_hangs(hanging: HangingSteps) -> No
 
 
 async def test_the_event_loop_waits_for_the_job_of_a_hook_for_a_moment(hanging: HangingSteps) -> None:
-    """Its result takes no other turn of the loop. A job that hangs keeps the loop only for HOLD_SECONDS."""
+    """The result does not take another iteration of the loop. A hanging job blocks the loop only for HOLD_SECONDS."""
     worker, loop, turns = CgroupWorker(lambda: None), asyncio.get_running_loop(), list[float]()
     for _ in range(int(10 * patience())):
         loop.call_soon(turns.append, 0.0)
@@ -98,7 +98,7 @@ async def test_the_caller_of_a_job_that_is_passed_by_gets_the_result_of_the_hung
 async def test_without_a_late_result_the_caller_is_not_called(
     hanging: HangingSteps, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The hung step has failed, or its result was there in time for the caller itself."""
+    """The hung step has failed, or its result arrived in time for the caller itself."""
     late = list[list[str]]()
     worker = CgroupWorker(lambda: None)
 
@@ -124,7 +124,7 @@ async def test_a_hook_gets_the_result_of_its_own_step_that_is_passed_by(hanging:
 
 
 async def test_a_hook_waits_for_a_step_that_begins_to_hang_while_the_hook_is_queued(hanging: HangingSteps) -> None:
-    """The job before it is passed by, and its step has the same name as that of the hook."""
+    """The previous job is skipped, and its step has the same name as that of the hook."""
     worker = CgroupWorker(lambda: None)
     audit = asyncio.create_task(worker.work(lambda: [hanging.step("a", hangs=True)]))
     await asyncio.sleep(0)

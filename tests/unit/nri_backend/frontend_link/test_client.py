@@ -195,7 +195,7 @@ async def test_a_frontend_that_never_merges_changes_is_not_flooded(path: Path) -
 async def test_a_lease_is_renewed_while_nothing_changes(
     path: Path, reads_changes: bool, seconds: float, idle: bool
 ) -> None:
-    """The interval is 6 s, or 2 s with a frontend of an older release, which closes idle connections after 5 s, also on
+    """The interval is 6 s, or 2 s with a frontend of an older release, which closes idle connections after 5 s, even on
     an idle node. Only these reports contain metrics.
     """
     async with state_server(path) as server:
@@ -236,7 +236,7 @@ async def test_a_change_without_an_event_waits_for_the_next_report_while_the_nod
 
 
 async def test_a_report_of_a_change_does_not_delay_the_renewal_of_the_lease_while_the_node_is_idle(path: Path) -> None:
-    """A report that was sent between two renewals would be nine seconds old at the one after the next."""
+    """A report that was sent between two renewals would be nine seconds old at the second renewal after it."""
     async with merging(path) as (server, backend):
         backend.client._is_idle = lambda: True
         await asyncio.sleep((RENEW_SECONDS + 2.5 - asyncio.get_running_loop().time() % RENEW_SECONDS) % RENEW_SECONDS)

@@ -195,7 +195,7 @@ def test_a_container_keeps_its_place_and_a_new_one_comes_last() -> None:
     reports.refresh()
     state.put(one("a"))
     reports.refresh()
-    # If it were merged with the last body, it would be the first one.
+    # Merging changes into the last body would put "a" first.
     assert [document["id"] for document in json.loads(reports.containers())] == ["b", "try", "c", "a"]
     assert changes_of(reports.body(STATUS, 1, reads_changes=True)) is None
 

@@ -57,7 +57,9 @@ def interrupts(tree: IrqTree, interval_seconds: float = 60.0, originals: str = "
 
 
 def test_interrupts_leave_claimed_cpus_and_get_their_originals_back(tree: IrqTree) -> None:
-    """So do the default affinity and unbound workqueues. A managed interrupt is written once, an unused one never."""
+    """The same applies to the default affinity and unbound workqueues. A managed interrupt is written once, an unused
+    one never.
+    """
     before = tree.all_affinities()
     result = evict(interrupts(tree), vacate(2, 3), frozenset())
     assert result == EvictionResult(

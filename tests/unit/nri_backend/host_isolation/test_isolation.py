@@ -89,7 +89,7 @@ async def test_nothing_is_moved_before_the_instance_is_active_and_has_the_contai
 
 
 async def test_without_a_kernel_root_no_interrupt_is_moved(tmp_path: Path) -> None:
-    """The default of --kernel-root: a backend that is started by hand leaves interrupts alone."""
+    """The default of --kernel-root: a backend that is started by hand does not move interrupts."""
     state = node()
     state.replace_containers(())
     tree = KernelTree(tmp_path / "cgroup")

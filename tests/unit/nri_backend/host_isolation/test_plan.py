@@ -67,8 +67,8 @@ def test_a_failed_write_leaves_the_stored_original_unchanged() -> None:
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[Cpus, dict[str, Cpus], int]]:
-    """For each pass: the claimed CPUs, what another program writes before it, and after how many writes the pass is
-    killed.
+    """For each pass: the claimed CPUs, the value that another program writes before it, and the number of writes after
+    which the pass is killed.
     """
     step = st.tuples(claimed, st.dictionaries(st.sampled_from("abc"), some, max_size=1), st.integers(0, 4))
     return draw(st.lists(step, max_size=6))

@@ -245,7 +245,7 @@ def test_the_reservation_limit_equals_the_limit_of_pages_in_use() -> None:
 
 
 def test_a_reservation_is_not_lowered_while_claims_are_unknown() -> None:
-    """The container with the unknown claim may have reserved more than the limit of its pod."""
+    """The container with the unknown claim may have reserved more than its pod's limit."""
     made, _, _ = raised_limits({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)}, lower=False)
     assert all(made[file].met_by(None) and not made[file].met_by(6) for file in hugepage_files(TWO))
 

@@ -154,8 +154,8 @@ def test_a_holder_that_has_lost_the_runtime_is_replaced(run: Run) -> None:
 def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_one(
     run: Run, since_heartbeat: float
 ) -> None:
-    """It is replaced STALE_SECONDS after it has reported the loss, which it does at once, despite its idle pace. A
-    claim would not end the idle pace in the meantime, since none can be prepared while the runtime is lost.
+    """It is replaced STALE_SECONDS after it has reported the loss, which it does at once, despite its idle pace. In the
+    meantime, no claim ends the idle pace, since claims cannot be prepared while the runtime is lost.
     """
     one, two = run.pair()
     one.set_idle(idle=True)
@@ -213,7 +213,7 @@ def test_a_holder_without_a_heartbeat_is_trusted(run: Run) -> None:
 
 
 def test_a_full_disk_does_not_stop_the_heartbeat(run: Run) -> None:
-    """It is written in place, so that the file does not grow."""
+    """It is written in place, so the file does not grow."""
     one = run.instance("one")
     assert one.try_acquire()
     size, blocks = run.path.stat().st_size, run.path.stat().st_blocks
@@ -299,7 +299,7 @@ def test_polling_leaks_no_file_descriptors(run: Run) -> None:
 
 
 async def test_heartbeats_are_rare_on_an_idle_node(run: Run) -> None:
-    """A standby waits for three of them. When the pace changes, a heartbeat is written at once."""
+    """A standby waits for three heartbeats. When the pace changes, a heartbeat is written at once."""
     one, two = run.pair()
     one.set_idle(idle=True)
     for _ in range(3):

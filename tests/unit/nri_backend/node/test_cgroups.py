@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and writing cgroup files, and storing original limits as attributes of cgroups, in a real directory tree."""
+"""Reads and writes of cgroup files, and original limits stored as attributes of cgroups, in a real directory tree."""
 
 import os
 import resource

@@ -139,7 +139,7 @@ def test_forgetting_a_container_closes_its_descriptors(tree: KernelTree) -> None
 
 
 def test_at_most_a_quarter_of_the_descriptor_limit_stays_open(memory: Path) -> None:
-    """The files of further containers are opened for each comparison, and their changes are found as well."""
+    """The files of additional containers are opened for each comparison, and their changes are found as well."""
     tree, keys, before = KernelTree(memory), [f"c{number}" for number in range(40)], open_files()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100, hard))

@@ -39,7 +39,7 @@ def test_the_error_for_an_invalid_list_of_cpus_has_file_and_remedy(tmp_path: Pat
 
 
 def test_a_file_that_is_not_utf_8_is_a_host_error(tmp_path: Path) -> None:
-    """The audit reads it at each tick, and an exception of another type would end the enforcement."""
+    """The audit reads this file at each tick, and an exception of another type would end the enforcement."""
     (machine(tmp_path, "") / "sys/devices/system/cpu/online").write_bytes(b"0-3\xff\n")
     with pytest.raises(HostError, match=r"cpu/online: .*can't decode byte 0xff.*--host-root"):
         read_host(str(tmp_path), CgroupTree(str(tmp_path)))

@@ -72,7 +72,7 @@ def test_hugepages_must_not_count_as_memory() -> None:
 
 
 def test_another_mount_of_the_tree_is_only_a_warning(tmp_path: Path) -> None:
-    """Every node with Cilium has one. A mount with another root is not the same tree."""
+    """Every node with Cilium has such a mount. A mount with another root is not the same tree."""
     assert check_mount("/sys/fs/cgroup", parse_mounts(UNIFIED + CILIUM)) == ["/run/cilium/cgroupv2"]
     assert check_mount("/sys/fs/cgroup", parse_mounts(UNIFIED.replace("0:26 / ", "0:26 /../../.. ") + CILIUM)) == []
     root, host = node(tmp_path, UNIFIED + CILIUM, "cpuset memory hugetlb\n")

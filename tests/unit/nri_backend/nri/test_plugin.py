@@ -31,7 +31,7 @@ class _Rig:
         return await self.service.serve(Call(PLUGIN_SERVICE, method, request.SerializeToString(), int(seconds * 1e9)))
 
     def fail(self, error: Exception) -> None:
-        """Makes every further hook raise this error."""
+        """Makes every later hook raise this error."""
 
         async def fail(_hook: str) -> None:
             raise error

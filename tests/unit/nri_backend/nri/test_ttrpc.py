@@ -193,6 +193,6 @@ def test_a_frame_over_the_limit_is_thrown_away_and_the_next_one_read() -> None:
 
 
 def test_an_impossible_length_is_a_peer_error() -> None:
-    """It means that frame boundaries were lost, and gigabytes would have to be skipped."""
+    """It means that frame boundaries were lost; gigabytes would have to be skipped."""
     with pytest.raises(PeerError, match="claims 1862270976 bytes"):
         _feed(bytes.fromhex("6f000000") + bytes(6))

@@ -61,7 +61,7 @@ class Node:
         )
 
     def typed(self, script: str, dump: str = COMPLETE) -> subprocess.CompletedProcess[str]:
-        """Runs a block as a shell with umask 022 does."""
+        """Runs a block in a shell with umask 022."""
         (self.root / "dump").write_text(dump)
         for place in ("/run/", "/etc/containerd"):
             script = script.replace(f" {place}", f" {self.root}{place}").replace(f'"{place}', f'"{self.root}{place}')

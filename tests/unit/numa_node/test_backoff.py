@@ -12,7 +12,7 @@ def test_waits_double_up_to_the_cap() -> None:
 
 
 def test_two_instances_drift_apart() -> None:
-    """Waits are random, so that two instances do not retry at the same moments for ever."""
+    """Waits are random, so that two instances do not keep retrying at the same moments."""
     assert len({Backoff(1.0, 1.0).next() for _ in range(8)}) == 8
 
 

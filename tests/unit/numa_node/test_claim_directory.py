@@ -199,7 +199,7 @@ def test_files_beyond_the_limit_are_reported(tmp_path: Path) -> None:
 
 
 def test_an_invalid_file_affects_only_its_own_claim(tmp_path: Path) -> None:
-    """Values that no release writes are reported, and the CPUs in the environment variables are held."""
+    """Values that no release writes are reported, and the CPUs in the environment variables stay allocated."""
     path = write_claim(tmp_path, ONE)
     good = path.read_bytes()
     write_claim(tmp_path, TWO)

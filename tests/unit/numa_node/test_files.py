@@ -12,7 +12,7 @@ from numa_node.files import FileLock, LockTimeoutError, replace_file
 
 
 def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
-    """The new file has the requested mode, and no temporary file is left."""
+    """The new file has the requested mode, and no temporary file remains."""
     path = tmp_path / "file.json"
     for data in (b"one", b"another"):
         replace_file(str(path), data, 0o600, sync=True)
@@ -32,7 +32,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_failed_replacement_changes_nothing(tmp_path: Path) -> None:
-    """A directory is in its place, or the parent directory is missing: no temporary file is left."""
+    """A directory is in its place, or the parent directory is missing: no temporary file remains."""
     (tmp_path / "file.json").mkdir()
     with pytest.raises(OSError, match="directory"):
         replace_file(str(tmp_path / "file.json"), b"new", 0o600)

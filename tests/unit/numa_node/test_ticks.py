@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The times at which tasks do their periodic work, with a clock that advances only while all tasks wait."""
+"""The times of the tasks' periodic work, with a clock that advances only while all tasks wait."""
 
 import asyncio
 from itertools import repeat

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive of a bug report: packed files can be unpacked again, and an archive from elsewhere does no harm."""
+"""The archive of a bug report: packed files can be unpacked again, and a foreign archive is harmless."""
 
 import gzip
 import io

@@ -66,7 +66,7 @@ def test_pools_begin_with_the_node() -> None:
 
 
 def test_pools_in_documents_and_in_names_of_slices() -> None:
-    """The node's own slices are masked whatever their number and whether or not the pool still exists; similar texts
+    """The node's own slices are masked, whatever their number and whether or not the pool still exists; similar texts
     are not.
     """
     former = {"pool": "worker-1.example.com-hugepages-1g", "device": "hugepages-1g-numa000"}
@@ -95,7 +95,7 @@ def test_no_name_is_left(names: list[str], gaps: list[str]) -> None:
 
 
 def test_a_document_in_a_document_in_a_document_is_masked_as_text() -> None:
-    """A string inside an embedded document is not parsed again, so that documents cannot nest without limit."""
+    """A string inside an embedded document is not parsed again, so documents cannot nest without limit."""
     inner: Any = {"podName": "billing-7f9"}
     for _ in range(12):
         inner = {"podName": "billing-7f9", "annotation": json.dumps(inner)}

@@ -81,7 +81,7 @@ async def test_a_claim_that_is_being_released_holds_its_cpus(
 
 @pytest.mark.parametrize("serving", [True, False])
 async def test_a_damaged_claim_file_holds_its_cpus(serving: bool, node: AilingNode) -> None:
-    """This holds while the service is running, which shows only claims with a record, and while it is not."""
+    """This holds whether or not the service, which shows only claims with a record, is running."""
     node.serving = serving
     file = write_claim(node.cdi, cpu_record("u8", "r=5-6"))
     document = json.loads(file.read_text())

@@ -162,7 +162,7 @@ async def test_the_memory_reserve_that_the_node_used_is_in_the_archive(
 async def test_masked_pools_and_slices_do_not_contain_the_node(
     name: str, serving: bool, node: AilingNode, tmp_path: Path
 ) -> None:
-    """Texts contain both names, also while the service is down, and a slice's name may be too long to contain the
+    """Texts contain both names, even while the service is down, and a slice's name may be too long to contain the
     node's.
     """
     node.serving = serving
@@ -266,7 +266,7 @@ def test_an_invalid_archive_is_status_2(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One line names the file, and no extracted file is left."""
+    """One line names the file, and no extracted file remains."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     make(tmp_path / "a")
     assert cli.main(["inspect", "--from", str(tmp_path / "a")]) == 2

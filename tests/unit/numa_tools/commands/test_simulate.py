@@ -136,7 +136,7 @@ def test_replicas_are_simulated_one_after_another(root: Path, capsys: pytest.Cap
 def test_a_node_that_only_observes_is_reported_as_one_that_refuses_claims(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The result is that of the node once it enforces, and the last line says that it rejects claims until then."""
+    """The result is that of the node once it enforces, and the last line says that it refuses claims until then."""
     arguments = ["--host-root", str(root), "--pod", str(EXAMPLES / "one-numa-node.yaml")]
     observing = [*arguments, "--config", written(tmp_path / "config.yaml", {"enforcement": "observe"})]
     outcomes = [run(capsys, *one)[1] for one in (arguments, observing)]
@@ -311,8 +311,8 @@ def nic_slice(name: str, **spec: Any) -> dict[str, Any]:
 
 
 def test_slices_of_other_nodes_do_not_count(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All slices of the cluster may be given; only those of one node and those of no single node are used. If several
-    nodes are possible, the error asks for --node.
+    """All slices of the cluster may be given; only those of one node and those without a single node are used. If
+    several nodes are possible, the error asks for --node.
     """
     selector = {"cel": {"expression": 'device.driver == "nic"'}}
     nics = {"kind": "DeviceClass", "metadata": {"name": "nic"}, "spec": {"selectors": [selector]}}
@@ -413,7 +413,7 @@ def test_unusable_input_is_status_2(
 
 @pytest.mark.parametrize("times", ["0", "-1", "x", "1025", "٣"])
 def test_the_number_of_replicas_is_limited(times: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A typing error must not cause hours of simulation."""
+    """A typo must not cause hours of simulation."""
     with pytest.raises(SystemExit) as caught:
         cli.main(["simulate", "--claim", "x", "-n", times])
     assert caught.value.code == 2
@@ -424,7 +424,7 @@ def test_cpus_of_a_device_with_several_nodes_are_those_of_the_joined_device(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The simulation prepares like the driver: the CPUs are on the node of the memory or of the other driver's device,
-    or the claim is rejected.
+    or the claim is refused.
     """
     config = written(tmp_path / "config.yaml", {"groupBy": "machine", "reservedCPUs": "0"})
     numa = "resource.kubernetes.io/numaNode"
@@ -493,7 +493,7 @@ def test_cpus_next_to_cxl_memory_are_of_one_of_the_nearest_nodes(
 def test_cpus_that_are_not_free_next_to_the_hbm_are_refused_as_prepare_does(
     kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The scheduler knows only the sum of the device, so it accepts the third claim, which Prepare rejects."""
+    """The scheduler knows only the sum of the device, so it accepts the third claim, which Prepare refuses."""
     config = written(tmp_path / "config.yaml", {"groupBy": "machine", "withheldCPUs": 0})
     document = documented_claim()
     for one in document["spec"]["devices"]["requests"]:

@@ -63,7 +63,7 @@ async def test_whether_a_claim_is_enforced_is_on_the_screen(serving: bool, node:
 
 
 async def test_problems_are_shown(node: AilingNode) -> None:
-    """Each problem of the service, its backend or a container is shown on one line and only once."""
+    """Each problem of the service, its backend or a container is shown once, on one line."""
     node.problems.append("dra.cpu: not registered")
     node.status["problems"] = ["irqbalance undoes what is moved"]
     node.containers[0].update(fallbackReason="x has CPU 2", exclusivity="pool")

@@ -49,7 +49,7 @@ async def test_a_good_node_has_no_findings(node: AilingNode) -> None:
 
 
 def test_every_check_has_an_illness() -> None:
-    """A check that no change makes fail would be useless; ids are unique."""
+    """A check that never fails would be useless; ids are unique."""
     assert sorted(check.id for check in CHECKS) == sorted({check_of(name) for name in ILLNESSES})
 
 
@@ -228,7 +228,7 @@ async def test_a_given_kubelet_configuration_replaces_the_detected_one(node: Ail
 
 @pytest.mark.parametrize(("other", "result"), [("6", "good"), ("5", "problem")])
 async def test_shared_pool_cpus_of_a_claim_are_not_a_fault(other: str, result: str, node: AilingNode) -> None:
-    """A claim that asks for the shared pool, too, may run there; not on CPUs of other claims."""
+    """A claim that also asks for the shared pool may run there, but not on CPUs of other claims."""
     shared = {"r": PoolCpus(cpus=frozenset({0, 1, 4, 5, 6, 7}), near=frozenset({4, 5}))}
     node.records[0] = node.records[0].model_copy(update={"pool_cpus": shared})
     node.records.append(node.claimed("other", other))
@@ -285,7 +285,7 @@ async def test_the_reason_for_pool_enforcement_is_a_finding(
 async def test_host_daemons_are_on_claimed_cpus_only_where_nothing_keeps_them_off(
     mode: str, slices: bool, node: AilingNode
 ) -> None:
-    """With hostSlices no finding mentions them and no remedy suggests hostSlices. A claim that was rejected has no such
+    """With hostSlices no finding mentions them and no remedy suggests hostSlices. A claim that was refused has no such
     finding.
     """
     node.settings_of |= {"cpuExclusivity": mode, "hostSlices": slices}
@@ -309,7 +309,7 @@ async def test_host_daemons_are_on_claimed_cpus_only_where_nothing_keeps_them_of
 
 
 def test_each_kind_of_misfit_has_a_remedy() -> None:
-    """Covers every kind, so a new kind needs a remedy."""
+    """Covers every kind, so a new kind requires a remedy."""
     assert _REMEDIES.keys() == set(MisfitKind)
 
 

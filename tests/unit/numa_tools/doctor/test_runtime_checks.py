@@ -60,7 +60,7 @@ def judged(found: dict[str, Verdict], fact: str) -> str:
 
 
 def runs(node: AilingNode, version: str) -> None:
-    """Lets the kubelet report a runtime, and removes the driver's drop-in."""
+    """Has the kubelet report a runtime, and removes the driver's drop-in."""
     node.node["nodeInfo"]["containerRuntimeVersion"] = version
     node.nri, node.cri = {}, {}
 
@@ -141,7 +141,9 @@ async def test_the_files_of_an_unused_containerd_are_ignored(version: str, comma
 
 
 async def test_the_output_of_the_runtime_replaces_its_files(node: AilingNode, tmp_path: Path) -> None:
-    """The dump contains what containerd uses, whatever its files contain; files that are not imported are not in it."""
+    """The dump contains the settings that containerd uses, whatever its files contain; files that are not imported are
+    not in it.
+    """
     node.host(PLAIN, DOCKER)
     given = tmp_path / "dump"
     document = dump("2.2", {"default_validator": node.nri["default_validator"]}, {"cdi_spec_dirs": [str(node.cdi)]})

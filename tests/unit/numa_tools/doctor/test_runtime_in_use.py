@@ -232,7 +232,7 @@ def test_the_file_that_the_process_is_started_with_is_read(tmp_path: Path) -> No
 
 
 def test_a_running_containerd_without_a_file_has_its_defaults(tmp_path: Path) -> None:
-    """A distribution's file is left over if the distribution is not running."""
+    """A distribution's file is a leftover if the distribution is not running."""
     tree = write(tmp_path, {K0S: OFF, **process(9, "/usr/bin/containerd")})
     assert in_use(tree, CONTAINERD_2).settings["nri"] is True
     assert in_use(tree, Reported(CONTAINERD, (1, 7, 20), "")).settings["nri"] is False
@@ -471,7 +471,7 @@ def test_a_dump_of_another_runtime_determines_nothing(text: str, reported: Repor
 
 
 def test_a_given_file_of_another_kind_is_a_usage_error(tmp_path: Path) -> None:
-    """So is a missing file and one larger than 4 MiB."""
+    """The same applies to a missing file and to one larger than 4 MiB."""
     given = tmp_path / "dump"
     with pytest.raises(ConfigError):
         read_given_runtime(str(given), None)

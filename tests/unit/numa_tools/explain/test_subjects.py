@@ -159,8 +159,8 @@ def test_deviations_are_problems(more: dict[str, Any], kernel: Any, text: str) -
 
 
 def test_the_second_pod_of_a_claim_is_reported_as_refused() -> None:
-    """The explanations of the claim and of the pod say so, even before the record contains that pod; the first pod has
-    no problem.
+    """The explanations of the claim and the pod report that, even before the record contains that pod; the first pod
+    has no problem.
     """
     (record,) = prepared(asked(2))
     text = "dra.cpu claim ns/claim-u0 (u0) belongs to container work of pod ns/p"
@@ -328,8 +328,8 @@ def test_a_selector_that_cannot_be_evaluated() -> None:
 
 
 def test_a_claim_that_is_allocated_and_not_prepared() -> None:
-    """For a claim of another node the user is referred to that node; for this node's the driver's own rejection is
-    shown.
+    """For a claim of another node the user is referred to that node; for a claim of this node, the driver's own refusal
+    is shown.
     """
     known = knowing(prepared(asked(14)))
     elsewhere = claim("u", cpus(2))
@@ -352,7 +352,9 @@ def test_a_claim_that_is_allocated_and_not_prepared() -> None:
     ],
 )
 def test_the_remedy_for_a_claim_that_is_not_prepared(asked_for: Any, hindrances: tuple[str, ...], remedy: str) -> None:
-    """A rejection says what to change, the doctor explains problems of the node, and Events show the kubelet's part."""
+    """A refusal contains the change to make, the doctor explains problems of the node, and Events show the kubelet's
+    part.
+    """
     known = replace(knowing(prepared(asked(14))), hindrances=hindrances)
     _, (found,) = explain_pending(known, claim("u", asked_for), known_classes(MACHINE), NODE)
     assert found["remedy"].startswith(remedy)

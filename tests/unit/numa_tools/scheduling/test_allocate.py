@@ -276,7 +276,7 @@ def test_constraints_count_where_a_selector_is_unknown() -> None:
 
 
 def test_the_limit_of_a_claim_counts_the_devices_that_are_certain() -> None:
-    """The claim requests 16 devices plus all that match: 16 match for certain, and it is unknown whether others do."""
+    """The claim requests 16 devices plus all that match: 16 certainly match, and for others that is unknown."""
     both = [wish("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}")), wish("s", count=17)]
     assert "number of requested devices 33 exceeds" in missing(searching(*MANY, device("z", 1)), *both)
     both[1] = wish("s", count=16, **selecting(ON_1))
@@ -414,7 +414,7 @@ def test_an_invalid_spec_is_rejected(spec: dict[str, Any], text: str) -> None:
 
 
 def test_a_claim_has_32_devices_at_most() -> None:
-    """The scheduler rejects a larger claim whatever devices exist; alternatives with fewer devices are chosen if
+    """The scheduler rejects a larger claim, whatever devices exist; alternatives with fewer devices are chosen if
     necessary.
     """
     search = searching(*(device(f"d{n:02}", n) for n in range(60)))

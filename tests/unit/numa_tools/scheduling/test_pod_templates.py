@@ -26,7 +26,7 @@ def read(*documents: Any) -> Manifests:
 @pytest.mark.parametrize(
     ("file", "pods"),
     [
-        # A Job does not run more pods at the same time than are left to complete.
+        # A Job does not run more pods at the same time than remain to be completed.
         ("generated-names.yaml", {"probe-*": 1, "solve-*": 3}),
         ("jobset.yaml", {"fluid/driver": 1, "fluid/workers": 6}),
         # Each group has one leader, which is included in the size.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only the modules below write files. Those that write files of the node write nothing with ``enforcement:
+"""Only the modules listed below write files. Those that write files of the node write nothing with ``enforcement:
 observe``.
 """
 

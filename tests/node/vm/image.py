@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a one-layer OCI image archive, using only the standard library: image.py NAME OUT.tar [--entrypoint CMD]
-SRC:DST...
+"""Makes a one-layer OCI image archive, standard library only: image.py NAME OUT.tar [--entrypoint CMD] SRC:DST...
 
 SRC is a file or a folder, DST its place in the image. Import with `ctr -n k8s.io images import OUT.tar`.
 The layer is not compressed: importing inside an emulated machine is then twice as fast.

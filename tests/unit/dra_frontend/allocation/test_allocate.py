@@ -92,7 +92,7 @@ def test_administrative_access_allocates_nothing() -> None:
         (cpus(4), "3 free"),
     ],
 )
-def test_a_rejection_names_request_device_and_remedy(entry: dict[str, Any], text: str) -> None:
+def test_a_refusal_names_request_device_and_remedy(entry: dict[str, Any], text: str) -> None:
     """The refusal contains the request, the device and a remedy, because it appears in the pod's events."""
     refusal = refused(view("u", entry))
     assert text in refusal
@@ -153,7 +153,7 @@ def test_several_results_of_one_request_are_all_different() -> None:
     assert len(record.cpus_of(["a"])) == 3
 
 
-def test_a_missing_device_is_rejected_with_its_request_once() -> None:
+def test_a_missing_device_is_refused_with_its_request_once() -> None:
     """The refusal names the request once, with or without parameters, and a subrequest by its full name."""
     for config in ((), (opaque({"strategy": "spread"}),)):
         shown = refused(view("u", cpus(1, "r/big", "gone"), config=config))

@@ -108,7 +108,7 @@ def test_quantities_are_exact(amount: object, exact: Fraction | int) -> None:
 
 
 @pytest.mark.parametrize("amount", ["0", "-1", "1500m", "10E", "1e30", "1e300"])
-def test_invalid_amounts_are_rejected(amount: str) -> None:
+def test_invalid_amounts_are_refused(amount: str) -> None:
     """A value that no device can have is refused before it is used in a computation."""
     with pytest.raises(Refused, match="is not a positive whole number of CPUs"):
         count_of("dra.cpu", read(consuming(amount)).results["dra.cpu"][0])
@@ -159,7 +159,7 @@ def test_node_selection() -> None:
     assert read(claim).is_for("anywhere", UID)
 
 
-def test_another_claim_of_the_same_name_is_rejected() -> None:
+def test_another_claim_of_the_same_name_is_refused() -> None:
     """The kubelet identifies a claim by UID. A claim that was recreated with the same name is a different claim."""
     text = refusal(document(), "other-uid")
     assert text.startswith(f"claim default/pod-a-cpu-x7k2p: UID other-uid was replaced by {UID}; delete the pod")
@@ -197,7 +197,7 @@ def test_damaged_quantities_are_refused(value: object) -> None:
     assert "consumedCapacity[dra.cpu/cpu]" in refusal(consuming(value))
 
 
-def test_an_unknown_source_of_parameters_is_rejected() -> None:
+def test_an_unknown_source_of_parameters_is_refused() -> None:
     """The source of the parameters decides their precedence."""
     claim = document()
     claim["status"]["allocation"]["devices"]["config"][0]["source"] = "FromMars"

@@ -107,7 +107,7 @@ def test_another_order_is_tried_if_the_strictest_first_fails(isolated: str, free
     assert record.cpus_of(many) == free - {0, 16}
 
 
-def test_the_rejection_names_conflicting_requests() -> None:
+def test_the_refusal_names_conflicting_requests() -> None:
     """If a request cannot be met even alone, the refusal says so. Otherwise it names the claim's other requests."""
     inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
     (device,) = (device.name for device in inventory.pools[0].devices if device.name == "cpudevnuma000")

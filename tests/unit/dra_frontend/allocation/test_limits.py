@@ -108,7 +108,7 @@ def test_a_running_container_holds_resources_without_a_record() -> None:
         assert ledger.held_cpus() == {1, 5}
 
 
-def test_invalid_parameters_are_rejected_unparsed() -> None:
+def test_invalid_parameters_are_refused_unparsed() -> None:
     """The API server stores at most 32 entries, not counting those of other drivers. A CPU list is expanded only if it
     is used.
     """

@@ -156,7 +156,7 @@ SAID = {"apiVersion": "v1alpha1"}
         (SAID, "cpuConfig: is missing"),
     ],
 )
-def test_unknown_cpu_parameters_are_rejected(parameters: Any, text: str) -> None:
+def test_unknown_cpu_parameters_are_refused(parameters: Any, text: str) -> None:
     """Unknown or invalid fields are never ignored. The text contains the field and the source, since a class is fixed
     by its administrator and not by the user.
     """
@@ -199,7 +199,7 @@ def test_unknown_cpu_parameters_are_rejected(parameters: Any, text: str) -> None
         ({"mount": {"path": "/a", "mode": "4755"}}, "must be octal permissions"),
     ],
 )
-def test_unknown_memory_parameters_are_rejected(fields: Entry, text: str) -> None:
+def test_unknown_memory_parameters_are_refused(fields: Entry, text: str) -> None:
     """The text contains the source, the field, its value and the expected values."""
     shown = fault(of_memory(memory_opaque(fields), kinds=(HUGE,)))
     assert shown.startswith("parameters of the claim: memoryConfig.")
@@ -223,7 +223,7 @@ def test_unknown_memory_parameters_are_rejected(fields: Entry, text: str) -> Non
         ),
     ],
 )
-def test_contradictory_parameters_are_rejected(config: list[Entry], text: str) -> None:
+def test_contradictory_parameters_are_refused(config: list[Entry], text: str) -> None:
     """Two parameters that contradict each other are an error, not a preference."""
     assert text in fault(of_cpus(*config))
 
@@ -295,7 +295,7 @@ def test_single_cpus_are_chosen_by_the_scheduler() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"limit": "claim"}, {"protect": "low"}, {"protect": "min"}, {"high": 0.5}])
-def test_memory_limits_and_protection_are_rejected_for_hugepages(fields: Entry) -> None:
+def test_memory_limits_and_protection_are_refused_for_hugepages(fields: Entry) -> None:
     """The refusal contains the source, the page size and a remedy. The value "none" is accepted."""
     shown = fault(of_memory(memory_opaque(fields, from_class=True), kinds=(HUGE,)))
     (name,) = fields
@@ -370,7 +370,7 @@ _DIFFER = "parameters: sharing: applies to the whole claim, but its requests dif
         ([memory_opaque({"limit": "all"})], "request m: parameters of the claim: memoryConfig.limit: 'all'"),
     ],
 )
-def test_both_drivers_reject_a_claim_with_the_same_text(config: list[Entry], expected: str) -> None:
+def test_both_drivers_refuse_a_claim_with_the_same_text(config: list[Entry], expected: str) -> None:
     """One container uses the whole claim, so either both drivers prepare it or neither does."""
     text, same = (refused(sharing(*config), driver, inventory=NUMA) for driver in DRIVERS)
     assert text == same

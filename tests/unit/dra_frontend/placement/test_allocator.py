@@ -296,7 +296,7 @@ WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
         (CpuParameters(core_type="performance"), 1, "0", "(coreType: performance), 7 free (1-7), of them 0 suitable"),
     ],
 )
-def test_a_rejection_contains_the_free_cpus(wish: CpuParameters, count: int, taken: str, text: str) -> None:
+def test_a_refusal_contains_the_free_cpus(wish: CpuParameters, count: int, taken: str, text: str) -> None:
     """The text appears in the pod's events: it contains the request, the free CPUs, and the reason why these do not
     suffice.
     """

@@ -237,7 +237,7 @@ def test_standard_input(root: Path) -> None:
     assert json.loads(ran.stdout)["outcomes"][0]["claims"][0]["devices"][0]["cpus"] == "0-1,16-17"
 
 
-def test_a_claim_that_the_scheduler_allocates_and_the_driver_rejects(
+def test_a_claim_that_the_scheduler_allocates_and_the_driver_refuses(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The outcome names the step that fails. Nothing is allocated partially, and later claims still fit."""

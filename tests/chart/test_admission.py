@@ -143,7 +143,7 @@ def test_the_status_of_the_nodes_claims_can_be_written(new: Document, old: Docum
     ],
 )
 def test_events_contain_the_drivers_own_name(document: Document, text: str) -> None:
-    """They are about pods or about the driver's own node, and cannot be attributed to another component."""
+    """The Events are about pods or about the driver's own node, and cannot be attributed to another component."""
     assert text in judge(EVENTS, "CREATE", document, user=caller())
 
 

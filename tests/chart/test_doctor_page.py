@@ -58,7 +58,7 @@ async def test_the_page_shows_the_output_of_the_command(passed_on: str) -> None:
 
 
 def test_the_page_names_existing_checks() -> None:
-    """They are the ids in square brackets."""
+    """The checks' ids are in square brackets."""
     named = re.findall(r"\[([a-z0-9.-]+)\]$", PAGE, re.MULTILINE)
     assert named
     assert set(named) <= {check.id for check in CHECKS}

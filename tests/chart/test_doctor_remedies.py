@@ -99,7 +99,7 @@ def test_checks_in_texts_exist() -> None:
 
 
 def test_keys_in_texts_exist() -> None:
-    """They belong to the driver's configuration, the chart's values, the kubelet's configuration or the API."""
+    """The keys belong to the driver's configuration, the chart's values, the kubelet's configuration or the API."""
     known = {*keys_of(Config), *all_keys(values()), *OF_KUBELET, *OF_API}
     assert named(r"(?<![\w./-])([a-z]+(?:[A-Z][A-Za-z]*)+)(?![\w/-])") - known == set()
 
@@ -121,14 +121,14 @@ def test_chart_values_in_texts_exist() -> None:
 
 
 def test_commands_in_texts_exist() -> None:
-    """They belong to the driver's own programs."""
+    """The commands belong to the driver's own programs."""
     assert named(r"dra-frontend ([a-z]+)\b(?! is)") <= {*cli.COMMANDS}
     setup = (ROOT / "services/nri-backend/src/nri_backend/setup/command.py").read_text()
     assert all(f'"{option}"' in setup for option in named(r" (--require-plugin)"))
 
 
 def test_volumes_in_texts_exist() -> None:
-    """They belong to the pod that the chart renders."""
+    """The volumes belong to the pod that the chart renders."""
     spec = only(render({"hostInterrupts": {"mount": True}}), "DaemonSet")["spec"]["template"]["spec"]
     known = {one["name"] for one in spec["volumes"]}
     pairs = named(r"the chart's volumes? ([a-z-]+)(?: and ([a-z-]+))?") | named(

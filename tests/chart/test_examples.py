@@ -121,7 +121,9 @@ def scheduled(server: str, found: list[Document], published: Inventory) -> list[
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != "slurm-bridge"], ids=lambda path: path.stem)
 async def test_the_example_works(path: Path) -> None:
-    """It is applied, its claims are allocated on one node, and the frontend prepares them with their parameters."""
+    """The example is applied, its claims are allocated on one node, and the frontend prepares them with their
+    parameters.
+    """
     found = documents(path)
     published = inventory()
     async with ApiServer() as server:
@@ -135,7 +137,7 @@ async def test_the_example_works(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nic-same-node", "gpu-same-node"])
 async def test_cpus_and_memory_are_near_the_other_drivers_device(name: str) -> None:
-    """They come from the NUMA node of the other driver's device, which is not the first one."""
+    """The CPUs and memory come from the NUMA node of the other driver's device, which is not the first one."""
     found = documents(Path(__file__).parents[2] / f"examples/{name}.yaml")
     async with ApiServer() as server:
         (allocated,) = await asyncio.to_thread(scheduled, server.url, found, inventory())

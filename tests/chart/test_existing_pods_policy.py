@@ -144,9 +144,7 @@ BURSTABLE = {"requests": {"cpu": "4", "memory": "1Gi"}, "limits": {"cpu": "4", "
     ],
 )
 def test_all_other_pods_are_unchanged(given: Document) -> None:
-    """These are the pods that the kubelet's static CPU manager does not pin either, and those with claims of their
-    own.
-    """
+    """Pods that the kubelet's static CPU manager does not pin either, and pods with their own claims, are unchanged."""
     assert mutated(given) == given
 
 
@@ -164,7 +162,7 @@ def test_the_policy_applies_to_labelled_namespaces_only() -> None:
     ("release", "served"), [("1.34", "v1beta1"), ("1.35", "v1beta1"), ("1.36", "v1"), ("1.37", "v1")]
 )
 def test_the_policy_is_valid_in_every_release(release: str, served: str) -> None:
-    """It has the API version of the release, including alpha or beta versions of a vendor."""
+    """The policy has the API version of the release, including alpha or beta versions of a vendor."""
     text = run(
         *("template", "x", str(CHART), "--namespace", "n", "--set", "existingPods.enabled=true"),
         *("--kube-version", f"{release}.1-vendor.3", "--show-only", "templates/existingpods.yaml"),

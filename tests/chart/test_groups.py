@@ -59,8 +59,8 @@ SELECTORS = st.dictionaries(st.sampled_from(["a", "b", LABEL]), st.sampled_from(
 @given(st.lists(SELECTORS, max_size=3))
 @example([{"a": "x", "b": "y"}, {"b": "y"}, {LABEL: "x", "a": "y"}])
 def test_every_node_has_one_daemon_set(selectors: list[Labels]) -> None:
-    """It is that of the first group that selects the node, else the default one, except for nodes whose label names an
-    unknown group.
+    """The node's DaemonSet is that of the first group that selects the node, else the default one, except for nodes
+    whose label names an unknown group.
     """
     groups = [group(f"g{number}", selector) for number, selector in enumerate(selectors)]
     if any(one.items() <= two.items() for one, two in itertools.combinations(selectors, 2)):
@@ -77,7 +77,9 @@ def test_every_node_has_one_daemon_set(selectors: list[Labels]) -> None:
 
 
 def test_the_operators_own_affinity_is_kept() -> None:
-    """Its terms are alternatives, so each of them excludes the nodes of groups; the rest of it is unchanged."""
+    """The affinity's terms are alternatives, so each of them excludes the nodes of groups; the rest of the affinity is
+    unchanged.
+    """
     terms = [{"matchExpressions": [{"key": "pool", "operator": "In", "values": [one]}]} for one in ("p", "q")]
     affinity = {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}},
@@ -143,7 +145,7 @@ def test_selectors_of_daemon_sets_are_disjoint() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_objects_of_groups_are_valid(version: str) -> None:
-    """They are validated like all others."""
+    """The groups' objects are validated like all others."""
     values = {"groups": [group("a", {"x": "y", "z": "1"}, driverConfig={"reservedCPUs": "0-3"}), group("b")]}
     for document in render(values):
         check_object(document, version)

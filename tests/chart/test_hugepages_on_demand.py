@@ -24,8 +24,8 @@ def names(documents: list[Document]) -> list[str]:
 
 
 def test_the_helper_has_its_mount_and_nothing_else() -> None:
-    """It has no capability, no token and no directory of the driver, and needs no AppArmor exception, since its path is
-    not below /sys.
+    """The helper has no capability, no token and no directory of the driver, and needs no AppArmor exception, since its
+    path is not below /sys.
     """
     documents = render(ON)
     helper = container(documents, "hugepages")
@@ -127,7 +127,7 @@ def first(*classes: str) -> Document:
     ],
 )
 def test_claims_for_these_pools_are_labelled(document: Document, labelled: bool) -> None:
-    """This does not depend on their other requests; a label that the author has set stays."""
+    """The label does not depend on the claims' other requests; a label that the author has set stays."""
     assert matched(document) is labelled
 
 
@@ -172,7 +172,7 @@ def test_the_policy_can_be_left_out() -> None:
 
 @pytest.mark.parametrize(("release", "served"), [("1.34", "v1beta1"), ("1.36", "v1"), ("1.37", "v1")])
 def test_the_policy_is_valid_in_every_release(release: str, served: str) -> None:
-    """It has the API version of the release."""
+    """The policy has the API version of the release."""
     text = run(
         *("template", "x", str(CHART), "--namespace", "n", "--kube-version", f"{release}.1"),
         *(

@@ -23,7 +23,9 @@ def manifest(directory: Path, *arguments: str, **environment: str) -> str:
 
 
 def test_the_plain_manifest_is_what_the_chart_installs(tmp_path: Path) -> None:
-    """It contains the same objects, in a namespace whose labels permit the pods; the test pod is left out."""
+    """The plain manifest contains the same objects, in a namespace whose labels permit the pods; the test pod is left
+    out.
+    """
     found = [document for document in yaml.safe_load_all(manifest(tmp_path)) if document]
     namespace = found.pop(0)
     assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "privileged"}
@@ -31,12 +33,14 @@ def test_the_plain_manifest_is_what_the_chart_installs(tmp_path: Path) -> None:
 
 
 def test_the_plain_manifest_is_reproducible(tmp_path: Path) -> None:
-    """It contains no locale, time zone or working directory, so two releases differ only in actual changes."""
+    """The plain manifest contains no locale, time zone or working directory, so two releases differ only in actual
+    changes.
+    """
     assert manifest(tmp_path) == manifest(Path("/"), LC_ALL="tr_TR.UTF-8", TZ="Pacific/Chatham")
 
 
 def test_the_plain_manifest_takes_values(tmp_path: Path) -> None:
-    """They are passed as to Helm, which parses a single CPU as a number."""
+    """The values are passed as to Helm, which parses a single CPU as a number."""
     for flag in ("--set", "--set-string"):
         assert 'reservedCPUs: "0"' in manifest(tmp_path, flag, "driverConfig.reservedCPUs=0")
 
@@ -62,7 +66,7 @@ def kind_up(directory: Path, **environment: str) -> list[str]:
 
 
 def test_kind_gets_images_of_this_tree(tmp_path: Path) -> None:
-    """Both are built and loaded before the chart is installed, even if docker has images of that name."""
+    """Both images are built and loaded before the chart is installed, even if docker has images of that name."""
     calls = kind_up(tmp_path)
     built = [call.rsplit(maxsplit=2)[1] for call in calls if call.startswith("docker build")]
     assert [name.rpartition(":")[0] for name in built] == ["localhost/dra-frontend", "localhost/nri-backend"]
@@ -90,7 +94,7 @@ def test_the_frontend_reads_the_provisioning_file() -> None:
 
 
 def test_the_charts_readme_lists_every_default_host_path() -> None:
-    """It lists the host paths that the pods mount."""
+    """The README lists the host paths that the pods mount."""
     text = (CHART / "README.md").read_text()
     for key in ("kubelet_root_dir", "cdi_dir", "run_dir", "nri_socket", "cgroup_root"):
         assert str(Config.model_fields[key].default) in text

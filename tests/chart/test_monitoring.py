@@ -223,7 +223,7 @@ def test_label_values_in_expressions_exist() -> None:
 
 
 def test_the_monitor_finds_the_frontend() -> None:
-    """Its port serves the metrics of both containers, and each sample has its node as a label."""
+    """The frontend's port serves the metrics of both containers, and each sample has its node as a label."""
     documents = render(EVERYTHING)
     spec = only(documents, "PodMonitor")["spec"]
     endpoints = spec["podMetricsEndpoints"]

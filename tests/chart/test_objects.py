@@ -144,8 +144,8 @@ def test_the_capability_for_partitions_depends_on_the_mode(exclusivity: str, add
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_containers_have_no_more_privileges_than_needed(name: str) -> None:
-    """They are not privileged and have no host namespace, no writable root file system and a seccomp profile; only the
-    backend has capabilities.
+    """The containers are not privileged and have no host namespace, no writable root file system and a seccomp profile;
+    only the backend has capabilities.
     """
     documents = render(MATRIX[name])
     pod = pod_of(documents)
@@ -197,7 +197,9 @@ def test_each_container_has_only_its_own_paths() -> None:
 
 
 def test_the_cdi_directory_is_mounted_as_a_whole() -> None:
-    """It is created if missing. Files appear in it by rename, so a mount of single files would not show them."""
+    """The directory is created if missing. Files appear in it by rename, so a mount of single files would not show
+    them.
+    """
     for directory in ("/var/run/cdi", "/run/cdi"):
         documents = render({"driverConfig": {"cdiDir": directory}})
         (volume,) = [one for one in pod_of(documents)["volumes"] if one["name"] == "cdi"]
@@ -328,7 +330,7 @@ def test_the_pods_can_use_the_network_of_their_node() -> None:
     ],
 )
 def test_null_removes_a_default(key: str) -> None:
-    """This is how all charts work."""
+    """Setting a value to null removes its default in every chart."""
     pod = pod_of(render({key: None}))
     assert key in {"podLabels", "podAnnotations", "extraVolumes"} or key not in pod
 

@@ -16,7 +16,7 @@ PROVISION: Document = {"enabled": True, "pages": [{"size": "2Mi", "count": 4}]}
 
 @pytest.mark.parametrize(("mode", "more"), [("observe", ["--dry-run"]), ("enforce", [])])
 def test_the_init_container_writes_no_pool_while_observing(mode: str, more: list[str]) -> None:
-    """It prints the number of pages that it would request."""
+    """The init container prints the number of pages that it would request."""
     documents = render({"driverConfig": {"enforcement": mode}, "hugepageProvision": PROVISION})
     arguments = container(documents, "provision-hugepages")["args"]
     assert arguments == ["provision", "--pool-root=/host", *more, "/etc/dra-driver-numa/hugepages.yaml"]

@@ -45,7 +45,7 @@ def _strings(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("title", SECTIONS)
 def test_every_section_has_the_same_parts(title: str) -> None:
-    """They are symptoms, urgency, effect on running pods, commands, cause and remedy, in this order."""
+    """The parts are symptoms, urgency, effect on running pods, commands, cause and remedy, in this order."""
     found = re.findall(r"^\*\*([A-Z][a-z ]+):\*\*", SECTIONS[title], re.MULTILINE)
     assert tuple(found[: len(PARTS)]) == PARTS
     assert found[len(PARTS) :] in (["Cause", "Remedy"], ["Cause and remedy"])
@@ -54,7 +54,7 @@ def test_every_section_has_the_same_parts(title: str) -> None:
 
 
 def test_the_index_leads_to_every_section() -> None:
-    """It has no link to a section that does not exist."""
+    """The index has no link to a section that does not exist."""
     linked = set(re.findall(r"\]\(#([^)]+)\)", INDEX))
     assert linked == {slug(title) for title in SECTIONS}
 

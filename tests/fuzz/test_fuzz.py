@@ -30,7 +30,7 @@ def test_no_input_makes_a_parser_fail(target: Target) -> None:
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_the_worst_inputs_are_cheap(target: Target) -> None:
-    """They have the maximum length that the parser accepts, or exceed it."""
+    """The worst inputs have the maximum length that the parser accepts, or exceed it."""
     for bomb in target.bombs:
         check(target, bomb)
 

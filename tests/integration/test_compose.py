@@ -31,7 +31,9 @@ def volumes(service: dict[str, Any]) -> dict[str, str]:
 
 
 def test_the_two_services_share_only_the_cdi_and_the_run_directory(compose: dict[str, Any]) -> None:
-    """They share the CDI directory and the run directory, which contains the state socket, and nothing else."""
+    """The two services share the CDI directory and the run directory, which contains the state socket, and nothing
+    else.
+    """
     services = compose["services"]
     frontend, backend = volumes(services["dra-frontend"]), volumes(services["nri-backend"])
     assert set(frontend) & set(backend) == {"cdi", "state"}

@@ -823,7 +823,7 @@ def test_every_scenario_succeeds(played: Played) -> None:
 
 @pytest.mark.parametrize("reason", documented_reasons())
 def test_every_documented_event_can_be_provoked(played: Played, reason: str) -> None:
-    """Its cause occurs outside the driver."""
+    """The Event's cause occurs outside the driver."""
     assert reason in played[0].reasons or excused(reason)
 
 
@@ -834,7 +834,7 @@ def test_every_event_is_documented(played: Played) -> None:
 
 @pytest.mark.parametrize("reason", condition_reasons())
 def test_every_condition_can_be_provoked(played: Played, reason: str) -> None:
-    """It appears in a device's status in the API server or on the page."""
+    """The condition appears in a device's status in the API server or on the page."""
     assert reason in played[0].conditions or excused(reason)
     assert reason in (ROOT / "docs/workloads.md").read_text()
 
@@ -858,7 +858,7 @@ def test_every_alert_can_fire(played: Played, alert: str) -> None:
 
 @pytest.mark.parametrize("path", documented_fields())
 def test_every_field_of_a_document_can_be_provoked(played: Played, path: str) -> None:
-    """It is observed with a value that is not its default."""
+    """The field is observed with a value that is not its default."""
     assert played[0].differs(path, documented_fields()[path]) or excused(path), played[0].describe(path)
 
 

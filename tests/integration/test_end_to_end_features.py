@@ -31,7 +31,9 @@ def test_published_fields_depend_on_feature_gates(open_stage: OpenStage) -> None
 
 
 def test_a_container_gets_shared_pool_cpus_next_to_its_own(stage: Stage) -> None:
-    """It has its exclusive CPUs, which no other container has, and the rest of the pool on their NUMA node."""
+    """The container has its exclusive CPUs, which no other container has, and the rest of the pool on their NUMA
+    node.
+    """
     everything, near = set(range(32)), {*range(8), *range(16, 24)}
     beside = [opaque("dra.cpu", "cpuConfig", {"poolCPUs": "numa"})]
     with StagePod(stage, "web") as web, claim_pod(stage, "vpp", cpus(4), config=beside) as vpp:

@@ -17,8 +17,8 @@ def _active(stage: Stage, instance: Instance) -> bool:
 
 
 def test_only_one_of_two_instances_enforces_and_the_other_takes_over(open_stage: OpenStage) -> None:
-    """Both are ready and called by the runtime, but only the holder of the lock adjusts containers; the other one takes
-    over at its death.
+    """Both instances are ready and called by the runtime, but only the holder of the lock adjusts containers; the other
+    one takes over at its death.
     """
     stage = open_stage()
     old = stage.add_ready_instance()

@@ -155,7 +155,9 @@ def test_pages_are_allocated_before_the_pod_is_bound_and_freed_with_the_claim(no
 
 
 def test_a_frontend_that_dies_loses_nothing(node: Node) -> None:
-    """It dies between the growth of the pool and the record, while a claim waits, and while a claim is deleted."""
+    """The frontend dies between the growth of the pool and the record, while a claim waits, and while a claim is
+    deleted.
+    """
     (instance,) = node.stage.instances
     first = node.claim("first", 8)
     wait_for("the pages", lambda: node.may_bind(first), SECONDS)
@@ -253,7 +255,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("how", HOSTILE)
 def test_the_helper_rejects_requests_outside_the_configuration(node: Node, how: str) -> None:
-    """It returns an error, changes nothing, and serves the next request."""
+    """The helper returns an error, changes nothing, and serves the next request."""
     assert node.ask(HOSTILE[how]).problem
     assert node.pages == 0
     assert node.ask(b'{"numaNode":0,"pageBytes":2097152}') == PoolAnswer(pages=0)
@@ -261,7 +263,7 @@ def test_the_helper_rejects_requests_outside_the_configuration(node: Node, how: 
 
 
 def test_a_caller_that_sends_nothing_does_not_stop_the_helper(node: Node) -> None:
-    """Its connection is closed after five seconds."""
+    """The caller's connection is closed after five seconds."""
     with pool_socket() as silent:
         silent.connect(str(node.socket))
         assert node.ask(b'{"numaNode":0,"pageBytes":2097152}') == PoolAnswer(pages=0)

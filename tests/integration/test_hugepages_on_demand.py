@@ -123,8 +123,8 @@ async def test_pages_are_allocated_before_the_pod_is_bound(rig: Rig) -> None:
 
 
 async def test_pages_are_freed_with_the_claim(rig: Rig) -> None:
-    """They are freed only when its record is gone, because a container may use them; a claim that was never prepared
-    has no record.
+    """The pages are freed only when the claim's record is gone, because a container may use them; a claim that was
+    never prepared has no record.
     """
     rig.asked(2)
     await rig.until(lambda: rig.pages == 2)

@@ -12,7 +12,7 @@ from hack.import_costs import SERVICES, table
 
 @pytest.mark.parametrize(("service", "package"), [("backend", "h11"), ("frontend", "grpc")])
 def test_the_imports_of_a_service_are_measured(service: str, package: str) -> None:
-    """They are its own modules, and the libraries that are imported when it starts."""
+    """The imports are the service's own modules, and the libraries that are imported when the service starts."""
     command = [sys.executable, "-m", "hack.import_costs", *SERVICES[service]]
     found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     assert found["own modules"] > 0

@@ -114,8 +114,8 @@ async def test_configure_may_precede_the_response_to_the_registration(tmp_path: 
 
 
 async def test_the_plugin_reconnects_after_every_restart_of_the_runtime(tmp_path: Path) -> None:
-    """It reconnects to the new socket within 2 s, with one registration each time; existing containers are synchronized
-    and not created again. dra-driver-memory gives up after the sixth restart.
+    """The plugin reconnects to the new socket within 2 s, with one registration each time; existing containers are
+    synchronized and not created again. dra-driver-memory gives up after the sixth restart.
     """
     async with nri_rig(tmp_path) as rig:
         rig.answer(cpus="2-3")

@@ -26,13 +26,13 @@ def test_an_issue_form_has_the_required_fields(form: Path) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
 def test_links_of_a_form_are_valid(form: Path) -> None:
-    """They are relative to the page for a new issue."""
+    """The links are relative to the page for a new issue."""
     for path in re.findall(r"\]\(\.\./blob/main/([^)#]+)", form.read_text()):
         assert (ROOT / path).is_file(), path
 
 
 def test_commit_hooks_run_gates_of_the_makefile() -> None:
-    """They are local, and each runs a command of "make check" or a target of the Makefile."""
+    """The hooks are local, and each runs a command of "make check" or a target of the Makefile."""
     makefile = (ROOT / "Makefile").read_text()
     assert [one["repo"] for one in HOOKS] == ["local"]
     for hook in HOOKS[0]["hooks"]:

@@ -196,7 +196,7 @@ async def test_a_watch_that_ends_at_once_does_not_cause_a_busy_loop(rig: Rig, di
 
 
 async def test_retry_after_is_obeyed(rig: Rig) -> None:
-    """It takes precedence over the client's own backoff."""
+    """Retry-After takes precedence over the client's own backoff."""
     rig.server.fail_next(1, 429, verb="list", retry_after=1)
     began = asyncio.get_running_loop().time()
     async with rig.publisher() as publisher:
@@ -267,7 +267,7 @@ async def test_only_one_repair_is_pending_at_a_time(rig: Rig) -> None:
 
 
 async def test_slices_of_other_drivers_and_nodes_are_left_alone(rig: Rig) -> None:
-    """They survive; an obsolete pool of this driver does not."""
+    """Those slices survive; an obsolete pool of this driver does not."""
     for driver, node, pool in (("other", NODE, "x"), ("dra.cpu", "node-b", "node-b"), ("dra.cpu", NODE, "old")):
         spec = {"driver": driver, "nodeName": node, "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1}}
         rig.server.store.create(SLICES, "", {"metadata": {"name": f"{driver}-{pool}"}, "spec": spec})
@@ -495,7 +495,7 @@ async def test_a_failed_write_is_completed_later(rig: Rig) -> None:
 
 
 async def test_a_broken_watch_is_resumed(rig: Rig) -> None:
-    """It continues where it ended, without a list, and changes in the meantime are noticed."""
+    """The watch continues where it ended, without a list, and changes in the meantime are noticed."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)
         await eventually(lambda: rig.server.watches)

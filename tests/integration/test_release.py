@@ -38,8 +38,8 @@ def sbom(root: Path) -> dict[str, Any]:
 
 
 def test_the_sbom_lists_the_content_of_the_image(tmp_path: Path) -> None:
-    """It lists Debian packages from dpkg's database and Python distributions from their metadata, each with a package
-    URL.
+    """The SBOM lists Debian packages from dpkg's database and Python distributions from their metadata, each with a
+    package URL.
     """
     for name, text in {
         "usr/lib/os-release": 'ID=debian\nVERSION_ID="13"\n',
@@ -84,7 +84,7 @@ def test_the_frontend_works_without_packages_that_its_image_omits() -> None:
 
 
 def test_the_backend_works_without_openssl() -> None:
-    """Its image does not contain OpenSSL, so none of its imports may need it."""
+    """The backend's image does not contain OpenSSL, so none of its imports may need it."""
     assert imports_without(["_ssl", "_hashlib"], "nri_backend.app", "nri_backend.setup.command")
 
 

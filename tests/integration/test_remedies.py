@@ -89,7 +89,7 @@ def test_the_remedy_for_a_missing_privilege_names_it(
 
 
 def test_the_remedy_for_a_missing_dac_override(tmp_path: Path) -> None:
-    """It is a problem of the node, and a kernel error for the same reason has the same remedy."""
+    """The missing capability is a problem of the node, and a kernel error for the same reason has the same remedy."""
     refused = KernelTree(tmp_path / "cgroup")
     refused.make("a")
     refused.refused["a", "cpuset.cpus"] = errno.EACCES
@@ -112,7 +112,7 @@ def test_a_kernel_without_partitions_is_a_limit_of_the_node(tmp_path: Path) -> N
 
 
 def test_the_remedy_for_a_missing_cdi_directory_names_the_volume(tmp_path: Path) -> None:
-    """It is the volume of the chart."""
+    """The remedy names the chart's volume."""
     missing = str(tmp_path / "cdi")
     (text,) = ClaimDirectory(missing, absence=no_claims(missing)).refresh().problems.values()
     problem = file_problem(text)

@@ -129,8 +129,8 @@ async def test_the_page_works_by_keyboard(tab: Tab) -> None:
 
 
 async def test_an_operators_questions_are_answered(tab: Tab) -> None:
-    """They are about the user of a CPU, the resources of a pod, whether a claim is enforced, and free resources of a
-    NUMA node.
+    """The questions are about the user of a CPU, the resources of a pod, whether a claim is enforced, and free
+    resources of a NUMA node.
     """
     async with served(populated(MIDDLE), tab):
         text = await find(tab, "2")

@@ -51,7 +51,7 @@ def observe(plugin: Plugin) -> None:
 
 
 async def test_nodes_shows_nodes_that_only_observe(plugin: Plugin) -> None:
-    """It uses an attribute of the devices, which an API server without device taints stores as well."""
+    """The command uses an attribute of the devices, which an API server without device taints stores as well."""
     [row] = await plugin.rows("nodes")
     assert row["enforcement"] == "enforce"
     observe(plugin)
@@ -100,7 +100,7 @@ async def test_free_shows_resources_by_numa_node(plugin: Plugin) -> None:
 
 
 async def test_claims_shows_cpus_and_enforcement(plugin: Plugin) -> None:
-    """They come from the claim's own status, as the node has written it; the wide format adds the reason."""
+    """The values come from the claim's own status, as the node has written it; the wide format adds the reason."""
     memory = [{"device": "memory-numa000", "kind": "memory", "bytes": GIB}]
     told = {"claim": "train", "node": NODE, "cpuCount": 2, "cpus": [1, 5], "memory": memory, "enforced": True}
     [row] = await plugin.rows("claims", "-n", "ns")
@@ -244,7 +244,7 @@ async def test_every_help_has_working_examples(plugin: Plugin, words: list[str])
     "words", [["nodes", "-o", "xml"], ["bogus"], [], ["explain"], ["free", "-A"], ["page", "n", "--port", "x"]]
 )
 async def test_a_usage_error_is_one_line(plugin: Plugin, words: list[str]) -> None:
-    """It refers to the help, and the exit status is 2."""
+    """The error refers to the help, and the exit status is 2."""
     code, out, err = await plugin.run(*words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("kubectl numa: ")

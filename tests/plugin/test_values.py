@@ -73,7 +73,7 @@ def test_an_invalid_quantity_counts_as_zero(text: str) -> None:
 
 
 def test_bytes_are_short() -> None:
-    """They have about three digits and a unit."""
+    """Formatted bytes have about three digits and a unit."""
     sizes = (0, 512, 1536, 62 << 30, 3 << 29, (1 << 63) - 1)
     assert [format_bytes(size) for size in sizes] == ["0", "512", "1.5Ki", "62Gi", "1.5Gi", "8191.9Pi"]
 
@@ -91,7 +91,7 @@ def test_control_characters_never_reach_the_terminal(text: str) -> None:
 
 @given(st.lists(st.dictionaries(st.text(max_size=8), JSON, max_size=3), max_size=3))
 def test_yaml_and_json_have_the_same_values(documents: list[Any]) -> None:
-    """They include texts that YAML would read as another type, such as ``no`` and ``0x1``."""
+    """The values include texts that YAML would read as another type, such as ``no`` and ``0x1``."""
     words = [{"text": text} for text in ("no", "On", "y", "null", "0x1", "1e3", "1:30", "", "- a", "a: b", "~")]
     for one in (documents, words, [{"list": [], "map": {}, "lists": [[1], [{"a": [2]}]]}]):
         assert yaml.safe_load(yaml_text(one)) == json.loads(json_text(one)) == one

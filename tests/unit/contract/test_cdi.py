@@ -30,9 +30,9 @@ def test_a_record_survives_writing_and_reading(record: AllocationRecord) -> None
 
 @given(records())
 def test_a_file_conforms_to_the_specification(record: AllocationRecord) -> None:
-    """It has the lowest version that supports annotations, no unknown key at any level, and for each request one device
-    with a valid name, because a runtime rejects the whole file otherwise. Each device has the driver's variables, which
-    identify this claim.
+    """The file has the lowest version that supports annotations, no unknown key at any level, and for each request one
+    device with a valid name, because a runtime rejects the whole file otherwise. Each device has the driver's
+    variables, which identify this claim.
     """
     document = json.loads(dump_claim_file(record))
     assert document["cdiVersion"] == "0.6.0"

@@ -29,7 +29,7 @@ def test_equal_cpu_lists_share_one_set() -> None:
 
 
 def test_pydantic_looks_for_no_plugins() -> None:
-    """Its search would import importlib.metadata (1.2 MB), and a plugin could change which documents are valid."""
+    """A plugin search would import importlib.metadata (1.2 MB), and a plugin could change which documents are valid."""
     code = "import sys, numa_contract.config, numa_contract.records; print('importlib.metadata' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"

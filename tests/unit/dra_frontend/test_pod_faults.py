@@ -46,7 +46,7 @@ def test_commands_elsewhere_do_not_ask_for_the_token_of_the_driver(elsewhere: Se
 
 
 def test_a_kubeconfig_that_cannot_be_read_is_reported_everywhere() -> None:
-    """It is part of the configuration and not of the pod."""
+    """The kubeconfig is part of the configuration and not of the pod."""
     settings = replace(IN_POD, config=Config(kubeconfig="/no/such/file"), in_pod=False, host_root="/host")
     for faults in (own_faults(settings), seen_faults(settings)):
         (text,) = (str(one) for one in faults if "the API server cannot be queried" in one.what)

@@ -30,8 +30,8 @@ def build(tmp_path: Path, held: ActiveLock | None = None, privileges: Privileges
 
 
 def test_the_lease_contains_the_state(tmp_path: Path) -> None:
-    """It contains the pool, the software versions and the counters. Building the app opens and writes nothing, and it
-    is ready only when the runtime is connected.
+    """The lease contains the pool, the software versions and the counters. Building the app opens and writes nothing,
+    and the app is ready only when the runtime is connected.
     """
     backend = build(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sys"]

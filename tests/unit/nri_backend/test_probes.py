@@ -128,7 +128,7 @@ async def test_a_peer_that_does_not_read_is_cut_off() -> None:
 
 
 async def test_a_port_in_use_is_a_clear_error() -> None:
-    """It contains the address and a remedy."""
+    """The error contains the address and a remedy."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port:
         with pytest.raises(BindError, match=f"127.0.0.1:{port} .*--bind-address"):
             async with serve_pages(("127.0.0.1", port), PAGES):

@@ -16,7 +16,7 @@ REFUSED = Problem("cpu.max: Invalid argument", BackendCode.CGROUP_FILE_REFUSED)
 
 
 def test_a_problem_is_its_sentence() -> None:
-    """It is logged and compared as a string. NO_PROBLEM is false and has no code."""
+    """A problem is logged and compared as a string. NO_PROBLEM is false and has no code."""
     assert (DENIED == "cpuset.mems: Permission denied", f"{DENIED}", DENIED.code_text) == (
         True,
         str(DENIED),

@@ -112,7 +112,7 @@ def test_an_invalid_command_line_is_an_error(arguments: list[str], kind: type[Va
 
 
 def test_the_pod_uid_is_required() -> None:
-    """It is part of the path of the frontend's socket. The flag overrides the environment."""
+    """The UID is part of the path of the frontend's socket. The flag overrides the environment."""
     with pytest.raises(ConfigError, match=r"set POD_UID from metadata\.uid"):
         load(environment={})
     assert load("--pod-uid", "mine").pod_uid == "mine"

@@ -70,7 +70,7 @@ def test_a_quiet_directory_is_not_read_again(tmp_path: Path) -> None:
 
 
 def test_a_single_check_shows_whether_the_view_is_current(tmp_path: Path) -> None:
-    """It is never current if the directory changed in the tick of its last scan, is gone, or was replaced."""
+    """The view is never current if the directory changed in the tick of its last scan, is gone, or was replaced."""
     path = tmp_path / "cdi"
     path.mkdir()
     write_claim(path, ONE)

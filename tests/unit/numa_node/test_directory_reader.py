@@ -50,7 +50,7 @@ async def test_after_a_cancelled_hook_the_next_read_waits_for_the_thread(tmp_pat
 
 
 async def test_hooks_that_wait_at_the_same_time_share_one_read(tmp_path: Path) -> None:
-    """It begins after all of them were called; a read that was already running is not shared."""
+    """The shared read begins after all of the hooks were called; a read that was already running is not shared."""
     directory, held = SlowDirectory(str(tmp_path)), set[int]()
     reader = DirectoryReader(directory, lambda files: held.update(*(file.cpus for file in files.values())))
     first = asyncio.create_task(reader.refresh())

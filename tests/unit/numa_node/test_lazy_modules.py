@@ -68,7 +68,7 @@ def test_a_lazy_module_that_fails_is_executed_again(tmp_path: Path, monkeypatch:
 
 
 def test_a_module_that_was_imported_before_stays() -> None:
-    """Its importers already have its names."""
+    """The modules that have imported it already have its names."""
     add_lazy_modules("json")
     assert sys.modules["json"] is json
 

@@ -94,7 +94,7 @@ def test_the_last_file_wins_and_lists_are_replaced(release: Release) -> None:
 
 
 def test_the_new_section_is_unknown_to_1_7() -> None:
-    """Its keys have no effect there, and those of the old section have none in a file of version 3."""
+    """The new section's keys have no effect there, and those of the old section have none in a file of version 3."""
     assert cdi(OLD, section(CRI_OF_2, ON)) is None
     for release in (EARLY, MIDDLE):
         assert cdi(release, section(CRI_OF_1, OFF, version=3)) is None
@@ -185,7 +185,7 @@ def test_a_key_in_another_spelling_determines_nothing() -> None:
     ],
 )
 def test_relative_imports_start_at_the_file(imports: list[str], expected: list[str]) -> None:
-    """They are relative to the directory of the importing file. Paths are cleaned as in Go's filepath."""
+    """Relative imports are relative to the directory of the importing file. Paths are cleaned as in Go's filepath."""
     assert imports_of("/etc/x/config.toml", {"imports": imports}) == expected
 
 

@@ -196,7 +196,9 @@ def test_importing_the_service_runs_no_full_collection() -> None:
 
 
 def test_inspect_and_slices_need_no_service_library(host: str) -> None:
-    """They start without gRPC, the Kubernetes client and the web server, which would cost a second and 60 MB."""
+    """Both commands start without gRPC, the Kubernetes client and the web server, which would cost a second and 60
+    MB.
+    """
     program = (
         "import sys; from numa_tools.cli import main\n"
         f"codes = [main([*command, '--host-root', {host!r}]) for command in (['inspect'], ['slices', '--node', 'n'])]\n"
@@ -253,8 +255,8 @@ def test_the_report_contains_more_than_hwloc() -> None:
 
 
 def test_inspect_shows_reserves_and_their_origin(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are listed by NUMA node with the rest for claims; by default a twentieth is reserved, because no cluster is
-    queried.
+    """The reserves are listed by NUMA node with the rest for claims; by default a twentieth is reserved, because no
+    cluster is queried.
     """
     assert cli.main(["inspect", "--host-root", host]) == 0
     shown = capsys.readouterr().out.split("\n\n")

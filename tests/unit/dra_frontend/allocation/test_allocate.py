@@ -268,7 +268,7 @@ def test_single_cpus_are_those_that_the_scheduler_chose() -> None:
 
 
 def test_a_single_cpu_is_not_allocated_twice() -> None:
-    """It is not free while another claim holds it or is being released, and one claim cannot get it twice."""
+    """The CPU is not free while another claim holds it or is being released, and one claim cannot get it twice."""
     first = decided(view("o", single(2)), inventory=SINGLE)
     going = ClaimFile("dra.cpu", "gone", None, frozenset({2}))
     assert "CPU 2 is held by claim o" in refused(view("u", single(2)), ledger=holding(first), inventory=SINGLE)
@@ -298,7 +298,9 @@ def test_a_rebuilt_record_contains_the_cpus_of_each_device() -> None:
 
 
 def test_a_rebuilt_record_has_its_parameters_where_they_can_be_read() -> None:
-    """Its containers are running, so parameters that this release rejects must not remove their CPUs or memory."""
+    """The claim's containers are running, so parameters that this release refuses must not remove their CPUs or
+    memory.
+    """
     seen, running = lost("u", {"": frozenset({4, 5})}), lost("u", {"": frozenset()}, "dra.memory")
     good, bad = (decided(view("u", cpus(2), config=(opaque({"sharing": how}),)), ledger=seen) for how in ("pod", "all"))
     assert [(r.sharing, sorted(r.cpus_of())) for r in (good, bad)] == [("pod", [4, 5]), ("container", [4, 5])]
@@ -326,7 +328,7 @@ def test_unknown_fields_of_a_record_are_preserved() -> None:
 
 
 def test_each_memory_request_has_its_parameters_in_the_record() -> None:
-    """They are stored by base request name and fully resolved; requests without parameters get the defaults
+    """The parameters are stored by base request name and fully resolved; requests without parameters get the defaults
     explicitly.
     """
     config = (memory_opaque({"limit": "claim", "protect": "low"}, "m"), memory_opaque({"mount": {"path": "/h"}}, "h"))

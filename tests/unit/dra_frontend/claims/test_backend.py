@@ -256,7 +256,7 @@ def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
 
 
 def test_the_mode_and_an_empty_reserve_are_warnings_of_the_configuration() -> None:
-    """They exist before the first report of the backend, which adds the number of files."""
+    """Both warnings exist before the first report of the backend, which adds the number of files."""
     silent = BackendView(Clock(), Config(enforcement="observe"))
     assert [one.code for one in silent.configured] == ["ObserveMode", "NoReservedCPUs"]
     assert "no pass over its files" in silent.configured[0].text
@@ -266,7 +266,7 @@ def test_the_mode_and_an_empty_reserve_are_warnings_of_the_configuration() -> No
 
 
 def test_a_former_name_in_the_configuration_is_a_warning() -> None:
-    """It contains the current name."""
+    """The warning contains the current name."""
     (warning,) = BackendView(Clock(), parse_config({"reservedCPUs": "0", "irqs": "leave"}, "f")).configured
     assert (warning.code, warning.text) == ("SettingRenamed", "irqs: leave is the former word for keep")
 

@@ -205,7 +205,7 @@ def test_a_change_of_one_container_is_merged_in_little_time() -> None:
 
 
 def test_a_report_that_was_overtaken_changes_nothing(view: BackendView) -> None:
-    """It was sent on a connection that the backend has abandoned, and arrived after a later report on the next
+    """The report was sent on a connection that the backend has abandoned, and arrived after a later report on the next
     connection.
     """
 
@@ -237,7 +237,7 @@ def test_an_overtaken_report_renews_no_lease_and_a_later_one_is_accepted_after_i
 
 
 def test_counters_and_metrics_that_a_report_leaves_out_stay(view: BackendView) -> None:
-    """Those of another instance do not stay. An empty list counts as present and replaces them."""
+    """Values of another instance do not stay. An empty list counts as present and replaces the values."""
     measured = BackendStatus(instance="i", generation=5, counters={"audits": 3}, metrics=(Metric(name="x"),))
     view.renew(measured)
     send(view, 5)

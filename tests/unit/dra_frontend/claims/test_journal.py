@@ -54,8 +54,8 @@ def test_each_write_contains_the_present_names_cpus_and_releases(path: Path) -> 
 
 
 def test_another_instance_reads_what_was_written(path: Path) -> None:
-    """It contains the names of claims with files and the records of claims that are being released. Each instance sees
-    the writes of the other.
+    """The journal contains the names of claims with files and the records of claims that are being released. Each
+    instance sees the writes of the other.
     """
     first, second = Journal(path), Journal(path)
     assert (first.read(), first.was_read) == (Entries(), False)
@@ -242,8 +242,8 @@ MANY = [f"{first}-8191" for first in range(1, 1600)]
     ids=["requests of a claim", "claims", "releases"],
 )
 def test_more_cpus_than_a_machine_has_are_not_read(path: Path, entries: list[Any]) -> None:
-    """They would need a gigabyte of memory. The entries of this process overwrite them, and the next instance reads
-    those.
+    """Such CPUs would need a gigabyte of memory. The entries of this process overwrite them, and the next instance
+    reads those.
     """
     journal = Journal(path)
     journal.write(Entries(NAMES))

@@ -37,7 +37,7 @@ class Kills:
 
 
 def test_the_note_has_effect_cause_and_remedy() -> None:
-    """It contains the killed container, the claim's limit on that NUMA node, and what to change."""
+    """The note contains the killed container, the claim's limit on that NUMA node, and what to change."""
     effect = "Container work was OOM-killed on NUMA node 1 of node-a. "
     assert kill_note(report(1), [RECORD], "node-a") == (
         f"{effect}Claim ns/claim-u gives it 48Mi on NUMA node 1 and no more (limit: claim): claim more memory, or "

@@ -210,8 +210,8 @@ async def test_a_claim_that_loses_its_status_is_forgotten(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("by", ["list", "watch"])
 async def test_a_claim_that_is_allocated_again_gets_a_new_condition(tmp_path: Path, by: str) -> None:
-    """Its pages could not be allocated; the scheduler deallocated the claim and chose this node again within one
-    tick.
+    """The claim's pages could not be allocated; the scheduler deallocated the claim and chose this node again within
+    one tick.
     """
     first, second = asked("u", "9Gi"), asked("u", "1Gi")
     deallocated = {"metadata": first["metadata"], "status": {}}
@@ -229,7 +229,7 @@ async def test_a_claim_that_is_allocated_again_gets_a_new_condition(tmp_path: Pa
 
 
 async def test_no_claim_causes_more_pages_than_the_device_offers(tmp_path: Path) -> None:
-    """Its status requests more pages. Another claim still gets its pages."""
+    """One claim's status requests more pages. Another claim still gets its pages."""
     node = Node(tmp_path, Api())
     node.api.listed = [asked("big", "900Gi"), asked("good", "2Gi")]
     await node.follow()
@@ -324,7 +324,7 @@ async def test_a_claim_that_stays_allocated_is_tried_again_when_the_shortage_is_
 
 
 async def test_pages_that_records_need_are_requested_again_when_the_shortage_is_over(tmp_path: Path) -> None:
-    """They were freed at the moment at which Prepare allocated them, and the kernel currently finds no memory."""
+    """The pages were freed at the moment at which Prepare allocated them, and the kernel currently finds no memory."""
     node = Node(tmp_path, Api())
     held = ClaimFile("dra.memory", "u", None, frozenset(), memory={DEVICE: 2 << 30})
     node.ledger = Ledger({("dra.memory", "u"): held})

@@ -156,7 +156,7 @@ async def test_a_pod_that_shows_up_later_is_read_from_the_api_server(node: Front
 
 @pytest.mark.parametrize("change", ["gone", "replaced", "unreadable namesake", "elsewhere", "deallocated"])
 async def test_a_forgotten_claim_is_released(node: Frontend, api: Claims, change: str) -> None:
-    """Its UID is gone from the API server or allocated to another node, and no container uses it."""
+    """The claim's UID is gone from the API server or allocated to another node, and no container uses it."""
     api.forget("u", change)
     await node.reconciler.sweep_some()
     assert node.store.ledger.records == []

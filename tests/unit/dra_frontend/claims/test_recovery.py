@@ -488,7 +488,7 @@ async def test_a_release_that_has_ended_is_not_rebuilt_on_an_older_report(late: 
 
 
 async def test_a_claim_is_not_prepared_again_on_a_report_before_the_end_of_its_release(late: Frontend) -> None:
-    """Its previous CPUs belong to another claim by now. Prepare waits for the next report."""
+    """The claim's previous CPUs belong to another claim by now. Prepare waits for the next report."""
     late.api.documents["claim-u"] = claim("u", cpus(1))
     late.claims.report_wait = 0.05
     assert "still reports container work of pod ns/p" in str((await late.prepare("u")).error)
@@ -539,8 +539,8 @@ async def test_a_claim_that_is_missing_in_a_new_journal_was_not_released(tmp_pat
 
 
 async def test_an_unprepared_claim_is_not_rebuilt(node: Frontend) -> None:
-    """Its container is still running and names a claim without a record: the CPUs stay allocated, but the claim is not
-    rebuilt.
+    """The claim's container is still running and names a claim without a record: the CPUs stay allocated, but the claim
+    is not rebuilt.
     """
     held = node.cpus("u")
     node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
@@ -883,7 +883,9 @@ async def test_a_deleted_claim_without_a_name_is_released_when_its_container_has
 
 @pytest.mark.parametrize("missing", ["pages were taken back", "machine cannot be read"])
 async def test_a_listed_claim_counts_although_its_device_is_not_offered_now(lost: Frontend, missing: str) -> None:
-    """Its pages are allocated. They must not be given to the next claim when the device is published again."""
+    """The claim's pages are allocated. These pages must not be given to the next claim when the device is published
+    again.
+    """
     (lost.root / "claims.journal").unlink()
     again = await restarted(lost)
     offered = again.inventory

@@ -274,7 +274,9 @@ async def test_a_claim_of_devices_without_the_mapping_is_not_counted(tmp_path: P
 async def test_prepared_claims_are_logged_with_their_resources(
     node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are logged after the response. Refused claims are not logged as prepared, even if they have a record."""
+    """Prepared claims are logged after the response. Refused claims are not logged as prepared, even if they have a
+    record.
+    """
     api.add(claim("u", cpus(2)))
     api.add(claim("v", cpus(1)))
     assert (await node.prepare("v")).error is None

@@ -66,7 +66,7 @@ def test_the_layout_can_be_read_again(found: Machine) -> None:
 
 
 def test_devices_list_their_cpus_for_an_external_allocator() -> None:
-    """They list the CPUs that claims can get. The layout is that of the machine and the same on every device."""
+    """The devices list the CPUs that claims can get. The layout is that of the machine and the same on every device."""
     inventory = offered(machine(), reserved_cpus=frozenset({0}))
     said = {d.name: (d.attributes[CPU_IDS], d.attributes[SMT_LAYOUT]) for d in inventory.pools[0].devices}
     assert said == {"cpudevnuma000": ("1,4-5", "0-7>4"), "cpudevnuma001": ("2-3,6-7", "0-7>4")}

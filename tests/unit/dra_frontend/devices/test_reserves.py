@@ -58,14 +58,14 @@ def offered(found: Machine, kubelet: int | None, config: Config | None = None) -
 
 
 def test_the_kubelets_reserve_is_split_by_size() -> None:
-    """It is split in whole capacity steps and without hugepages, which have their own devices."""
+    """The reserve is split in whole capacity steps and without hugepages, which have their own devices."""
     reserve = memory_reserve(uneven(12 * GIB, 4 * GIB, huge=1024), Config(), 2 * GIB)
     assert (reserve.source, reserve.by_node) == ("kubelet", {0: 1536 * MIB, 1: 512 * MIB})
     assert offered(uneven(12 * GIB, 4 * GIB, huge=1024), 2 * GIB) == [8704 * MIB, 3584 * MIB]
 
 
 def test_changing_pages_do_not_affect_other_nodes() -> None:
-    """It is split by the nodes' total memory, not by their memory without hugepages."""
+    """The reserve is split by the nodes' total memory, not by their memory without hugepages."""
     found = [offered(uneven(8 * GIB, 8 * GIB, huge=huge), GIB)[1] for huge in (0, 100, 2048)]
     assert found == [7680 * MIB] * 3
 

@@ -250,7 +250,7 @@ def test_a_single_cpu_is_not_shared() -> None:
 
 
 def test_attributes_in_metadata_are_those_of_the_slices() -> None:
-    """They include True and 1, which are equal in Python but must stay distinct."""
+    """The attributes include True and 1, which are equal in Python but must stay distinct."""
     inventory = build_inventory(machine(1, 1, 2, 1, 2), Config(cpu_device_mode="individual"), "n")
     published = {
         (pool.driver, pool.name, device["name"]): device["attributes"]

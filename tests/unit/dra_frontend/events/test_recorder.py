@@ -134,7 +134,7 @@ async def test_a_repeated_total_is_not_counted_again(rig: Rig) -> None:
 
 
 async def test_a_restarted_recorder_continues_counting(rig: Rig) -> None:
-    """It finds the Event of its predecessor and does not count the same observations again."""
+    """The new recorder finds the Event of its predecessor and does not count the same observations again."""
     await rig.tick(Observation(POD, "Reason", "note", source="c", total=4))
     rig.recorder = rig.another()
     await rig.tick(Observation(POD, "Reason", "note", source="c", total=4))
@@ -173,7 +173,7 @@ async def lasts(rig: Rig, events: NodeEvents, hours: int, *present: NodeConditio
 
 
 async def test_the_event_of_a_lasting_condition_outlives_the_hour_of_the_api_server(rig: Rig) -> None:
-    """It is updated about six times an hour, each time with one PATCH, until the condition ends."""
+    """The Event is updated about six times an hour, each time with one PATCH, until the condition ends."""
     events = NodeEvents(rig.recorder, "node-a", "a", lambda: rig.now)
     assert await lasts(rig, events, 3, PARTITIONS) <= LASTING_SECONDS[1] + 4
     assert rig.writes()[0] == "create 201"

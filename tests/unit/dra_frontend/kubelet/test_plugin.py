@@ -193,7 +193,7 @@ async def test_registration_is_served_last_and_removed_first(short_root: Path) -
 
 
 async def test_get_info_answers_while_prepare_waits(short_root: Path) -> None:
-    """It answers within a second. Services have short names, and v1 comes first, because v1beta1 would lose share
+    """GetInfo answers within a second. Services have short names, and v1 comes first, because v1beta1 would lose share
     ids.
     """
     paths = PluginPaths.below(short_root, "dra.memory", POD)

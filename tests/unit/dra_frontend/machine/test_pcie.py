@@ -60,7 +60,7 @@ def test_distant_roots_are_not_listed() -> None:
 
 
 def test_only_root_bridges_count() -> None:
-    """They are recognized by name. An invalid CPU list is reported with its path, like that of every file that
+    """Root bridges are recognized by name. An invalid CPU list is reported with its path, like that of every file that
     discovery reads.
     """
     others = {f"/sys/devices/{name}/pci_bus/x/cpulistaffinity": "0-7\n" for name in ("pci", "pci0000", "pcih0000:00")}

@@ -58,7 +58,7 @@ async def test_a_step_that_succeeds_ends_the_warning() -> None:
 
 
 async def test_a_guarded_task_can_be_cancelled() -> None:
-    """It can be cancelled at the end of the process, during a step and between two steps."""
+    """The task can be cancelled at the end of the process, during a step and between two steps."""
     started: Callable[[], None]
     for begun in (True, False):
         event = asyncio.Event()

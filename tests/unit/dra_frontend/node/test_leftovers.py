@@ -49,7 +49,7 @@ def dead(path: Path) -> Path:
 
 
 def test_sockets_of_killed_instances_are_removed(places: Places) -> None:
-    """They are in the kubelet's directories and in the run directory, whose subdirectory is removed as well."""
+    """The sockets are in the kubelet's directories and in the run directory, whose subdirectory is removed as well."""
     for path in places.sockets(OTHER):
         dead(path)
     removed = places.leftovers.sweep()

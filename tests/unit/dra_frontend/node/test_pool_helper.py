@@ -66,14 +66,14 @@ def test_a_pool_is_resized_within_its_limits(rig: Rig) -> None:
 
 @pytest.mark.parametrize(("node", "page_bytes"), [(1, GIB), (0, 2 << 20), (7, GIB), (0, 12345)])
 def test_other_pools_are_not_touched(rig: Rig, node: int, page_bytes: int) -> None:
-    """They neither grow nor shrink."""
+    """Other pools neither grow nor shrink."""
     for pages in (0, 1, 2):
         assert rig.ask(node, page_bytes, pages)[1]
     assert rig.pages == [1, 1]
 
 
 def test_a_pool_that_is_larger_than_allowed_may_shrink(rig: Rig) -> None:
-    """It was configured at boot, and no claim needs all of it."""
+    """The pool was configured at boot, and no claim needs all of it."""
     rig.files[0].write_text("9\n")
     assert rig.ask(pages=9) == (9, "")
     assert rig.ask(pages=8) == (8, "")
@@ -81,7 +81,7 @@ def test_a_pool_that_is_larger_than_allowed_may_shrink(rig: Rig) -> None:
 
 
 def test_a_check_changes_nothing(rig: Rig) -> None:
-    """It opens the file for writing, as a resize does, to find out whether it could write."""
+    """A check opens the file for writing, as a resize does, to find out whether it could write."""
     assert rig.ask() == (1, "")
     assert rig.pages == [1, 1]
     rig.files[0].unlink()

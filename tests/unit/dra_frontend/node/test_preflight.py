@@ -65,8 +65,8 @@ def test_a_pod_as_the_chart_renders_it_lacks_nothing(config: Config) -> None:
 
 @pytest.mark.parametrize("volume", VOLUMES)
 def test_each_volume_that_is_not_mounted_is_named(volume: str, config: Config) -> None:
-    """It is reported even if the container's own file system is writable, because no other process of the node would
-    see the files.
+    """The volume is reported even if the container's own file system is writable, because no other process of the node
+    would see the files.
     """
     needed = next(one for one in needed_directories(config) if one.volume == volume)
     (fault,) = faults(config, without=volume)
@@ -76,7 +76,7 @@ def test_each_volume_that_is_not_mounted_is_named(volume: str, config: Config) -
 
 
 def test_an_empty_volume_in_the_place_of_a_directory_is_named(config: Config) -> None:
-    """It is writable, but neither the runtime nor the kubelet uses it."""
+    """The volume is writable, but neither the runtime nor the kubelet uses it."""
     found = faults(config, root="/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/{}")
     assert [one.what.rpartition(" is an emptyDir")[1] for one in found] == [" is an emptyDir"] * len(VOLUMES)
 

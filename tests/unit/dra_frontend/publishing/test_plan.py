@@ -137,7 +137,7 @@ def test_consumers_never_see_a_mixture(desired: set[str], held: dict[str, int]) 
 
 
 def test_an_update_keeps_the_existing_metadata() -> None:
-    """It retains name, uid, version and owner of the existing slice."""
+    """The update retains name, uid, version and owner of the existing slice."""
     existing = stored(A)
     existing["metadata"]["ownerReferences"] = [{"kind": "Node"}]
     writes, _ = plan_pool(POOL, {"00000": A2}, {"00000": existing}, {})

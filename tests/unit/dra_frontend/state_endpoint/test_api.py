@@ -290,7 +290,7 @@ async def test_connections_are_bounded_and_the_backend_keeps_its_own(
 @pytest.mark.usefixtures("endpoint")
 @pytest.mark.parametrize("missing", range(5))
 async def test_a_request_that_follows_without_a_wait_may_arrive_in_two_parts(tmp_path: Path, missing: int) -> None:
-    """Its beginning arrives together with the previous request, and the rest of its head arrives later."""
+    """The request's beginning arrives together with the previous request, and the rest of its head arrives later."""
     reader, writer = await asyncio.open_unix_connection(tmp_path / "s.sock")
     both = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n" * 2
     writer.write(both[: len(both) - missing])

@@ -47,7 +47,7 @@ def test_every_schema_has_a_description(name: str) -> None:
 
 
 def test_every_field_has_a_description_in_a_sentence() -> None:
-    """It comes from the docstring below the attribute, in Markdown."""
+    """The description comes from the docstring below the attribute, in Markdown."""
     texts = {name: shown.get("description", "") for name, shown in fields()}
     assert {name for name, text in texts.items() if not text.endswith((".", ".)"))} == set()
     assert {name for name, text in texts.items() if "``" in text} == set()

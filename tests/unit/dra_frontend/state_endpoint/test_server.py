@@ -84,7 +84,7 @@ async def test_a_head_is_the_answer_without_its_body() -> None:
 
 
 async def test_a_request_may_arrive_in_pieces() -> None:
-    """It may even arrive byte by byte, as long as it is complete in time."""
+    """The request may even arrive byte by byte, as long as it is complete in time."""
     async with serve_port(ANY, APP) as port, peer(port) as (reader, writer):
         for byte in LINE + b"Host: x\r\n\r\n":
             writer.write(bytes([byte]))
@@ -189,7 +189,7 @@ async def test_a_peer_that_does_not_read_is_cut_off() -> None:
 
 
 async def test_a_port_in_use_is_a_clear_error() -> None:
-    """It contains the address and a remedy."""
+    """The error contains the address and a remedy."""
     async with serve_port(ANY, APP) as port:
         with pytest.raises(BindError, match=f"127.0.0.1:{port} .*--bind-address"):
             async with serve_port(("127.0.0.1", port), APP):

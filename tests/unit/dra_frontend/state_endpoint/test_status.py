@@ -173,7 +173,7 @@ def test_the_list_is_bounded(state: NodeState) -> None:
 
 @pytest.mark.parametrize("code", [*StatusCode, *BackendCode])
 def test_every_code_is_documented_and_is_a_word(code: StatusCode | BackendCode) -> None:
-    """Its docstring appears in the schema and on the reference page."""
+    """The code's docstring appears in the schema and on the reference page."""
     assert str(code).isalnum()
     assert attribute_docs(type(code))[code.name].endswith(".")
 

@@ -61,8 +61,8 @@ def test_a_created_container_gets_the_resources_of_its_claims(
 
 
 def test_a_created_container_gets_the_sum_of_its_claims() -> None:
-    """It gets CPUs, mems and DRA_CPUSET_<uid>, and its hugepage limits are the kubelet's limits plus the claimed
-    bytes.
+    """The container gets CPUs, mems and DRA_CPUSET_<uid>, and its hugepage limits are the kubelet's limits plus the
+    claimed bytes.
     """
     records = (
         cpu_record("c", "a=2", "b=4-5"),

@@ -88,7 +88,7 @@ def test_a_container_without_claims_raises_no_limit() -> None:
 
 
 def test_the_quota_of_a_pod_is_raised_for_unthrottled_containers() -> None:
-    """It is raised by their claimed CPUs until the last one has ended.
+    """The quota is raised by such containers' claimed CPUs until the last of these containers has ended.
 
     A container whose limit exceeds its claim is throttled and does not count.
     """

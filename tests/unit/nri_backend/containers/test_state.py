@@ -66,7 +66,7 @@ def test_a_claim_leaves_the_pool_with_its_record_and_returns_when_the_record_is_
 
 
 def test_containers_on_held_cpus_are_misplaced_first() -> None:
-    """They leave the CPUs of a new claim before other containers get CPUs back."""
+    """These containers leave the CPUs of a new claim before other containers get CPUs back."""
     state = node()
     started(state, "narrow", cpus="1")
     started(state, "wide", cpus="1-7")
@@ -156,7 +156,7 @@ def test_the_first_user_of_a_claim_owns_it_across_restarts() -> None:
 
 
 def test_a_running_container_keeps_its_cpus_when_its_record_disappears() -> None:
-    """It becomes an orphan, whose CPUs stay allocated until it has ended.
+    """The container becomes an orphan, whose CPUs stay allocated until it has ended.
 
     It is a claim container again when the record comes back.
     """

@@ -79,7 +79,7 @@ async def test_the_audit_repairs_more_containers_and_pods_than_one_job_can_plan(
 
 
 async def test_a_standby_follows_containers_and_writes_nothing(memory: Path) -> None:
-    """It answers hooks without changes. When it becomes active, its first audit applies everything."""
+    """The standby answers hooks without changes. When it becomes active, its first audit applies everything."""
     node = Node(memory)
     node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
@@ -132,7 +132,7 @@ async def test_a_claim_container_without_a_cgroup_is_stopped(memory: Path, known
 
 
 async def test_a_created_claim_container_without_a_cgroup_is_not_stopped(node: Node) -> None:
-    """Its cgroup is created when it starts."""
+    """The container's cgroup is created when it starts."""
     stored = replace(container("claim", *node.claim(ONE)), state=ContainerState.CREATED)
     await node.enforcer.synchronize([pod()], [stored])
     await node.enforcer.activate()

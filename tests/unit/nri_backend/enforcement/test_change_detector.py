@@ -176,7 +176,7 @@ async def test_a_slow_job_is_followed_by_one_with_fewer_plans(memory: Path) -> N
 
 
 async def test_a_container_that_starts_or_ends_does_not_make_the_audit_read_others(memory: Path) -> None:
-    """Their plans are unchanged: in pool mode, the CPUs of a claim are held while its record exists."""
+    """The other containers' plans are unchanged: in pool mode, the CPUs of a claim are held while its record exists."""
     node = Node(memory, tree=CountingTree)
     tree, auditor = node.kernel, node.enforcer._auditor
     assert isinstance(tree, CountingTree)

@@ -88,7 +88,7 @@ async def test_the_guard_sets_two_files_of_each_running_container(partitions: bo
 
 @pytest.mark.parametrize("partitions", [True, False])
 async def test_reserved_cpus_move_each_running_container(partitions: bool, tmp_path: Path) -> None:
-    """They move at the installation, before the first claim; later containers are created with these CPUs."""
+    """The containers move at the installation, before the first claim; later containers are created with these CPUs."""
     async with installed(tmp_path, partitions=partitions, reserved="0") as found:
         assert found.written() == found.each({"cpuset.cpus": "1-7"})
         assert found.updates == {"web": "1-7", "db": "1-7"}
@@ -97,7 +97,9 @@ async def test_reserved_cpus_move_each_running_container(partitions: bool, tmp_p
 
 
 async def test_a_claim_moves_all_others_in_pool_mode(tmp_path: Path) -> None:
-    """They move at Prepare. After the end of the claim, their list contains all CPUs instead of being empty."""
+    """The containers move at Prepare. After the end of the claim, their list contains all CPUs instead of being
+    empty.
+    """
     async with installed(tmp_path, partitions=False) as found:
         found.node.claim(CLAIM)
         await found.settle()
@@ -108,7 +110,9 @@ async def test_a_claim_moves_all_others_in_pool_mode(tmp_path: Path) -> None:
 
 
 async def test_a_claim_writes_to_no_other_container_in_partition_mode(tmp_path: Path) -> None:
-    """Their effective CPUs change when the claim's container starts and ends, without a write to their files."""
+    """The containers' effective CPUs change when the claim's container starts and ends, without a write to their
+    files.
+    """
     async with installed(tmp_path, partitions=True) as found:
         node = found.node
         env = node.claim(CLAIM)
@@ -135,7 +139,9 @@ def pages(uid: str) -> AllocationRecord:
 
 
 async def test_memory_claims_set_limits_of_their_container_and_pod(tmp_path: Path) -> None:
-    """They set memory limits and protection, NUMA nodes, hugepages, and the CPU limit. Other pods are unchanged."""
+    """The claims set memory limits and protection, NUMA nodes, hugepages, and the CPU limit. Other pods are
+    unchanged.
+    """
     async with installed(tmp_path, partitions=True) as found:
         node = found.node
         node.pod_quota = "200000"

@@ -103,7 +103,7 @@ async def test_the_guard_can_be_switched_off(memory: Path) -> None:
 
 
 async def test_members_of_a_lazy_pool_gain_cpus_only_with_their_next_update(memory: Path) -> None:
-    """They lose CPUs at once. An update by the kubelet and a new container get the whole pool."""
+    """Members lose CPUs at once. An update by the kubelet and a new container get the whole pool."""
     async with enforcing(Node(memory, lazy=True)) as node:
         node.claim(ONE)
         plain = await node.run("plain", of="p9")

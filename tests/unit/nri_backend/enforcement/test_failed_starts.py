@@ -124,7 +124,9 @@ async def test_a_creation_does_not_wait_for_the_cpus_of_a_record_that_has_disapp
 
 @pytest.mark.parametrize("hook", ["create", "start"])
 async def test_a_hook_is_rejected_if_the_claimed_cpus_go_offline_during_it(node: Node, hook: str) -> None:
-    """They were online at the beginning of the hook. Without the second check the container would run in the pool."""
+    """The CPUs were online at the beginning of the hook. Without the second check the container would run in the
+    pool.
+    """
     await node.run("plain", of="p2")
     env = node.claim(ONE)
 
@@ -170,7 +172,7 @@ async def start_until_deadline(node: Node, one: Container) -> None:
 
 
 async def test_a_container_without_claims_whose_start_timed_out_is_moved_by_the_audit(node: Node) -> None:
-    """It may run on the CPUs of a claim, so a claim container waits until it has been moved."""
+    """The container may run on the CPUs of a claim, so a claim container waits until it has been moved."""
     stored, _ = await node.create("plain")
     path = node.make_cgroups(pod(), stored)
     env = node.claim(ONE)
@@ -183,9 +185,9 @@ async def test_a_container_without_claims_whose_start_timed_out_is_moved_by_the_
 
 
 async def test_a_claim_container_whose_start_timed_out_is_killed(node: Node) -> None:
-    """Its settings are not verified.
+    """The container's settings are not verified.
 
-    It is stopped once its last process has ended, although the runtime does not report that.
+    The container counts as stopped once its last process has ended, although the runtime does not report that.
     """
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
@@ -197,7 +199,7 @@ async def test_a_claim_container_whose_start_timed_out_is_killed(node: Node) -> 
 
 
 async def test_a_container_that_outlives_its_kill_occupies_only_the_cpus_that_the_kernel_shows(node: Node) -> None:
-    """Its start timed out, and a process in an uninterruptible wait outlives the kill."""
+    """The container's start timed out, and a process in an uninterruptible wait outlives the kill."""
     stored, _ = await node.create("slow", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
     await start_until_deadline(node, stored)
@@ -225,7 +227,7 @@ async def test_after_an_unforeseen_error_a_start_is_handled_like_a_timeout(node:
 async def test_an_unforeseen_error_about_one_container_does_not_stop_the_audit_of_others(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is reported as a problem of that container and logged once until it is over."""
+    """The error is reported as a problem of that container and logged once until it is over."""
     broken, fine = await node.run("broken", *node.claim(ONE)), await node.run("fine", of="p2")
     assert isinstance(node.kernel, BrokenTree)
     node.kernel.broken, node.kernel.stays_broken = {broken}, True
@@ -241,7 +243,7 @@ async def test_an_unforeseen_error_about_one_container_does_not_stop_the_audit_o
 
 
 async def test_a_rejected_container_that_cannot_be_killed_is_audited(node: Node) -> None:
-    """It may be running, so it stays tracked and is moved to its CPUs."""
+    """The container may be running, so it stays tracked and is moved to its CPUs."""
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
     node.kernel.set(path, "cpuset.cpus", "0-7")

@@ -287,7 +287,7 @@ async def test_a_removed_container_keeps_its_cpus_while_a_process_lives(node: No
 async def test_the_drivers_own_pod_is_never_rejected_and_runs_outside_claims(
     memory: Path, reserved: str, expected: str
 ) -> None:
-    """It gets the reserved CPUs, or the pool if none are reserved. Its environment is not evidence."""
+    """The driver's pod gets the reserved CPUs, or the pool if none are reserved. Its environment is not evidence."""
     async with enforcing(Node(memory, reserved=reserved)) as node:
         await node.run("claim", *node.claim(ONE))
         path = await node.run("x", "DRA_CPUSET_z=1", of="own_pod")

@@ -156,7 +156,7 @@ async def test_a_failed_write_of_pins_is_retried_and_logged_once(
 
 
 async def test_a_standby_detects_no_static_manager(tmp_path: Path) -> None:
-    """It is called after the active instance, whose answers are then part of the request."""
+    """The standby is called after the active instance, whose answers are then part of the request."""
     node = Node(tmp_path)
     await node.enforcer.synchronize([], [])
     await create(node, "plain", cpus="1-7")

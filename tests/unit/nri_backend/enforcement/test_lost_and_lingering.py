@@ -66,8 +66,8 @@ async def test_a_container_that_is_not_listed_keeps_its_cpus_while_a_process_liv
 
 
 async def test_a_container_gets_its_claim_when_the_last_process_of_the_owner_has_ended(memory: Path) -> None:
-    """It started while no instance was connected, and a process of the init container that owns the claim was still
-    running.
+    """The container started while no instance was connected, and a process of the init container that owns the claim
+    was still running.
     """
     async with enforcing(Node(memory)) as node:
         init = await node.run("init", *node.claim(ONE), name="init")
@@ -118,7 +118,9 @@ async def test_a_leftover_process_is_moved_back_if_another_process_has_changed_i
 
 
 async def test_a_partition_of_an_ended_container_is_not_repaired(memory: Path) -> None:
-    """Its cgroup may be removed at any moment (docs/adr/0029). Remaining processes stay on its CPUs as members."""
+    """The container's cgroup may be removed at any moment (docs/adr/0029). Remaining processes stay on its CPUs as
+    members.
+    """
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(ONE))
         await node.enforcer.stop_container(pod("p1"), container("db"))
@@ -132,7 +134,7 @@ async def test_a_partition_of_an_ended_container_is_not_repaired(memory: Path) -
 
 
 async def test_a_sibling_leaves_the_cpus_of_an_ended_partition_at_the_event_of_the_kernel(memory: Path) -> None:
-    """It does not wait for the next audit."""
+    """The sibling does not wait for the next audit."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
         await overlap(node, db, sidecar)
@@ -358,7 +360,7 @@ async def test_a_container_that_stops_while_the_cgroup_tree_is_hidden_keeps_its_
 async def test_a_container_first_seen_while_the_cgroup_tree_is_hidden_keeps_its_cpus(
     memory: Path, listed_again: bool
 ) -> None:
-    """Its claim file is lost, and the mount hides whether the enforcement record belongs to its cgroup."""
+    """The container's claim file is lost, and the mount hides whether the enforcement record belongs to its cgroup."""
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
         node.unprepare(ONE)
@@ -377,7 +379,7 @@ async def test_a_container_first_seen_while_the_cgroup_tree_is_hidden_keeps_its_
 
 
 async def test_a_container_whose_cgroup_reappears_is_enforced_again(memory: Path) -> None:
-    """Its cgroup was hidden for a moment, and its claim file was removed in the meantime."""
+    """The container's cgroup was hidden for a moment, and its claim file was removed in the meantime."""
     async with enforcing(Node(memory)) as node:
         path = await node.run("claim", *node.claim(ONE))
         directory = node.kernel.path(path)

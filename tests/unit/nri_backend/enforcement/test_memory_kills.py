@@ -72,7 +72,9 @@ def kills(node: Node) -> dict[str, int]:
 
 @pytest.mark.parametrize("seen_by", ["event", "audit"])
 async def test_a_kill_of_a_claim_container_is_reported_once(node: Node, seen_by: str) -> None:
-    """Its cgroup is removed with its last process. The kill is found in the count of the pod, and attributed to it."""
+    """The container's cgroup is removed with its last process. The kill is found in the count of the pod, and
+    attributed to it.
+    """
     env = node.claim(ONE)
     await node.run("side", name="side")
     path = await node.run("main", *env)
@@ -106,7 +108,7 @@ async def test_a_kill_is_attributed_although_the_audit_found_the_container_gone_
 
 
 async def test_kills_of_containers_without_a_memory_claim_are_not_reported(node: Node) -> None:
-    """They are not attributed to the claim container either, before or after its start."""
+    """The kills are not attributed to the claim container either, before or after its start."""
     side = await node.run("side", name="side")
     node.kernel.kill_for_memory(side)
     env = node.claim(ONE)
@@ -299,7 +301,7 @@ async def test_kills_are_found_if_a_pod_does_not_count_those_of_its_containers(n
 
 
 def test_only_oom_kill_is_parsed_from_memory_events() -> None:
-    """It counts killed processes. Other counters such as oom and max count other events."""
+    """The counter oom_kill counts killed processes. Other counters such as oom and max count other events."""
     assert kill_count("low 0\nhigh 4\nmax 12\noom 3\noom_kill 2\noom_group_kill 1\n") == 2
     assert kill_count("low 0\nhigh 0\n") == kill_count("") == 0
 

@@ -34,7 +34,7 @@ async def advance(node: Node, seconds: int = 70) -> None:
 
 
 async def test_a_container_with_a_shared_and_an_unshared_claim_is_enforced_by_the_pool(tmp_path: Path) -> None:
-    """It cannot be a partition. All other containers leave the CPUs of both claims."""
+    """The container cannot be a partition. All other containers leave the CPUs of both claims."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         shared, unshared = cpu_record("s", "r=4-5", pool=True), cpu_record("c1", "r=2-3")
@@ -88,7 +88,9 @@ async def test_a_sibling_that_was_not_audited_yet_is_moved_before_a_claim_contai
 
 
 async def test_a_sibling_that_has_not_started_is_moved_before_a_partition_is_made(tmp_path: Path) -> None:
-    """Its cgroup was created before the claim's record appeared. No audit writes it, and nothing moves it later."""
+    """The sibling's cgroup was created before the claim's record appeared. No audit writes it, and nothing moves it
+    later.
+    """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         stored, _ = await node.create("sidecar", name="sidecar")
         sidecar = node.make_cgroups(pod("p1"), stored)
@@ -156,7 +158,7 @@ async def test_an_attempt_that_is_listed_next_to_a_running_one_does_not_get_its_
 
 @pytest.mark.parametrize("lazy", [False, True])
 async def test_a_container_without_remaining_cpus_gets_the_reserved_ones(tmp_path: Path, lazy: bool) -> None:
-    """It gets them before a partition takes its last CPU.
+    """The container gets the reserved CPUs before a partition takes its last CPU.
 
     The kernel would give it the CPUs of its parent, which include CPUs held for claims.
     """
@@ -354,7 +356,7 @@ async def test_lost_cpus_are_found_if_each_reading_is_passed_by(tmp_path: Path) 
 
 
 async def test_a_fallback_to_the_pool_concerns_the_cpu_claim_alone(tmp_path: Path) -> None:
-    """It does not spread to another container through a memory claim that both share."""
+    """The fallback does not spread to another container through a memory claim that both share."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         memory = node.claim(memory_record("m", ("mem", 0, 64 << 20, 4096), pool=True))
         node.kernel.make(f"{POD}/blocked")

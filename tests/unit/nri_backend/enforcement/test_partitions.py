@@ -58,7 +58,7 @@ async def test_a_claim_container_becomes_a_partition_and_no_other_container_is_w
 
 
 async def test_without_reserved_cpus_a_container_gets_no_cpuset_until_a_claim_is_held(tmp_path: Path) -> None:
-    """Its cpuset stays empty, so that CPUs that come online are added."""
+    """The container's cpuset stays empty, so that CPUs that come online are added."""
     async with enforcing(Node(tmp_path, reserved="", tree=PartitionTree)) as node:
         _, answer = await node.create("plain", of="p2")
         assert answer.resources.cpus == ""
@@ -193,7 +193,9 @@ async def test_a_lingering_partition_keeps_its_cpus_without_record_and_enforceme
 
 
 async def test_a_running_claim_container_becomes_a_partition_after_an_upgrade(tmp_path: Path) -> None:
-    """Its CPUs are not in the pool before it is a partition. Then the other containers get their constant cpuset."""
+    """The container's CPUs are not in the pool before it is a partition. Then the other containers get their constant
+    cpuset.
+    """
     async with enforcing(Node(tmp_path, exclusivity="pool", tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         record = cpu_record("c1", "r=2-3")
@@ -335,7 +337,7 @@ def test_cpus_that_are_in_no_cgroup_are_lost(tmp_path: Path) -> None:
 
 
 async def test_no_partition_is_made_after_the_kernel_has_lost_cpus(tmp_path: Path) -> None:
-    """Its list of partitions is damaged, even if the CPUs come back. Existing partitions stay."""
+    """The kernel's list of partitions is damaged, even if the CPUs come back. Existing partitions stay."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         partitions, state = node.enforcer._auditor.partitions, node.enforcer.state
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))

@@ -108,7 +108,7 @@ async def test_only_the_cgroup_of_the_pod_counts_as_that_of_a_sandbox(memory: Pa
 
 
 async def test_a_rejected_container_in_a_sandbox_is_not_killed(memory: Path) -> None:
-    """It shares the cgroup of the pod, so a kill would end the whole pod."""
+    """The container shares the cgroup of the pod, so a kill would end the whole pod."""
     async with enforcing(Node(memory)) as node:
         node.claim(ONE)
         path = create_sandbox(node, KATA, container("vm", of="p2"))

@@ -28,7 +28,7 @@ MACHINE = parse_cpu_list("0-7")
 
 @pytest.mark.parametrize("tree", [KernelTree, PartitionTree])
 async def test_the_shared_part_is_the_pool_near_the_exclusive_cpus(tmp_path: Path, tree: type[KernelTree]) -> None:
-    """It is the part of the pool on the same NUMA node, or the whole pool if claims hold that part.
+    """The shared part is the part of the pool on the same NUMA node, or the whole pool if claims hold that part.
 
     Released CPUs come back. No other container uses the container's exclusive CPUs, and it uses none of theirs.
     """
@@ -47,7 +47,7 @@ async def test_the_shared_part_is_the_pool_near_the_exclusive_cpus(tmp_path: Pat
 
 
 async def test_a_mixed_claim_is_enforced_by_the_pool_even_with_partitions(tmp_path: Path) -> None:
-    """Its CPUs are held as soon as it is prepared, and the report contains the reason."""
+    """The claim's CPUs are held as soon as it is prepared, and the report contains the reason."""
     async with enforcing(Node(tmp_path, exclusivity="partition", tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7"))
@@ -129,7 +129,7 @@ async def test_a_mixed_and_an_isolated_claim_in_one_container_are_rejected(tmp_p
 async def test_a_standby_accepts_exclusive_cpus_with_any_part_of_the_pool(
     tmp_path: Path, cpus: str, runs: bool
 ) -> None:
-    """It rejects a start without all exclusive CPUs, or with CPUs outside the pool."""
+    """A standby rejects a start without all exclusive CPUs, or with CPUs outside the pool."""
     node = Node(tmp_path)
     await node.synchronize()
     env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR))

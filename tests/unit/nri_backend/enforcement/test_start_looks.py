@@ -151,7 +151,7 @@ async def test_a_start_without_claims_reads_each_file_once(memory: Path) -> None
 
 
 async def test_a_start_without_claims_does_not_wait_for_the_moves_of_others(memory: Path) -> None:
-    """It waits for a job on its own cgroup, or on that of its pod."""
+    """The start waits for a job on its own cgroup, or on that of its pod."""
     async with enforcing(Node(memory)) as node:
         begun, end = threading.Event(), threading.Event()
 

@@ -281,7 +281,7 @@ async def test_hooks_overtake_waiting_jobs_of_the_audit(hanging: HangingSteps) -
 
 @pytest.mark.parametrize("in_turn", [False, True], ids=["waiting", "in-turn"])
 async def test_a_cancelled_caller_does_not_block_the_worker(hanging: HangingSteps, in_turn: bool) -> None:
-    """It is cancelled while it waits in the queue, or after its turn has come but before it could begin."""
+    """The caller is cancelled while it waits in the queue, or after its turn has come but before it could begin."""
     worker = CgroupWorker(lambda: None)
     at_work = asyncio.create_task(worker.work(lambda: [hanging.step("first")]))
     cancelled = asyncio.create_task(worker.work(lambda: [hanging.step("never")]))

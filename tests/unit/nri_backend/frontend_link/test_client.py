@@ -163,7 +163,9 @@ async def test_a_frontend_that_reads_changes_gets_only_those(path: Path) -> None
 
 
 async def test_a_frontend_that_cannot_merge_changes_gets_all_containers_at_once(path: Path) -> None:
-    """It has lost its containers while the connection stayed open. One report is repeated, then changes are sent."""
+    """The frontend has lost its containers while the connection stayed open. One report is repeated, then changes are
+    sent.
+    """
     async with merging(path) as (server, backend):
         server.forget("frontend-2")
         backend.create("cc")
@@ -179,7 +181,7 @@ async def test_a_frontend_that_cannot_merge_changes_gets_all_containers_at_once(
 
 
 async def test_a_frontend_that_never_merges_changes_is_not_flooded(path: Path) -> None:
-    """It announces that it reads changes and then ignores them, so each change costs two requests."""
+    """The frontend announces that it reads changes and then ignores them, so each change costs two requests."""
     async with merging(path) as (server, backend):
         for number in range(5):
             server.held = ("", 0)
@@ -280,7 +282,9 @@ async def test_reports_contain_the_time_at_which_they_were_made(path: Path) -> N
 
 @pytest.mark.parametrize("generation", [0, 7])
 async def test_a_frontend_that_never_acknowledges_containers_is_not_flooded(path: Path, generation: int) -> None:
-    """It returns another generation after a complete report; the next report is then sent at the next tick."""
+    """The frontend returns another generation after a complete report; the next report is then sent at the next
+    tick.
+    """
     async with state_server(path) as server, running(Backend(path)) as backend:
         server.raw_lease = f'{{"instance": "f", "generation": {generation}, "readsChanges": true}}'.encode()
         await server.until(lambda: bool(server.leases))
@@ -340,8 +344,8 @@ async def test_a_frontend_that_is_absent_for_a_moment_is_not_logged(
 
 @pytest.mark.parametrize(("absent", "within"), [(3.0, 0.5), (30.0, 1.6)])
 async def test_a_frontend_that_starts_gets_the_first_report_soon(path: Path, absent: float, within: float) -> None:
-    """It registers with the kubelet after receiving it. A frontend that is absent for longer than a start is retried
-    less often.
+    """The frontend registers with the kubelet after receiving the report. A frontend that is absent for longer than a
+    start is retried less often.
     """
     async with running(Backend(path)):
         await asyncio.sleep(absent)

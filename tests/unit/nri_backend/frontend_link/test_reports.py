@@ -220,8 +220,8 @@ def test_serialized_reports_are_documents_of_the_contract() -> None:
 
 
 def test_a_rejected_container_reports_the_claims_that_it_may_not_use() -> None:
-    """They connect it with the containers that hold the claim. Their number is limited, because a pod's author controls
-    it.
+    """The reported claims connect the attempt with the containers that hold them. Their number is limited, because a
+    pod's author controls it.
     """
     uses = tuple(ClaimUse(uid=f"u{number}", driver="dra.cpu") for number in range(3 * MAX_UNKNOWN))
     state = synchronized()
@@ -244,7 +244,7 @@ def test_only_the_latest_rejected_attempt_of_a_container_is_reported() -> None:
 
 
 def test_creating_a_container_drops_its_rejected_attempts() -> None:
-    """Those of other containers are reported until their pod is removed."""
+    """Attempts of other containers are reported until their pod is removed."""
     state = synchronized()
     state.reject(refused("try"))
     state.reject(refused("elsewhere", "q"))
@@ -265,7 +265,7 @@ def test_at_most_max_refused_attempts_are_reported() -> None:
 
 
 def test_a_running_container_with_a_rejected_start_is_reported_once() -> None:
-    """It could not be killed after the rejection. The next change of its phase drops the rejection."""
+    """The container could not be killed after the rejection. The next change of its phase drops the rejection."""
     state = synchronized(one("a"))
     state.reject(refused("a"))
     assert reported(state) == ["a"]

@@ -167,7 +167,9 @@ async def test_an_unmovable_interrupt_is_retried_only_when_the_claimed_cpus_chan
 
 
 async def test_a_program_that_keeps_moving_interrupts_back_is_a_problem(tree: IrqTree) -> None:
-    """They are moved again in each pass. The problem is reported after some passes and ends with the conflict."""
+    """The interrupts are moved again in each pass. The problem is reported after some passes and ends with the
+    conflict.
+    """
     async with running(interrupts(tree, 0.01), lambda: vacate(2)) as evictor:
         evictor.wake()
         rounds = 0

@@ -51,7 +51,9 @@ def settings(root: Path) -> Settings:
 
 
 def test_interrupts_vacate_the_cpus_of_running_containers() -> None:
-    """They do so from the container's start until its last process has ended, except for claims with ``irqs: keep``."""
+    """Interrupts leave the CPUs when the container starts and stay away until its last process has ended, except for
+    claims that keep interrupts.
+    """
     state = node()
     assert cpus_without_interrupts(state) == frozenset()
     for phase, cpus in (

@@ -43,7 +43,9 @@ def test_movables_on_other_cpus_are_not_written() -> None:
 
 
 def test_an_affinity_that_another_program_wrote_becomes_the_original() -> None:
-    """It is restored after the claims. If it contains CPUs to vacate, the object is moved and counted as contested."""
+    """The new affinity is restored after the claims. If it contains CPUs to vacate, the object is moved and counted as
+    contested.
+    """
     originals = {"a": stored(ALL, ALL, cpus(0, 1))}
     without_claims = plan_eviction({"a": cpus(5)}, originals, NONE, ONLINE)
     assert without_claims == plan_eviction({"a": cpus(5)}, {}, NONE, ONLINE)

@@ -94,7 +94,7 @@ def test_a_frozen_holder_is_replaced(run: Run) -> None:
 
 
 def test_only_one_of_two_standbys_replaces_a_stale_holder(run: Run) -> None:
-    """Both have read the same stale heartbeat."""
+    """Both standbys have read the same stale heartbeat."""
     _, two = run.pair()
     three = run.instance("three")
     assert not three.try_acquire()
@@ -130,7 +130,9 @@ def test_a_standby_without_the_runtime_does_not_replace_a_stale_holder(run: Run)
 
 
 def test_a_holder_that_has_lost_the_runtime_is_replaced(run: Run) -> None:
-    """Its heartbeat contains the loss. A loss of less than STALE_SECONDS, as when the runtime restarts, is ignored."""
+    """The holder's heartbeat contains the loss. A loss of less than STALE_SECONDS, as when the runtime restarts, is
+    ignored.
+    """
     one, two = run.pair()
     one.set_serving(serving=False)
     assert not one.fresh
@@ -154,8 +156,8 @@ def test_a_holder_that_has_lost_the_runtime_is_replaced(run: Run) -> None:
 def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_one(
     run: Run, since_heartbeat: float
 ) -> None:
-    """It is replaced STALE_SECONDS after it has reported the loss, which it does at once, despite its idle pace. In the
-    meantime, no claim ends the idle pace, since claims cannot be prepared while the runtime is lost.
+    """The holder is replaced STALE_SECONDS after it has reported the loss, which it does at once, despite its idle
+    pace. In the meantime, no claim ends the idle pace, since claims cannot be prepared while the runtime is lost.
     """
     one, two = run.pair()
     one.set_idle(idle=True)
@@ -169,7 +171,9 @@ def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_
 
 
 def test_a_new_holder_has_time_to_connect_to_the_runtime(run: Run) -> None:
-    """It has STALE_SECONDS from the standby's first observation of it, however long the standby has waited before."""
+    """A new holder has STALE_SECONDS from the standby's first observation of it, however long the standby has waited
+    before.
+    """
     two = run.instance("two")
     run.later(STALE_SECONDS + 1)
     one = run.instance("one", serving=False)
@@ -180,7 +184,7 @@ def test_a_new_holder_has_time_to_connect_to_the_runtime(run: Run) -> None:
 
 
 def test_a_thawed_holder_that_was_not_replaced_continues(run: Run) -> None:
-    """It is not fresh until it has written its heartbeat again."""
+    """The holder is not fresh until it has written its heartbeat again."""
     one = run.instance("one")
     assert one.try_acquire()
     run.later(STALE_SECONDS + 60)
@@ -213,7 +217,7 @@ def test_a_holder_without_a_heartbeat_is_trusted(run: Run) -> None:
 
 
 def test_a_full_disk_does_not_stop_the_heartbeat(run: Run) -> None:
-    """It is written in place, so the file does not grow."""
+    """The heartbeat is written in place, so the file does not grow."""
     one = run.instance("one")
     assert one.try_acquire()
     size, blocks = run.path.stat().st_size, run.path.stat().st_blocks
@@ -224,7 +228,7 @@ def test_a_full_disk_does_not_stop_the_heartbeat(run: Run) -> None:
 
 
 def test_a_new_file_of_a_dead_standby_does_not_prevent_a_take_over(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """It is removed. While that fails, the take-over is retried, and the failure is logged once."""
+    """The file is removed. While that fails, the take-over is retried, and the failure is logged once."""
     _, two = run.pair()
     (run.own / "active.lock.new").mkdir()
     run.later(STALE_SECONDS + 1)
@@ -244,7 +248,7 @@ async def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
 
 
 async def test_a_standby_waits_for_the_lock_and_then_renews_its_heartbeat(run: Run) -> None:
-    """It renews it at every tick until its file is removed."""
+    """The standby renews the heartbeat at every tick until the standby's file is removed."""
     one, two = run.pair()
     waiting = asyncio.create_task(two.acquire())
     await asyncio.sleep(1)

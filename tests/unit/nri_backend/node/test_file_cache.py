@@ -59,7 +59,7 @@ def test_a_comparison_that_is_forgotten_while_an_open_hangs_closes_its_files(mem
 
 
 def test_a_reading_that_is_forgotten_while_a_file_is_opened_leaves_no_descriptor_behind(memory: Path) -> None:
-    """Its number soon belongs to another file, whose content would be returned for the container."""
+    """The descriptor's number soon belongs to another file, whose content would be returned for the container."""
 
     class Forgetting(dict[tuple[str, str], int]):
         """Descriptors of a reading that another thread forgets as soon as the first one is stored."""
@@ -337,7 +337,7 @@ def test_a_comparison_counts_only_if_no_descriptor_was_closed_in_the_meantime(
 
 
 def test_a_comparison_uses_the_content_of_the_latest_reading(tree: KernelTree) -> None:
-    """Its files stay open from one reading to the next."""
+    """The reading's files stay open from one reading to the next."""
     cache = cache_of(tree, CPUS, stay_open=True)
     assert [cache.differing(["c"]) for _ in range(2)] == [[], []]
     tree.set("pod/c", "cpuset.cpus", "3")

@@ -35,7 +35,7 @@ def node(tmp_path: Path, mounts: str, controllers: str) -> tuple[str, str]:
 
 
 def test_a_node_with_only_cgroup_v2_passes(tmp_path: Path) -> None:
-    """It passes with or without mountinfo."""
+    """The node passes with or without mountinfo."""
     root, host = node(tmp_path, UNIFIED, "cpuset cpu io memory hugetlb pids\n")
     assert check_node(root, host, ["/run/a.sock"]) == []
     (tmp_path / "proc/self/mountinfo").unlink()
@@ -99,7 +99,9 @@ def test_a_cgroup_root_with_another_file_system_mounted_over_it_is_an_error(
 
 
 def test_a_kernel_without_cgroup_kill_is_an_error(tmp_path: Path) -> None:
-    """It is needed to kill rejected containers. A cgroup without any file has just been removed and is not an error."""
+    """cgroup.kill is needed to kill rejected containers. A cgroup without any file has just been removed and is not an
+    error.
+    """
     root, host = node(tmp_path, UNIFIED, "cpuset memory")
     slice_ = tmp_path / "cgroup/kubepods.slice"
     slice_.mkdir()
@@ -112,7 +114,7 @@ def test_a_kernel_without_cgroup_kill_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_named_cgroup_v1_hierarchy_is_only_a_warning(tmp_path: Path) -> None:
-    """It has no controllers."""
+    """The hierarchy has no controllers."""
     named = UNIFIED + "40 23 0:30 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
     (warning,) = check_node(*node(tmp_path, named, "cpuset memory"), [])
     assert "/cgroup/systemd" in warning
@@ -149,7 +151,7 @@ def test_a_read_only_cgroup_tree_is_an_error(line: str, tmp_path: Path) -> None:
 
 
 def test_the_containers_own_cgroup_is_not_accepted_as_the_nodes_tree(tmp_path: Path) -> None:
-    """It contains all files and may be writable, but does not contain the other containers."""
+    """The container's own cgroup contains all files and may be writable, but does not contain the other containers."""
     root, host = node(tmp_path, UNIFIED, "cpuset memory hugetlb\n")
     (tmp_path / "cgroup/cgroup.events").write_text("populated 1\nfrozen 0\n")
     (tmp_path / "cgroup/cgroup.procs").write_text(f"0\n{os.getpid()}\n")

@@ -254,7 +254,7 @@ def test_a_capability_that_cannot_be_lowered_is_a_problem(tmp_path: Path, permit
 
 
 def test_sys_admin_is_effective_only_inside_the_block() -> None:
-    """It is effective in the calling thread only, and not at all if the process does not have it."""
+    """SYS_ADMIN is effective in the calling thread only, and not at all if the process does not have it."""
     seen: list[int] = []
 
     def work() -> None:

@@ -19,7 +19,7 @@ _EVERYTHING = Resources(
 
 
 def test_a_pod_is_converted_with_its_identity_and_cgroup() -> None:
-    """Its id is that of the sandbox, its uid that of the pod."""
+    """The pod's id is that of the sandbox, its uid that of the pod."""
     message = pb.PodSandbox(
         id="s",
         uid="u",

@@ -136,7 +136,7 @@ def test_an_answer_over_the_limit_is_refused_and_can_be_replaced_by_an_error() -
 
 
 def test_a_body_that_cannot_be_read_fails_only_its_own_call() -> None:
-    """Its frame was valid: a bad request is an invalid argument, and a bad response is an internal error."""
+    """The body's frame was valid: a bad request is an invalid argument, and a bad response is an internal error."""
     client, server = _calling()
     assert _refusals(server, encode_frame(3, REQUEST, b"\xff\xff")) == [(3, Code.INVALID_ARGUMENT)]
     (answer,) = _answers(client, encode_frame(1, RESPONSE, b"\xff\xff"))
@@ -193,6 +193,6 @@ def test_a_frame_over_the_limit_is_thrown_away_and_the_next_one_read() -> None:
 
 
 def test_an_impossible_length_is_a_peer_error() -> None:
-    """It means that frame boundaries were lost; gigabytes would have to be skipped."""
+    """An impossible length means that frame boundaries were lost; gigabytes would have to be skipped."""
     with pytest.raises(PeerError, match="claims 1862270976 bytes"):
         _feed(bytes.fromhex("6f000000") + bytes(6))

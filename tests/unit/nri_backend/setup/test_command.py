@@ -55,7 +55,7 @@ def test_the_drop_in_goes_to_stdout_and_missing_keys_to_stderr() -> None:
 
 
 def test_a_usage_error_is_one_line() -> None:
-    """It names the help, and the exit status is 2."""
+    """The error names the help, and the exit status is 2."""
     ran = run("--nonsense")
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr == (
@@ -95,7 +95,9 @@ def test_a_change_that_a_drop_in_cannot_make_is_status_1(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("dumped", [None, ""], ids=["terminal", "empty"])
 def test_without_input_the_command_runs_containerd(dumped: str | None, tmp_path: Path) -> None:
-    """It runs "containerd config dump". Without containerd the error contains the command to run on the node."""
+    """The command runs "containerd config dump". Without containerd the error contains the command to run on the
+    node.
+    """
     alone = run(dumped=dumped)
     assert alone.returncode == 2
     assert 'nothing to read: run "containerd config dump >FILE" on the node' in alone.stderr

@@ -31,8 +31,8 @@ def missing(document: Document, **options: Any) -> list[str]:
 
 
 def test_only_containerd_1_7_lacks_settings_by_default() -> None:
-    """It lacks CDI, NRI and the hugetlb controller. In containerd 2 the latter may stay off, since the backend writes
-    limits.
+    """containerd 1.7 lacks CDI, NRI and the hugetlb controller. In containerd 2 the latter may stay off, since the
+    backend writes limits.
     """
     assert [line for release in RELEASES[1:] for line in missing(dump(release))] == []
     assert missing(dump("1.7")) == [
@@ -99,7 +99,7 @@ def test_the_plugin_can_be_required(release: str) -> None:
 
 @pytest.mark.parametrize("release", [one for one in RELEASES if one not in VALIDATING])
 def test_for_releases_that_cannot_require_plugins_an_update_is_demanded(release: str) -> None:
-    """They would ignore the table, and containers would start without the plugin."""
+    """Those releases would ignore the table, and containers would start without the plugin."""
     assert "2.2 or later" in manual_changes(as_read(dump(release)), require_plugin=True)[0]
     assert not [line for line in missing(dump(release), require_plugin=True) if "validator" in line]
     assert manual_changes(as_read(dump(release))) == []
@@ -107,7 +107,7 @@ def test_for_releases_that_cannot_require_plugins_an_update_is_demanded(release:
 
 @pytest.mark.parametrize("release", ["1.7", "2.3"])
 def test_a_disabled_plugin_is_a_manual_change(release: str) -> None:
-    """It has no section in the dump, and a drop-in cannot remove it from disabled_plugins."""
+    """A disabled plugin has no section in the dump, and a drop-in cannot remove it from disabled_plugins."""
     document = dump(release) | {"disabled_plugins": [NRI]}
     del document["plugins"][NRI]
     assert manual_changes(as_read(document), require_plugin=True) == [

@@ -40,7 +40,7 @@ SPARSE = {"pax_headers": {"GNU.sparse.map": "0,1,67108864,0", "GNU.sparse.size":
 
 
 def test_files_and_directories_can_be_unpacked(tmp_path: Path) -> None:
-    """They have their paths on the node, and equal content gives byte-identical archives."""
+    """Unpacked files have their paths on the node, and equal content gives byte-identical archives."""
     files = ("manifest.json", "{}"), ("/sys/a/b", "0-3\n"), ("/var/run/cdi/x.json", "ü")
     root = extract(packed(*files), tmp_path)
     assert [(root / path.strip("/")).read_text() for path, _ in files] == [text for _, text in files]

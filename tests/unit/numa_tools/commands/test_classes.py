@@ -103,7 +103,7 @@ def test_a_far_node_without_memory_or_hugepages_makes_no_class_for_them(memory: 
 
 
 def test_devices_of_dra_driver_memory_match_too() -> None:
-    """They spell the page size differently and have no tier, so nodes can be migrated one at a time."""
+    """These devices spell the page size differently and have no tier, so nodes can be migrated one at a time."""
     page, huge = "resource.kubernetes.io/pageSize", "resource.kubernetes.io/hugeTLB"
     devices = [
         {

@@ -64,7 +64,9 @@ def test_a_malformed_archive_is_explained(
 async def test_a_claim_that_is_being_released_holds_its_cpus(
     serving: bool, node: AilingNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It holds them as long as the journal says so, and an archive of the node shows the same."""
+    """The CPUs stay allocated as long as the journal contains the release, and an archive of the node shows the
+    same.
+    """
     node.serving = serving
     record = cpu_record("u9", "r=5-6")
     held = Entries(releasing={("dra.cpu", "u9"): ClaimFile.of(record)})

@@ -219,7 +219,7 @@ def test_the_archive_is_readable_by_its_owner_only(
 def test_the_archive_contains_no_secret(
     host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It contains neither environment variables, credentials, link targets nor CDI files of other drivers."""
+    """The archive contains neither environment variables, credentials, link targets nor CDI files of other drivers."""
     monkeypatch.setenv("API_TOKEN", "s3cret")
     (tmp_path / "token").write_text("s3cret")
     (host / "var/run/cdi" / f"dra.k8s.io-memory_claim-{UID}.json").symlink_to(tmp_path / "token")

@@ -89,7 +89,7 @@ def test_a_short_pool_is_compacted_and_retried() -> None:
 
 
 def test_pools_that_stay_short_are_reported() -> None:
-    """They are reported by page size and node, the other pools reach their targets, and retries end."""
+    """Such pools are reported by page size and node, the other pools reach their targets, and retries end."""
     kernel = Kernel({(0, M2): 4, (1, M2): 100})
     outcomes = kernel.provision(target(10), target(10, node=1))
     assert kernel.clock < 5

@@ -59,8 +59,8 @@ def test_pools_are_written_and_reported(host: Host, capsys: pytest.CaptureFixtur
 
 
 def test_a_dry_run_writes_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """It compares the current pages with the targets without reporting shortages; an impossible plan is rejected as
-    usual.
+    """A dry run compares the current pages with the targets without reporting shortages; an impossible plan is rejected
+    as usual.
     """
     assert host.provision({"size": "2M", "count": 600}, flags=("--dry-run", "-o", "json")) == 0
     assert [host.pages(0), host.pages(1)] == [256, 256]
@@ -83,8 +83,8 @@ def test_missing_pages_fail_the_command(host: Host, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("files", [["compact"], ["compact", "all"], ["all"], []])
 def test_a_short_node_is_compacted(tmp_path: Path, files: list[str]) -> None:
-    """It is compacted through its own file, or else through the global one, which a container cannot write; without
-    either the command continues.
+    """The node is compacted through its own file, or else through the global one, which a container cannot write;
+    without either the command continues.
     """
     paths = {"compact": f"{NODES}/node0/compact", "all": "/proc/sys/vm/compact_memory"}
     host = Host(tmp_path, small_machine().changed({paths[name]: "" for name in files}))
@@ -98,7 +98,7 @@ def test_a_short_node_is_compacted(tmp_path: Path, files: list[str]) -> None:
 
 
 def test_kernels_without_numa_have_one_pool(tmp_path: Path) -> None:
-    """Its files are in another directory; the machine is node 0."""
+    """The pool's files are in another directory; the machine is node 0."""
     pool = "/sys/kernel/mm/hugepages/hugepages-2048kB"
     files = {f"{pool}/nr_hugepages": "0\n", f"{pool}/free_hugepages": "0\n", "/proc/meminfo": "MemTotal: 4194304 kB\n"}
     host = Host(tmp_path, small_machine().changed({NODES: None, **files}))

@@ -381,7 +381,7 @@ def test_later_problems_are_noted(root: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_node_without_hugepages_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its kernel supports the size but has no pages of it, so there is no device. The cause comes first."""
+    """The node's kernel supports the size but has no pages of it, so there is no device. The cause comes first."""
     empty = {
         f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/{name}": "0"
         for node in (0, 1)

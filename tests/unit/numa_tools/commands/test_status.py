@@ -23,7 +23,9 @@ def node() -> Iterator[AilingNode]:
 
 @pytest.mark.parametrize("serving", [True, False])
 async def test_devices_claims_and_cpus_are_shown(serving: bool, node: AilingNode) -> None:
-    """They are shown whether or not the service is running; if it is not, the screen starts with a line about that."""
+    """Devices, claims and CPUs are shown whether or not the service is running; if it is not, the screen starts with a
+    line about that.
+    """
     node.serving = serving
     async with node.up() as settings:
         status = await asyncio.to_thread(read_status, settings)

@@ -211,7 +211,7 @@ async def test_a_kubelet_that_cannot_be_asked_leaves_its_checks_unknown(why: str
 
 
 async def test_a_given_kubelet_configuration_replaces_the_detected_one(node: AilingNode, tmp_path: Path) -> None:
-    """It may be a response of configz or the kubelet's own file; any other file is a usage error."""
+    """The file may be a response of configz or the kubelet's own file; any other file is a usage error."""
     given = tmp_path / "kubelet"
     for text in ('{"kubeletconfig": {"cpuManagerPolicy": "static"}}', "cpuManagerPolicy: static\n"):
         given.write_text(text)
@@ -237,7 +237,7 @@ async def test_shared_pool_cpus_of_a_claim_are_not_a_fault(other: str, result: s
 
 
 async def test_a_record_of_another_format_is_skipped(node: AilingNode) -> None:
-    """Its fields may have another meaning; explain skips it as well. Other records are still checked."""
+    """The record's fields may have another meaning; explain skips it as well. Other records are still checked."""
     node.records.append(node.claimed("new", "2-3").model_copy(update={"version": 9}))
     async with node.up() as settings:
         facts = await gather(settings)

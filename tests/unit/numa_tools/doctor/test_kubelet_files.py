@@ -208,7 +208,7 @@ COMPLETE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", COMPLETE)
 def test_the_configuration_of_each_distribution_is_read_whole(name: str, tmp_path: Path) -> None:
-    """Its files, drop-ins and flags are merged as its kubelet merges them, and no setting is unknown."""
+    """The distribution's files, drop-ins and flags are merged as its kubelet merges them, and no setting is unknown."""
     files, settings = COMPLETE[name]
     reading = read_files(str(written(tmp_path, files)), ROOT)
     assert (settings_of(reading), reading.unseen) == (settings, "")
@@ -405,7 +405,7 @@ def test_an_argument_file_that_changed_after_the_start_is_not_in_effect(tmp_path
 
 
 def test_the_state_files_next_to_its_root_directory_are_read_first(tmp_path: Path) -> None:
-    """They are read even if nothing else is visible, as with k3s, whose flags are in no file."""
+    """The state files are read even if nothing else is visible, as with k3s, whose flags are in no file."""
     states = {"/cpu_manager_state": "static", "/memory_manager_state": "Static"}
     files = {ROOT + path: json.dumps({"policyName": name, "checksum": 1}) for path, name in states.items()}
     kubelet = found(tmp_path / "a", files)

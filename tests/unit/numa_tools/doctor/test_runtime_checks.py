@@ -171,7 +171,7 @@ async def test_plugins_that_connect_need_a_socket_that_accepts_them(
 
 
 def test_standard_input_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It cannot be the kubelet's and the runtime's at the same time."""
+    """Standard input cannot be the kubelet's and the runtime's at the same time."""
     (tmp_path / "config.yaml").write_text("{}")
     both = ["--kubelet-config", "-", "--runtime-config", "-"]
     assert cli.main(["doctor", "--config", str(tmp_path / "config.yaml"), *both]) == 2

@@ -110,7 +110,7 @@ def unread(tree: HostTree, reported: Reported | None = None) -> Unread:
     ],
 )
 def test_the_file_of_each_distribution_is_read(path: str, reported: Reported, tmp_path: Path) -> None:
-    """It is the only runtime on the node, with or without a known release."""
+    """The runtime is the only runtime on the node, with or without a known release."""
     tree = write(tmp_path, {path: OFF})
     for known in (None, reported):
         found = in_use(tree, known)
@@ -130,7 +130,7 @@ def test_every_place_has_a_command_that_prints_the_settings() -> None:
 def test_the_files_of_cri_o_are_read(
     files: dict[str, str], docker: bool, reported: Reported | None, tmp_path: Path
 ) -> None:
-    """They are also read next to Docker's containerd."""
+    """CRI-O's files are also read next to Docker's containerd."""
     found = in_use(write(tmp_path, {**files, **({PLAIN: DOCKER} if docker else {})}), reported)
     assert (found.software, found.settings["nri"], found.command) == (CRI_O, False, "crio status config")
 
@@ -182,7 +182,7 @@ def test_the_socket_that_exists_decides(tmp_path: Path) -> None:
 
 
 def test_the_socket_that_the_kubelet_is_started_with_decides(tmp_path: Path) -> None:
-    """It overrides existing sockets."""
+    """This socket overrides existing sockets."""
     endpoint = "--container-runtime-endpoint=unix:///var/run/crio/crio.sock"
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF, **process(7, "/usr/bin/kubelet", endpoint)})
     listen(tmp_path, "run/containerd/containerd.sock")
@@ -190,8 +190,8 @@ def test_the_socket_that_the_kubelet_is_started_with_decides(tmp_path: Path) -> 
 
 
 def test_the_endpoint_in_the_kubelets_configuration_decides(tmp_path: Path) -> None:
-    """It overrides the flag of the running process, which is an earlier part of the configuration, and existing
-    sockets.
+    """This endpoint overrides the flag of the running process, which is an earlier part of the configuration, and
+    existing sockets.
     """
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF, **process(7, "/usr/bin/kubelet")})
     listen(tmp_path, "run/containerd/containerd.sock")
@@ -388,7 +388,7 @@ def test_files_that_cannot_be_read_completely_leave_all_settings_unclear(what: s
 
 
 def test_an_absolute_link_stays_inside_the_tree(tmp_path: Path) -> None:
-    """It starts at the tree's root, as for containerd on its node."""
+    """The link starts at the tree's root, as for containerd on its node."""
     tree = write(tmp_path / "root", {"etc/containerd/real.toml": OFF})
     (tmp_path / "root" / PLAIN).symlink_to("/etc/containerd/real.toml")
     assert in_use(tree).settings["nri"] is False
@@ -443,7 +443,7 @@ def printed(release: str, **more: Any) -> str:
     ],
 )
 def test_a_dump_of_the_kubelets_containerd_is_used(text: str, reported: Reported | None) -> None:
-    """It replaces all files; drop-ins that are not imported do not appear in it."""
+    """The dump replaces all files; drop-ins that are not imported do not appear in it."""
     found = given_runtime(text, reported)
     assert isinstance(found, RuntimeConfig)
     assert not any(isinstance(one, Unclear) for one in found.settings.values())

@@ -155,7 +155,7 @@ def test_the_validator_of_cri_o_begins_with_1_34() -> None:
     ["crio = 1", "[crio]\nnri = 1", "[crio.nri]\nenable_nri = 1", "[crio.nri]\nEnable_NRI = true", "[Crio.nri]"],
 )
 def test_ambiguous_files_of_cri_o_are_unclear(text: str) -> None:
-    """Its TOML library matches names without regard to case."""
+    """CRI-O's TOML library matches names without regard to case."""
     assert isinstance(crio((1, 34, 0), text)["nri"], Unclear)
 
 
@@ -182,7 +182,7 @@ def test_a_dump_without_a_key_determines_nothing_about_it() -> None:
 
 
 def test_the_output_of_cri_o_is_recognised() -> None:
-    """It contains every key; crio config prints those with default values as comments."""
+    """The output contains every key; crio config prints those with default values as comments."""
     text = "[crio]\n[crio.runtime]\ncdi_spec_dirs = ['/a']\n[crio.nri]\nenable_nri = false\n"
     text += "nri_listen = '/run/a'\nnri_disable_connections = false\n"
     software, found, _ = printed_settings(text)

@@ -256,7 +256,9 @@ def test_devices() -> None:
 
 
 def test_resources_of_a_damaged_claim_file() -> None:
-    """Its CPUs and bytes are neither free nor shared. The claim is shown by its UID, since nothing else is known."""
+    """The claim's CPUs and bytes are neither free nor shared. The claim is shown by its UID, since nothing else is
+    known.
+    """
     (record,) = prepared(asked(2))
     cpus_held = ClaimFile("dra.cpu", "u8", None, frozenset({5, 6}), "damaged")
     memory_held = ClaimFile("dra.memory", "u9", None, frozenset(), "damaged", {"memory-numa000": 1 << 30})

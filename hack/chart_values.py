@@ -201,7 +201,7 @@ class ResourceQuota(Values):
     enabled: bool
     """Creates a ResourceQuota, which some providers require for pods of critical priority."""
     pods: Annotated[int, Field(ge=1)]
-    """Number of pods: at least twice the number of nodes, since updates need two for each node."""
+    """Number of pods: at least twice the number of nodes, since updates require two for each node."""
 
 
 class Probe(Values):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the size of packages and classes, so that each can be understood as a whole.
+"""Checks that packages and classes are small enough to be understood as a whole. No package of the product has more
+than MAX_MODULES modules, and no class of the backend more than MAX_FIELDS fields.
 
 No package of the product has more than MAX_MODULES modules, and no class of the backend more than MAX_FIELDS fields.
 """

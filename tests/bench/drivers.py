@@ -77,7 +77,7 @@ def _program(command: str) -> str:
 def earlier_revision(revision: str, repository: Path = ROOT, below: Path = _WORKTREES) -> Driver:
     """Returns this driver at a revision, which is checked out below a directory. Raises DriverError.
 
-    It runs with the packages of this environment, although the revision may need others.
+    The driver runs with this environment's packages, although the revision may require others.
     """
     tree = check_out(revision, repository, below)
     sources = [tree / "shared/src", *sorted(tree.glob("services/*/src"))]

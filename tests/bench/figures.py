@@ -26,7 +26,7 @@ class Quantity(_Model):
     title: str
     unit: str
     how: str
-    """One sentence: what is measured, from where to where."""
+    """One sentence that describes the measurement: its object, beginning and end."""
     plotted: bool = True
     """Whether the page shows a plot of it; all quantities are in the page's table."""
     budget: float | None = None

@@ -81,7 +81,7 @@ def samples(pairs: int) -> Iterator[tuple[Quantity, str, list[float]]]:
     for kind in (DeviceKind.NUMA_NODE, DeviceKind.MACHINE):
         seconds = prepares(node(_CPUS, kind), pairs)
         yield quantities.simulated(kind, _CPUS, _P99_BUDGET), _LOAD, [one * 1000 for one in seconds]
-    # On the whole machine, whose only device has all CPUs.
+    # On the whole machine, as a single device with all CPUs.
     sizes = (_SMALLEST, 2 * _SMALLEST, _CPUS)
     some = max(1, pairs // 20)
     medians = [statistics.median(prepares(node(cpus, DeviceKind.MACHINE), some)) for cpus in sizes]

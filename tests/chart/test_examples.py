@@ -110,7 +110,7 @@ def claims_of(found: list[Document]) -> list[Document]:
 
 
 def scheduled(server: str, found: list[Document], published: Inventory) -> list[Document]:
-    """Applies the example to the cluster and lets the scheduler allocate its claims."""
+    """Applies the example to the cluster and has the scheduler allocate its claims."""
     claims = claims_of(found)
     others = [one for one in found if one["kind"] not in {*NOT_SERVED, "ResourceClaim"}]
     for document in [*cluster(published), *others, *claims]:

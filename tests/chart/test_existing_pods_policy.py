@@ -191,7 +191,7 @@ def test_a_virtual_machine_gets_the_claim_of_the_example() -> None:
 
 
 async def test_the_example_is_scheduled_and_prepared() -> None:
-    """The pod that the policy has changed finds its templates, and gets as many CPUs as it has requested."""
+    """The pod that the policy has changed finds its templates, and gets the number of CPUs that it requested."""
     found = example("claimed-by-policy")
     (namespace,) = [one for one in found if one["kind"] == "Namespace"]
     _, binding = policy()

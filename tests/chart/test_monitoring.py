@@ -61,7 +61,7 @@ def series() -> set[str]:
 
 
 def alerts() -> list[Document]:
-    """Returns the rules as Prometheus gets them."""
+    """Returns the rules in the form in which Prometheus reads them."""
     groups: list[Document] = only(render(EVERYTHING), "PrometheusRule")["spec"]["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
@@ -77,7 +77,7 @@ def documented() -> dict[str, tuple[str, set[str]]]:
 
 
 def dashboard() -> Document:
-    """Returns the dashboard as Grafana gets it."""
+    """Returns the dashboard in the form in which Grafana reads it."""
     maps = [document["data"] for document in render(EVERYTHING) if document["kind"] == "ConfigMap"]
     text = next(data["dra-driver-numa.json"] for data in maps if "dra-driver-numa.json" in data)
     loaded: Document = json.loads(text)
@@ -126,7 +126,7 @@ def test_the_page_lists_every_metric_with_its_type() -> None:
 
 
 def test_the_values_of_every_label_are_explained() -> None:
-    """Users need them for queries. A build's version and a NUMA node's number need no explanation."""
+    """Users need these explanations for queries. A build's version and a NUMA node's number need no explanation."""
     table = PAGE.split("\n## Values of labels\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", table, re.MULTILINE)
     explained = {

@@ -102,7 +102,7 @@ def test_example_values_are_accepted_by_the_services(name: str) -> None:
 
 
 def test_numeric_names_stay_strings() -> None:
-    """Names that consist of digits are rendered unchanged, also in kinds whose schemas are not part of Kubernetes."""
+    """Names that consist of digits are rendered unchanged, even in kinds whose schemas are not part of Kubernetes."""
     values = MATRIX["digits"]
     for metadata in (document["metadata"] for document in render(values)):
         assert metadata.get("namespace", "1e3") == "1e3"
@@ -131,8 +131,8 @@ def test_objects_contain_neither_comments_nor_blank_lines() -> None:
 
 @pytest.mark.parametrize(("exclusivity", "added"), [("pool", False), ("auto", True), ("partition", True)])
 def test_the_capability_for_partitions_depends_on_the_mode(exclusivity: str, added: bool) -> None:
-    """Pool mode needs no SYS_ADMIN: it is missing in the pods of such a group, and in the SecurityContextConstraints if
-    all groups use pool mode.
+    """Pool mode does not require SYS_ADMIN: it is missing in the pods of such a group, and in the
+    SecurityContextConstraints if all groups use pool mode.
     """
     values: Document = {"driverConfig": {"cpuExclusivity": exclusivity}, "openshift": {"scc": {"create": True}}}
     documents = render(values)
@@ -364,7 +364,9 @@ def test_each_image_can_be_changed_alone() -> None:
 
 @pytest.mark.parametrize("name", ["frontend", "backend"])
 def test_liveness_probes_do_not_depend_on_other_components(name: str) -> None:
-    """Startup and liveness probes use /healthz, which needs neither API server nor runtime; readiness uses /readyz."""
+    """Startup and liveness probes use /healthz, which requires neither the API server nor the runtime; readiness uses
+    /readyz.
+    """
     one = container(render(), name)
     paths = {kind: one[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}

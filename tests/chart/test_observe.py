@@ -97,7 +97,7 @@ def test_the_notes_name_the_groups_that_observe(tmp_path: Path) -> None:
 
 
 def test_the_notes_warn_of_former_names(tmp_path: Path) -> None:
-    """Each warning contains the current name, also if the value is zero or belongs to a group."""
+    """Each warning contains the current name, even if the value is zero or belongs to a group."""
     text = notes(
         tmp_path,
         {"minSharedCPUs": 0, "sharedPool": {"grow": "lazy"}},

@@ -220,7 +220,7 @@ def kubeconfig(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_namespace_that_forbids_the_pods_is_rejected(kubeconfig: Path) -> None:
-    """This needs access to a cluster; a namespace that permits the pods, or does not exist yet, is accepted."""
+    """The check requires access to a cluster; a namespace that permits the pods, or does not exist yet, is accepted."""
     ask = ("template", "x", str(CHART), "--kubeconfig", str(kubeconfig), "--dry-run=server", "--namespace")
     with pytest.raises(HelmError, match="namespace closed: enforces the Pod Security level baseline"):
         run(*ask, "closed")

@@ -160,7 +160,7 @@ def test_the_charts_own_classes_are_allowed(document: Document) -> None:
     ],
 )
 def test_an_error_contains_a_remedy(config: list[Document], text: str) -> None:
-    """The error is shown at "kubectl apply" in one sentence, also for a template."""
+    """The error is shown at "kubectl apply" in one sentence, including for a template."""
     assert text in verdict(*config)
     template = {"kind": "ResourceClaimTemplate", "spec": {"spec": claim(*config)["spec"]}}
     assert text in judge(PARAMETERS, "CREATE", template)

@@ -111,7 +111,7 @@ def changed_drivers(new: Document, old: Document) -> set[str]:
 
 
 def may_write(rules: Sequence[Document], verb: str, driver: str, node: str, claim: Document) -> bool:
-    """Returns True if RBAC lets a caller with a token of that node change entries of a driver (Kubernetes 1.36 and
+    """Returns True if RBAC allows a caller with a token of that node to change a driver's entries (Kubernetes 1.36 and
     later).
     """
     verbs = [f"arbitrary-node:{verb}"]

@@ -85,7 +85,7 @@ def _prepare_claim(gates: Mapping[str, bool], new: Document, old: Document | Non
 def _drop(gates: Mapping[str, bool], spec: Document, old: Document) -> None:
     """Drops fields of a disabled gate, unless the stored object uses them already.
 
-    Of a list attribute only the name is left, without a value, and validation then rejects the slice.
+    Only the name of a list attribute remains, without a value, and validation then rejects the slice.
     """
     for gate, fields in _DEVICE_FIELDS.items():
         if gates[gate] or any(field in device for device in old.get("devices") or [] for field in fields):

@@ -2,7 +2,7 @@
 """A fake ``kubectl`` with the parts that a plugin uses: raw requests, the namespace of a context, and calls that are
 only recorded.
 
-``exec`` and ``port-forward`` need a kubelet behind the API server, which does not exist here: they print their
+``exec`` and ``port-forward`` require a kubelet behind the API server, which does not exist here: they print their
 arguments and exit with the errors in FAKE_KUBECTL_ERRORS and the status in FAKE_KUBECTL_STATUS. A command with the flag
 in FAKE_KUBECTL_UNKNOWN fails as argparse does on an unknown flag. ``python -m tests.fakes.kubectl ARGUMENTS``.
 """

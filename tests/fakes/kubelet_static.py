@@ -3,7 +3,7 @@
 
 Sources: kubernetes/kubernetes pkg/kubelet/cm/internal_container_lifecycle_linux.go (CreateContainer) and
 pkg/kubelet/cm/cpumanager/cpu_manager.go (reconcileState: UpdateContainerResources for each container whose set differs
-from the one sent last).
+from the last one sent).
 """
 
 from collections.abc import Collection

@@ -2,9 +2,9 @@
 """A directory that looks like cgroup v2, with the files that the kubelet, runc and the kernel would create.
 
 Plain files do not react, so two things are imitated. ``cpuset.*.effective`` is a link to the value that the kernel
-would report: the cgroup's own file if its value is inside the parent's, else the parent's, so that a later write to the
-own file is visible at once. refresh() corrects the links after a cgroup got its first value or left the parent's.
-Writes to ``cgroup.kill`` are found by killed().
+would report: the cgroup's own file if its value is inside the parent's, else the parent's, so a later write to the
+cgroup's own file is visible at once. refresh() corrects the links after a cgroup got its first value or left the
+parent's. Writes to ``cgroup.kill`` are found by killed().
 """
 
 import os
@@ -151,7 +151,7 @@ class FakeCgroups:
         """Updates every ``.effective`` to the kernel's value after a cpuset was written. Returns the cgroups whose
         ``cgroup.kill`` was written.
 
-        It uses one system call for each of three files per cgroup, because it runs all the time next to calls whose
+        It uses one system call for each of three files per cgroup, because it runs continuously alongside calls whose
         duration is measured.
         """
         killed = []

@@ -70,15 +70,15 @@ class PluginHost:
             await self._notify()
 
     async def relay(self, method: str, request: Any) -> list[Any]:
-        """Calls every plugin in turn while holding the node's lock, and returns the responses. Raises OperationError
-        for an error response.
+        """Calls one plugin after the other while holding the node's lock, and returns the responses. Raises
+        OperationError for an error response.
         """
         answers = [await self._ask(peer, method, request) for peer in list(self.plugins)]
         return [answer for answer in answers if answer is not None]
 
     async def create(self, request: pb.CreateContainerRequest) -> tuple[list[pb.ContainerUpdate], list[str]]:
-        """Lets every plugin adjust request.container in place, and returns the requested updates of other containers
-        and CDI devices.
+        """Has every plugin adjust request.container in place, and returns the requested updates of other containers and
+        CDI devices.
 
         Raises OperationError for an error response or a conflict.
         """

@@ -2,7 +2,7 @@
 """A randomised state machine for the backend: an input is a trace of events on a node, and the oracle checks each step.
 
 The first two bytes choose the kernel, the configuration and the delays of threads. Each following group of four bytes
-is one event: its kind, two arguments, and how much time passes after it. An event that is impossible is skipped, so
+is one event: its kind, two arguments, and the time that passes after it. An event that is impossible is skipped, so
 every input is a valid trace, and the same input always gives the same trace. ``python -m tests.fuzz --input FILE``
 repeats a failed trace. With ``TRACE=1`` in the environment, the events are printed.
 """
@@ -80,7 +80,7 @@ class Machine:
         self.world = world
 
     async def event(self, data: bytes) -> None:
-        """Carries out one event, lets time pass, and checks the node."""
+        """Carries out one event, advances the clock, and checks the node."""
         kind, first, second, pause = data
         name = _TABLE[kind % len(_TABLE)]
         if os.environ.get("TRACE"):
@@ -334,7 +334,7 @@ class Machine:
         self.world.shake(FULL)
 
     async def rest(self, _first: int, _second: int) -> None:
-        """Only lets time pass."""
+        """Only advances the clock."""
 
     async def end(self) -> None:
         """Removes every claim with its containers, and gives their CPUs to a new claim."""

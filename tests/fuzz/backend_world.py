@@ -258,7 +258,7 @@ class World:
         ]
 
     def cpus(self, box: Box) -> frozenset[int]:
-        """Returns the CPUs on which the kernel lets a container run."""
+        """Returns the CPUs on which the kernel allows a container to run."""
         return parse_cpu_list(self.kernel.get(box.path, EFFECTIVE))
 
     def refuse(self, path: str, name: str, number: int) -> None:
@@ -350,7 +350,7 @@ class World:
         return Leadership(fresh=True, first=self.instances.index(active) < self.instances.index(asking))
 
     async def bury(self, instance: Instance) -> None:
-        """Ends an instance; the one that connected next takes over."""
+        """Ends an instance; the instance that connected next takes over."""
         self.shake()
         self.instances.remove(instance)
         await instance.bury()
@@ -551,7 +551,7 @@ class World:
                 del self.boxes[box.id]
 
     async def wait(self, seconds: float) -> None:
-        """Lets time pass. Raises AssertionError if the task of a living instance has ended."""
+        """Advances the clock. Raises AssertionError if the task of a living instance has ended."""
         await asyncio.sleep(seconds)
         for instance in tuple(self.instances):
             if not instance.task.done():

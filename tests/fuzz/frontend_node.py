@@ -151,7 +151,7 @@ class Node:
         self.oracle.forget(remembered)
 
     async def bury(self) -> None:
-        """Removes killed instances and starts one if none is left, as the kubelet restarts a container."""
+        """Removes killed instances and starts one if none remains, as the kubelet restarts a container."""
         for instance in [one for one in self.instances if one.dead]:
             await instance.kill()
             self.instances.remove(instance)

@@ -197,7 +197,7 @@ class Oracle:
     def check_pages(
         self, sizes: Mapping[str, Mapping[str, int]], capacity: Mapping[str, int], kept: Collection[str]
     ) -> None:
-        """Checks that no claim was given hugepages that the node does not have or that belong to other claims.
+        """Checks that no claim got hugepages that the node does not have or that belong to other claims.
 
         ``sizes`` are the bytes of each claim by device, ``capacity`` those of the node. The node may have had more
         pages since the last check; claims that have their pages keep them. The claims in ``kept`` also keep theirs:

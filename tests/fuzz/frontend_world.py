@@ -72,7 +72,7 @@ class Input:
 
     @property
     def is_read(self) -> bool:
-        """Returns True if no byte is left."""
+        """Returns True if no byte remains."""
         return self._place >= len(self._data)
 
     def number(self, limit: int) -> int:

@@ -125,8 +125,8 @@ class Field:
             assert self.stage.held(pod.claim_uid) == given
 
     def works(self) -> None:
-        """Checks what must hold during and after every attack: both processes are live, and a new pod and a new claim
-        work.
+        """Checks the conditions that must hold during and after every attack: both processes are live, and a new pod
+        and a new claim work.
         """
         assert all(process.alive for process in self.processes), self.stage.logs()
         assert self._present() == self._pids

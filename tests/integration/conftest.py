@@ -18,8 +18,8 @@ _MACHINE = "32intel64-2p8co2t+8ve"
 
 @pytest.fixture(scope="session")
 def machine_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the captured machine as a host root with this machine's boot id, so that commands use the same paths as
-    in the pod.
+    """Returns the captured machine as a host root with this machine's boot id, so commands use the same paths as in the
+    pod.
     """
     root = write_tree(captured(_MACHINE), tmp_path_factory.mktemp("machine"))
     HostDirectory(root).claim_to_be_here()

@@ -429,7 +429,7 @@ def slow_kernel(play: Play) -> None:
             pod.run()
         play.counts("dra_numa_backend_hooks_total", outcome="timeout")
         play.fails(BackendCode.KERNEL_CALL_HANGS)
-        # Opening the other end of the FIFO lets the hung write return.
+        # When the other end of the FIFO is opened, the hung write returns.
         os.close(os.open(exclusive, os.O_RDWR))
 
 

@@ -54,7 +54,7 @@ def test_a_container_gets_shared_pool_cpus_next_to_its_own(stage: Stage) -> None
 
 
 def test_the_kubelets_reserves_are_subtracted(open_stage: OpenStage) -> None:
-    """Capacities do not include what the kubelet reserves, and slices are written only once."""
+    """Capacities do not include the kubelet's reserve, and slices are written only once."""
     stage = open_stage()
     stage.add_ready_instance()
     shown = {one["device"]: one for one in stage.state("/v1/memory")}
@@ -80,8 +80,8 @@ def test_reserves_that_leave_nothing_are_reported(open_stage: OpenStage) -> None
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("release", ["1.36", "1.37"])
 def test_limits_are_the_same_whether_the_kubelet_counts_claims(open_stage: OpenStage, release: str, gate: bool) -> None:
-    """The record says whether the kubelet counts claims, depending on server and Node; the limits of pod and container
-    are equal in both cases.
+    """The record states whether the kubelet counts claims, depending on server and Node; the limits of pod and
+    container are equal in both cases.
     """
     gates = ("DRANodeAllocatableResources",) if gate else ()
     stage = open_stage(kubernetes=release, gates_on=gates, config={"publishNodeAllocatableResourceMapping": True})

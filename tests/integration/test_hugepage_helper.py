@@ -36,7 +36,7 @@ resize, limit = KernelPools.resize, Path(sys.argv.pop(1))
 KernelPools.resize = lambda self, node, page, pages: resize(self, node, page, min(pages, int(limit.read_text())))
 sys.exit(main())
 """
-"""Starts the helper on a kernel with memory for as many pages as a file says."""
+"""Starts the helper on a kernel with memory for the number of pages in a file."""
 
 
 class Node:

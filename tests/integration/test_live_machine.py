@@ -146,7 +146,9 @@ def test_a_pool_that_shrinks_below_its_claims_is_tainted(stage: Stage, machine: 
 
 
 def test_memory_errors_keep_new_claims_away(stage: Stage, machine: HostDirectory) -> None:
-    """An uncorrected error taints the memory of the controller's socket, with the reason, and no new claim gets it."""
+    """An uncorrected error taints the memory of the controller's socket, with the reason, and new claims do not get
+    that memory.
+    """
     label = "CPU_SrcID#1_MC#0_Chan#0_DIMM#0"
     with claim_pod(stage, "before", hugepages(4 * PAGE, numa_node=1)) as pod:
         pod.prepare()

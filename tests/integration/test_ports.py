@@ -34,7 +34,7 @@ def at(template: str, port: int) -> str:
 
 
 def test_an_unregistered_frontend_is_live_and_reveals_nothing_else(open_stage: OpenStage, unused_tcp_port: int) -> None:
-    """Without a backend it reports what is missing; a client of the port learns nothing about claims."""
+    """Without a backend, the probe reports the missing parts; a client of the port learns nothing about claims."""
     stage = open_stage(backend="", frontend=at(OUR_FRONTEND, unused_tcp_port))
     frontend = stage.add_instance().frontend
     becomes(unused_tcp_port, "/healthz", 200)
@@ -47,7 +47,7 @@ def test_an_unregistered_frontend_is_live_and_reveals_nothing_else(open_stage: O
 
 
 def test_the_status_page_port_is_opened_by_its_setting(open_stage: OpenStage, unused_tcp_port: int) -> None:
-    """The port serves only what the page needs, and does not wait for a backend."""
+    """The port serves only the paths that the page needs, and does not wait for a backend."""
     stage = open_stage(backend="", config={"pagePort": unused_tcp_port})
     frontend = stage.add_instance().frontend
     becomes(unused_tcp_port, "/", 200)

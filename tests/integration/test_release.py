@@ -170,7 +170,7 @@ def test_all_of_the_backends_packages_are_the_frontends_too() -> None:
 
 
 def released(directory: Path, **environment: str) -> dict[str, bytes]:
-    """Returns what release.sh creates from a checkout, without images."""
+    """Returns the files that release.sh creates from a checkout, without images."""
     tree, dist = directory / "tree", directory / "dist"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(tree)], check=True)
     tools = {"PYTHON": sys.executable, "HELM": str(Path(sys.executable).with_name("helm"))}
@@ -266,7 +266,7 @@ def icon() -> str:
 
 
 def test_the_sbom_of_the_chart_lists_its_files_and_images(tmp_path: Path) -> None:
-    """Each file of the archive is listed with its digest and each image with its tag, also without a registry."""
+    """Each file of the archive is listed with its digest and each image with its tag, even without a registry."""
     root = Path(sys.executable).parent
     tree = prepare(tmp_path, "", "")
     subprocess.run([root / "helm", "package", tree, "--destination", tmp_path], check=True, capture_output=True)

@@ -65,7 +65,7 @@ class DenyingTree(KernelTree):
         """Does nothing, because the cgroup is removed with the test's directory."""
 
     def read(self, path: str, name: str) -> str:
-        """Returns what the kernel writes into the file of a partition that it does not permit."""
+        """Returns the text that the kernel writes into the file of a partition that it does not permit."""
         if name == "cpuset.cpus.partition":
             return "root invalid (Enable partition not permitted)"
         return super().read(path, name)

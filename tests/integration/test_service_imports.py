@@ -26,8 +26,8 @@ def imported(service: Process) -> set[str]:
 
 
 def test_a_running_service_imports_no_tool_and_nothing_large_that_it_does_not_use(open_stage: OpenStage) -> None:
-    """The import contract checks import statements. This test checks what a service has imported to prepare and show a
-    claim.
+    """The import contract checks import statements. This test checks the modules that a service has imported to prepare
+    and show a claim.
     """
     stage = open_stage(frontend=OUR_FRONTEND.replace(" -m ", " -X importtime -m ", 1))
     instance = stage.add_instance()

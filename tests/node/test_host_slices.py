@@ -28,7 +28,7 @@ def allowed() -> tuple[frozenset[int], frozenset[int]]:
 
 
 def test_host_daemons_leave_claimed_cpus(cluster: Cluster) -> None:
-    """Starting with Prepare, this includes sshd and the runtime, also after a daemon-reload; afterwards they have their
+    """Starting with Prepare, this includes sshd and the runtime, even after a daemon-reload; afterwards they have their
     own limits again.
     """
     daemon = int(subprocess.run(["pidof", "-s", "containerd"], check=True, capture_output=True).stdout)

@@ -135,7 +135,7 @@ def privileged(cluster: Cluster, script: str) -> Container:
 
 
 def makes_way(cluster: Cluster, box: Container, claims: int) -> None:
-    """Checks with several successive claims that the container leaves their CPUs, so that audits run in between."""
+    """Checks with several successive claims, between which audits run, that the container leaves their CPUs."""
     claimed: frozenset[int] = frozenset()
     for _ in range(claims):
         db = cluster.pod(cpus(1, numa_node=1))

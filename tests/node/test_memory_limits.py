@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain memory of claims: which container is killed at the limit, whose working set is kept when memory is short."""
+"""Plain memory of claims: the container that is killed at the limit, and the working set that is kept when memory is
+short.
+"""
 
 import subprocess
 from collections.abc import Iterator

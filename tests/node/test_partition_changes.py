@@ -51,7 +51,7 @@ def tree(others: int) -> Iterator[None]:
 
 
 def change(state: str) -> float:
-    """Returns the seconds that it takes to set the partition type of the claim's cgroup."""
+    """Sets the partition type of the claim's cgroup and returns the duration in seconds."""
     began = time.monotonic()
     CLAIM.write("cpuset.cpus.partition", state)
     took = time.monotonic() - began

@@ -35,7 +35,7 @@ def matches(wanted: re.Pattern[str], printed: str) -> re.Match[str] | None:
 
 
 def test_every_step_prints_what_the_page_shows(shell: Shell) -> None:
-    """Starting from nothing, a new user gets exclusive CPUs, and each step prints what the page shows."""
+    """Starting from nothing, a new user gets exclusive CPUs, and each step prints the output on the page."""
     assert len(STEPS) > 7
     known: dict[str, str] = {}
     for command, shown in STEPS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots as SVG elements in a page whose style sheet defines their colours."""
+"""Draws plots as SVG elements in a page whose style sheet defines their colours."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

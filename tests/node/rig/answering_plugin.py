@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An NRI plugin that answers a container's creation with the resources in a variable of the container, as JSON.
 
-It shows what a runtime does with a response, independent of the driver: `python -m tests.node.rig.answering_plugin`.
+It shows how a runtime handles a response, independent of the driver: `python -m tests.node.rig.answering_plugin`.
 """
 
 import asyncio

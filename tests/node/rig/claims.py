@@ -104,7 +104,7 @@ class ClaimPod:
 
     @property
     def cpus(self) -> frozenset[int]:
-        """Returns the CPUs that the first claim's CDI file gives to all its requests; needs no service."""
+        """Returns the CPUs of all requests in the first claim's CDI file; works without any service."""
         document = json.loads((CDI_DIRECTORY / cdi_file_name(CPU_DRIVER, self.claim_uid)).read_text())
         env = [entry for device in document["devices"] for entry in device["containerEdits"]["env"]]
         named = [e.split("=", 1)[1] for e in env if e.startswith(cpu_env_key(self.claim_uid, None))]

@@ -245,7 +245,7 @@ class Cluster:
         return ask_line(_CONTROL, call, **args)
 
     def at_once(self, work: Callable[[], T]) -> "Future[T]":
-        """Starts an operation in the background that will take a while."""
+        """Starts a long operation in the background."""
         return self._threads.submit(work)
 
     def claim(self, name: str, wish: Wish, pod: Mapping[str, str], *, overcommit: bool = False) -> dict[str, Any]:

@@ -359,7 +359,7 @@ class _Pod:
             container_path=mount.take("mountPath"),
             host_path=f"{volume.path}/{below}" if below else volume.path,
             readonly=mount.take("readOnly", False),
-            # The kubelet labels what it creates; host paths keep their labels.
+            # The kubelet labels the files that it creates; host paths keep their labels.
             selinux_relabel=volume.host_type is None,
             propagation=_PROPAGATION[propagation],
         )

@@ -99,7 +99,7 @@ class PodResources:
         return _needed(together, alone, resource)
 
     def of(self, given: Mapping[str, Any]) -> pb.LinuxContainerResources:
-        """Returns the resources of a container as the runtime gets them."""
+        """Returns the resources of a container as the kubelet sends them to the runtime."""
         requests, limits = _amounts(given)
         memory = int(limits.get("memory", 0))
         return pb.LinuxContainerResources(

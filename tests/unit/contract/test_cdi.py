@@ -24,7 +24,7 @@ def file_name(record: AllocationRecord) -> str:
 
 @given(records())
 def test_a_record_survives_writing_and_reading(record: AllocationRecord) -> None:
-    """The CDI directory is the database: a restart reads what was written before."""
+    """The CDI directory is the database: after a restart, the records that were written before are read."""
     assert parse_claim_file(file_name(record), dump_claim_file(record)).record == record
 
 

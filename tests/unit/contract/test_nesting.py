@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def no_recursion_limit() -> Iterator[None]:
-    """Raises the interpreter's limit, so that only the driver's own limit applies."""
+    """Raises the interpreter's limit, so only the driver's own limit applies."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(100_000)
     yield

@@ -40,7 +40,9 @@ def test_commands_in_the_pod_report_a_missing_token_as_the_service_does() -> Non
 
 @pytest.mark.parametrize("elsewhere", [replace(IN_POD, host_root="/host"), replace(IN_POD, in_pod=False)])
 def test_commands_elsewhere_do_not_ask_for_the_token_of_the_driver(elsewhere: Settings) -> None:
-    """In a debugging pod or directly on the node the command has another token or none; only the service needs one."""
+    """In a debugging pod or directly on the node, the command has a different token or none; only the service requires
+    one.
+    """
     assert not is_missed([str(one) for one in seen_faults(elsewhere)])
     assert is_missed([str(one) for one in own_faults(elsewhere)])
 

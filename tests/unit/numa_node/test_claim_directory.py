@@ -106,7 +106,7 @@ def test_a_rewrite_of_the_same_record_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_keeps_its_cpus(tmp_path: Path) -> None:
-    """For a lost record the CPUs come from its environment variables; a file that becomes invalid keeps its previous
+    """For a lost record, the CPUs come from its environment variables; a file that becomes invalid keeps its previous
     CPUs.
     """
     directory = ClaimDirectory(str(tmp_path))

@@ -10,7 +10,7 @@ LOG = "kubectl logs POD -c backend"
 
 
 def test_each_code_of_the_service_has_a_remedy_or_a_check_of_its_own() -> None:
-    """A new code of the service needs a row; a problem of the backend has the remedy of its cause."""
+    """A new code of the service requires a row; a problem of the backend has the remedy of its cause."""
     others = {StatusCode.SERVICE_DOWN, StatusCode.FILE_MISSING}
     assert others.isdisjoint({*_REMEDIES} | EXPLAINED), "only the command status reports these"
     assert {*_REMEDIES} | EXPLAINED | others | {StatusCode.BACKEND_PROBLEM} == {*StatusCode}
@@ -21,7 +21,7 @@ def test_each_code_of_the_service_has_a_remedy_or_a_check_of_its_own() -> None:
 
 
 def test_each_code_of_the_backend_has_a_remedy_or_is_known_to_have_none() -> None:
-    """A new code of the backend needs a row."""
+    """A new code of the backend requires a row."""
     assert {*CAUSES} | UNEXPLAINED == {*BackendCode}
     assert CAUSES.keys() & UNEXPLAINED == set()
     for code, cause in CAUSES.items():

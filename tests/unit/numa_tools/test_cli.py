@@ -28,8 +28,8 @@ def host(tmp_path: Path) -> str:
 
 
 def test_inspect_agrees_with_hwloc_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """For a captured machine, ``inspect -o json`` prints what hwloc reports, in well under two seconds; without -o it
-    prints a table.
+    """For a captured machine, ``inspect -o json`` prints the same values as hwloc, in well under two seconds; without
+    -o it prints a table.
     """
     name = NAMES[0]
     root = write_tree(captured(name), tmp_path)
@@ -358,7 +358,7 @@ def test_the_help_names_deprecated_flags_and_the_version(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("arguments", [["status"], ["inspect"]])
 def test_yaml_has_the_same_values_as_json(host: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """This includes a node whose service is down, so that its files are read."""
+    """This includes a node whose service is down, in which case its files are read."""
     printed = []
     for form, read in (("json", json.loads), ("yaml", yaml.safe_load)):
         cli.main([*arguments, "--host-root", host, "-o", form])

@@ -66,7 +66,7 @@ def test_documents_and_texts(short_root: Path) -> None:
     ],
 )
 def test_every_invalid_response_is_one_error_type(short_root: Path, answer: bytes, text: str) -> None:
-    """Callers need not know what can go wrong on a socket, and no response can fill the memory."""
+    """Callers need not know the possible errors of a socket, and no response can fill the memory."""
     with answering(short_root, answer) as client, pytest.raises(NoServiceError, match=text):
         client.document("/v1/claims")
 

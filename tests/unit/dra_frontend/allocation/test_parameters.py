@@ -313,7 +313,7 @@ def test_a_mount_is_for_hugepages_of_one_size() -> None:
     assert "applies to hugepages" in fault(of_memory(mount, kinds=("memory", HUGE)))
     assert "has pages of 2Mi, 1Gi" in fault(of_memory(mount, kinds=(HUGE, "hugepages-1g"), size="1Gi"))
     assert memory_wish(mount, kinds=(HUGE, HUGE)).mount == MemoryMount(path="/a")
-    # Each directory has exactly one accepted spelling, so that two requests cannot shadow each other unnoticed.
+    # Each directory has exactly one accepted spelling, so two requests cannot shadow each other unnoticed.
     many = memory_opaque({"mount": {"path": "//mnt//huge/"}})
     assert memory_wish(many, kinds=(HUGE,)).mount == MemoryMount(path="/mnt/huge")
 

@@ -161,8 +161,8 @@ def test_a_newer_backend_is_understood() -> None:
 
 
 def test_an_unreadable_report_does_not_affect_others(view: BackendView, caplog: pytest.LogCaptureFixture) -> None:
-    """The other reports are used. If the container's CPUs cannot be read, no claim is prepared, and the problem says
-    so.
+    """The other reports are used. If the container's CPUs cannot be read, no claim is prepared, and the problem reports
+    that.
     """
     bad: list[Any] = [container("b", claims="x"), 7, None, [], {}, container(unknownClaims=[{"uid": 1}])]
     for generation in (2, 3):
@@ -232,8 +232,8 @@ def test_a_node_without_partitions_is_one_warning_for_the_node() -> None:
     ],
 )
 def test_the_warning_names_the_effect_that_the_configuration_gives(config: Config, beginning: str, ending: str) -> None:
-    """Without partitions, the pool enforces claims or they are rejected, depending on the configuration; hostSlices
-    also keeps host daemons off the CPUs.
+    """Without partitions, the pool enforces claims or they are refused, depending on the configuration; hostSlices also
+    keeps host daemons off the CPUs.
     """
     view = view_of(config=config, exclusivity="pool", exclusivity_reason="boot Linux 6.7")
     (found,) = view.conditions

@@ -70,7 +70,7 @@ class Api(Claims):
 
 
 class Node:
-    """One frontend instance with a clock that advances only when the test says so."""
+    """One frontend instance with a clock that advances only when the test advances it."""
 
     def __init__(self, path: Path, api: Api) -> None:
         self.api, self.now, self.counted = api, 1000.0, list[str]()
@@ -81,7 +81,7 @@ class Node:
         self.status = self.again()
 
     def again(self) -> DeviceStatus:
-        """Restarts the instance, which forgets what it has written."""
+        """Restarts the instance, which forgets which status it has written."""
         rig = self.frontend
         self.status = DeviceStatus(self.api, rig.store, rig, rig.backend, self.counted.append, lambda: self.now)
         self.api.claim_observers = [self.status.observe]

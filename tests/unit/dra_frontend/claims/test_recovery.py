@@ -315,7 +315,7 @@ async def test_a_lost_claim_that_was_deleted_is_released(node: Frontend, answer:
 
 
 async def allocated_again(node: Frontend) -> tuple[frozenset[int], dict[str, Any], Frontend]:
-    """Removes the file of claim u and lets another instance, which cannot read u, prepare v with the same CPUs. Returns
+    """Removes the file of claim u and has another instance, which cannot read u, prepare v with the same CPUs. Returns
     the CPUs, the document of u, which ``node`` cannot read either, and the other instance.
     """
     held = node.cpus("u")

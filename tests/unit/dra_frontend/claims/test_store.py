@@ -234,7 +234,7 @@ async def test_released_resources_are_held_until_the_backend_confirms(tmp_path: 
 
 
 async def test_a_release_that_another_instance_has_completed_is_not_a_loss(tmp_path: Path) -> None:
-    """The other instance's backend knows that no container is left, but the reports of this instance's backend are
+    """The other instance's backend knows that no container remains, but the reports of this instance's backend are
     older than the release.
     """
     node, other = Frontend(tmp_path, enforced=False), Frontend(tmp_path, enforced=False)
@@ -357,7 +357,7 @@ async def test_a_cancelled_caller_does_not_free_the_lock(node: Frontend) -> None
 
 
 async def test_after_the_rename_a_claim_is_held_whatever_fails(tmp_path: Path) -> None:
-    """The journal cannot be written: the other claim of the call gets different CPUs, on a standby as well."""
+    """The journal cannot be written: the other claim of the call gets different CPUs, even on a standby."""
     node = Frontend(tmp_path, None, claim("a", cpus(2)), claim("b", cpus(1)))
     await node.store.start()
     (tmp_path / "claims.journal").unlink()
@@ -372,8 +372,8 @@ async def test_after_the_rename_a_claim_is_held_whatever_fails(tmp_path: Path) -
 
 
 async def test_a_full_disk_does_not_keep_claims_from_being_taken_back(tmp_path: Path) -> None:
-    """Unprepare needs no space. A Prepare that finds none is refused and leaves nothing behind, and succeeds when there
-    is space again.
+    """Unprepare does not require any space. A Prepare that finds none is refused and leaves nothing behind, and
+    succeeds when there is space again.
     """
     node = Frontend(tmp_path, None, claim("a", cpus(1)), claim("b", cpus(1)), claim("c", cpus(1)))
     await node.store.start()

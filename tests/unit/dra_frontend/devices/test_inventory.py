@@ -101,7 +101,7 @@ def test_memory_is_offered_only_once() -> None:
     reserve = [{"numaNode": 1, "limits": {"memory": "100Mi", "hugepages-2Mi": "3Mi"}}]
     inventory = offered(machine(memory=4 * GIB, hugepages=two), reservedMemory=reserve)
     assert memory_device(inventory, "memory", "memory-numa000").amount == 4 * GIB - 512 * MIB - GIB
-    # 2460 MiB are left; the step is 64 MiB.
+    # 2460 MiB remain; the step is 64 MiB.
     assert memory_device(inventory, "memory", "memory-numa001").amount == 38 * MEMORY_STEP
     assert memory_device(inventory, "hugepages-2m", "hugepages-2m-numa000").amount == 250 * 2 * MIB
     assert memory_device(inventory, "hugepages-2m", "hugepages-2m-numa001").amount == 248 * 2 * MIB

@@ -89,7 +89,7 @@ def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> 
 @settings(deadline=None)
 @given(machines() | odd_machines(), st.data())
 def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
-    """Unusual memory sizes, single pages and any reserve give slices that the server accepts."""
+    """Unusual memory sizes, single pages and any reserve result in slices that the server accepts."""
     nodes = {
         node.id: replace(
             node,
@@ -110,7 +110,7 @@ def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_at_every_start(name: str) -> None:
-    """Discovering the same machine again, with directories listed in another order, gives the same documents, so
+    """Discovering the same machine again, with directories listed in another order, results in the same documents, so
     nothing is rewritten or renamed.
     """
     tree = captured(name)

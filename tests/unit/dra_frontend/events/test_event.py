@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Event documents: which observations count as one condition, and what their Event contains."""
+"""Event documents: the observations that count as one condition, and the content of their Event."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_a_text_of_any_length_is_cut_before_it_is_searched() -> None:
 
 
 def test_a_new_event_has_the_fields_that_the_api_requires() -> None:
-    """Long texts and names are cut to what the API accepts, and cut names remain valid."""
+    """Long texts and names are truncated to the API's limits, and truncated names remain valid."""
     long = POD._replace(name=f"{'a' * 199}.{'b' * 50}")
     document = new_event(Observation(long, "R" * 200, "ä" * 2000, source="c"), "n" * 200, 1, 1)
     assert document["metadata"]["name"].startswith(f"{'a' * 199}.")

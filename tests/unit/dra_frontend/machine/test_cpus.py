@@ -51,7 +51,7 @@ def test_without_a_cpu_list_the_online_files_are_read() -> None:
         ({"online": None, "cpu5/topology": None}, "cpu5/online"),
         ({"isolated": "x"}, "isolated"),
         ({"/sys": None}, ""),
-        # A sibling mask that its siblings do not share would give one core to two claims.
+        # A sibling mask that its siblings do not share would put one core into two claims.
         ({"cpu0/topology/core_cpus": "07\n"}, "cpu1/topology/core_cpus"),
         ({"cpu0/topology/core_cpus": "02\n"}, "cpu0/topology/core_cpus"),
         ({"cpu0/topology/core_cpus": "0c\n"}, "cpu0/topology/core_cpus"),
@@ -67,7 +67,7 @@ def test_inconsistent_files_about_a_cpu_are_an_error(changes: Changes, path: str
 
 @pytest.mark.parametrize("name", ["core_cpus", "core_cpus_list", "thread_siblings", "thread_siblings_list"])
 def test_every_name_of_the_sibling_files_is_read(name: str) -> None:
-    """Old kernels have thread_siblings and some have only the list; all of them give the same cores."""
+    """Old kernels have thread_siblings and some have only the list; all of them result in the same cores."""
     firsts = [cpu // 2 * 2 for cpu in range(8)]
     texts = [f"{first}-{first + 1}\n" if "list" in name else f"{3 << first:02x}\n" for first in firsts]
     machine = look({**each("topology/core_cpus", None), **each(f"topology/{name}", *texts)})

@@ -17,15 +17,15 @@ CPU = "/sys/devices/system/cpu"
 
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_hwloc(name: str) -> None:
-    """For each of the eight captured machines, discovery gives hwloc's result."""
+    """For each of the eight captured machines, discovery has the same result as hwloc."""
     assert len(NAMES) == 8
     found = report(discover(captured(name)))
     assert {key: found[key] for key in expected(name)} == expected(name)
 
 
 def test_groups_are_named_though_ids_are_missing_or_repeat() -> None:
-    """Arm kernels give caches no ids, so the lowest CPU's number is used. Two CPUs with one core_id on two sockets are
-    two cores.
+    """Arm kernels do not assign ids to caches, so the lowest CPU's number is used. Two CPUs with one core_id on two
+    sockets are two cores.
     """
     machine = discover(captured("128arm-2pa2n8cluster4co"))
     assert {cpu.l3_id for cpu in machine.cpus.values()} == {0, 32, 64, 96}

@@ -22,7 +22,7 @@ FAR = MemoryFacts(has_cpus=False, normal=False)
         # More than twice the bandwidth of DRAM is HBM, whatever its latency; exactly twice is not.
         (replace(FAR, bandwidth=401, latency=120), MemoryKind.HBM),
         (replace(FAR, bandwidth=400, latency=60), MemoryKind.UNKNOWN),
-        # HBM that the firmware has set apart, also on a node with CPUs.
+        # HBM that the firmware has set apart, even on a node with CPUs.
         (replace(FAR, special_purpose=True, bandwidth=900), MemoryKind.HBM),
         (MemoryFacts(has_cpus=True, normal=False, special_purpose=True, bandwidth=900), MemoryKind.HBM),
         (replace(FAR, special_purpose=True), MemoryKind.UNKNOWN),

@@ -96,7 +96,8 @@ def test_hbm_and_cxl_beside_dram() -> None:
 @pytest.mark.parametrize(
     ("changes", "traits"),
     [
-        # An access class for devices alone says nothing about CPUs; class 0 is used on kernels without class 1.
+        # An access class for devices alone does not describe access by CPUs; class 0 is used on kernels without class
+        # 1.
         ({f"{ACCESS}/node1": None, f"{ACCESS}/node4": ""}, {"bandwidth": None, "initiators": frozenset()}),
         (
             {

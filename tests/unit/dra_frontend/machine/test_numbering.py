@@ -77,8 +77,8 @@ def test_names_stay_while_running(name: str, tree: Callable[[str], MemoryTree], 
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_names_stay_over_a_restart(name: str, tree: Callable[[str], MemoryTree], data: st.DataObject) -> None:
-    """If at least one socket and one L3 are complete, a start with some CPUs offline gives the same names as one with
-    all CPUs.
+    """If at least one socket and one L3 are complete, a start with some CPUs offline results in the same names as one
+    with all CPUs.
     """
     first = discover(tree(name))
     whole = data.draw(st.sampled_from(sorted(first.online)))

@@ -51,7 +51,7 @@ async def test_a_step_that_succeeds_ends_the_warning() -> None:
         if (error := outcomes.pop(0)) is not None:
             raise error
 
-    assert await guard._step("events", step)  # lets the next tick repeat it
+    assert await guard._step("events", step)  # has the next tick repeat it
     assert guard.failing == {"events": "events fails and is retried: odd; see the log"}
     assert not await guard._step("events", step)
     assert guard.failing == {}

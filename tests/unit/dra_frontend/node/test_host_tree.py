@@ -132,7 +132,7 @@ def test_unreadable_files_are_errors_with_their_name(tmp_path: Path) -> None:
 
 
 def test_only_the_running_machine_knows_its_page_size(tmp_path: Path) -> None:
-    """The page size of this process says nothing about a captured tree."""
+    """The page size of this process is not that of a captured tree."""
     (tmp_path / "live").symlink_to("/")
     assert HostTree("/").live_page_bytes() == os.sysconf("SC_PAGE_SIZE")
     assert HostTree(tmp_path / "live").live_page_bytes() == os.sysconf("SC_PAGE_SIZE")

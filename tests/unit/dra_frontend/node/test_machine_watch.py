@@ -78,7 +78,7 @@ ONE_READ = 2 + 2 * (1 + 2 * 3) - 2
 
 
 async def test_an_unchanged_machine_costs_a_fingerprint() -> None:
-    """After the start there is no further discovery: a few dozen reads give the same inventory."""
+    """After the start there is no other discovery: a few dozen reads result in the same inventory."""
     rig = Rig()
     for _ in range(2):
         inventory, rig.host.reads = rig.watch.inventory, 0
@@ -103,7 +103,9 @@ async def test_pods_are_read_again_only_while_pages_are_in_use() -> None:
 
 
 async def test_a_change_is_seen_at_the_next_read() -> None:
-    """Added pages are offered and subtracted from plain memory. Changes of the free pages need no discovery."""
+    """Added pages are offered and subtracted from plain memory. Changes in the number of free pages do not require a
+    discovery.
+    """
     rig = Rig(pods="")
     await rig.watch.read()
     plain, inventory = rig.capacity("memory-numa000"), rig.watch.inventory
@@ -325,7 +327,7 @@ async def test_pages_of_the_host_are_not_part_of_the_capacity() -> None:
     ("pods", "pages", "warning"),
     [
         (f"total={112 * PAGE} N0={56 * PAGE} N1={56 * PAGE}", 256, ""),
-        # Without the cgroup tree nothing is subtracted, and a warning says so.
+        # Without the cgroup tree nothing is subtracted, and a warning reports that.
         ("", 256, "/sys/fs/cgroup has no kubepods cgroup"),
     ],
 )

@@ -238,7 +238,7 @@ SPREAD = CpuParameters(strategy="spread")
         (TWO_SOCKETS, "0", 2, None, "1,9"),
         # The free thread of a partly used core is taken before a whole core is split.
         (ONE_L3, "0", 3, None, "1,4-5"),
-        # The smallest group that can hold the claim is used, so that larger ones stay whole.
+        # The smallest group that can hold the claim is used, so larger ones stay whole.
         (TWO_L3, "0,8", 6, None, "1-3,9-11"),
         # Without the preference a claim gets the lowest cores, whichever L3 they share.
         (TWO_L3X, "0-1", 4, None, "4-7"),
@@ -258,8 +258,8 @@ def test_the_cpus_of_a_claim(found: Machine, gone: str, count: int, wish: CpuPar
 
 
 def test_distribute_splits_evenly_over_nodes() -> None:
-    """Shares are equal to the CPU, or to the core if whole cores are requested; the node with most free CPUs gets the
-    remainder.
+    """Shares are equal to the CPU, or to the core if whole cores are requested; the node with the most free CPUs gets
+    the remainder.
     """
     found = machine(sockets=2, nodes_per_socket=2, cores_per_l3=4)
     distribute = CpuParameters(numa="distribute")

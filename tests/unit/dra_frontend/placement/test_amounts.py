@@ -35,8 +35,8 @@ def test_the_first_shares_include_the_remainder() -> None:
 
 @given(st.lists(st.integers(1, 9), max_size=40))
 def test_sums_contain_every_sum_of_some_sizes(sizes: list[int]) -> None:
-    """Bit n stands for n CPUs: an amount is in the set exactly if some of the sizes add up to it, however many sizes
-    are equal.
+    """Bit n stands for n CPUs: an amount is in the set if and only if some of the sizes add up to it, however many
+    sizes are equal.
     """
     found = 1
     for size in sizes:

@@ -174,7 +174,7 @@ def test_equality_of_slices(desired: Document, existing: Document, equal: bool) 
 
 
 def test_differences_contain_dropped_fields() -> None:
-    """The paths of dropped and changed fields are merged over all devices."""
+    """The paths of dropped and changed fields are merged across all devices."""
     sent = wanted(0, device("a"), device("b"))["spec"]
     received = copy.deepcopy(sent)
     for one in received["devices"]:

@@ -75,7 +75,7 @@ def test_every_json_document_is_declared() -> None:
 
 
 def test_every_error_has_one_form() -> None:
-    """No response in FastAPI's own error format is left in the document."""
+    """The document contains no response in FastAPI's own error format."""
     errors = [
         response
         for operations in DOCUMENT["paths"].values()

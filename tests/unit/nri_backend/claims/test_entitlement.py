@@ -29,7 +29,7 @@ def grant(*parts: tuple[str, int, int, int], **parameters: Any) -> MemoryGrant:
 
 
 def test_by_default_a_memory_claim_only_binds_to_its_nodes() -> None:
-    """The nodes are the union over all requests."""
+    """The nodes are the union of all requests' nodes."""
     assert grant(("a", 0, MI, PLAIN), ("b", 1, TWO, TWO)) == MemoryGrant(nodes=frozenset({0, 1}), hugepages={TWO: TWO})
 
 
@@ -227,8 +227,8 @@ def test_the_order_of_the_claims_does_not_change_their_sum(claims: Sequence[Held
 
 @given(containers_claims())
 def test_the_shares_of_single_requests_add_up_to_the_share_of_all(claims: Sequence[Held]) -> None:
-    """Summing several shares gives the same result as computing one. The variable with the union of the CPUs belongs to
-    a claim as a whole, and the kubelet counts whole claims.
+    """The sum of several shares equals the share that is computed at once. The variable with the union of the CPUs
+    belongs to a claim as a whole, and the kubelet counts whole claims.
     """
     single = entitlement_from(Held(held.record, (request,)) for held in claims for request in held.requests)
     together = entitlement_from(claims)

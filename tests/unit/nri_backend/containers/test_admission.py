@@ -53,8 +53,8 @@ def test_a_created_container_gets_the_resources_of_its_claims(
     records: tuple[AllocationRecord, ...], stated: RuntimeLimits, answer: Resources
 ) -> None:
     """The answer removes a quota that the claim covers and keeps a lower memory limit of the pod. A claim with a soft
-    binding becomes a memory policy instead of a cpuset, so that the process may use other nodes when its node is full.
-    A container without claims gets only the shared pool.
+    binding becomes a memory policy instead of a cpuset, so the process may use other nodes when its node is full. A
+    container without claims gets only the shared pool.
     """
     policy = MemoryPolicy("preferred", frozenset({1})) if SOFT in records else None
     assert adjustment(container_with(*records, stated=stated), node()) == Adjustment(answer, memory_policy=policy)

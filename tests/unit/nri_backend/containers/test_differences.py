@@ -52,7 +52,7 @@ def test_claimed_cpus_must_be_exact_and_the_pool_may_be_narrowed_by_a_parent(
 
 @pytest.mark.parametrize(("seen", "wanted"), [("0-1,4-5", "0-1"), ("4-7", "0-3"), ("2", None)])
 def test_a_lazy_member_leaves_other_cpus_and_gains_none(seen: str, wanted: str | None) -> None:
-    """The member keeps its CPUs that are in the pool. If none is left, it gets the whole pool."""
+    """The member keeps its CPUs that are in the pool. If none remains, it gets the whole pool."""
     assert [f.desired for f in differences(LAZY, Observed(cpus=cpus(seen)))] == ([wanted] if wanted else [])
 
 

@@ -105,7 +105,7 @@ def test_the_quota_of_a_pod_is_raised_for_unthrottled_containers() -> None:
 
 
 def test_limits_of_a_pod_are_not_lowered_while_the_record_of_a_claim_is_lost() -> None:
-    """A container that was known keeps its raise. After the runtime has listed it again its claims are unknown, and no
+    """A container that was known keeps its raise. After the runtime has listed it again, its claims are unknown, and no
     limit is lowered, even if the runtime lists it without its pod.
     """
     one = cpu_record("c1", "cpus=2-3")

@@ -108,7 +108,9 @@ def test_a_claim_is_held_unless_the_kernel_enforces_it(
 
 
 def test_a_pool_of_partitions_alone_is_not_used_while_a_claim_is_held() -> None:
-    """The kernel would give the members of such a pool the CPUs of their parent, which include the held ones."""
+    """The kernel would give the members of such a pool the CPUs of their parent, which include the CPUs held for
+    claims.
+    """
     most = claim("a", "1-5,7")
     assert divided(SHARED, most, by=(running(most, "root"),)).shared == {0}
     assert divided(most, by=(running(most, "root"),)).shared == parse_cpu_list("1-7"), "no claim is held"

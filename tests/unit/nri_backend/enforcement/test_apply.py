@@ -137,7 +137,7 @@ def test_settings_are_applied_to_the_sub_cgroup_of_crun(tree: KernelTree) -> Non
 
 
 def test_a_file_that_cannot_be_read_is_part_of_the_outcome(tree: KernelTree) -> None:
-    """No exception is raised, so that other containers are still audited."""
+    """No exception is raised, so other containers are still audited."""
     tree.path(CGROUP).joinpath("cpuset.cpus.effective").write_text("damaged")
     assert run(tree, cpuset("2-3")).left
 

@@ -199,7 +199,7 @@ async def test_claims_are_not_added_to_a_pod_level_limit_if_the_kubelet_counts_t
 
 
 async def test_claims_are_added_if_the_kubelets_limit_cannot_contain_them(memory: Path) -> None:
-    """The record says that the kubelet counts the claims, but its limit is smaller than the claims."""
+    """According to the record, the kubelet counts the claims, but its limit is smaller than the claims."""
     claims = {"work": tuple(one.model_copy(update={"counted": True}) for one in (PAGES, CPUS))}
     async with enforcing(Node(memory)) as node:
         node.pod_quota = "100000"

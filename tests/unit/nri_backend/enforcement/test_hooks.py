@@ -373,8 +373,8 @@ async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memo
 
 
 async def test_a_standby_rejects_the_start_of_a_claim_container_that_is_not_pinned(memory: Path) -> None:
-    """At the creation the standby may be called before the active instance. At the start the cgroup shows what the
-    active instance has done.
+    """At the creation, the standby may be called before the active instance. At the start, the cgroup shows the active
+    instance's changes.
     """
     node = Node(memory)
     env = node.claim(ONE)

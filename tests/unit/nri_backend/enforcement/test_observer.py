@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance that only observes reports exactly what an audit would write, and its hooks change nothing."""
+"""An instance that only observes reports exactly the values that an audit would write, and its hooks change nothing."""
 
 import contextlib
 import os
@@ -76,7 +76,9 @@ def drift(node: Node, chance: random.Random, paths: list[str]) -> None:
 @pytest.mark.parametrize("tree", [KernelTree, PartitionTree])
 @pytest.mark.parametrize("seed", range(8))
 async def test_an_audit_writes_what_was_reported(tmp_path: Path, seed: int, tree: type[KernelTree]) -> None:
-    """With random pods, claims and drift, a pass changes no file, and audits then write exactly what it reported."""
+    """With random pods, claims and drift, a pass changes no file, and audits then write exactly the reported
+    changes.
+    """
     chance = random.Random(seed)
     node = Node(tmp_path, guard=chance.random() < 0.5, tree=tree)
     await node.enforcer.activate()

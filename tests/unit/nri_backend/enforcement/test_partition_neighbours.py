@@ -112,7 +112,7 @@ async def test_an_attempt_that_was_never_started_does_not_block_the_partition_of
         assert (node.partition(second), node.cpus(second)) == ("isolated", "2-3")
         assert node.kernel.get(first, "cpuset.cpus") == "1,4-7"
         assert (node.reports["first"].claims, node.reports["first"].state) == ((), "created")
-        # If the runtime starts it after the second one has ended, it gets its claim.
+        # If the runtime starts the first container after the second one has ended, the first one gets its claim.
         await node.stop("second")
         await node.enforcer.start_container(pod("p1"), stored)
         assert (node.partition(first), node.cpus(first)) == ("isolated", "2-3")

@@ -58,7 +58,7 @@ async def test_a_claim_container_becomes_a_partition_and_no_other_container_is_w
 
 
 async def test_without_reserved_cpus_a_container_gets_no_cpuset_until_a_claim_is_held(tmp_path: Path) -> None:
-    """The container's cpuset stays empty, so that CPUs that come online are added."""
+    """The container's cpuset stays empty, so CPUs that come online are added."""
     async with enforcing(Node(tmp_path, reserved="", tree=PartitionTree)) as node:
         _, answer = await node.create("plain", of="p2")
         assert answer.resources.cpus == ""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After a restart the backend reads from its enforcement records what it had enforced. No pod can forge a record."""
+"""After a restart the backend reads from its enforcement records which claims it had enforced. No pod can forge a
+record.
+"""
 
 import asyncio
 import errno
@@ -178,7 +180,7 @@ async def test_writing_one_enforcement_record_does_not_end_the_problem_of_anothe
 
 
 async def test_the_problem_of_an_unwritten_record_ends_with_its_container(memory: Path) -> None:
-    """Nothing is left to write, although the directory is still not writable."""
+    """Nothing remains to be written, although the directory is still not writable."""
     async with enforcing(Node(memory)) as node:
         (memory / "enforcement-records").write_text("in the way")
         await node.run("claim", *node.claim(ONE))

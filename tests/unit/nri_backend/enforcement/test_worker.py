@@ -47,7 +47,7 @@ async def hanging() -> AsyncIterator[HangingSteps]:
 
 
 async def test_later_jobs_pass_by_a_step_that_hangs(hanging: HangingSteps) -> None:
-    """The rest of the hung job is left to the next one.
+    """The next job does the rest of the hung job's work.
 
     A step with the name of the hung one starts after that has ended.
     """
@@ -114,7 +114,7 @@ async def test_without_a_late_result_the_caller_is_not_called(
 
 
 async def test_a_hook_gets_the_result_of_its_own_step_that_is_passed_by(hanging: HangingSteps) -> None:
-    """The step is not repeated: on a slow machine it would take too long each time."""
+    """The step is not repeated: on a slow machine, it would take too long each time."""
     worker = CgroupWorker(lambda: None)
     hook = asyncio.create_task(worker.finish("a", lambda: hanging.step("a", hangs=True)))
     await eventually(lambda: "a" in worker.stuck)

@@ -8,8 +8,8 @@ from nri_backend.host_isolation.plan import OriginalAffinity
 
 
 def test_the_file_has_the_keys_of_earlier_releases(tmp_path: Path) -> None:
-    """An upgrade with running claims must be able to restore what the previous release has stored, and so must a
-    downgrade.
+    """An upgrade with running claims must be able to restore the values that the previous release has stored, and so
+    must a downgrade.
     """
     path = tmp_path / "interrupts.json"
     two, three = frozenset({2}), frozenset({3})

@@ -130,7 +130,9 @@ def test_the_guard_forbids_reservations_without_a_hugepage_limit(
 
 
 def test_a_guard_in_force_does_not_read_the_limits_of_the_pod() -> None:
-    """This saves the audit reading files of every pod. A size without a file cannot be reserved and needs no guard."""
+    """The audit thus does not have to read files of every pod. A size without a file cannot be reserved and does not
+    require a guard.
+    """
 
     def never() -> dict[int, Limit]:
         raise AssertionError("the limits of the pod were read")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The set of cgroups that a watch follows. Real events need a real kernel and are tested in tests/node."""
+"""The set of cgroups that a watch follows. Real events require a real kernel and are tested in tests/node."""
 
 import asyncio
 from collections.abc import AsyncIterator

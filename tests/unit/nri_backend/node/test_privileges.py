@@ -192,7 +192,7 @@ def test_a_probe_whose_cgroup_another_instance_removes_is_repeated(tmp_path: Pat
 def test_a_probe_without_a_result_is_logged_and_no_obstacle(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: str | None
 ) -> None:
-    """Linux 6.7 to 6.11 give the same reason in both cases, or the probe fails."""
+    """Linux 6.7 to 6.11 report the same reason in both cases, or the probe fails."""
     tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
     if answer is None:
         (tmp_path / "sys/devices/system/cpu/possible").unlink()

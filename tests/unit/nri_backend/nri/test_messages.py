@@ -96,7 +96,7 @@ def test_only_fields_that_runtimes_apply_and_the_driver_owns_are_sent() -> None:
 
 
 def test_an_adjustment_contains_only_the_fields_that_it_sets() -> None:
-    """The adjustment of a standby is empty, so that it cannot conflict with that of the active instance."""
+    """A standby's adjustment is empty, so it cannot conflict with that of the active instance."""
     assert write_adjustment(Adjustment()).SerializeToString() == b""
     message = write_adjustment(Adjustment(env={"A": "b=c"}))
     assert [(entry.key, entry.value) for entry in message.env] == [("A", "b=c")]

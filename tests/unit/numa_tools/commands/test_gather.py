@@ -59,7 +59,9 @@ def contents(archive: Path) -> dict[str, str]:
 
 
 def unpack(tar: tarfile.TarFile, into: Path) -> None:
-    """Unpacks an archive of this project as the program tar does. The module's filters need Python 3.11.4."""
+    """Unpacks an archive of this project as the program tar does. The tarfile module's filters require Python
+    3.11.4.
+    """
     for one in tar:
         content = tar.extractfile(one)
         (into / one.name if content is None else (into / one.name).parent).mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from tests.strategies.machines import machine
 EXAMPLES = Path(__file__).parents[4] / "examples"
 FITTING = "32intel64-2p8co2t+8ve"
 """Two NUMA nodes with 8 cores of two threads each."""
-# What each example needs in addition to the machine, as its README says.
+# Objects that each example needs in addition to the machine, according to its README.
 CONFIGS: dict[str, dict[str, Any]] = {
     "slurm-bridge": {"cpuDeviceMode": "individual"},
     "named-cpus": {"allocator": "external"},
@@ -96,7 +96,7 @@ def reasons(outcome: Any) -> str:
     "path", [*EXAMPLES.glob("*.yaml"), *EXAMPLES.glob("existing-pods/*.yaml")], ids=lambda path: path.stem
 )
 def test_every_example_fits(path: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The machine has what the example needs, together with the classes and slices of other drivers."""
+    """The machine has the devices that the example needs, and the classes and slices of other drivers exist."""
     config = written(tmp_path / "config.yaml", CONFIGS.get(path.stem, {}))
     single = {"metadata": {"name": "dra.cpu"}, "kind": "DeviceClass"}
     single["spec"] = {
@@ -136,7 +136,7 @@ def test_replicas_are_simulated_one_after_another(root: Path, capsys: pytest.Cap
 def test_a_node_that_only_observes_is_reported_as_one_that_refuses_claims(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The result is that of the node once it enforces, and the last line says that it refuses claims until then."""
+    """The result is that of the node once it enforces, and the last line states that it refuses claims until then."""
     arguments = ["--host-root", str(root), "--pod", str(EXAMPLES / "one-numa-node.yaml")]
     observing = [*arguments, "--config", written(tmp_path / "config.yaml", {"enforcement": "observe"})]
     outcomes = [run(capsys, *one)[1] for one in (arguments, observing)]
@@ -230,7 +230,7 @@ def test_an_unknown_outcome_names_the_selector(root: Path, tmp_path: Path, capsy
 
 
 def test_standard_input(root: Path) -> None:
-    """``-`` is standard input, so that rendered manifests can be piped into the command."""
+    """``-`` is standard input, so rendered manifests can be piped into the command."""
     command = [sys.executable, "-m", "numa_tools", "simulate", "-o", "json", "--host-root", str(root), "--pod", "-"]
     data = (EXAMPLES / "cpus.yaml").read_bytes()
     ran = subprocess.run(command, input=data, capture_output=True, check=True, timeout=30)

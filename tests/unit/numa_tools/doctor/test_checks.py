@@ -42,7 +42,7 @@ async def verdicts(node: AilingNode) -> dict[str, Verdict]:
 
 
 async def test_a_good_node_has_no_findings(node: AilingNode) -> None:
-    """The summary says that every check is good."""
+    """The summary reports that every check is good."""
     found = await verdicts(node)
     assert {name: one.findings for name, one in found.items() if one.result != "good"} == {}
     assert findings_text([*found.values()], "n") == f"n: {len(CHECKS)} good, of {len(CHECKS)} checks"
@@ -344,7 +344,7 @@ def test_text_from_others_stays_on_its_line() -> None:
 
 
 async def test_a_fault_in_a_check_hides_no_other() -> None:
-    """A check that raises an exception is unknown, and its text says so."""
+    """A check that raises an exception is unknown, and its text reports the exception."""
     (finding,) = Check("a.b", "Fine.", (), lambda: 1 / 0).run(None)  # type: ignore[arg-type, return-value]
     assert finding.level is Level.UNKNOWN
     assert "ZeroDivisionError" in finding.why

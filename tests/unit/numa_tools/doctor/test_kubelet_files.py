@@ -318,7 +318,7 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", PARTLY)
 def test_missing_sources_are_named(name: str, tmp_path: Path) -> None:
-    """The settings that were found are used, and the reason says why the configuration is incomplete."""
+    """The settings that were found are used, and the reason states why the configuration is incomplete."""
     files, settings, why = PARTLY[name]
     reading = read_files(str(written(tmp_path, files)), ROOT)
     assert settings_of(reading) == settings

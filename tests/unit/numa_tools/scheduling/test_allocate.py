@@ -427,7 +427,7 @@ def test_a_claim_has_32_devices_at_most() -> None:
 
 
 def test_alternatives_are_chosen_so_that_a_claim_keeps_within_32_devices() -> None:
-    """Earlier requests use smaller alternatives if later ones need the room, without trying all devices."""
+    """Earlier requests use smaller alternatives if later requests need the capacity, without trying all devices."""
     search = searching(*(device(f"d{n:02}", allowMultipleAllocations=True) for n in range(30)))
     many, few = {**ONE, "name": "many", "count": 17}, {**ONE, "name": "few", "count": 15}
     either = chosen(search, {"name": "r", "firstAvailable": [many, few]}, wish("s", count=16))
@@ -529,8 +529,8 @@ _claims = st.builds(
 
 @given(_devices, st.lists(_claims, min_size=1, max_size=4))
 def test_the_result_agrees_with_the_fake_scheduler(devices: list[dict[str, Any]], claims: list[dict[str, Any]]) -> None:
-    """Both are independent implementations of the same rules and give every claim the same devices and amounts, or
-    none.
+    """Both are independent implementations of the same rules and allocate the same devices and amounts to every claim,
+    or none.
     """
     search, published = searching(*devices), slices(*devices)
     before: list[dict[str, Any]] = []

@@ -34,7 +34,7 @@ def calls(module: ModuleType) -> Iterator[tuple[str, str, str]]:
 
 
 def values(module: ModuleType, argument: ast.expr) -> tuple[str, ...]:
-    """Returns the possible values of an argument of Call, by its constant or the module's."""
+    """Returns the possible values of an argument of Call, which is a literal or one of the module's constants."""
     if isinstance(argument, ast.Starred):
         return values(module, argument.value)
     found = getattr(module, argument.id, "") if isinstance(argument, ast.Name) else getattr(argument, "value", "")

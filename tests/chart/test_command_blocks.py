@@ -18,7 +18,7 @@ def test_every_block_is_run_or_has_a_reason(page: str) -> None:
 
 
 def test_a_mark_with_a_typing_error_is_rejected() -> None:
-    """Otherwise the block would run in the wrong place, or be skipped without a reason."""
+    """With an accepted typo, the block would run in the wrong place, or be skipped without a reason."""
     source = "<!-- not run -->\n```sh\nkind create cluster\n```\n"
     with pytest.raises(documented.MarkError, match=r"docs/install\.md:2"):
         documented.blocks_of("install", source)

@@ -27,7 +27,7 @@ PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("*.md"), ROOT / "exa
 
 
 def rows() -> dict[str, str]:
-    """Returns the rows of the table of keys: key to default, as written."""
+    """Returns the rows of the key table: key to default, as written."""
     table = "|" + CONFIGURATION.split("## Keys")[1].split("\n\n|")[1].split("\n\n")[0]
     found = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE)
     assert len(found) == len(table.splitlines()) - 2
@@ -64,7 +64,7 @@ def test_the_page_names_every_attribute(group_by: str) -> None:
 
 
 def test_tables_of_a_setting_list_its_words() -> None:
-    """A table whose first heading is a key or a parameter has a row for each of its words, and no other row."""
+    """A table whose first heading is a key or a parameter has exactly one row for each of its words."""
     fields = {field.alias or name: field for model in (CpuConfig, Config) for name, field in model.model_fields.items()}
     words = {key: choices(field.annotation) for key, field in fields.items()}
     tables = [
@@ -99,7 +99,7 @@ def test_documented_values_exist() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_are_valid(page: Path) -> None:
-    """A relative link points to an existing file, and its anchor to a heading of it."""
+    """A relative link points to an existing file, and its anchor to a heading in that file."""
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#:]*(?:#[^)]*)?)\)", prose):
         path, _, anchor = target.partition("#")

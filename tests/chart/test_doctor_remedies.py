@@ -64,7 +64,7 @@ def named(pattern: str) -> set[Any]:
 
 
 def keys_of(model: type[BaseModel]) -> Iterator[str]:
-    """Returns the keys of a section of the configuration and of its subsections."""
+    """Returns the keys of a configuration section and its subsections."""
     for name, field in model.model_fields.items():
         yield field.alias or name
         inner = [field.annotation, *getattr(field.annotation, "__args__", ())]
@@ -105,7 +105,7 @@ def test_keys_in_texts_exist() -> None:
 
 
 def test_chart_values_in_texts_exist() -> None:
-    """Each exists at its path and has the type of the value in the text."""
+    """Each value exists at its path and has the type of the value in the text."""
     tree = values()
     found = [
         one

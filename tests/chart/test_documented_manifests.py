@@ -114,8 +114,8 @@ def test_documented_manifests_are_accepted_by_simulate(
 def test_a_value_with_the_wrong_yaml_type_is_rejected_by_policy_and_driver(
     section: str, field: str, word: str, node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The policy rejects it at `kubectl apply`, and the driver if the policy is disabled. Both messages contain the
-    field.
+    """The policy rejects the value at `kubectl apply`; if the policy is disabled, the driver refuses the claim. Both
+    messages contain the field.
     """
     text = parameter(section, field, word)
     judged = judge(POLICY, "CREATE", json.loads(helm_json(text)))

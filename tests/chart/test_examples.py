@@ -292,7 +292,7 @@ def test_kueue_counts_the_claims_of_the_job() -> None:
 
 
 def test_every_expected_example_exists() -> None:
-    """There is one for each common use case."""
+    """There is an example for each common use case."""
     wanted = "cpus memory hugepages-2m hugepages-1g one-numa-node nic-same-node gpu-same-node"
     assert {path.stem for path in EXAMPLES} >= {
         *wanted.split(),

@@ -136,7 +136,7 @@ async def test_older_servers_drop_the_extended_resource_name(version: str) -> No
 
 
 def test_the_parameters_of_the_class_are_accepted() -> None:
-    """The chart's own policy and the driver accept them."""
+    """The chart's own policy and the driver accept the parameters."""
     single = next(one for one in classes(RESOURCE) if one["metadata"]["name"] == "dra.cpu-single")
     assert single["spec"]["config"][0]["opaque"]["parameters"]["cpuConfig"] == {"sharing": "pod"}
     assert only([single], "DeviceClass")["spec"]["selectors"][0]["cel"]["expression"].endswith(".cpuID)")

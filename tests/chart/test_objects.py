@@ -238,13 +238,15 @@ def test_memory_is_limited_and_cpu_time_is_not(name: str) -> None:
 
 
 def test_the_drivers_pods_start_where_the_plugin_is_required() -> None:
-    """Otherwise the runtime would wait for a plugin that only this pod can start."""
+    """If the driver's own pods required the plugin, the runtime would wait for a plugin that only they can start."""
     annotations = only(render(), "DaemonSet")["spec"]["template"]["metadata"]["annotations"]
     assert annotations[TOLERATE_MISSING_ANNOTATION] == "true"
 
 
 def test_the_network_policy_allows_only_metrics_and_the_api_server() -> None:
-    """By default no client can reach the enforcing process; addresses and ports of the API server can be configured."""
+    """By default, no client can reach the enforcing process; addresses and ports of the API server can be
+    configured.
+    """
     policy = only(render(), "NetworkPolicy")["spec"]
     assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": "frontend"}]}]
     assert policy["egress"] == [{"ports": [{"protocol": "TCP", "port": port} for port in (443, 6443)]}]

@@ -88,7 +88,7 @@ SHOWN = shown()
 
 
 def of(program: str) -> list[tuple[str, list[str]]]:
-    """Returns the arguments of each use of a program, with the page."""
+    """Returns the arguments of each call of a program, with its page."""
     names = program.split()
     return [(page, words[len(names) :]) for page, words in SHOWN if words[: len(names)] == names]
 

@@ -70,7 +70,7 @@ def test_printed_text_is_read_as_the_same_text(words: list[str]) -> None:
 
 @pytest.mark.parametrize("word", [".inf", "-.Inf", ".NaN"])
 def test_a_number_that_json_cannot_represent_is_rejected(word: str) -> None:
-    """The cluster could not store it."""
+    """The cluster could not store the number."""
     with pytest.raises(HelmError):
         helm_value(f"key: {word}")
     with pytest.raises(ConfigError, match=r"line 1: .* is not a JSON number"):

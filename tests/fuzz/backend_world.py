@@ -183,7 +183,7 @@ class Instance:
         self.task = asyncio.create_task(self.enforcer.run_forever())
 
     async def bury(self) -> None:
-        """Ends the instance abruptly, and closes the files that only the end of its process would close."""
+        """Ends the instance abruptly, and closes the files that would only be closed by the end of its process."""
         self.power.dead = True
         self.task.cancel()
         await asyncio.wait({self.task})
@@ -193,7 +193,7 @@ class Instance:
 
 
 class World:
-    """The node. Its methods are the actions of its parts; none of them checks the backend."""
+    """The node. Its methods are the actions of the node's parts; none of them checks the backend."""
 
     def __init__(self, root: Path, config: Config, *, partitions: bool) -> None:
         self.root, self.cdi, self.config = root, root / "cdi", config

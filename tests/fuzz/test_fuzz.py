@@ -18,7 +18,7 @@ from tests.fuzz.virtual_time import run
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_no_input_makes_a_parser_fail(target: Target) -> None:
-    """The inputs are nearly correct ones, and ones with faults in their bytes."""
+    """The inputs are nearly correct, or have faults in their bytes."""
 
     @settings(SHORT, max_examples=target.examples)
     @given(inputs(target))
@@ -79,7 +79,7 @@ def test_permitted_exceptions_are_not_failures(tmp_path: Path) -> None:
 
 
 def test_a_failing_trace_is_reduced_to_the_events_that_it_needs() -> None:
-    """The head stays, and the failure needs one event after another one."""
+    """The head stays, and the failure requires two events in this order."""
 
     def parse(data: bytes) -> None:
         assert not (data[:1] == b"h" and b"b" in data[1::2].partition(b"a")[2])

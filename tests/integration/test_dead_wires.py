@@ -774,7 +774,7 @@ _OPERATORS = {"==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": opera
 
 
 def could_fire(expression: str, witness: Witness) -> bool:
-    """Returns True if samples of an instance were seen that make each comparison true; a rate needs a counter above
+    """Returns True if an instance's samples were seen that make each comparison true; a rate needs a counter above
     0.
     """
     if "last_over_time" in expression:
@@ -852,7 +852,7 @@ def test_every_metric_is_documented(played: Played) -> None:
 
 @pytest.mark.parametrize("alert", alerts())
 def test_every_alert_can_fire(played: Played, alert: str) -> None:
-    """Samples were observed that make its expression true."""
+    """Samples were observed that make the alert's expression true."""
     assert could_fire(alerts()[alert], played[0]) or excused(alert), alerts()[alert]
 
 
@@ -864,7 +864,7 @@ def test_every_field_of_a_document_can_be_provoked(played: Played, path: str) ->
 
 @pytest.mark.parametrize("code", [*StatusCode, *BackendCode])
 def test_every_code_of_the_status_can_be_provoked(played: Played, code: StatusCode | BackendCode) -> None:
-    """A scenario produces it as the code of a problem or warning, or as the cause of one."""
+    """A scenario produces the code as that of a problem or warning, or as the cause of one."""
     kinds, fields = ("problems", "warnings"), ("code", "cause")
     found = [played[0].values[f"/v1/status.{kind}[].{field}"] for kind in kinds for field in fields]
     assert any(code in codes for codes in found) or excused(code)

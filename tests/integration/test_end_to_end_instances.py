@@ -76,7 +76,7 @@ def test_all_processes_die_and_the_claim_files_are_lost(open_stage: OpenStage) -
 
 
 def test_the_backends_lock_directory_is_private(open_stage: OpenStage) -> None:
-    """Only root can enter it. A backend that loses the lock exits."""
+    """Only root can enter the directory. A backend that loses the lock exits."""
     stage = open_stage()
     run = stage.paths.run_dir
     instance = stage.add_ready_instance()

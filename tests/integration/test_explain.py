@@ -140,7 +140,9 @@ def test_unknown_subjects_are_reported(flags: list[str]) -> None:
 
 
 def test_a_masked_archive_is_explained(stage: Stage, flags: list[str], tmp_path: Path) -> None:
-    """None of its files contains a name from the cluster, and a claim's resources are explained as on the node."""
+    """None of the archive's files contains a name from the cluster, and a claim's resources are explained as on the
+    node.
+    """
     with claim_pod(stage, "billing-7f9", cpus(4), hugepages(4 << 20)) as pod:
         pod.prepare()
         pod.run("ledger")

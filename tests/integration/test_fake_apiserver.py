@@ -71,7 +71,7 @@ INVALID = {
 
 @pytest.mark.parametrize("name", INVALID)
 def test_invalid_slices_are_refused(name: str) -> None:
-    """Each violated validation rule gives a 422 with its cause."""
+    """Each violated validation rule results in a 422 with its cause."""
     with pytest.raises(ApiError) as caught:
         check(INVALID[name])
     assert caught.value.code == 422
@@ -87,7 +87,7 @@ def test_a_valid_slice_is_returned_in_the_servers_form() -> None:
 
 
 def test_fields_of_a_disabled_gate_are_dropped() -> None:
-    """Without DRAConsumableCapacity the device is stored as an unshared one, without an error."""
+    """Without DRAConsumableCapacity the device is stored as unshared, without an error."""
     (stored,) = check(document(shared(default="1Mi")), DRAConsumableCapacity=False)["spec"]["devices"]
     assert stored == {"name": "d", "capacity": {"size": {"value": "8Gi"}}}
 

@@ -84,7 +84,7 @@ def test_keys_are_literal() -> None:
 
 
 def test_a_count_takes_several_devices() -> None:
-    """Each of them has the requested amount."""
+    """Each device has the requested amount."""
     two = {"name": "cpu", "exactly": {"deviceClassName": "cpu", "count": 2, "capacity": {"requests": {"cpu": "5"}}}}
     assert [one[1] for one in results(allocate(claim(two), PUBLISHED, CLASSES))] == ["cpu0", "cpu1"]
 

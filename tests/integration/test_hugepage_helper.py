@@ -270,6 +270,6 @@ def test_a_caller_that_sends_nothing_does_not_stop_the_helper(node: Node) -> Non
 
 
 def test_the_helper_ends_on_a_signal(node: Node) -> None:
-    """As the first process of its container it would otherwise be killed after the grace period."""
+    """As the first process of its container, the helper would otherwise be killed after the grace period."""
     assert node.helper.stop() == 0
     node.start_helper()

@@ -134,8 +134,8 @@ async def test_the_plugin_reconnects_after_every_restart_of_the_runtime(tmp_path
 
 
 async def test_a_snapshot_of_500_containers_is_answered_within_200_ms(tmp_path: Path) -> None:
-    """The runtime applies a single timeout of 2 s to all of it and blocks the node in the meantime. The fastest of
-    three runs counts.
+    """The runtime applies a single timeout of 2 s to the whole snapshot and blocks the node in the meantime. The
+    fastest of three runs counts.
     """
     seconds = []
     for attempt in range(3):

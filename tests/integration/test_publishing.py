@@ -342,8 +342,8 @@ async def test_other_dropped_fields_are_reported_once(rig: Rig, pool: list[Docum
 
 
 async def test_a_device_is_not_published_without_its_binding_conditions(rig: Rig) -> None:
-    """Otherwise a pod would be bound at once and wait for pages that may never exist. When the gate is on, the device
-    is published.
+    """Without the conditions, a pod would be bound at once and wait for pages that may never exist. When the gate is
+    on, the device is published.
     """
     conditions: dict[str, Any] = {"bindingConditions": ["a.b/done"], "bindingFailureConditions": ["a.b/failed"]}
     pool = {NODE: [wanted(device("a"), device("b", bindsToNode=True, **conditions))]}

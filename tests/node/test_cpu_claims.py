@@ -95,8 +95,8 @@ def test_a_claim_shared_in_a_pod(cluster: Cluster) -> None:
 
 
 def test_one_claim_with_cpus_of_both_numa_nodes(cluster: Cluster) -> None:
-    """A container that uses one request of a claim gets its CPUs, and one that uses both gets both; its variables
-    contain the CPUs.
+    """A container that uses one request of a claim gets that request's CPUs, and one that uses both requests gets the
+    CPUs of both; its variables contain the CPUs.
     """
     near, far = cpus(2, "near", numa_node=0), cpus(3, "far", numa_node=1)
     db = cluster.pod(near, far, aligned=False, config=[cpu_config(sharing="pod")])

@@ -82,7 +82,7 @@ def test_a_container_whose_settings_cannot_be_applied_is_rejected(cluster: Clust
 @pytest.mark.core
 @in_pool_mode
 def test_foreign_writes_are_repaired(cluster: Cluster) -> None:
-    """A wrong cpuset of a claim container or a plain one lasts about a second, a wrong page limit about five."""
+    """A wrong cpuset of a claim container or a plain container lasts about a second, a wrong page limit about five."""
     plain = cluster.node.pod("web").run()
     db = cluster.pod(cpus(2), memory(16 * MIB), hugepages(2 * MIB))
     box = db.run()

@@ -2,8 +2,8 @@
 """Every manifest of examples/ runs on a node with the driver as the chart installs it, and gets the resources that it
 requests.
 
-The resources of each container are read from the kernel, inside and outside of it, and compared with the record of its
-claim.
+Each container's resources are read from the kernel, inside and outside the container, and compared with its claim's
+record.
 """
 
 from collections.abc import Iterator

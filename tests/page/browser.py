@@ -39,7 +39,7 @@ class Tab:
         self._socket = socket
         self._numbers = itertools.count(1)
         self.errors: list[str] = []
-        """What went wrong in the page: exceptions, errors of the console, violations of its Content-Security-Policy."""
+        """Errors of the page: exceptions, console errors, and violations of its Content-Security-Policy."""
 
     async def call(self, method: str, **parameters: Any) -> Any:
         """Calls a method of the protocol and returns its result."""

@@ -252,8 +252,8 @@ async def test_a_usage_error_is_one_line(plugin: Plugin, words: list[str]) -> No
 
 
 async def test_a_pod_is_explained(plugin: Plugin) -> None:
-    """The output contains the resources of its claims; for a pending claim it contains the request and where most of it
-    is free.
+    """The output contains the resources of its claims; for a pending claim, it contains the request and the device with
+    the most free resources.
     """
     wants = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": "6"}}}
     waiting = {"metadata": {"name": "big"}, "spec": {"devices": {"requests": [{"name": "cpus", "exactly": wants}]}}}

@@ -106,7 +106,7 @@ def env_of(record: AllocationRecord, *requests: str) -> tuple[str, ...]:
 
 
 def report(id_: str = "c", state: str = "running", **more: Any) -> ContainerReport:
-    """Returns the backend's report of a container of pod ``pod-1``, with additional fields by their JSON names."""
+    """Returns the backend's report about a container of pod ``pod-1``, with additional fields by their JSON names."""
     known = {"id": id_, "name": "work", "podUid": "pod-1", "podNamespace": "ns", "podName": "p", "state": state}
     return ContainerReport.model_validate(known | more)
 

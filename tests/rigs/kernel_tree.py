@@ -18,7 +18,7 @@ SIZES = (2 * MI, 1 << 30)
 class KernelTree(CgroupTree):
     """A tree of directories and plain files.
 
-    After each write, the effective sets of the cgroup and of its descendants are computed, as the kernel does.
+    After each write, the effective sets of the cgroup and its descendants are computed as in the kernel.
     """
 
     def __init__(self, root: Path, online: str = "0-7", nodes: str = "0-1") -> None:
@@ -119,7 +119,7 @@ class KernelTree(CgroupTree):
         return super().children(path)
 
     def settle(self, path: str) -> None:
-        """Computes the effective sets of a cgroup and of its descendants."""
+        """Computes the effective sets of a cgroup and its descendants."""
         self._settle(path)
 
     def _settle(self, path: str) -> None:

@@ -44,7 +44,7 @@ SAMPLES: Final = tuple(_sample(match["name"], match["text"]) for match in _SAMPL
 
 
 def rows(text: str, heading: str) -> list[list[str]]:
-    """Returns the cells of all rows of those tables in a text whose first column has this heading."""
+    """Returns the cells of all rows in a text's tables whose first column has this heading."""
     found: list[list[str]] = []
     for table in re.findall(rf"^\| {heading} \|.*\n\|[-|]+\|\n((?:\|.*\n?)+)", text, re.MULTILINE):
         found += [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table.splitlines()]

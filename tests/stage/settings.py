@@ -25,7 +25,7 @@ CLASSES = {
     f"dra.hugepages-{size}": f'{_HUGEPAGES} && device.attributes["resource.kubernetes.io"].pageSize == "{size}"'
     for size in ("64k", "1m", "2m", "4m", "16m", "32m", "512m", "1g", "2g", "16g")
 }
-"""The CEL expression of each DeviceClass by its name: those of the chart, for every page size."""
+"""CEL expressions of the chart's DeviceClasses, by class name, for every page size."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,7 +262,7 @@ class Stage:
         return "\n".join(process.tail() for process in (*self.stand_ins, *self.processes))
 
     def state(self, path: str, instance: Instance | None = None) -> Any:
-        """Sends a GET to the state socket of one instance, or of the active one."""
+        """Sends a GET to the state socket of an instance, by default the active one."""
         return ask_unix(instance.state_socket if instance else self.paths.run_dir / "state.sock", path)
 
     def held(self, claim_uid: str) -> set[int]:

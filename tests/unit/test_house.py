@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of the number of fields counts the attributes that an object of a class stores."""
+"""The check for too many fields counts the attributes that an object of a class stores."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_names_that_methods_assign_are_fields(tmp_path: Path) -> None:
 
 
 def test_fields_of_a_base_class_are_included(tmp_path: Path) -> None:
-    """Otherwise a class could evade the limit by being split into a base class and a subclass."""
+    """If they were not, a class could evade the limit by being split into a base class and a subclass."""
     body = "".join(f"    {name}: int\n" for name in _NAMES)
     source = f"class Base:\n{body}class One(Base):\n    field_0: int\n    more: int\n"
     assert _reported(tmp_path, source) == ["One has 13 fields, at most 12"]

@@ -55,7 +55,7 @@ def memory_config(*requests: str, **fields: Any) -> dict[str, Any]:
 
 
 def is_cpu_request(request: Mapping[str, Any]) -> bool:
-    """Returns True if a request, or the first of its alternatives, is for CPUs."""
+    """Returns True if a request, or its first alternative, is for CPUs."""
     exactly = request.get("exactly") or request["firstAvailable"][0]
     return str(exactly["deviceClassName"]) == CPU_DRIVER
 

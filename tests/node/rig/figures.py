@@ -25,7 +25,7 @@ def note(name: str, value: str) -> None:
 class HookTimes:
     """Durations of the runtime's calls, from the backend's histograms in the frontend's /metrics, over all its starts.
 
-    They are sums of histograms; a percentile is the upper edge of its bucket.
+    The durations are sums of histograms; a percentile is the upper edge of its bucket.
     """
 
     def __init__(self) -> None:

@@ -118,12 +118,12 @@ class Container:
 
     @property
     def cgroup(self) -> Cgroup:
-        """Returns the cgroup of its first process, which exists only while it is running."""
+        """Returns the cgroup of the container's first process, which exists only while the container is running."""
         return kernel.cgroup_of(self.process)
 
     @property
     def partition(self) -> str:
-        """Returns the kernel's partition type of its cgroup: member, root, isolated, or the reason why it is
+        """Returns the partition type of the container's cgroup: member, root, isolated, or the reason why it is
         invalid.
         """
         return self.cgroup.read("cpuset.cpus.partition")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances of models share equal sets of field names and of CPUs, and pydantic loads no plugins."""
+"""Instances of models share equal sets of field names and equal sets of CPUs, and pydantic loads no plugins."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def test_pydantic_looks_for_no_plugins() -> None:
 
 
 def test_names_of_unknown_fields_are_not_remembered() -> None:
-    """Otherwise the author of a document could make the cache, and so the process, grow without limit."""
+    """If they were remembered, a document's author could make the cache, and so the process, grow without limit."""
     names = {f"field{number}": "" for number in range(50)}
     first, second = (Owner.model_validate({"podUid": "a", "container": "b", **names}) for _ in range(2))
     assert first == second

@@ -173,7 +173,7 @@ def test_irregular_entries_do_not_affect_other_files(tmp_path: Path, *, thorough
 
 
 def test_a_time_stamp_in_the_future_is_accepted(tmp_path: Path) -> None:
-    """Otherwise, after the clock was set back, every hook would read all files again until the clock has caught up."""
+    """If it were not, every hook would read all files again after the clock was set back, until it has caught up."""
     write_claim(tmp_path, ONE)
     ahead = time.time_ns() + 3600 * LATER
     os.utime(tmp_path, ns=(ahead, ahead))

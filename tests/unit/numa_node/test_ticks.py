@@ -33,7 +33,7 @@ def test_idle_tasks_wake_up_together_with_busy_ones() -> None:
 
 
 def test_unfinished_work_is_repeated_at_the_next_tick() -> None:
-    """Otherwise it is repeated at the next quiet tick."""
+    """Finished work is repeated only at the next quiet tick."""
     left, called = [True, True, False, False, None], list[float]()
 
     async def work() -> bool | None:
@@ -51,7 +51,7 @@ def test_unfinished_work_is_repeated_at_the_next_tick() -> None:
 
 
 def test_a_quiet_tick_is_a_tick() -> None:
-    """Otherwise a quiet task would wake up alone."""
+    """If it were not, a quiet task would wake up alone."""
     assert QUIET_SECONDS % TICK_SECONDS == 0
 
     async def program() -> None:

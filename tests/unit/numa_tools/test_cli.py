@@ -181,8 +181,8 @@ def test_the_service_imports_the_command_line_and_no_tool() -> None:
 
 
 def test_importing_the_service_runs_no_full_collection() -> None:
-    """Otherwise about a dozen full garbage collections would each visit all objects. The event loop is not started
-    here.
+    """Without this measure, about a dozen full garbage collections would each visit all objects. The event loop is not
+    started here.
     """
     program = (
         "import asyncio, gc, sys; from numa_tools.__main__ import main\n"

@@ -63,7 +63,7 @@ class Api(Claims):
         return found
 
     def enforced(self, uid: str) -> str:
-        """Returns status and reason of the Enforced condition of the claim's only device of this driver."""
+        """Returns status and reason of the condition Enforced for the claim's only device of this driver."""
         (entry,) = [one for one in self.entries(uid) if one["driver"].startswith("dra.")]
         condition = next(one for one in entry["conditions"] if one["type"] == "Enforced")
         return f"{condition['status']} {condition['reason']}"

@@ -292,7 +292,9 @@ DEVICE = "hugepages-1g-numa000"
 
 
 async def test_a_device_is_tainted_before_the_claim_is_answered(tmp_path: Path) -> None:
-    """Otherwise the scheduler would choose the same device again. The pages that were allocated so far are freed."""
+    """Without the taint, the scheduler would choose the same device again. The pages that were allocated so far are
+    freed.
+    """
     node = Node(tmp_path, Api())
     node.kernel.most = 1
     node.api.listed = [asked("u", "3Gi")]

@@ -411,7 +411,9 @@ async def test_a_lost_record_is_not_restored_when_it_was_rebuilt_with_other_cpus
 
 
 async def test_the_cpus_of_a_lost_claim_stay_allocated_while_the_claim_cannot_be_read(node: Frontend) -> None:
-    """No container uses it and no process remembers it. The journal contains its CPUs, and the claim gets them back."""
+    """No container uses the claim and no process remembers it. The journal contains its CPUs, and the claim gets them
+    back.
+    """
     held, good = node.cpus("u"), node.api.documents["claim-u"]
     node.file("u").unlink()
     node.api.documents["claim-u"] = {}

@@ -110,7 +110,7 @@ def test_a_pool_that_vanishes_is_forgotten() -> None:
 
 
 def test_samples_are_settled_when_equal_ones_would_change_nothing() -> None:
-    """Until then the machine is read at each tick, so a rise in use takes effect one tick later."""
+    """Until the samples are settled, the machine is read at each tick, so a rise in use takes effect one tick later."""
     pages = HostPages()
     assert pages.is_settled
     pages.sample({KEY: 3})

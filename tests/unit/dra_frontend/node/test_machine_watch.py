@@ -166,7 +166,7 @@ async def test_a_counter_that_cannot_be_read_keeps_its_fault() -> None:
 
 
 def test_a_directory_of_counters_that_cannot_be_listed_keeps_their_faults() -> None:
-    """Otherwise the taint would disappear and come back. Counters of other kinds are still read."""
+    """Without this, the taint would disappear and come back. Counters of other kinds are still read."""
     host = Host(small_machine().changed(edac(0, "F19h", ue=1)))
     errors = ErrorWatch(host, HardwareErrors(), lambda: 0.0)
     errors.read(discover(host))
@@ -218,7 +218,9 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
 
 
 async def test_an_unreadable_machine_at_the_start_is_waited_for() -> None:
-    """Until then no inventory exists, which differs from an empty one. Changes since the start are not missed."""
+    """Until the machine can be read, no inventory exists, which differs from an empty one. Changes since the start are
+    not missed.
+    """
     rig = Rig()
     rig.host.change({"cpu/online": "?"})
     watch = MachineWatch(rig.host, MemoryTree({}), Config(), "n", lambda: Ledger({}))

@@ -40,6 +40,6 @@ def test_a_write_has_the_requested_time_and_more(hung: Callable[[float, float], 
 
 
 def test_a_check_ends_before_the_next_one_is_due(tmp_path: Path) -> None:
-    """Otherwise a hung helper would be checked without a pause."""
+    """If a check took longer, a hung helper would be checked without a pause."""
     pools = HelperPools(KernelPools(HostTree(tmp_path)), str(tmp_path / "pools.sock"))
     assert pools._check_seconds == 5.0 < on_demand._CHECK_SECONDS

@@ -252,7 +252,7 @@ SPREAD = CpuParameters(strategy="spread")
     ],
 )
 def test_the_cpus_of_a_claim(found: Machine, gone: str, count: int, wish: CpuParameters | None, expected: str) -> None:
-    """Of all suitable sets, the one that leaves most for the next claim is chosen."""
+    """Of all suitable sets, the one that leaves the most CPUs for the next claim is chosen."""
     offered = found.numa_nodes[0].cpus if found is TWO_SOCKETS else found.online
     assert format_cpu_list(allocate(offered, parse_cpu_list(gone), count, found, wish)) == expected
 

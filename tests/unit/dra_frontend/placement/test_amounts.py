@@ -13,8 +13,8 @@ givers = st.lists(st.frozensets(st.integers(0, 8)).map(lambda amounts: amounts |
 
 @given(givers, st.integers(1, 20), st.integers(0, 4))
 def test_shares_are_as_even_as_can_be(amounts: list[frozenset[int]], need: int, widest: int) -> None:
-    """Of all ways to make up the amount, one with the smallest difference is chosen, and none above the permitted
-    difference.
+    """Of all ways to make up the amount, one with the smallest difference is chosen, and none that exceeds the
+    permitted difference.
     """
     spreads = [max(shares) - min(shares) for shares in product(*amounts) if sum(shares) == need]
     best = min(spreads, default=widest + 1)

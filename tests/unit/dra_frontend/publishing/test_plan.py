@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which slices are written and deleted, and when two slices are equal."""
+"""The slices that are written and deleted, and the equality of slices."""
 
 import copy
 from collections.abc import Sequence

@@ -220,7 +220,7 @@ def without_texts(entitlement: Entitlement) -> Entitlement:
 
 @given(containers_claims(), st.data())
 def test_the_order_of_the_claims_does_not_change_their_sum(claims: Sequence[Held], data: st.DataObject) -> None:
-    """Only the order of the claims and the fault that is named first depend on it."""
+    """Only the order of the listed claims and the first named fault depend on the order."""
     shuffled = data.draw(st.permutations(claims))
     assert without_texts(entitlement_from(shuffled)) == without_texts(entitlement_from(claims))
 

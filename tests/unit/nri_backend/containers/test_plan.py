@@ -179,7 +179,7 @@ def test_the_plan_of_a_quick_audit_contains_no_limits() -> None:
 
 
 def test_a_start_keeps_the_protection_of_other_containers_in_the_pod() -> None:
-    """The start of a container writes the cgroup of its pod. The limit includes the claims of siblings but not those of
+    """A container's start writes the cgroup of its pod. The limit includes the claims of siblings but not those of
     other pods.
     """
     one, far = (

@@ -167,7 +167,7 @@ async def test_containers_that_started_without_an_instance_are_moved_after_a_syn
 
 
 async def test_the_first_claim_after_a_synchronization_waits_for_the_audit(node: Node) -> None:
-    """Until then the CPUs of the listed containers are unknown."""
+    """Until the audit has run, the CPUs of the listed containers are unknown."""
     listed = [(f"plain-{n}", "p5") for n in range(5)]
     paths = [node.make_cgroups(pod("p5"), container(i, of="p5")) for i, _ in listed]
     env = node.claim(ONE)
@@ -321,7 +321,7 @@ class FaultyTree(KernelTree):
 
 
 async def test_an_unforeseen_error_in_the_first_audit_does_not_end_the_process(memory: Path) -> None:
-    """Otherwise the process would end after each restart while the cause exists."""
+    """If the error ended the process, the process would end after each restart while the cause exists."""
     node = Node(memory, tree=FaultyTree)
     assert isinstance(node.kernel, FaultyTree)
     env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
@@ -339,7 +339,7 @@ async def test_an_unforeseen_error_in_the_first_audit_does_not_end_the_process(m
 
 
 async def test_a_full_audit_that_ended_with_an_unforeseen_error_is_repeated_at_the_next_tick(memory: Path) -> None:
-    """Otherwise the next comparison of limits would come after 60 seconds."""
+    """Without the repetition, the next comparison of limits would come after 60 seconds."""
     async with enforcing(Node(memory, tree=FaultyTree)) as node:
         assert isinstance(node.kernel, FaultyTree)
         path = await node.run("claim", *node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI))))
@@ -396,7 +396,7 @@ async def test_a_replaced_claim_directory_ends_the_process(memory: Path) -> None
 
 
 async def idle_node(node: Node) -> list[bool]:
-    """Runs the audit until it is idle. Returns the list to which each further change of its pace is added."""
+    """Runs the audit until it is idle. Returns the list to which each later change of the pace is added."""
     changes: list[bool] = []
     node.enforcer.on_idle_changed(lambda *, idle: changes.append(idle))
     await node.until(lambda: node.enforcer._auditor._next.idle)

@@ -32,7 +32,7 @@ async def node(memory: Path) -> AsyncIterator[Node]:
 
 
 async def test_a_container_whose_claim_covers_its_limit_is_not_throttled(node: Node) -> None:
-    """The claimed CPUs are added to the limit of its pod. A sibling keeps its own limit."""
+    """The claimed CPUs are added to the limit of the container's pod. A sibling keeps its own limit."""
     side = await node.run("side", name="side", quota=100_000)
     env = node.claim(ONE)
     stored, answer = await node.create("claim", *env, quota=200_000)

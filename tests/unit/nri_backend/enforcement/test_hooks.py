@@ -330,7 +330,7 @@ async def test_a_rejection_contains_why_the_drivers_own_pod_cannot_be_moved(memo
 
 
 async def test_a_wait_for_a_container_that_cannot_be_moved_pauses_between_attempts(memory: Path) -> None:
-    """Otherwise each failed move would cause the next one at once."""
+    """Without the pause, each failed move would immediately cause the next one."""
     async with enforcing(Node(memory)) as node:
         plain = await node.run("plain", of="p2")
         node.kernel.refused[plain, "cpuset.cpus"] = errno.EPERM

@@ -30,7 +30,7 @@ class SlowTree(KernelTree):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.held = ""
-        """The cgroup whose next read of its count waits, or "" for none."""
+        """The cgroup for which the next read of the count waits, or "" for none."""
         self.began, self.gate = threading.Event(), threading.Event()
 
     def read(self, path: str, name: str) -> str:

@@ -55,7 +55,9 @@ async def test_a_claim_becomes_a_partition_after_a_container_that_also_had_a_sha
 
 
 async def test_a_claim_without_a_partition_stays_held_between_attempts_to_start(tmp_path: Path) -> None:
-    """Otherwise the other containers would return between the attempts, and each attempt would start over."""
+    """If the CPUs were released, the other containers would return between the attempts, and each attempt would start
+    over.
+    """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         plain = await node.run("plain", of="p2")

@@ -168,7 +168,9 @@ async def test_a_restarted_instance_recognizes_existing_partitions(tmp_path: Pat
 async def test_a_lingering_partition_keeps_its_cpus_without_record_and_enforcement_record(
     tmp_path: Path, end: str
 ) -> None:
-    """Only the kernel shows its CPUs. A process of it still runs after the runtime has reported its end."""
+    """Only the kernel shows the partition's CPUs. One of the container's processes still runs after the runtime has
+    reported the container's end.
+    """
     record = cpu_record("c1", "r=2-3")
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(record))
@@ -398,7 +400,7 @@ async def test_settling_is_repeated_at_the_next_tick_after_a_failure(tmp_path: P
 def test_a_partition_needs_the_capability_once_and_no_write_of_the_type_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each change of a partition type takes locks of the kernel that the creation of every cgroup takes as well."""
+    """Each change of a partition type takes kernel locks that are also taken by the creation of every cgroup."""
     tree, raised = PartitionTree(tmp_path / "cgroup"), list[list[tuple[str, str, str]]]()
     tree.make(f"{POD}/a")
 

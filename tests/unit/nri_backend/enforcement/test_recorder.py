@@ -68,7 +68,9 @@ async def test_a_forged_variable_that_names_the_pool_gains_nothing_across_restar
 
 
 async def test_a_recalled_claim_shares_its_record_with_the_claim_file(memory: Path) -> None:
-    """Otherwise every restart of the runtime would compute a second copy of each claim and keep it in memory."""
+    """If it were not shared, every restart of the runtime would compute a second copy of each claim and keep it in
+    memory.
+    """
     async with enforcing(Node(memory)) as node:
         env = node.claim(ONE)
         await node.run("claim", *env)
@@ -319,7 +321,9 @@ async def test_a_start_writes_its_record_once(node: Node, memory: Path) -> None:
 
 
 def test_a_cleanup_spares_the_temporary_file_of_a_record_that_is_being_written(tmp_path: Path) -> None:
-    """Otherwise the record could not be renamed into place. Other temporary files were left by a crash."""
+    """If the file were removed, the record could not be renamed into place. Other temporary files were left by a
+    crash.
+    """
     directory = tmp_path / "enforcement-records"
     directory.mkdir()
     for name in (".new.json.12ab.tmp", ".old.json.12ab.tmp", "gone.json"):

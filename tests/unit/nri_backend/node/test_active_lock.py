@@ -319,7 +319,7 @@ async def test_heartbeats_are_rare_on_an_idle_node(run: Run) -> None:
 
 
 async def test_a_change_of_the_pace_ends_the_wait_for_the_next_heartbeat(run: Run) -> None:
-    """Otherwise the next heartbeat would come after the time that this one allows."""
+    """If the wait continued, the next heartbeat would come later than this one allows."""
     one, _ = run.pair()
     one.set_idle(idle=True)
     renewing = asyncio.create_task(one.renew_forever())

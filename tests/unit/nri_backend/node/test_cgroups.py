@@ -108,7 +108,7 @@ def test_a_cgroup_is_populated_until_its_last_process_has_ended(tree: CgroupTree
 
 
 def test_listing_children_without_a_free_descriptor_raises_an_error(tree: CgroupTree) -> None:
-    """Otherwise the cgroup would look empty. A missing cgroup and a file have no children."""
+    """Without the error, the cgroup would look empty. A missing cgroup and a file have no children."""
     assert (tree.children("a"), tree.children("gone"), tree.children("a/b/cpuset.cpus")) == (["b"], [], [])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)

@@ -198,7 +198,7 @@ async def test_invalid_bytes_close_the_connection_with_a_reason(tmp_path: Path) 
 
 
 async def test_a_connection_can_be_closed_while_the_peer_does_not_read(tmp_path: Path) -> None:
-    """Otherwise a runtime that hangs would prevent the reconnection."""
+    """If it could not be closed, a runtime that hangs would prevent the reconnection."""
     stuck = asyncio.Event()
 
     async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

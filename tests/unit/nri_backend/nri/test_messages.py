@@ -112,7 +112,7 @@ def test_an_adjustment_contains_only_the_fields_that_it_sets() -> None:
     ],
 )
 def test_a_memory_policy_is_sent_without_resources(mode: str, nodes: set[int], sent: pb.MpolMode) -> None:
-    """Several preferred nodes have a mode of their own in Linux."""
+    """Linux has a separate mode for several preferred nodes."""
     message = write_adjustment(Adjustment(memory_policy=MemoryPolicy(mode, frozenset(nodes))))
     assert message.linux.memory_policy.mode == sent
     assert message.linux.memory_policy.nodes == format_cpu_list(nodes)

@@ -414,7 +414,7 @@ def test_drop_ins_that_no_file_imports_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_the_runtime_is_the_one_that_the_node_reports(node: str, runtime: str, expected: Reported | None) -> None:
-    """Otherwise it is the runtime that the backend is connected to."""
+    """Without a report, the runtime is the one that the backend is connected to."""
     document = {"status": {"nodeInfo": {"containerRuntimeVersion": node}}} if node else UNREAD
     backend = BackendStatus(instance="b", runtime=runtime) if runtime else UNREAD
     assert reported_runtime(document, backend) == expected

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the allocation record of an allocated claim. Pure: no files, no sockets, no clock."""
+"""Computes an allocated claim's allocation record. Pure: no files, no sockets, no clock."""

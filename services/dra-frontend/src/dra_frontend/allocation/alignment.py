@@ -2,16 +2,16 @@
 """Chooses attribute values so that a claim's CPUs match its other devices (``matchAttribute``).
 
 A CPU device may span several NUMA nodes, sockets or PCIe roots, and then publishes a list of values. The scheduler
-compares lists: a constraint between the CPU device and memory of node 3 is satisfied if 3 is in the device's list.
-Which CPUs the claim gets is decided here, so the constraint must be enforced here as well:
+compares lists: a constraint between the CPU device and node 3's memory is satisfied if 3 is in the device's list. Which
+CPUs the claim gets is decided here, so the constraint must be enforced here as well:
 
   CPU device, numaNodes 0-3   memory, numaNode 3     constraint: equal numaNode
   values in common: {3}  ->  the device is narrowed to the CPUs of node 3, and CPUs are chosen from these
 
-1. :func:`joins` finds, for each constraint, the values that all its devices have in common (a :class:`Choice` each). 2.
-:func:`ways` combines one choice for each constraint and yields the combinations that leave enough free CPUs, the
-tightest first. The search is bounded, because other claims wait for it. 3. ``allocation.cpus`` narrows the devices to
-the combination and allocates; if that fails, it takes the next one.
+1. :func:`joins` finds, for each constraint, the values that all its devices have in common (a :class:`Choice` each).
+2. :func:`ways` combines one choice for each constraint and yields the combinations that leave enough free CPUs, the
+   tightest first. The search is bounded, because other claims wait for it.
+3. ``allocation.cpus`` narrows the devices to a combination and allocates; if that fails, it tries the next combination.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,9 +31,9 @@ Key = tuple[str, str, str]
 """Driver, pool and name of a device."""
 Value = str | int | bool
 Values = frozenset[tuple[type, Value]]
-"""Attribute values with their types: values of different types never match."""
+"""Attribute values with their types, because values of different types never match."""
 _MAX_STEPS: Final = 2048
-"""Maximum number of CPU sets compared in one search; other claims wait for its end."""
+"""Maximum number of CPU sets compared in one search; other claims wait until the search ends."""
 _MAX_SHOWN: Final = 8
 _MAX_LISTED: Final = 4
 
@@ -43,12 +43,12 @@ class OtherDevices:
     """Attributes of other drivers' devices, as their ResourceSlices contain them."""
 
     found: Mapping[Key, Mapping[str, Values]] = field(default_factory=dict)
-    """Attribute values by device, then by attribute name including its domain."""
+    """For each device, its attribute values by attribute name; the name includes the domain."""
     problem: str = ""
-    """The error if the slices could not be read, so that devices may be missing."""
+    """The error if the slices could not be read, in which case devices may be missing."""
 
     def values(self, key: Key, attribute: str) -> Values:
-        """Returns the values of an attribute. Raises Refused if the device or the attribute is unknown."""
+        """Returns an attribute's values. Raises Refused if the device or the attribute is unknown."""
         driver, pool, name = key
         if key not in self.found:
             why = self.problem or f"no ResourceSlice contains it; is the driver {driver} running?"
@@ -59,7 +59,7 @@ class OtherDevices:
 
 
 NO_OTHERS: Final = OtherDevices()
-"""Default if no device of another driver was looked up."""
+"""Default when no other driver's device was looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Choice:
 
     value: Value
     cpus: Mapping[int, frozenset[int]]
-    """CPUs with that value, by the index of the CPU result in the claim."""
+    """CPUs with that value, by the CPU result's index in the claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Join:
 
     attribute: str
     partners: tuple[str, ...]
-    """Names of the other devices that the constraint covers, whose values are fixed."""
+    """Names of the constraint's other devices, whose values are fixed."""
     choices: tuple[Choice, ...]
 
 
@@ -86,12 +86,12 @@ class Way:
     """One choice for each constraint."""
 
     cpus: Sequence[frozenset[int]]
-    """CPUs that each result may use, by its index."""
+    """CPUs that each result may use, by the result's index."""
     chosen: tuple[tuple[str, Choice], ...] = ()
-    """Attribute and choice of each constraint."""
+    """(attribute, choice) for each constraint."""
 
     def values_of(self, place: int) -> dict[str, tuple[Value, ...]]:
-        """Returns the values that the CPUs of a result must have, by attribute."""
+        """Returns the values that a result's CPUs must have, by attribute."""
         found: dict[str, tuple[Value, ...]] = {}
         for attribute, choice in self.chosen:
             if place in choice.cpus:
@@ -100,7 +100,8 @@ class Way:
 
 
 def with_value(inventory: Inventory, device: CpuDevice, attribute: str) -> dict[Value, frozenset[int]]:
-    """Returns the CPUs of a device by their value of an attribute, or an empty dict if the device lacks the attribute.
+    """Returns a device's CPUs grouped by their value of an attribute, or an empty dict if the device lacks the
+    attribute.
 
     A CPU close to several PCIe roots is in several sets.
     """
@@ -117,7 +118,7 @@ def with_value(inventory: Inventory, device: CpuDevice, attribute: str) -> dict[
 
 
 def narrowed(inventory: Inventory, device: CpuDevice, values: Mapping[str, Sequence[Value]]) -> frozenset[int]:
-    """Returns the CPUs of a device that have all the given attribute values."""
+    """Returns the device's CPUs that have all the given attribute values."""
     cpus = device.cpus
     for attribute, wanted in values.items():
         table = with_value(inventory, device, attribute)
@@ -132,11 +133,12 @@ class _Covered:
 
     attribute: str
     tables: Mapping[int, Mapping[Value, frozenset[int]]]
-    """CPUs of each CPU result's device by value, by the index of the result."""
+    """For each CPU result, by index, its device's CPUs grouped by attribute value."""
     is_open: bool
-    """True if a result's CPUs depend on the value, so that the scheduler could not satisfy the constraint alone."""
+    """True if a result's CPUs depend on the value, in which case the scheduler could not satisfy the constraint alone.
+    """
     ours: tuple[tuple[str, AllocationResult], ...]
-    """(driver, result) of memory devices, and of all our devices with administrative access."""
+    """(driver, result) for each memory device, and for each of our devices with administrative access."""
     others: tuple[Key, ...]
 
     def join(self, results: Sequence[AllocationResult], inventory: Inventory, others: OtherDevices) -> Join:
@@ -164,7 +166,7 @@ class _Covered:
 
 
 def _all_covered(view: ClaimView, inventory: Inventory) -> list[_Covered]:
-    """Returns the results that each constraint covers. CPU tables are cached, as constraints share devices and
+    """Returns the results that each constraint covers. CPU tables are cached because constraints share devices and
     attributes.
     """
 
@@ -204,12 +206,12 @@ def _published(device: Device | None, attribute: str) -> Values:
 
 
 def needed_devices(view: ClaimView, inventory: Inventory) -> frozenset[Key]:
-    """Returns the devices of other drivers whose attributes restrict the CPUs that a claim can get."""
+    """Returns the other drivers' devices whose attributes restrict the CPUs that a claim can get."""
     return frozenset(key for one in _all_covered(view, inventory) if one.is_open for key in one.others)
 
 
 def joins(view: ClaimView, inventory: Inventory, others: OtherDevices) -> tuple[Join, ...]:
-    """Returns the constraints that restrict the choice of CPUs. Raises Refused if one of them cannot be satisfied."""
+    """Returns the constraints that restrict the choice of CPUs. Raises Refused if any of them cannot be satisfied."""
     covered = [one for one in _all_covered(view, inventory) if one.is_open]
     return tuple(one.join(view.results[CPU_DRIVER], inventory, others) for one in covered)
 
@@ -217,8 +219,7 @@ def joins(view: ClaimView, inventory: Inventory, others: OtherDevices) -> tuple[
 def ways(
     constraints: Sequence[Join], offered: Sequence[frozenset[int]], counts: Sequence[int], held: frozenset[int]
 ) -> Iterator[Way]:
-    """Yields the combinations of values that leave each result enough free CPUs, the ones with the fewest free CPUs
-    first.
+    """Yields the combinations of values that leave each result enough free CPUs, those with the fewest free CPUs first.
 
     ``offered`` contains the CPUs of each result's device, ``counts`` the number of CPUs that each result needs.
     """
@@ -297,7 +298,9 @@ def _listed(values: Iterable[Any]) -> str:
 
 
 def read_attributes(documents: Iterable[Any], wanted: frozenset[Key]) -> dict[Key, Mapping[str, Values]]:
-    """Slices, devices and attributes that cannot be parsed are skipped: another driver wrote them."""
+    """Returns the wanted devices' attributes. Skips slices, devices and attributes that cannot be parsed, since another
+    driver wrote them.
+    """
     pools: dict[tuple[str, str], tuple[int, list[Any]]] = {}
     names = {(driver, pool) for driver, pool, _ in wanted}
     for document in documents:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates a claim for one driver in two phases. Pure, so that simulations and NodePrepareResources share this code.
+"""Allocates a claim for one driver in two phases. Pure, so simulations and NodePrepareResources share this code.
 
-``parse_driver_claim`` resolves the claim's parameters without regard to other claims. The time that takes is in the
-hands of the claim's author, so it runs before the claims lock is acquired. ``allocate_claim`` runs under the lock,
-chooses CPUs and memory that no other claim holds, and returns the record.
+``parse_driver_claim`` resolves the claim's parameters without regard to other claims. The claim's author determines how
+long that takes, so it runs before the claims lock is acquired. ``allocate_claim`` runs under the lock, chooses CPUs and
+memory that no other claim holds, and returns the record.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class DriverClaim:
 
     view: ClaimView
     blank: AllocationRecord
-    """Record without CPUs and memory, and without parameters if the claim is refused."""
+    """The record before anything is allocated: no CPUs, no memory, and no parameters either if the claim is refused."""
     refusal: Refused | None
-    """Reason why the claim cannot be allocated. A claim that already has a record keeps it."""
+    """Reason why the claim cannot be allocated. A claim that already has a record keeps the record."""
     config: Config
     others: OtherDevices = NO_OTHERS
 
@@ -66,7 +66,7 @@ def parse_driver_claim(
 
 
 def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> AllocationRecord:
-    """Returns the record with a new reservedFor, and without its owner if the owner's pod is no longer in it."""
+    """Returns the record with a new reservedFor. Drops the owner if reservedFor no longer contains the owner's pod."""
     gone = record.owner is not None and record.owner.pod_uid not in {pod.uid for pod in pods}
     known = {pod: pod for pod in record.reserved_for}  # Reuse entries that may contain fields of a newer release.
     kept = tuple([known.get(pod, pod) for pod in pods])
@@ -134,7 +134,7 @@ def _with_shared(blank: AllocationRecord, cpus: tuple[CpuAllocation, ...], inven
 
 
 def _check_named(blank: AllocationRecord) -> None:
-    """Raises Refused if a request does not name its CPUs, although an external allocator chooses them on this node."""
+    """Raises Refused if a request does not name its CPUs although an external allocator chooses CPUs on this node."""
     for request, parameters in blank.parameters.items():
         if parameters.cpuset is None:
             raise Refused(
@@ -144,7 +144,7 @@ def _check_named(blank: AllocationRecord) -> None:
 
 
 def _same_parameters(old: AllocationRecord, parsed: DriverClaim) -> bool:
-    """Returns True if the parameters equal those of the record, or if either are unknown: then the claim keeps its
+    """Returns True if the parameters equal the record's, or if either are unknown, in which case the claim keeps its
     CPUs.
     """
     if parsed.refusal is not None or not (old.parameters or old.memory_parameters):

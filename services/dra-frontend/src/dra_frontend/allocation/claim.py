@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parses ResourceClaims of ``resource.k8s.io/v1`` into immutable values.
 
-A :class:`ClaimView` contains the claim's allocation results for our two drivers, the pods that it is reserved for, and
-its opaque parameters. Results and parameters of other drivers are skipped, except for results that a ``matchAttribute``
-constraint may tie to ours.
+A :class:`ClaimView` contains the claim's allocation results for our two drivers, the pods that the claim is reserved
+for, and the claim's opaque parameters. Results and parameters of other drivers are skipped, except for results that a
+``matchAttribute`` constraint may tie to ours.
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,17 @@ from dra_frontend.devices.gates import SHARING
 
 POD_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
 MAX_RESULTS: Final = 32
-"""Maximum number of devices of a claim (k8s.io/api/resource/v1, AllocationResultsMaxSize)."""
+"""Maximum number of devices in a claim (k8s.io/api/resource/v1, AllocationResultsMaxSize)."""
 MAX_CONSTRAINTS: Final = 32
-"""Maximum number of constraints of a claim (DeviceConstraintsMaxSize)."""
-# Limits of the API itself: a claim has at most 256 consumers, and its configuration at most 64 entries (32 of the
-# device classes and 32 of the claim). No claim needs more than 32 entries for these two drivers.
+"""Maximum number of constraints in a claim (DeviceConstraintsMaxSize)."""
+# The API's own limits: a claim has at most 256 consumers, and its configuration at most 64 entries (32 from the device
+# classes and 32 from the claim). No claim needs more than 32 entries for these two drivers.
 _MAX_PODS: Final = 256
 _MAX_CONFIGS: Final = 64
 MAX_PARAMETERS: Final = 32
 _MAX_TERMS: Final = 64
 _AMOUNT_LIMIT: Final = 1 << 63
-# Keys of ``consumedCapacity`` by driver: as published, and with the driver's domain added or removed.
+# Keys in ``consumedCapacity`` by driver: as published, and with the driver's domain added or removed.
 _CAPACITIES: Final = {CPU_DRIVER: (CPU_CAPACITY, "cpu"), MEMORY_DRIVER: (MEMORY_CAPACITY, f"{MEMORY_DRIVER}/size")}
 _UNITS: Final = {CPU_DRIVER: "CPUs", MEMORY_DRIVER: "bytes"}
 _KINDS: Final[Mapping[type, str]] = {str: "a string", bool: "a boolean", list: "a list", dict: "an object"}
@@ -43,14 +43,14 @@ T = TypeVar("T")
 
 
 class Refused(Exception):  # noqa: N818 - an answer to the claim's author, not a fault of ours
-    """Rejects a claim. The text is one sentence with the remedy; it reaches the user in the pod's Events."""
+    """Rejects a claim. The text is one sentence that includes the remedy; the user sees it in the pod's Events."""
 
 
 def covers(requests: frozenset[str], request: str) -> bool:
-    """Returns True if a claim's list of request names includes the full name of a result's request.
+    """Returns True if a claim's list of request names includes the request with this full name.
 
-    An empty list includes all requests. An entry is either the name of a request, which includes all its subrequests,
-    or the full name of one subrequest.
+    An empty list includes every request. An entry is either a request's name, which includes all its subrequests, or
+    the full name of one subrequest.
     """
     return not requests or request in requests or request.partition("/")[0] in requests
 
@@ -63,18 +63,18 @@ class Source(StrEnum):
 
     @property
     def owner(self) -> str:
-        """Object that contains the configuration, as messages name it."""
+        """Object that contains the configuration, as named in messages."""
         return "the claim" if self is Source.CLAIM else "the DeviceClass"
 
 
 @dataclass(frozen=True, slots=True)
 class OpaqueConfig:
-    """Parameters for one of our drivers, from a DeviceClass or from the claim, as they were written."""
+    """Parameters for one of our drivers, as written in a DeviceClass or in the claim."""
 
     source: Source
     driver: str
     requests: frozenset[str]
-    """Base names or full names of the requests that the parameters apply to; empty for all."""
+    """Base names or full names of the requests that the parameters apply to; empty for all requests."""
     parameters: Mapping[str, Any]
 
     def applies_to(self, driver: str, result: AllocationResult) -> bool:
@@ -91,7 +91,7 @@ class Match:
     """Base names or full names of the requests; empty for all requests of the claim."""
 
     def covers(self, request: str) -> bool:
-        """Returns True if the constraint covers a result with that request, a full name."""
+        """Returns True if the constraint covers a result of the request with that full name."""
         return covers(self.requests, request)
 
 
@@ -117,16 +117,16 @@ class ClaimView:
 
     claim: ClaimReference
     pod_claim_name: str | None
-    """Name of the claim in the pod spec, for claims created from a template."""
+    """The claim's name in the pod spec, for claims created from a template."""
     reserved_for: tuple[PodReference, ...]
     allocated: bool
     nodes: tuple[frozenset[str], ...]
-    """Node names that each term of the allocation's node selector requires; empty for a term without node names."""
+    """For each term of the allocation's node selector, the node names that it requires; empty if it has none."""
     results: Mapping[str, tuple[AllocationResult, ...]]
     """Allocation results by driver name, in the order in which the scheduler wrote them."""
     watched: Mapping[str, tuple[AllocationResult, ...]]
-    """Results with administrative access by driver name. They are for monitoring only: they take no device from its
-    owner and do not count as use (KEP-5018).
+    """Results with administrative access by driver name. They only monitor a device: they do not take it from its owner
+    and do not count as use (KEP-5018).
     """
     configs: tuple[OpaqueConfig, ...]
     """Opaque parameters for both our drivers. Later entries override earlier ones: device classes first, then the
@@ -140,8 +140,8 @@ class ClaimView:
         return f"claim {self.claim.full_name}"
 
     def is_for(self, node: str, uid: str) -> bool:
-        """Returns True if the claim has that UID and is allocated, possibly to that node. Node labels are not
-        evaluated.
+        """Returns True if the claim has that UID, is allocated, and its node selector does not exclude that node. Node
+        labels are not evaluated.
         """
         here = not self.nodes or any(not names or node in names for names in self.nodes)
         return here and self.allocated and self.claim.uid == uid
@@ -159,13 +159,13 @@ class ClaimView:
 
 
 def amount_of(driver: str, result: AllocationResult) -> Fraction | None:
-    """Returns the amount of the device's capacity that a result consumes, or None if it consumes the whole device."""
+    """Returns the device capacity that a result consumes, or None if the result consumes the whole device."""
     taken = [result.consumed[name] for name in _CAPACITIES[driver] if name in result.consumed]
     return _exact(taken[0]) if taken else None
 
 
 def count_of(driver: str, result: AllocationResult) -> int:
-    """Returns the amount in CPUs or bytes. Raises Refused unless it is a positive whole number."""
+    """Returns the amount in CPUs or bytes. Raises Refused unless the amount is a positive whole number."""
     taken, name, key = amount_of(driver, result), result.request, _CAPACITIES[driver][0]
     if taken is None:
         raise Refused(
@@ -178,7 +178,7 @@ def count_of(driver: str, result: AllocationResult) -> int:
 
 
 def uid_of(document: object) -> str:
-    """Returns the UID of a claim document, even if the rest cannot be parsed, or "" if it has none."""
+    """Returns a claim document's UID, even if the rest cannot be parsed, or "" if it has none."""
     match document:
         case {"metadata": {"uid": str(uid)}}:
             return uid
@@ -186,7 +186,7 @@ def uid_of(document: object) -> str:
 
 
 def name_of(document: object) -> tuple[str, str]:
-    """Returns the namespace and name of a claim document, even if the rest cannot be parsed, or two empty strings."""
+    """Returns a claim document's namespace and name, even if the rest cannot be parsed, or two empty strings."""
     match document:
         case {"metadata": {"namespace": str(namespace), "name": str(name)}}:
             return namespace, name
@@ -196,7 +196,8 @@ def name_of(document: object) -> tuple[str, str]:
 def claim_of(document: object, uid: str) -> ClaimView | None:
     """Parses the claim with that UID. Returns None if the document is None or has another UID. Raises Refused.
 
-    A document with another UID, valid or not, proves that the claim is gone. One without a UID is parsed, and refused.
+    A document with another UID, valid or not, proves that the claim is gone. A document without a UID is parsed, and
+    refused.
     """
     if document is None or uid_of(document) not in ("", uid):
         return None
@@ -242,7 +243,9 @@ def _names(term: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _matches(devices: Mapping[str, Any]) -> tuple[Match, ...]:
-    """Returns the matchAttribute constraints of a claim's spec. All other kinds are left to the scheduler."""
+    """Returns the matchAttribute constraints in a claim's spec. All other kinds of constraint are left to the
+    scheduler.
+    """
     entries = _objects(devices, "constraints", MAX_CONSTRAINTS)
     return tuple(
         [
@@ -286,7 +289,7 @@ def _configs(devices: Mapping[str, Any]) -> tuple[OpaqueConfig, ...]:
         if source not in list(Source):
             raise Refused(f"field 'source' is {shown(source)}, neither {Source.DEVICE_CLASS} nor {Source.CLAIM}")
         found.append(OpaqueConfig(Source(source), opaque["driver"], requests, _field(opaque, "parameters", dict, {})))
-    # Only the source decides precedence. Naming a subrequest gives none over naming its request.
+    # Only the source decides precedence. An entry that names a subrequest does not override one that names its request.
     return tuple(sorted(found, key=lambda config: config.source is Source.CLAIM))
 
 

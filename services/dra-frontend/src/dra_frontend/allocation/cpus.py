@@ -7,7 +7,7 @@ CPUs are taken instead from what the claim's running containers are pinned to.
 
 Results of one device compete for its CPUs, so the order in which they are served matters: a result that needs whole
 cores can fail only because an easier one was served first. The strictest result goes first; if that fails, other orders
-are tried within the limits below. Constraints (``matchAttribute``) narrow a device before that, see
+are tried within the limits below. Constraints (``matchAttribute``) narrow a device before that; see
 :mod:`~dra_frontend.allocation.alignment`.
 """
 
@@ -30,9 +30,9 @@ from dra_frontend.devices.model import CpuDevice, DeviceKind
 from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import NoCpusError, allocate
 
-# Maximum number of orders in which the results of one device are tried: all 24 orders of up to four results, and at
-# most 24 of more results. The number is lower if the largest machine would otherwise take longer than a tenth of a
-# second, because other claims wait in the meantime.
+# Maximum number of orders in which one device's results are tried: all 24 orders for up to four results, and at most 24
+# for more. The number is lower if it would otherwise take longer than a tenth of a second on the largest machine,
+# because other claims wait in the meantime.
 _PERMUTED: Final = 4
 _MAX_ORDERS: Final = 24
 _MAX_CHOICES: Final = 64
@@ -40,22 +40,22 @@ _MAX_CHOICES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One allocation result with the inputs of its allocation."""
+    """One allocation result with the inputs to its allocation."""
 
     index: int
     """Index among the claim's results."""
     name: str
-    """Full name of the request, for messages."""
+    """The request's full name, for messages."""
     device: CpuDevice
     parameters: CpuParameters
     count: int
     joined: Mapping[str, Sequence[Value]] = field(default_factory=dict)
-    """Attribute values that matchAttribute constraints require. The device is already narrowed to CPUs with these
+    """Attribute values that matchAttribute constraints require. The device is already narrowed to the CPUs with these
     values.
     """
 
     def strictness(self) -> tuple[int, ...]:
-        """Returns the sort key of the order in which results of a device are served: the most constrained first."""
+        """Returns the sort key for the order in which a device's results are served: the most constrained first."""
         wanted = self.parameters
         return (
             wanted.cpuset is None,
@@ -74,7 +74,7 @@ class _Request:
 
     @property
     def joined_attributes(self) -> tuple[JoinedAttribute, ...]:
-        """Required attribute values in the form of the record."""
+        """Required attribute values, as stored in the record."""
         return tuple([JoinedAttribute(attribute=name, values=values) for name, values in self.joined.items()])
 
     @property
@@ -85,27 +85,27 @@ class _Request:
 
 
 def cpu_device(result: AllocationResult, inventory: Inventory) -> CpuDevice | None:
-    """Returns the device of a result, or None if this node has no such device."""
+    """Returns a result's device, or None if this node has no such device."""
     device = inventory.devices.get((CPU_DRIVER, result.pool, result.device))
     return device if isinstance(device, CpuDevice) else None
 
 
 def no_cpu_device(result: AllocationResult, inventory: Inventory) -> Refused:
-    """Returns the refusal of a result whose device does not exist on this node. It names the devices that do."""
+    """Returns the refusal of a result whose device does not exist on this node. The text names the devices that do."""
     names = [device.name for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
     known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has none"
-    return Refused(f"request {result.request}: this node has no CPU device {result.pool}/{result.device}, {known}")
+    return Refused(f"request {result.request}: this node has no CPU device {result.pool}/{result.device}; {known}")
 
 
 def cpu_count(result: AllocationResult, device: CpuDevice | None) -> int:
-    """Returns the number of CPUs of a result. ``device`` is None if it no longer exists. Raises Refused."""
-    # Only the device of a single CPU is allocated without an amount, so a missing device was such a device.
+    """Returns a result's number of CPUs. ``device`` is None if the device no longer exists. Raises Refused."""
+    # Only a single CPU's device is allocated without an amount, so a missing device was a single CPU.
     single = device.kind is DeviceKind.CPU if device else amount_of(CPU_DRIVER, result) is None
     return 1 if single else count_of(CPU_DRIVER, result)
 
 
 def check_fraction(results: Sequence[AllocationResult], inventory: Inventory, largest: float) -> None:
-    """Raises Refused if a claim has more than the fraction ``largest`` of the CPUs that the node offers."""
+    """Raises Refused if a claim requests more than the fraction ``largest`` of the CPUs that the node offers."""
     devices = [device for pool in inventory.pools for device in pool.devices]
     offered = sum(len(device.cpus) for device in devices if isinstance(device, CpuDevice))
     wanted, most = sum(cpu_count(result, cpu_device(result, inventory)) for result in results), int(offered * largest)
@@ -124,7 +124,7 @@ def allocate_cpus(
     ledger: Ledger,
     joins: Sequence[Join] = (),
 ) -> tuple[CpuAllocation, ...]:
-    """Returns the CPUs of every result, in order; no other claim holds any of them. Raises Refused.
+    """Returns each result's CPUs, in the order of the results; no other claim holds any of the CPUs. Raises Refused.
 
     The keys of ``parameters`` are the requests' base names.
     """
@@ -147,8 +147,8 @@ def allocate_cpus(
 
 
 def _orders(requests: Sequence[_Request]) -> Iterator[Sequence[_Request]]:
-    """Yields the orders in which to serve the results of a device: all for up to four, else each of the strictest
-    first.
+    """Yields the orders in which to serve a device's results: all orders for up to four results; for more,
+    orders that each put one of the strictest results first.
     """
     strict = sorted(requests, key=_Request.strictness)
     if len(strict) <= _PERMUTED:
@@ -159,7 +159,7 @@ def _orders(requests: Sequence[_Request]) -> Iterator[Sequence[_Request]]:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Chooses the CPUs of one claim."""
+    """Chooses one claim's CPUs."""
 
     uid: str
     inventory: Inventory
@@ -185,7 +185,7 @@ class _Choice:
         raise refusal or no_way(joins, results, offered, counts, self.held)
 
     def of_all(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
-        """Returns the CPUs of all results by index. Raises Refused."""
+        """Returns the CPUs of all results, by index. Raises Refused."""
         by_device: defaultdict[str, list[_Request]] = defaultdict(list)
         for request in requests:
             by_device[request.device.name].append(request)
@@ -196,7 +196,7 @@ class _Choice:
         return chosen
 
     def of_device(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
-        """Returns the CPUs of all results of one device by index. Raises Refused."""
+        """Returns the CPUs of all results on one device, by index. Raises Refused."""
         if len(requests) == 1:
             return {requests[0].index: self._one(requests[0], frozenset())}
         orders = _orders(requests)
@@ -221,7 +221,7 @@ class _Choice:
         return chosen
 
     def _one(self, request: _Request, mine: frozenset[int]) -> frozenset[int]:
-        """Returns the CPUs of a result; ``mine`` contains the CPUs of the claim's other results."""
+        """Returns a result's CPUs; ``mine`` contains the CPUs of the claim's other results."""
         offered, wanted, layout = request.device.cpus, request.parameters, self.inventory.layout
         if request.device.kind is DeviceKind.CPU:
             return self._single(request, mine)
@@ -252,9 +252,7 @@ class _Choice:
         return request.device.cpus
 
     def _named(self, request: _Request, named: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
-        """Checks CPUs that the claim names itself. Error texts match those of dra-driver-cpu, since users search for
-        them.
-        """
+        """Checks CPUs that the claim itself names. Error texts match dra-driver-cpu's, since users search for them."""
         inventory, device = self.inventory, request.device
         machine = inventory.machine
         present = machine.online | machine.offline
@@ -278,7 +276,9 @@ class _Choice:
 
 
 def _fault(text: str, cpus: frozenset[int], named: frozenset[int]) -> str:
-    """Returns the error text with the CPUs that it applies to, which are omitted if it applies to all."""
+    """Returns the error text followed by the CPUs that it applies to; these are omitted if it applies to all named
+    CPUs.
+    """
     return text.rstrip(": ") if cpus == named else text + format_cpu_list(cpus)
 
 
@@ -287,8 +287,8 @@ def seen_cpus(
 ) -> tuple[CpuAllocation, ...]:
     """Assigns the CPUs that a request's running containers are pinned to back to the request's results.
 
-    Keys of ``seen`` are base names of requests; "" is accepted for a claim with one request. Raises Refused if the
-    numbers of CPUs differ.
+    The keys of ``seen`` are the requests' base names; "" is accepted for a claim with one request. Raises Refused if
+    the numbers of CPUs differ.
     """
     chosen: dict[int, frozenset[int]] = {}
     requests = dict.fromkeys(result.base for result in results)
@@ -297,11 +297,11 @@ def seen_cpus(
         mine = {place: cpu_device(result, inventory) for place, result in enumerate(results) if result.base == request}
         counts = {place: cpu_count(results[place], device) for place, device in mine.items()}
         if len(left) != sum(counts.values()):
-            raise Refused(f"request {request} has {sum(counts.values())} CPUs, its containers hold {len(left)}")
+            raise Refused(f"request {request} has {sum(counts.values())} CPUs, but its containers hold {len(left)}")
         for place, device in mine.items():
             chosen[place] = frozenset(sorted(left & device.cpus if device else ())[: counts[place]])
             left -= chosen[place]
-        # The rest is no longer offered by any device: it has been reserved since, or its device is gone.
+        # No device offers the remaining CPUs any longer: they have been reserved since, or their device is gone.
         for place, number in counts.items():
             more = frozenset(sorted(left)[: number - len(chosen[place])])
             chosen[place] |= more
@@ -312,10 +312,10 @@ def seen_cpus(
 def pool_cpus(
     allocations: Sequence[CpuAllocation], parameters: Mapping[str, CpuParameters], machine: Machine
 ) -> dict[str, PoolCpus]:
-    """Returns the CPUs of the shared pool that each request (base name) may use in addition to its own, if it wants
-    some.
+    """Returns the shared-pool CPUs that each request (base name) may use in addition to its own, for requests that want
+    such CPUs.
 
-    The backend applies those of them that are currently in the pool.
+    The backend applies only those CPUs that are currently in the pool.
     """
     if all(wanted.pool_cpus == "none" for wanted in parameters.values()):
         return {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the entries of a claim's ``status.devices`` (KEP-4817).
 
-The ``data`` of an entry contains what the claim was allocated from the device. There are two conditions: ``Ready``
-means that the claim is prepared, ``Enforced`` that the cgroups of its containers match the record.
+An entry's ``data`` contains the claim's allocation from the device. There are two conditions: ``Ready`` means that the
+claim is prepared, ``Enforced`` that its containers' cgroups match the record.
 """
 
 from collections import defaultdict
@@ -23,11 +23,11 @@ from dra_frontend.machine.model import Machine
 
 Document = Mapping[str, Any]
 _MAX_ENTRIES: Final = 256
-"""Maximum number of entries read from a claim; the API allows 32 results over all drivers."""
+"""Maximum number of entries read from a claim; the API allows 32 results across all drivers."""
 
 
 class Key(NamedTuple):
-    """Key of an entry in ``status.devices``, and of the allocation result that it describes."""
+    """Key of an entry in ``status.devices``, and of the allocation result that the entry describes."""
 
     driver: str
     pool: str
@@ -45,12 +45,14 @@ class Condition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Content of one entry."""
+    """Content of one ``status.devices`` entry."""
 
     data: Document
     conditions: Mapping[str, Condition]
     since: Mapping[str, str]
-    """Time of each condition's last transition, as stored by the API server; empty for entries not written yet."""
+    """Time of each condition's last transition, as stored by the API server; empty for entries that have not been
+    written yet.
+    """
 
 
 Entries = Mapping[Key, Entry]
@@ -65,7 +67,7 @@ _BOUND: Final = Condition("True", "Bound")
 
 
 def read_entries(document: object) -> Entries:
-    """Returns the entries of our drivers in a ResourceClaim. Malformed entries are skipped."""
+    """Returns our drivers' entries in a ResourceClaim. Malformed entries are skipped."""
     entries = {}
     match document:
         case {"status": {"devices": list(devices)}}:
@@ -87,8 +89,8 @@ def _entry(fields: Mapping[Any, Any]) -> Entry:
 
 
 def written(entries: Entries, present: Entries, now: str) -> list[dict[str, Any]]:
-    """Returns the entries as documents. A condition keeps its transition time if the server already has the same
-    status.
+    """Returns the entries as documents. A condition keeps its transition time if the server already has the condition
+    with the same status.
     """
     documents = []
     for key, entry in entries.items():
@@ -116,9 +118,7 @@ def differs(entries: Entries, present: Entries) -> bool:
 
 
 def settled(entries: Entries, present: Entries) -> Entries:
-    """Keeps the last known ``Enforced`` condition of a claim that currently has no container, since one may start
-    again.
-    """
+    """Keeps a claim's last known ``Enforced`` condition while the claim has no container, since one may start again."""
     kept = {}
     for key, entry in entries.items():
         had = present[key].conditions.get("Enforced") if key in present else None
@@ -129,10 +129,10 @@ def settled(entries: Entries, present: Entries) -> Entries:
 
 
 def status_entries(ledger: Ledger, machine: Machine, *, silent: bool, node_reason: str = "") -> dict[str, Entries]:
-    """Returns the entries of every claim by UID.
+    """Returns each claim's entries by the claim's UID.
 
     ``silent`` means that no backend reports the node's containers. ``node_reason`` is the reason why the kernel cannot
-    isolate any claim on this node, so that the shared pool avoids their CPUs instead; it is "" if the kernel can.
+    isolate any claim on this node, so the shared pool avoids the claims' CPUs instead; it is "" if the kernel can.
     """
     shown = _Shown.of(ledger, node_reason)
     entries: defaultdict[str, dict[Key, Entry]] = defaultdict(dict)
@@ -153,7 +153,7 @@ def _data(record: AllocationRecord, part: CpuAllocation | MemoryAllocation, mach
     nodes = {machine.cpus[cpu].numa_node for cpu in part.cpus if cpu in machine.cpus}
     wanted = record.parameters_of(part.request)
     data = {"cpus": format_cpu_list(part.cpus), "isolation": wanted.isolation, "numaNodes": sorted(nodes)}
-    # "mixed" is a word of records only: it makes a backend reject the container that does not know poolCPUs.
+    # "mixed" is used only in records: it makes a backend that does not know poolCPUs reject the container.
     return data | ({"isolation": "exclusive", "poolCPUs": wanted.pool_cpus} if wanted.isolation == "mixed" else {})
 
 
@@ -163,9 +163,9 @@ class _Shown:
 
     ledger: Ledger
     users: Mapping[str, list[ContainerReport]]
-    """Containers that name a claim, by its UID, including rejected ones."""
+    """By claim UID, the containers that name the claim, including rejected ones."""
     intruders: frozenset[int]
-    """CPUs on which some container runs without being entitled to them by a claim."""
+    """CPUs on which a container runs although no claim entitles it to them."""
     node_reason: str
     """The argument of status_entries()."""
 
@@ -182,7 +182,7 @@ class _Shown:
         return cls(ledger, users, frozenset().union(*beyond), node_reason)
 
     def enforced(self, record: AllocationRecord, part: CpuAllocation | MemoryAllocation) -> Condition:
-        """Returns the ``Enforced`` condition of one allocation result."""
+        """Returns an allocation result's ``Enforced`` condition."""
         named = self.users.get(record.claim.uid, [])
         running = [one for one in named if not one.refused and _uses(one, record, part.request) and one.cpus]
         if isinstance(part, CpuAllocation):
@@ -213,7 +213,7 @@ class _Shown:
 
 
 def _exclusive(running: Sequence[ContainerReport], node_reason: str) -> Condition:
-    """Returns the condition that names the mechanism of exclusivity, with the reason if it is the shared pool."""
+    """Returns the condition that names the mechanism of exclusivity and, if it is the shared pool, the reason."""
     if all(one.exclusivity in _BY_KERNEL for one in running):
         return Condition("True", "Exclusive", "the kernel keeps all other processes off these CPUs (cpuset partition)")
     why = next(filter(None, (*(one.fallback_reason or one.pool_requested_by for one in running), node_reason)), "")
@@ -233,7 +233,7 @@ def _uses(report: ContainerReport, record: AllocationRecord, request: str) -> bo
 
 
 def _nodes_of(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
-    """Returns the NUMA nodes of all memory claims of a container, or an empty set if no request has strict binding."""
+    """Returns the NUMA nodes of all the container's memory claims, or an empty set if no request has strict binding."""
     nodes, strict = set[int](), False
     for use in report.claims:
         record = ledger.record(MEMORY_DRIVER, use.uid) if use.driver == MEMORY_DRIVER else None

@@ -11,7 +11,7 @@ from dra_frontend.allocation.ledger import Ledger
 
 
 def _held(report: ContainerReport, ledger: Ledger) -> Iterator[tuple[AllocationRecord, tuple[str, ...]]]:
-    """Yields the records of a container's CPU claims, each with the requests of the claim that the container uses."""
+    """Yields the records of a container's CPU claims, each with the claim's requests that the container uses."""
     for use in report.claims:
         record = ledger.record(CPU_DRIVER, use.uid) if use.driver == CPU_DRIVER else None
         if record is not None:
@@ -19,7 +19,7 @@ def _held(report: ContainerReport, ledger: Ledger) -> Iterator[tuple[AllocationR
 
 
 def own_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
-    """Returns the CPUs of the container's claims; empty if it uses no CPU request and therefore runs in the shared
+    """Returns the CPUs of the container's claims; empty if the container uses no CPU request and so runs in the shared
     pool.
     """
     return frozenset().union(*(record.cpus_of(requests) for record, requests in _held(report, ledger)))
@@ -31,9 +31,10 @@ def shares_pool(report: ContainerReport, ledger: Ledger) -> bool:
 
 
 def entitled_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
-    """Returns the container's own CPUs and, if it also uses the shared pool, the CPUs that no other claim holds.
+    """Returns the container's own CPUs and, if the container also uses the shared pool, the CPUs that no other claim
+    holds.
 
-    Empty if it has no CPUs of its own.
+    The result is empty if the container has no CPUs of its own.
     """
     found = own_cpus(report, ledger)
     for record, requests in _held(report, ledger):
@@ -43,9 +44,9 @@ def entitled_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
 
 
 def use_of_claimed(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
-    """Returns how a claimed CPU is used: a key of ``numa_contract.state.words.USES``.
+    """Returns how a claimed CPU is used: a key in ``numa_contract.state.words.USES``.
 
-    ``exclusivity`` is that of a running container of the claim, or "" if none runs.
+    ``exclusivity`` is the exclusivity of one of the claim's running containers, or "" if none runs.
     """
     if record is None:
         return "held"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the allocations of this node from claim files, pending releases and the backend's reports.
+"""Computes this node's allocations from claim files, pending releases and the backend's reports.
 
 A claim normally holds what its file contains. Files can be damaged or deleted while containers run, so three other
 sources keep resources from being allocated twice:
@@ -9,8 +9,8 @@ sources keep resources from being allocated twice:
   containers         claims named by running containers        CPUs they are pinned to, hugepage limits
   answered           lost claims found in the API server       bytes by memory device
 
-A claim is lost if the journal, a damaged file or a running container shows that it was prepared, and it has no readable
-record. What a lost claim holds is unknown until one of these sources contains it.
+A claim is lost if the journal, a damaged file or a running container shows that it was prepared, but it has no readable
+record. The resources of a lost claim are unknown until one of these sources contains them.
 """
 
 from collections import defaultdict
@@ -25,7 +25,9 @@ from numa_contract.records import AllocationRecord
 from numa_contract.reports import ClaimUse, ContainerReport
 
 _MAX_USES = 64
-"""Maximum number of claims without a record that are considered per container; a pod's author can name any number."""
+"""Maximum number of claims without a record that are considered per container, since a pod's author can name any
+number.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +36,35 @@ class Ledger:
 
     files: Mapping[ClaimKey, ClaimFile]
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Claims that were unprepared while one of their containers may still run. Their files are gone.
+    """Claims that were unprepared while one of their containers may still be running. Their files are gone.
 
-    A claim that had no file when it was unprepared has an entry without record, CPUs and memory, so that the release is
-    not mistaken for a loss. Its running containers are then the only source for its resources.
+    A claim that had no file when it was unprepared has an entry without a record, CPUs or memory, so that the release
+    is not mistaken for a loss. The claim's running containers are then the only source for its resources.
     """
     containers: tuple[ContainerReport, ...] = ()
     absent: frozenset[ClaimKey] = frozenset()
     """Claims that were prepared and not released but have no file, so that their devices are unknown."""
     answered: Mapping[ClaimKey, Mapping[str, int]] = field(default_factory=dict)
-    """Bytes by memory device of lost claims, as the API server reported them; empty if the claim no longer exists."""
+    """For each lost claim, its bytes per memory device as reported by the API server; empty if the claim no longer
+    exists.
+    """
     unlisted: bool = False
-    """True if there may be prepared claims that appear neither in a file nor in the journal, because both were lost."""
+    """True if there may be prepared claims that are in neither a file nor the journal, because both were lost."""
     ended: frozenset[ClaimKey] = frozenset()
-    """Claims whose release another instance has finished, while the reports of this instance's backend may be older.
+    """Claims whose release another instance has finished, although the reports from this instance's backend may be
+    older.
 
     Such a claim is not lost, although a report names it. Its container counts as running until the backend reports
     again: its CPUs and hugepages stay held, and the claim is not prepared again.
     """
 
     def record(self, driver: str, uid: str) -> AllocationRecord | None:
-        """Returns the claim's record, or None if it has no readable one."""
+        """Returns the claim's record, or None if there is no readable one."""
         file = self.files.get((driver, uid))
         return file.record if file else None
 
     def file(self, driver: str, uid: str) -> ClaimFile | None:
-        """Returns the file of a claim, even if it is being released, or None if there is none."""
+        """Returns the claim's file, even if the claim is being released, or None if there is no file."""
         file = self.files.get((driver, uid)) or self.releasing.get((driver, uid))
         return None if file is None or is_tombstone(file) else file
 
@@ -69,11 +74,11 @@ class Ledger:
         return [file.record for _, file in sorted(self.files.items()) if file.record]
 
     def _strays(self) -> list[tuple[ContainerReport, ClaimUse, frozenset[int]]]:
-        """Returns the claims without a file that running containers use, with the containers' reports and CPUs."""
+        """Returns (report, use, CPUs) for each use of a claim without a file by a running container."""
         found = []
         known = self.files.keys() | {key for key, file in self.releasing.items() if not is_tombstone(file)}
         for report in self.containers:
-            # For most claims with a record the backend reports no CPUs, because they are those of the container's
+            # For most claims with a record the backend reports no CPUs, because the CPUs are those of the container's
             # cgroup.
             for uses, shown in ((report.claims, report.cpus), (report.unknown_claims, frozenset[int]())):
                 for use in uses[:_MAX_USES] if report.alive and not report.refused else ():
@@ -84,8 +89,7 @@ class Ledger:
         return found
 
     def lost(self) -> dict[ClaimKey, str]:
-        """Returns the claims that should have a record but do not, with their namespaces, or "" if the namespace is
-        unknown.
+        """Returns the claims that should have a record but do not, by key, with each claim's namespace ("" if unknown).
 
         A claim that was released is not lost, even if it had no file and one of its containers still runs, or if its
         container's report is older than the end of the release.
@@ -97,9 +101,9 @@ class Ledger:
         return {key: namespace for key, namespace in lost.items() if key not in released}
 
     def unanswered(self, driver: str, ignoring: str) -> list[str]:
-        """Returns the UIDs of a driver's lost claims whose resources are unknown, sorted, without ``ignoring``.
+        """Returns the sorted UIDs of a driver's lost claims whose resources are unknown, except for ``ignoring``.
 
-        The environment in a damaged file contains the resources, and so does the API server's response about a claim. A
+        A claim's resources are known from the environment in its damaged file or from the API server's response. A
         pending or failed query is not enough.
         """
         unknown = self.lost().keys() - self.files.keys() - self.answered.keys()
@@ -117,8 +121,8 @@ class Ledger:
                 yield use.uid, cpus
 
     def cpu_holders(self, ignoring: str = "") -> dict[int, str]:
-        """Returns the UID of the claim that holds each CPU, without the claim ``ignoring``. The lower UID wins a
-        conflict.
+        """Returns, for each held CPU, the UID of the claim that holds it; the claim ``ignoring`` is left out. If two
+        claims hold a CPU, the lower UID wins.
         """
         held: dict[int, str] = {}
         for uid, cpus in sorted((source for source in self._cpu_sources() if source[1]), key=lambda source: source[0]):
@@ -131,9 +135,10 @@ class Ledger:
         return frozenset().union(*[cpus for uid, cpus in self._cpu_sources() if uid != ignoring])
 
     def seen_cpus(self, uid: str) -> dict[str, frozenset[int]]:
-        """Returns the CPUs by request of a claim without a readable record; the key is "" if the request is unknown.
+        """Returns, by request, the CPUs of a claim without a readable record; the key is "" if the request is unknown.
 
-        They come from its running containers and, for requests without one, from the environment in its damaged file.
+        The CPUs come from the claim's running containers and, for requests without one, from the environment in the
+        claim's damaged file.
         """
         seen: dict[str, frozenset[int]] = defaultdict(frozenset)
         pinned = [(r, use, use.cpus) for r in self.containers if r.alive and not r.refused for use in r.unknown_claims]
@@ -147,10 +152,10 @@ class Ledger:
         return {request: cpus for request, cpus in seen.items() if cpus}
 
     def claimed_bytes(self, ignoring: str = "", *, lost: bool = True) -> dict[str, int]:
-        """Returns the claimed bytes of each memory device, without those of the claim ``ignoring``.
+        """Returns the claimed bytes of each memory device, excluding the claim ``ignoring``.
 
-        A lost claim counts with the size that the API server reported. If the claim no longer exists there but a
-        container of it still runs, the container's hugepage limits count on each of its NUMA nodes. ``lost=False``
+        A lost claim counts with the size that the API server reported. If the claim no longer exists there but one of
+        its containers still runs, the container's hugepage limits count on each of its NUMA nodes. ``lost=False``
         ignores the API server's responses, because claims whose records are rebuilt must not wait for each other.
         """
         claimed: dict[str, int] = defaultdict(int)
@@ -167,11 +172,11 @@ class Ledger:
         return dict(claimed)
 
     def _counts_by_limits(self, use: ClaimUse) -> bool:
-        """Returns True for a memory claim without a file whose size the API server has not reported."""
+        """Returns True for a memory claim that has no file and whose size the API server has not reported."""
         return use.driver == MEMORY_DRIVER and not self.answered.get((use.driver, use.uid))
 
     def protected_bytes(self, ignoring: str = "") -> dict[int, int]:
-        """Returns the bytes by NUMA node that claims protect from reclaim."""
+        """Returns the bytes that claims protect from reclaim, by NUMA node."""
         total: dict[int, int] = defaultdict(int)
         for file in (*self.files.values(), *self.releasing.values()):
             if file.record is not None and file.uid != ignoring:
@@ -180,11 +185,11 @@ class Ledger:
         return dict(total)
 
     def users(self, uid: str) -> list[ContainerReport]:
-        """Returns the running containers that use the claim, without those that were rejected."""
+        """Returns the running containers that use the claim, except for rejected ones."""
         return [
             report
             for report in self.containers
-            # Checked first for speed: most containers have no claim, and every prepare runs this.
+            # Checked first for speed: most containers have no claim, and every prepare call runs this.
             if (uses := report.claims + report.unknown_claims)
             and report.alive
             and not report.refused
@@ -192,7 +197,7 @@ class Ledger:
         ]
 
     def overlaps(self) -> list[tuple[AllocationRecord, AllocationRecord]]:
-        """Returns the pairs of CPU records that share a CPU, which means a damaged file or a bug."""
+        """Returns the pairs of CPU records that share a CPU, which indicates a damaged file or a bug."""
         sets = [file.cpus for file in self.files.values()]
         if len(frozenset().union(*sets)) == sum(map(len, sets)):
             return []
@@ -212,7 +217,7 @@ def is_tombstone(file: ClaimFile) -> bool:
 
 
 def protected_bytes(record: AllocationRecord) -> dict[int, int]:
-    """Returns the bytes of plain memory by NUMA node that a claim protects from reclaim."""
+    """Returns the bytes of plain memory that a claim protects from reclaim, by NUMA node."""
     protected: dict[int, int] = defaultdict(int)
     for part in record.memory:
         if not part.hugepages and record.memory_parameters_of(part.request).protect != "none":

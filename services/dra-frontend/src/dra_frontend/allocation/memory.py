@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocates memory and hugepages to each result of a claim.
 
-The scheduler has already chosen devices and amounts. What is left to check is that hugepages are whole pages, that the
-amounts fit next to all other claims, and that pages on demand exist:
+The scheduler has already chosen devices and amounts. The remaining checks are that hugepage amounts are whole pages,
+that the amounts fit next to all other claims, and that pages on demand exist:
 
   unclaimed = device amount - bytes of other records - bytes of lost claims (as the API server reports them)
   on demand: the claimed bytes including this claim must not exceed the pages that the kernel has allocated
@@ -30,7 +30,7 @@ from dra_frontend.devices.model import Capacity, MemoryDevice
 
 
 class PagesMissing(Refused):
-    """The pages of a device with hugepages on demand have not been allocated yet."""
+    """Raised if the pages of an on-demand hugepage device have not been allocated yet."""
 
     def __init__(self, device: str, text: str) -> None:
         self.device = device
@@ -38,7 +38,7 @@ class PagesMissing(Refused):
 
 
 def memory_device(result: AllocationResult, inventory: Inventory, *, gone: bool = False) -> MemoryDevice:
-    """Returns the device of a result. Raises Refused if this node has no such device.
+    """Returns a result's device. Raises Refused if this node has no such device.
 
     With ``gone``, a device that no longer exists is derived from its name, with capacity 0; only an invalid name is
     refused.
@@ -60,10 +60,10 @@ def memory_device(result: AllocationResult, inventory: Inventory, *, gone: bool 
 def allocate_memory(
     uid: str, results: Sequence[AllocationResult], inventory: Inventory, ledger: Ledger, *, rebuilding: bool = False
 ) -> tuple[MemoryAllocation, ...]:
-    """Returns the memory of every result, in order. Hugepages belong to one claim only. Raises Refused.
+    """Returns each result's memory, in the order of the results. A hugepage belongs to one claim only. Raises Refused.
 
     A claim whose lost record is rebuilt (``rebuilding``) must fit next to all records. It does not wait for other lost
-    claims, because two of them would wait for each other.
+    claims, because two lost claims would wait for each other.
     """
     claimed = ledger.claimed_bytes(ignoring=uid, lost=not rebuilding)
     devices = [memory_device(result, inventory, gone=_is_reserved(result, inventory)) for result in results]
@@ -77,12 +77,12 @@ def allocate_memory(
         before = claimed.get(device.name, 0)
         if device.hugepages and before + size > most:
             free = max(0, most - before)
-            raise Refused(f"request {name}: {size} bytes of {device.name} wanted, {free} of {most} unclaimed")
+            raise Refused(f"request {name}: {size} bytes of {device.name} requested; {free} of {most} unclaimed")
         if device.on_demand and before + size > (made := allocated_bytes(device, inventory)):
             raise PagesMissing(
                 device.name,
-                f"request {name}: {before + size} bytes of {device.name} are claimed, the kernel has allocated {made} "
-                f"of them; retried by the kubelet. Only claims with the label {ON_DEMAND_LABEL}=true get new pages",
+                f"request {name}: {before + size} bytes of {device.name} are claimed, but only {made} of them are "
+                f"allocated; the kubelet retries. Only claims with the label {ON_DEMAND_LABEL}=true get new pages",
             )
         claimed[device.name] = before + size
     return allocated
@@ -96,14 +96,14 @@ def allocated_bytes(device: MemoryDevice, inventory: Inventory) -> int:
 
 
 def _is_reserved(result: AllocationResult, inventory: Inventory) -> bool:
-    """Returns True if a plain memory device exists but is not published, because all of it is reserved."""
+    """Returns True if a plain memory device exists but is not published, because all of its memory is reserved."""
     if MEMORY_DRIVER in inventory.refused or result.pool not in {pool.name for pool in inventory.pools}:
         return False
     return result.device in {memory_device_name(None, node) for node, kept in inventory.reserve.by_node.items() if kept}
 
 
 def _check_lost(uid: str, ledger: Ledger) -> None:
-    """Raises Refused while the hugepages of a lost claim are unknown: any page may be one of them."""
+    """Raises Refused while a lost claim's hugepages are unknown, since any page may be one of them."""
     if lost := ledger.unanswered(MEMORY_DRIVER, ignoring=uid):
         raise Refused(
             f"no hugepages are allocated while the record of claim {lost[0]} is being rebuilt; this is retried. If it "
@@ -133,7 +133,7 @@ def check_protection(record: AllocationRecord, inventory: Inventory, ledger: Led
 
 
 def claimed_memory(results: Sequence[AllocationResult], inventory: Inventory) -> dict[str, int]:
-    """Returns the bytes that a claim has of each device. Raises Refused."""
+    """Returns the bytes that a claim is allocated from each device. Raises Refused."""
     claimed: dict[str, int] = {}
     for part in held_memory(results, inventory):
         claimed[part.device] = claimed.get(part.device, 0) + part.size
@@ -141,7 +141,7 @@ def claimed_memory(results: Sequence[AllocationResult], inventory: Inventory) ->
 
 
 def held_memory(results: Sequence[AllocationResult], inventory: Inventory) -> tuple[MemoryAllocation, ...]:
-    """Returns the memory of every result as allocated, whatever the devices' current capacity. Raises Refused."""
+    """Returns each result's memory as allocated, regardless of the devices' current capacity. Raises Refused."""
     devices = [memory_device(result, inventory, gone=True) for result in results]
     return tuple(
         [

@@ -3,7 +3,7 @@
 
 A field in the claim overrides the same field of the class, for each request separately. Unknown or contradictory fields
 are refused, since a silently ignored parameter is only noticed in production. Anyone who may create a claim can write
-parameters, so the size of each entry is limited, and each is parsed once.
+parameters, so each entry is limited in size and parsed only once.
 """
 
 import json
@@ -24,7 +24,7 @@ from dra_frontend.allocation.claim import ClaimView, OpaqueConfig, Refused, Sour
 
 API_VERSION: Final = "v1alpha1"
 MAX_ENTRY_LENGTH: Final = 10 << 10
-"""Maximum number of characters of an entry as JSON (resource.k8s.io, OpaqueParametersMaxLength)."""
+"""Maximum number of characters in an entry's JSON (resource.k8s.io, OpaqueParametersMaxLength)."""
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,40}", re.ASCII)
 # Values that the kernel accepts for hugetlbfs's mode= (fs/hugetlbfs/inode.c): permissions and the sticky bit.
 _MODE: Final = re.compile(r"0?[01]?[0-7]{3}", re.ASCII)
@@ -42,14 +42,14 @@ _REMEDIES: Final = {
 
 
 class Fields(BaseModel):
-    """Base of a group of fields; a field that is not set is None."""
+    """Base class for a group of fields; a field that is not set is None."""
 
-    # Validators are built for the first claim with parameters (5 ms), because many nodes never see one.
+    # Validators are built when the first claim with parameters arrives (5 ms), because many nodes never see one.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel, defer_build=True)
 
 
 def _written(group: type[Fields], name: str) -> str:
-    """Returns the key of a field in a manifest: ``coreType``."""
+    """Returns a field's key in a manifest: ``coreType``."""
     return group.model_fields[name].alias or to_camel(name)
 
 
@@ -61,7 +61,7 @@ class Section(Fields):
     ONCE: ClassVar[frozenset[str]] = frozenset()
     """Fields that may only be set in the claim, once for each request."""
     FORMER: ClassVar[tuple[FormerName, ...]] = ()
-    """Former names of fields and of their values."""
+    """Earlier names of fields and of their values."""
 
     sharing: Literal["container", "pod"] | None = None
 
@@ -77,7 +77,7 @@ class Section(Fields):
 
     @classmethod
     def path(cls, name: str) -> str:
-        """Returns a field as users write it: ``cpuConfig.coreType``."""
+        """Returns a field's path as users write it: ``cpuConfig.coreType``."""
         return f"{cls.KEY}.{_written(cls, name)}"
 
 
@@ -160,7 +160,7 @@ def refusal(source: Source, field: str, reason: str) -> Refused:
 
 
 def read_parameters(claim: ClaimView) -> dict[tuple[str, str], Stated]:
-    """Returns the parameters of each request with an allocation result, by driver and full request name.
+    """Returns the parameters of each request that has an allocation result, by driver and full request name.
 
     Raises Refused for an invalid entry, naming the first request to which it applies.
     """
@@ -218,7 +218,7 @@ def _read(config: OpaqueConfig) -> Section:
 
 
 def _place(section: type[Section], fields: Any, location: Sequence[int | str]) -> list[str]:
-    """Returns the keys that lead to a fault. A former key is named as the user wrote it."""
+    """Returns the keys that lead to a fault. A field's earlier name is shown as the user wrote it."""
     former = present_names(fields, section.FORMER).former if isinstance(fields, dict) else {}
     return [_key(former.get(str(key), key)) for key in location]
 

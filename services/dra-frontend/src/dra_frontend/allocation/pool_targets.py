@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes how many pages each pool of hugepages on demand must have, and which claims have their pages. Pure.
+"""Computes how many pages each pool of hugepages on demand must have, and which waiting claims already have their
+pages. Pure.
 
-On demand, the kernel's pool of a NUMA node and page size follows the claims:
+On demand, the kernel's pool for a NUMA node and page size follows the claims:
 
   needed pages = bytes of records + reserved bytes + bytes of waiting claims, divided by the page size, rounded up
   requested    = needed, but at most the configured limit; a pool that already exceeds the limit is not grown
 
 A waiting claim is allocated to this node and has no record yet: its pages must exist before it is prepared. Pages that
-exist beyond those of records and the reserve are assigned to waiting claims in turn, and each claim that does not fit
-stays waiting with a reason. A pool does not shrink while the hugepages of a lost claim are unknown, since the pages
+exist beyond those of records and the reserve are assigned to waiting claims one after another; a claim that does not
+fit stays waiting with a reason. A pool does not shrink while the hugepages of a lost claim are unknown, since the pages
 that seem free may be in use by that claim's containers.
 """
 
@@ -27,32 +28,32 @@ from dra_frontend.devices.model import MemoryDevice
 
 @dataclass(frozen=True, slots=True)
 class WaitingClaim:
-    """A claim that is allocated on this node and does not have a record yet."""
+    """A claim that is allocated on this node and has no record yet."""
 
     view: ClaimView
     sizes: tuple[tuple[AllocationResult, int], ...]
-    """The claim's results on devices of this node, with their sizes in bytes."""
+    """The claim's results on this node's devices, with their sizes in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTarget:
-    """Number of pages that one pool must have."""
+    """The number of pages that one pool must have."""
 
     device: MemoryDevice
     waiting: tuple[tuple[str, AllocationResult, int], ...]
-    """UID, result and bytes of each claim that waits for pages of the device."""
+    """(UID, result, bytes) for each claim that waits for the device's pages."""
     held: int
-    """Bytes of existing records plus the reserve, which is never allocated to claims."""
+    """Bytes in existing records plus the reserve, which is never allocated to claims."""
     needed: int
-    """Pages for held and waiting bytes."""
+    """Number of pages for ``held`` and the waiting claims' bytes."""
     limit: int
     """Maximum number of pages that the configuration allows."""
     may_shrink: bool
     """False while some pages may belong to a claim whose record was lost."""
 
     def pages(self, present: int) -> int:
-        """Returns the number of pages to request from the kernel, which has ``present`` pages. The request never
-        exceeds the larger of the limit and ``present``.
+        """Returns the number of pages to request from the kernel, which currently has ``present`` pages. The request
+        never exceeds the larger of the limit and ``present``.
         """
         return min(self.needed, max(self.limit, present))
 
@@ -66,13 +67,13 @@ class PoolOutcome:
     """True if growth was requested."""
     problem: str = ""
     helper_silent: bool = False
-    """True if the helper did not respond, so that the state of the kernel's pool is unknown."""
+    """True if the helper did not respond, in which case the state of the kernel's pool is unknown."""
 
 
 def pool_target(
     pool: str, device: MemoryDevice, waiting: dict[str, WaitingClaim], ledger: Ledger, config: Config
 ) -> PoolTarget:
-    """Returns the number of pages that the pool of a device must have for records, waiting claims and the reserve."""
+    """Returns the number of pages that a device's pool must have for records, waiting claims and the reserve."""
     asked = tuple(
         (uid, one, size)
         for uid, claim in waiting.items()
@@ -86,7 +87,7 @@ def pool_target(
 
 
 def shares(target: PoolTarget, outcome: PoolOutcome) -> Iterator[tuple[Key, str, str]]:
-    """Yields the key and UID of each waiting result with the reason why its pages are missing, or "" if they exist."""
+    """Yields (key, UID, reason) for each waiting result: why its pages are missing, or "" if they exist."""
     left = outcome.pages * target.device.page_bytes - target.held
     short = f"the kernel has allocated {outcome.pages} of {target.needed} pages of {target.device.name}"
     for uid, one, size in target.waiting:

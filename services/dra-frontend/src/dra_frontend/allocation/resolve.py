@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves a claim's parsed parameters into the parameters of each request and the sharing mode of the claim.
+"""Resolves a claim's parsed parameters into each request's parameters and the claim's sharing mode.
 
 Checks each field against the request's devices and the node's configuration, and against the other fields.
 """
@@ -31,7 +31,7 @@ _EXCLUSIVE: Final = (
 )
 """Pairs of CPU fields with values that contradict each other."""
 _CHARGED: Final = ("limit", "protect", "high")
-"""Fields for memory that the memory cgroup controller charges; it does not charge hugepages."""
+"""Fields for memory that the memory cgroup controller charges, which excludes hugepages."""
 _ONLY: Final = "name only such requests under config[].requests"
 
 
@@ -50,7 +50,7 @@ def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: Memo
                 with _about(result.request):
                     parameters[request] = cpu_parameters(stated[driver, result.request], device.kind)
         else:
-            # The device's name is enough here. If the device itself is needed, allocation refuses the claim later.
+            # The device's name is enough here. If allocation needs the device itself, it refuses the claim later.
             devices = [memory_device(result, inventory, gone=True) for result in results]
             size = sum(count_of(MEMORY_DRIVER, result) for result in results)
             with _about(request):
@@ -72,7 +72,7 @@ def _about(request: str) -> Iterator[None]:
 
 
 def _sharing(stated: Mapping[tuple[str, str], Stated]) -> str:
-    """Returns the sharing mode. It holds for both drivers, since a container always uses the whole claim.
+    """Returns the sharing mode. It applies to both drivers, since a container always uses the whole claim.
 
     Requests without the field follow those that set it. Raises Refused if two requests set different values.
     """
@@ -90,7 +90,7 @@ def _sharing(stated: Mapping[tuple[str, str], Stated]) -> str:
 
 
 def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
-    """Returns the CPU parameters of a request for a device of that kind. Raises Refused."""
+    """Returns a request's CPU parameters for a device of that kind. Raises Refused."""
     choosing = [name for name in stated if name not in _CHOICE_FREE]
     values = {name: given.value for name, given in stated.items()}
     if choosing and kind is DeviceKind.CPU:
@@ -173,7 +173,7 @@ def _memory_fault(
 
 
 def _check_mounts(parameters: Mapping[str, MemoryParameters]) -> None:
-    """Raises Refused if a mount would hide another one, whose hugepages no container could then use."""
+    """Raises Refused if one mount would hide another, whose hugepages no container could then use."""
     pair = hiding_mounts(wanted.mount.path for wanted in parameters.values() if wanted.mount)
     if pair is not None:
         requests = ", ".join(name for name, wanted in parameters.items() if wanted.mount and wanted.mount.path in pair)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of the API server. Documents are dicts; other packages interpret them."""
+"""API server client. Documents are dicts, which other packages interpret."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validates responses of the API server, and translates failed ones into errors.
+"""Validates the API server's responses, and translates failed ones into errors.
 
-A proxy, a service mesh or a broken API server may also respond with status 200 and unrelated JSON. That counts as
-"unavailable", never as "does not exist". In lists and watches, malformed objects are skipped, because their JSON is
-partly written by users.
+A proxy, a service mesh or a broken API server may also respond with status 200 and unrelated JSON. Such a response
+counts as "unavailable", never as "does not exist". In lists and watches, malformed objects are skipped, because their
+JSON is partly written by users.
 """
 
 import json
@@ -32,20 +32,21 @@ from dra_frontend.api_server.requests import Call, Document
 _log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 4 << 20
-"""Maximum size in bytes of a response, and of a watch event. etcd stores objects of up to 1.5 MiB."""
+"""Maximum size in bytes of a response or a watch event. etcd stores objects of up to 1.5 MiB."""
 _STATUS_BYTES: Final = 64 << 10
-"""Maximum size in bytes of a Status. Only a part of its message is shown, and failures may be frequent."""
+"""Maximum size in bytes of a Status. Only part of its message is shown, and failures may be frequent."""
 _DIGITS: Final = 20
 _SHOWN: Final = 700
-"""Maximum number of shown characters of the server's message. After two long field names it should still reach the
-cause.
+"""Maximum number of characters shown from the server's message. Even after two long field names, the message should
+still reach the cause.
 """
 _MAX_LOCATION_LENGTH: Final = 2048
 _SHOWN_HOST: Final = 100
 _MAX_WAIT_SECONDS: Final = 120.0
 _EVENT: Final = re.compile(rb'\s*\{\s*"type"\s*:')
-"""Beginning of a watch event. The API server writes the type first."""
-# Possessive, without backtracking, and an unterminated string is one token, so the time is linear in the length.
+"""Start of a watch event. The API server writes the type first."""
+# Possessive quantifiers prevent backtracking, and an unterminated string is one token, so the time is linear in the
+# length.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[][{}]', re.DOTALL)
 
 
@@ -60,7 +61,7 @@ def read_object(call: Call, data: bytes, kind: str) -> Document:
 
 
 def read_list(call: Call, data: bytes, kind: str) -> tuple[list[Document], Document]:
-    """Returns the valid items of a list, and its metadata. Raises UnavailableError if the response is not a list."""
+    """Returns a list's valid items and its metadata. Raises UnavailableError if the response is not a list."""
     frame, texts = _split_items(data)
     document = _parsed(call, frame)
     metadata = document.get("metadata") if isinstance(document, dict) and document.get("items") in ([], None) else None
@@ -77,7 +78,9 @@ def read_list(call: Call, data: bytes, kind: str) -> tuple[list[Document], Docum
 
 
 def _split_items(data: bytes) -> tuple[bytes, list[bytes]]:
-    """Separates a list from its items. Each item is parsed separately, so that one cannot invalidate the others."""
+    """Separates a list from its items. Each item is parsed separately, so an invalid item does not affect the
+    others.
+    """
     kept, items, depth, start, key, listed = [], [], 0, 0, b"", False
     for token in _TOKEN.finditer(data):
         mark = token[0]
@@ -98,9 +101,9 @@ def _split_items(data: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
-    """Returns type and object of a watch event. Raises the error that an ERROR event contains.
+    """Returns a watch event's type and object. Raises the error that an ERROR event contains.
 
-    An object of which only the version is valid is returned as a BOOKMARK. Raises UnreadableError if the event must be
+    If only the object's version is valid, returns the object as a BOOKMARK. Raises UnreadableError if the event must be
     skipped because its object is malformed, and UnavailableError if the line is not an event.
     """
     try:
@@ -120,12 +123,12 @@ def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
 
 
 def is_event(line: bytes | bytearray) -> bool:
-    """Returns True if a line of a watch begins like an event."""
+    """Returns True if a line in a watch begins like an event."""
     return _EVENT.match(line) is not None
 
 
 def metadata_of_list(beginning: bytes, kind: str) -> Document | None:
-    """Returns the metadata of a list from its beginning, or None if it is not a list.
+    """Returns a list's metadata from the beginning of the list, or None if it is not a list.
 
     The API server writes the metadata, including the continue token, before the items.
     """
@@ -158,7 +161,9 @@ def _parsed(call: Call, data: bytes) -> Any:
 
 
 def _is_json(data: bytes) -> bool:
-    """Returns True for valid JSON with a value that this driver does not accept. The depth was checked before."""
+    """Returns True for valid JSON that contains a value that this driver does not accept. The depth was checked
+    before.
+    """
     if len(data) > MAX_BYTES:
         return False
     try:
@@ -188,7 +193,7 @@ def translate(call: Call, code: int, status: Document, headers: Mapping[str, str
 
 
 def read_status(body: bytes) -> Document:
-    """Returns the Status in the body of a failed call, or an empty dict if there is none."""
+    """Returns the Status in a failed call's response body, or an empty dict if there is none."""
     try:
         document = parse_json(body, _STATUS_BYTES, "answer", "Status")
     except MalformedError:
@@ -200,7 +205,7 @@ def _not_found(call: Call, status: Document, said: str) -> KubeError:
     match status:
         case {"reason": "NotFound", "details": {"name": name}} if call.name and name == call.name:
             return NotFoundError(call.operation, said)
-    # The response is not about the object: the API is not served here, or a proxy responded.
+    # The response is not about the object: either the server does not serve this API, or a proxy responded.
     where = f"{call.group}/v1" if call.group else "v1"
     return KubeError(call.operation, f"{said}; is {where} served? Kubernetes 1.34 or later is needed")
 
@@ -215,7 +220,7 @@ def _remedy(call: Call, code: int) -> str:
 
 
 def _redirected(headers: Mapping[str, str]) -> str:
-    """Returns the part of an error that names the target of a redirect, without path and credentials."""
+    """Returns the part of an error message that names a redirect's target, without path and credentials."""
     location = next((value for key, value in headers.items() if key.lower() == "location"), "")
     try:
         host = urlsplit(location[:_MAX_LOCATION_LENGTH]).netloc.rpartition("@")[2]

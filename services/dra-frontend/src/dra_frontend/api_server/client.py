@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only client of the API server: a few narrow calls on kubernetes-asyncio's REST client, with dicts as documents.
+"""The only API server client: a few narrow calls on kubernetes-asyncio's REST client, with dicts as documents.
 
-Every call is limited in time and size, the shape of its response is checked, and it raises only KubeError. Separate
-rate limits for lists, Events and other calls keep one of them from delaying the reads of claims.
+Every call is limited in time and size, checks the shape of the response, and raises only KubeError. Lists, Events and
+other calls have separate rate limits, so lists and Events never delay reading a claim.
 """
 
 import asyncio
@@ -33,28 +33,30 @@ from dra_frontend.api_server.requests import Call, Document, Pace
 
 _log = logging.getLogger(__name__)
 
-# Time that Prepare has to read a claim. Waiting out a temporary error is cheap, while the kubelet retries only after a
-# minute.
+# Time that Prepare has for reading a claim. Waiting out a temporary error is better than failing, because the kubelet
+# retries only after a minute.
 PATIENCE_SECONDS: Final = 20.0
 _LAST_SECONDS: Final = 1.0
-"""Minimum time limit of each attempt."""
+"""Minimum time limit for each attempt."""
 _PAGE: Final = 500
 MAX_LISTED: Final = 250_000
 """Maximum number of items requested for one list. Kubernetes supports 150,000 pods in a cluster."""
 MAX_SLICES: Final = 1000
-"""Maximum number of slices of one of our drivers on a node. A machine of 8,192 CPUs with a device for each has 128."""
+"""Maximum number of slices of one of our drivers on a node. A machine with 8,192 CPUs and a device for each has 128."""
 _LIST_SECONDS: Final = 120.0
 _MAX_TOKEN_LENGTH: Final = 8 << 10
-"""Maximum number of characters of a continue token, which becomes part of the next request's URL."""
+"""Maximum number of characters in a continue token, which becomes part of the next request's URL."""
 _RESOURCES: Final = "resource.k8s.io"
 _SLICES: Final = (_RESOURCES, "resourceslices")
-# Other characters could be part of the selector's syntax.
+# Any other character could be part of the selector's syntax.
 _DRIVER_NAME: Final = re.compile(r"[a-z0-9.-]{1,63}", re.ASCII)
 
 
 @asynccontextmanager
 async def connect(load: Load, *, call_seconds: float = CALL_SECONDS) -> AsyncIterator["KubeClient"]:
-    """Reads address and credentials with ``load``, and closes all connections at the end. Raises KubeConfigError."""
+    """Reads the address and credentials with ``load``, and closes all connections at the end. Raises
+    KubeConfigError.
+    """
     connection = Connection(load, call_seconds)
     try:
         await connection.open()
@@ -64,7 +66,7 @@ async def connect(load: Load, *, call_seconds: float = CALL_SECONDS) -> AsyncIte
 
 
 class KubeClient:
-    """The calls that the frontend makes. Documents are dicts as in the API's JSON.
+    """The API calls that the frontend makes. Documents are dicts with the structure of the API's JSON.
 
     Reads set no resourceVersion, because they must include what the scheduler or another instance has just written.
     Since Kubernetes 1.34 such lists are served from the server's cache (KEP-2340).
@@ -74,22 +76,23 @@ class KubeClient:
         self._connection = connection
         self._most_listed = most_listed
         self._pace = Pace()
-        # A node should list its slices only a few times a minute, whatever the server responds. Both drivers share
-        # this.
+        # A node should list its slices only a few times a minute, whatever the server responds. Both drivers share this
+        # limit.
         self._list_pace = Pace(per_second=1 / 15, burst=6.0)
-        # Slices of other drivers are only read if they restrict a claim's choice of CPUs.
+        # Other drivers' slices are read only if they restrict a claim's choice of CPUs.
         self._others_pace = Pace(per_second=5.0, burst=20.0)
-        # Events have their own budget, so that they never delay the read of a claim.
+        # Events have their own rate limit, so they never delay reading a claim.
         self._event_pace = Pace(per_second=1.0, burst=20.0)
         self._skipped = LimitedLog(_log, 1, 3600.0)
         self.claim_observers: list[Callable[[Document], object]] = []
-        """Callbacks for each claim that :meth:`get_claim` has returned.
+        """Callbacks for each claim that :meth:`get_claim` returns.
 
-        The event loop calls them later, so get_claim's caller does not wait for them; their exceptions are only logged.
+        The event loop runs the callbacks later, so get_claim's caller does not wait for them; their exceptions are only
+        logged.
         """
 
     async def get_claim(self, namespace: str, name: str, *, patience: float = PATIENCE_SECONDS) -> Document | None:
-        """Returns the ResourceClaim, or None only if the server responds that this object does not exist.
+        """Returns the ResourceClaim, or None only if the server responds that the claim does not exist.
 
         Retries temporary errors for ``patience`` seconds, not counting waits for this client's own rate limit. Passes
         the claim to the observers. Raises KubeError.
@@ -117,14 +120,14 @@ class KubeClient:
                 await asyncio.sleep(wait)
 
     async def get_device_class(self, name: str) -> Document | None:
-        """Returns the DeviceClass, or None if there is none of that name. Used by commands only, not by the service."""
+        """Returns the DeviceClass, or None if there is none of that name. Used only by commands, not by the service."""
         call = Call("get", _RESOURCES, "deviceclasses", name)
         with suppress(NotFoundError):
             return read_object(call, await self._ask(call), "DeviceClass")
         return None
 
     async def list_claims(self, namespace: str = "") -> AsyncGenerator[Document, None]:
-        """Yields all ResourceClaims of a namespace, by default of the cluster, page by page.
+        """Yields all ResourceClaims in a namespace, by default in the cluster, page by page.
 
         Malformed claims are skipped.
         """
@@ -137,11 +140,11 @@ class KubeClient:
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[Document], Document | None]
     ) -> tuple[list[Document], str]:
-        """Returns the ResourceClaims of the cluster with a label of value ``true``, and the version from which to
-        watch.
+        """Returns the cluster's ResourceClaims whose label is ``true``, and the resource version to start watching
+        from.
 
         ``reduce`` returns the part of a claim to keep, or None. Only one page of whole claims is in memory at a time,
-        since anyone may create any number of claims with the label.
+        since any user can create any number of claims with the label.
         """
         call = Call("list", _RESOURCES, "resourceclaims", query={"labelSelector": f"{label}=true"})
         found, version = list[Document](), ""
@@ -152,7 +155,8 @@ class KubeClient:
         return found, version
 
     async def list_slices_of(self, driver: str, node_name: str) -> AsyncGenerator[Document, None]:
-        """Yields the ResourceSlices of another driver on a node, page by page; "" selects those of no single node.
+        """Yields another driver's ResourceSlices on a node, page by page; "" selects the slices that belong to no
+        single node.
 
         Malformed slices are skipped.
         """
@@ -167,11 +171,11 @@ class KubeClient:
     async def _pages(
         self, base: Call, kind: str, pace: Pace, later: Pace | None = None
     ) -> AsyncGenerator[tuple[list[Document], Document], None]:
-        """Yields the items and the metadata of each page of a list.
+        """Yields the items and the metadata of each page in a list.
 
         ``pace`` limits the first request, ``later`` (if given) the others. A page that is too large is requested again
         in smaller pages, and a single object that is too large is skipped. The number of items, the time and the tokens
-        are limited: a server that always announces another page is an error.
+        are limited: it is an error if the server announces another page every time.
         """
         page, token, seen, left = _PAGE, "", set[str](), self._most_listed
         clock = asyncio.get_running_loop().time
@@ -180,7 +184,8 @@ class KubeClient:
             query = {**base.query, "limit": str(page), **({"continue": token} if token else {})}
             call = replace(base, query=query)
             try:
-                # In a thread: parsing documents written by users may take a second, and would block the event loop.
+                # In a thread, because parsing documents written by users may take a second and would block the event
+                # loop.
                 items, metadata = await asyncio.to_thread(read_list, call, await self._ask(call, pace), kind)
             except TooLargeError as error:
                 pace = later or pace
@@ -205,7 +210,7 @@ class KubeClient:
     async def watch_labelled_claims(
         self, label: str, resource_version: str
     ) -> AsyncGenerator[tuple[str, Document], None]:
-        """Yields changes of these claims, as :meth:`watch_slices` does for slices."""
+        """Yields changes to labelled claims in the same form as :meth:`watch_slices`."""
         query = {"labelSelector": f"{label}=true"} | _watching(resource_version)
         call = Call("watch", _RESOURCES, "resourceclaims", query=query)
         await self._pace.turn()
@@ -216,10 +221,10 @@ class KubeClient:
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: Sequence[Document], manager: str = AGENT
     ) -> Document:
-        """Applies the entries of ``status.devices`` that ``manager`` owns in the ResourceClaim with that UID.
+        """Applies the entries in ``status.devices`` that ``manager`` owns in the ResourceClaim with that UID.
 
-        Uses a server-side apply, so entries of other drivers are kept. Returns the claim. Raises InvalidError if the
-        claim was reallocated or was replaced by another one of the same name.
+        Uses a server-side apply, so other drivers' entries are kept. Returns the claim. Raises InvalidError if the
+        claim was reallocated or was replaced by another claim of the same name.
         """
         metadata = {"namespace": namespace, "name": name, "uid": uid}
         body = {"apiVersion": f"{_RESOURCES}/v1", "kind": "ResourceClaim", "metadata": metadata}
@@ -229,7 +234,9 @@ class KubeClient:
         return read_object(call, await self._ask(call), "ResourceClaim")
 
     async def get_node(self, name: str) -> Document:
-        """Returns the Node. Raises NotFoundError if it does not exist, i.e. before the kubelet has registered."""
+        """Returns the Node. Raises NotFoundError if the Node does not exist, i.e. before the kubelet has registered
+        it.
+        """
         call = Call("get", "", "nodes", name)
         try:
             return read_object(call, await self._ask(call), "Node")
@@ -237,7 +244,9 @@ class KubeClient:
             raise NotFoundError(call.operation, "no such node; the kubelet creates it") from error
 
     async def list_slices(self, driver: str, node_name: str) -> tuple[list[Document], str]:
-        """Returns the ResourceSlices of a driver on a node, and the version from which to watch. Raises KubeError."""
+        """Returns a driver's ResourceSlices on a node, and the resource version to start watching from. Raises
+        KubeError.
+        """
         call = Call("list", *_SLICES, query=_selector(driver, node_name))
         found, version = list[Document](), ""
         async with aclosing(self._pages(call, "ResourceSlice", self._list_pace, self._pace)) as pages:
@@ -254,9 +263,11 @@ class KubeClient:
     async def watch_slices(
         self, driver: str, node_name: str, resource_version: str
     ) -> AsyncGenerator[tuple[str, Document], None]:
-        """Yields (ADDED, MODIFIED, DELETED or BOOKMARK, document) until the server ends the watch.
+        """Yields (event type, document) until the server ends the watch; the type is ADDED, MODIFIED, DELETED or
+        BOOKMARK.
 
-        Raises WatchExpiredError if the version is too old (list again), another KubeError if the stream breaks.
+        Raises WatchExpiredError if the version is too old and the slices must be listed again, or another KubeError if
+        the stream breaks.
         """
         call = Call("watch", *_SLICES, query=_selector(driver, node_name) | _watching(resource_version))
         await self._pace.turn()
@@ -265,29 +276,33 @@ class KubeClient:
                 yield event
 
     async def create_slice(self, document: Document, *, dry_run: bool = False) -> Document:
-        """Creates a ResourceSlice and returns it as stored by the server. A dry run stores nothing."""
+        """Creates a ResourceSlice and returns it as stored by the server. With ``dry_run``, the server stores
+        nothing.
+        """
         call = Call("create", *_SLICES, query={"dryRun": "All"} if dry_run else {}, body=document)
         return read_object(call, await self._ask(call), "ResourceSlice")
 
     async def replace_slice(self, document: Document) -> Document:
-        """Updates a ResourceSlice. Raises ConflictError if it has changed since the document's resourceVersion."""
+        """Updates a ResourceSlice. Raises ConflictError if the slice has changed since the document's
+        resourceVersion.
+        """
         call = Call("update", *_SLICES, document["metadata"]["name"], body=document)
         return read_object(call, await self._ask(call), "ResourceSlice")
 
     async def delete_slice(self, name: str, uid: str, resource_version: str) -> None:
-        """Deletes this exact version of a slice. Succeeds if the slice no longer exists."""
+        """Deletes exactly this version of a slice. Succeeds if the slice no longer exists."""
         preconditions = {"uid": uid, "resourceVersion": resource_version}
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
         with suppress(NotFoundError):
             await self._ask(Call("delete", *_SLICES, name, body=body))
 
     async def create_event(self, document: Document) -> Document:
-        """Creates an events.k8s.io/v1 Event. Raises ConflictError if one of that name exists."""
+        """Creates an events.k8s.io/v1 Event. Raises ConflictError if an Event of that name exists."""
         call = Call("create", "events.k8s.io", "events", namespace=document["metadata"]["namespace"], body=document)
         return read_object(call, await self._ask(call, self._event_pace), "Event")
 
     async def patch_event(self, namespace: str, name: str, patch: Document) -> Document:
-        """Applies a merge patch to an Event and returns it.
+        """Applies a merge patch to an Event and returns the Event.
 
         Raises NotFoundError, or ConflictError if the patch contains another resourceVersion.
         """
@@ -295,7 +310,7 @@ class KubeClient:
         return read_object(call, await self._ask(call, self._event_pace), "Event")
 
     async def _events(self, call: Call, kind: str) -> AsyncGenerator[tuple[str, Document], None]:
-        """Yields the events of a watch. Events with a malformed object are skipped, as in lists."""
+        """Yields a watch's events. Events with a malformed object are skipped, as in lists."""
         async with aclosing(self._connection.stream(call)) as stream:
             async for line in stream:
                 try:
@@ -307,14 +322,14 @@ class KubeClient:
                 yield event
 
     async def _ask(self, call: Call, pace: Pace | None = None) -> bytes:
-        # The rate limit is outside the call's time limit, since it is not the server's delay.
+        # The call's time limit does not include the wait for the rate limit, since the server does not cause that wait.
         await (pace or self._pace).turn()
         return await self._connection.ask(call)
 
 
 def _next_token(call: Call, metadata: Document, seen: Container[str]) -> str:
-    """Returns the continue token of a page, or "" for the last page. Raises UnavailableError if the token was seen
-    before.
+    """Returns a page's continue token, or "" for the last page. Raises UnavailableError if an earlier page had the
+    token.
     """
     token = str(metadata.get("continue") or "")
     if len(token) > _MAX_TOKEN_LENGTH:
@@ -325,12 +340,12 @@ def _next_token(call: Call, metadata: Document, seen: Container[str]) -> str:
 
 
 def _watching(version: str) -> dict[str, str]:
-    # Random, so that not all nodes of a cluster watch again at the same time after a server has restarted.
+    # Random, so that a cluster's nodes do not all restart their watches at the same time after a server restart.
     seconds = random.randint(WATCH_SECONDS, MAX_WATCH_SECONDS)  # noqa: S311 - guards nothing
     options = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
     return {**options, "resourceVersion": version}
 
 
 def _selector(driver: str, node_name: str) -> dict[str, str]:
-    # Only this node's slices: those of all nodes of a large cluster are tens of thousands.
+    # Only this node's slices, since a large cluster has tens of thousands.
     return {"fieldSelector": f"spec.driver={driver},spec.nodeName={node_name}"}

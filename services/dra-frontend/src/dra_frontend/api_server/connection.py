@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection pool to one API server. Every call is limited in time and size, and uses current credentials."""
+"""A pool of connections to one API server. Every call is limited in time and size, and uses current credentials."""
 
 import asyncio
 import time
@@ -26,38 +26,40 @@ from dra_frontend.api_server.requests import Call
 
 # The kubelet allows Prepare 45 s. A call that fails after 10 s leaves time to retry, or to report the reason.
 CALL_SECONDS: Final = 10.0
-# The kubelet renews a projected token at 80 % of its lifetime (at least 10 minutes). client-go reads it every minute
-# too.
+# The kubelet renews a projected token at 80 % of its lifetime (which is at least 10 minutes). client-go also reads the
+# token every minute.
 TOKEN_SECONDS: Final = 60.0
 _CONNECT_SECONDS: Final = 2.0
-# The server sends a bookmark about once a minute; a longer silence means that the peer is dead.
+# The server sends a bookmark about once a minute; a longer silence means that the server is dead or unreachable.
 _SILENCE_SECONDS: Final = 90.0
 WATCH_SECONDS: Final = 300
-"""Shortest time after which the server is asked to end a watch."""
+"""Minimum time after which the server is asked to end a watch."""
 MAX_WATCH_SECONDS: Final = 2 * WATCH_SECONDS
 _CALL_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
 _SKIPPED_BYTES: Final = 8 * MAX_BYTES
-"""Maximum length of an event that is skipped. In JSON, each `<`, `>` and `&` of a 1.5 MiB object takes six bytes."""
+"""Maximum length of an event that is skipped. In JSON, each `<`, `>` and `&` in a 1.5 MiB object takes six bytes."""
 _HEAD_BYTES: Final = 16 << 10
 _BUFFERED_BYTES: Final = 1 << 18
-"""Maximum number of bytes of a response that are read ahead."""
+"""Maximum number of response bytes that are read ahead."""
 AGENT: Final = "dra-driver-numa"
 
 
 class _Session:
-    """A client session without aiohttp's defaults for browsers; the library has no options for them.
+    """A client session without aiohttp's browser defaults; kubernetes-asyncio has no options to change them.
 
-    * Redirects are returned, not followed. aiohttp would repeat the request up to ten times, and on the same host also
-      send the token again.
-    * Cookies are dropped. aiohttp would keep all cookies of all responses without a limit, and send them again.
+    * Redirects are returned, not followed. aiohttp would repeat the request up to ten times, and would send the token
+      again if the host is the same.
+    * Cookies are dropped. aiohttp would keep every response's cookies without a limit, and send them again.
     * Responses are not decompressed. No compression is requested, and a few kilobytes could grow a thousandfold before
-      they are compared with the limit.
+      their size is compared with the limit.
     * The environment is read once. With ``trust_env``, aiohttp would read ``~/.netrc`` and the proxy variables for each
       request, each in a thread, which takes longer than the rest of the request.
     """
 
     def __init__(self, session: aiohttp.ClientSession, proxy: str | None) -> None:
-        """Replaces a session and takes over its connections. All requests use ``proxy``; None means no proxy."""
+        """Replaces a session and takes over the session's connections. All requests use ``proxy``; None means no
+        proxy.
+        """
         self._session = aiohttp.ClientSession(
             connector=session.connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -77,9 +79,9 @@ class _Session:
 
 
 class Connection:
-    """Sends calls. Every failure is a KubeError that names the call.
+    """Sends calls to the API server. Every failure raises a KubeError that names the call.
 
-    ``load`` blocks. It runs in a thread, at the start and whenever the token, CA bundle or certificate is renewed.
+    ``load`` blocks, so it runs in a thread, at the start and whenever the token, CA bundle or certificate is renewed.
     """
 
     def __init__(
@@ -102,10 +104,12 @@ class Connection:
         self._reading = asyncio.Lock()
         self._trust: object = None
         self._clients: list[ApiClient] = []
-        """The current client and the previous one, on which requests may still be open."""
+        """The current client and the previous one, which may still have open requests."""
 
     async def open(self) -> None:
-        """Reads address and credentials without connecting. Raises KubeConfigError, or OSError for unreadable files."""
+        """Reads the address and credentials without connecting. Raises KubeConfigError, or OSError for unreadable
+        files.
+        """
         self._read_at = self._clock()
         configuration, trust = await asyncio.to_thread(read_configuration, self._load)
         if trust != self._trust:
@@ -122,7 +126,7 @@ class Connection:
             await client.close()
 
     async def ask(self, call: Call, seconds: float | None = None) -> bytes:
-        """Returns the body of a successful response within ``seconds``, by default the limit of every call."""
+        """Returns a successful response's body within ``seconds``, by default the time limit of every call."""
         seconds = self._call_seconds if seconds is None else min(seconds, self._call_seconds)
         try:
             async with asyncio.timeout(seconds), self._answered(call, _CALL_LIMITS) as response:
@@ -131,12 +135,12 @@ class Connection:
             raise UnavailableError(call.operation, f"no response within {seconds:.3g} s") from error
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
-        """Yields the lines of an endless response. An incomplete last line is dropped.
+        """Yields the lines of an endless response. Drops an incomplete last line.
 
-        An event that is too long is skipped, since its length is controlled by the object's author.
+        An event that is too long is skipped, since the object's author controls the event's length.
         """
         async with self._answered(call, self._watch_limits) as response:
-            # readline() would copy the incomplete line for each received piece, and pieces may have only a few bytes.
+            # readline() would copy the incomplete line for each received chunk, and a chunk may have only a few bytes.
             line, skipped = bytearray(), 0
             async for piece in response.content.iter_any():
                 end, *following = piece.split(b"\n")
@@ -152,14 +156,15 @@ class Connection:
                     line.clear()
 
     async def authorization(self, refused: str | None = "") -> str | None:
-        """Returns the Authorization header, read at most a minute ago, and read again if it equals the ``refused`` one.
+        """Returns the Authorization header. It is at most a minute old, and is read again if it equals the ``refused``
+        one.
 
         Returns None if only client certificates are used.
         """
         if self._is_due(refused):  # one caller reads it; others use the current one unless it was refused
             async with self._reading:
                 if self._is_due(refused):
-                    # The kubelet replaces a symlink, and a certificate is a pair of files: if they cannot be read
+                    # The kubelet replaces a symlink, and a certificate is a pair of files. If the files cannot be read
                     # between two replacements, the next call or minute retries.
                     with suppress(KubeConfigError, OSError, ValueError):
                         await self.open()
@@ -174,7 +179,7 @@ class Connection:
 
     @asynccontextmanager
     async def _answered(self, call: Call, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yields the response to a call. Raises KubeError if it is unsuccessful or breaks."""
+        """Yields the response to a call. Raises KubeError if the response is unsuccessful or the connection breaks."""
         response = None
         try:
             token = await self.authorization()
@@ -192,7 +197,7 @@ class Connection:
         except UnicodeEncodeError as error:
             raise InvalidError(call.operation, f"the document cannot be sent ({error.reason})") from error
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
-            # The exception's text is the URL, which may contain a proxy's password.
+            # The exception's text is the URL, which may contain the proxy's password.
             text = "the URL of the server or of its proxy is not valid: check server and proxy-url in the kubeconfig"
             raise UnreachableError(call.operation, text) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: the token is not valid in a header
@@ -216,19 +221,19 @@ class Connection:
 
 
 def _client(configuration: Configuration) -> ApiClient:
-    """Returns a client that sends requests and returns responses without changes."""
+    """Returns a client that sends requests and returns responses unchanged."""
     client = ApiClient(configuration)
     session = _Session(client.rest_client.pool_manager, _proxy_for(configuration.host or ""))
     client.rest_client.pool_manager = session  # type: ignore[assignment]
     client.user_agent = AGENT
     client.set_default_header("Accept", "application/json")
-    # Not compressed: a small response could expand beyond the limit, and the server would spend CPU time on it.
+    # No compression: a small response could expand beyond the limit, and the server would spend CPU time on it.
     client.set_default_header("Accept-Encoding", "identity")
     return client
 
 
 def _proxy_for(server: str) -> str | None:
-    """Returns the proxy for a server from HTTPS_PROXY and NO_PROXY, like kubectl, or None if there is none."""
+    """Returns the proxy for a server from HTTPS_PROXY and NO_PROXY, as kubectl does, or None if there is none."""
     with suppress(ValueError):  # The URL is invalid: the first request will fail with the cause.
         url = urlsplit(server)
         if url.hostname and not proxy_bypass(url.hostname):

@@ -19,24 +19,26 @@ _UNREADABLE: Final = (
 
 
 Load = Callable[[Configuration], None]
-"""Sets address and credentials in a configuration. Blocks. Raises KubeConfigError."""
+"""Sets the address and credentials in a configuration. Blocks. Raises KubeConfigError."""
 _CONNECTIONS: Final = 16
 """Maximum number of simultaneous connections to the server."""
 
 
 def read_configuration(load: Load) -> tuple[Configuration, object]:
-    """Returns the configuration, and a value that changes with the server, its CA bundle or the client certificate."""
+    """Returns the configuration, and a value that changes whenever the server, its CA bundle or the client certificate
+    changes.
+    """
     configuration = Configuration()
     configuration.connection_pool_maxsize = _CONNECTIONS
     load(configuration)
-    # kubectl accepts a token file that ends in a newline, but in a header the newline would be an injection.
+    # kubectl accepts a token file that ends in a newline, but in a header the newline would allow header injection.
     configuration.api_key = {key: value.strip() for key, value in configuration.api_key.items()}
     files = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
     return configuration, (configuration.host, configuration.verify_ssl, *map(_stamp, files))
 
 
 def _stamp(path: str | None) -> object:
-    """Returns a value that changes with the file's content, also if a symbolic link to it is replaced."""
+    """Returns a value that changes with the file's content, even if a symbolic link to the file is replaced."""
     try:
         status = Path(path or "").stat()
     except OSError:
@@ -45,7 +47,7 @@ def _stamp(path: str | None) -> object:
 
 
 def kubeconfig(path: str) -> Load:
-    """Reads the current context of a kubeconfig file: tokens, token files, certificates, exec plugins.
+    """Reads a kubeconfig file's current context: tokens, token files, certificates, exec plugins.
 
     Without a file name, reads the pod's service account.
     """
@@ -54,7 +56,7 @@ def kubeconfig(path: str) -> Load:
         if not Path(path).is_file():
             raise KubeConfigError(f"read kubeconfig {path}", "the file does not exist")
         try:
-            # The loader is a coroutine that reads files, so it gets its own event loop in this thread.
+            # The loader is a coroutine that reads files, so it runs in its own event loop in this thread.
             asyncio.run(load_kube_config(path, client_configuration=configuration, persist_config=False))
         except _UNREADABLE as error:
             raise KubeConfigError(f"read kubeconfig {path}", _message(error)) from error
@@ -63,7 +65,7 @@ def kubeconfig(path: str) -> Load:
 
 
 def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_ACCOUNT) -> Load:
-    """Reads a pod's service account: the address from the environment, CA and token from a directory."""
+    """Reads a pod's service account: the address from the environment, the CA and token from a directory."""
     more: dict[str, Any] = {} if environ is None else {"environ": dict(environ)}
 
     def load(configuration: Configuration) -> None:

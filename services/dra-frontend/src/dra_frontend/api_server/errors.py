@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the API server. Only errors that callers handle differently have their own class."""
+"""API server errors. Only errors that callers handle differently have their own class."""
 
 
 class KubeError(Exception):
-    """Raised if a call to the API server fails. ``operation`` is verb and resource, ``detail`` the reason."""
+    """Raised if a call to the API server fails. ``operation`` is the verb and resource, ``detail`` the reason."""
 
     retriable = False
 
     def __init__(self, operation: str, detail: str, retry_after: float = 0.0) -> None:
-        """``retry_after`` is the delay in seconds requested by the server, at most two minutes."""
+        """``retry_after`` is the delay in seconds that the server requested, at most two minutes."""
         self.operation = operation
         self.detail = detail
         self.retry_after = retry_after
@@ -16,19 +16,19 @@ class KubeError(Exception):
 
 
 class UnavailableError(KubeError):
-    """No response in time, a malformed response, or one that requests a later retry."""
+    """The server did not respond in time, sent a malformed response, or requested a later retry."""
 
     retriable = True
 
 
 class UnreachableError(UnavailableError):
-    """The connection failed or broke, so that another call would fail as well."""
+    """The connection failed or broke, so another call would fail as well."""
 
 
 class UnreadableError(UnavailableError):
-    """The response is JSON with a part that this client rejects: nested too deeply, a huge number, or a lone surrogate.
+    """The response is JSON that this client partly rejects: nested too deeply, a huge number, or a lone surrogate.
 
-    The part may have been written by the object's author. The next response will contain it again, and other objects
+    The object's author may have written the rejected part. The next response will contain it again, but other objects
     are not affected.
     """
 
@@ -36,7 +36,7 @@ class UnreadableError(UnavailableError):
 
 
 class TooLargeError(UnavailableError):
-    """A response exceeds the size limit. ``beginning`` is its first part."""
+    """A response exceeds the size limit. ``beginning`` is the response's first part."""
 
     def __init__(self, operation: str, detail: str, beginning: bytes = b"") -> None:
         super().__init__(operation, detail)
@@ -60,11 +60,13 @@ class InvalidError(KubeError):
 
 
 class NotFoundError(KubeError):
-    """The server reports that there is no object of this name (404)."""
+    """The server reports that no object of this name exists (404)."""
 
 
 class WatchExpiredError(KubeError):
-    """The version from which a watch should start is no longer known (410): list again."""
+    """The server no longer knows the version from which the watch should start (410). The objects must be listed
+    again.
+    """
 
     retriable = True
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tracks namespaces in which writes fail, and pauses each one separately.
+"""Tracks namespaces in which writes fail, and pauses writes in each such namespace separately.
 
-A rate limit, a policy or a webhook can make every write in one namespace fail while writes in others succeed. Whoever
-controls one namespace must not be able to stop writes in the others.
+A rate limit, a policy or a webhook can make every write in one namespace fail while writes in others succeed. A user
+who controls one namespace must not be able to stop writes in the others.
 """
 
 from collections.abc import Callable, Collection
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_FAILING_NAMESPACES: Final = 3
-"""Number of namespaces with failed writes, without a success in between, after which the server counts as the cause."""
+"""If writes fail in this many namespaces without a success in between, the server counts as the cause."""
 
 
 @dataclass(slots=True)
@@ -24,13 +24,13 @@ class NamespaceFailures:
     """Counts failed writes by namespace."""
 
     _pause: Callable[[int], float]
-    """Returns the pause in seconds after a number of failures, which is at least one."""
+    """Returns the pause in seconds after that many failures (at least one)."""
     _clock: Callable[[], float]
     _failing: dict[str, _Failing] = field(default_factory=dict)
     _in_a_row: set[str] = field(default_factory=set)
 
     def postponed(self, namespace: str) -> bool:
-        """Returns True if writes in a namespace have to wait."""
+        """Returns True if writes in a namespace must wait."""
         failing = self._failing.get(namespace)
         return failing is not None and failing.until > self._clock()
 
@@ -43,7 +43,7 @@ class NamespaceFailures:
         return len(self._in_a_row) >= MAX_FAILING_NAMESPACES
 
     def succeed(self, namespace: str) -> None:
-        """Ends the pause of a namespace."""
+        """Ends a namespace's pause."""
         self._failing.pop(namespace, None)
         self._in_a_row.clear()
 
@@ -52,5 +52,5 @@ class NamespaceFailures:
         self._in_a_row.clear()
 
     def keep(self, namespaces: Collection[str]) -> None:
-        """Drops all other namespaces."""
+        """Forgets all other namespaces."""
         self._failing = {name: one for name, one in self._failing.items() if name in namespaces}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads attributes of other drivers' devices, from their ResourceSlices, for claims that match them with CPUs."""
+"""Reads the attributes of other drivers' devices from ResourceSlices, for claims that match those devices with CPUs."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -13,7 +13,7 @@ from dra_frontend.allocation.alignment import Key, OtherDevices, Values, read_at
 from dra_frontend.api_server.errors import KubeError, UnavailableError
 
 SECONDS: Final = 8.0
-"""Time limit of a lookup including its retries. The kubelet retries only after a minute."""
+"""Time limit for a lookup, including its retries. The kubelet retries only after a minute."""
 _MAX_SLICES: Final = 2000
 """Maximum number of slices of one driver that are read for a claim."""
 
@@ -22,7 +22,7 @@ class SliceSource(Protocol):
     """Source of other drivers' ResourceSlices."""
 
     def list_slices_of(self, driver: str, node_name: str) -> AsyncGenerator[dict[str, Any], None]:
-        """Yields the slices of a driver on a node; "" selects those of no single node. Raises KubeError."""
+        """Yields a driver's slices on a node; "" selects the slices that belong to no single node. Raises KubeError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,9 @@ class OtherDeviceReader:
     seconds: float = SECONDS
 
     async def read(self, wanted: frozenset[Key]) -> OtherDevices:
-        """Returns the attributes. Devices that cannot be read are missing, and ``problem`` contains the reason."""
+        """Returns the attributes. Devices that cannot be read are missing from the result, and ``problem`` contains the
+        reason.
+        """
         found: dict[Key, Mapping[str, Values]] = {}
         problem, waits = "", Backoff(0.25, 2.0)
         try:
@@ -56,8 +58,8 @@ class OtherDeviceReader:
 async def _read_all(
     source: SliceSource, node: str, wanted: frozenset[Key], found: dict[Key, Mapping[str, Values]]
 ) -> None:
-    """Adds the devices that are still missing from ``found``. Raises KubeError."""
-    # The node's own slices come first, since there are few; there may be many of network-attached devices.
+    """Adds the devices that are missing from ``found``. Raises KubeError."""
+    # The node's own slices come first, since there are few of them. Network-attached devices may have many.
     for place in (node, ""):
         for driver in sorted({driver for driver, _, _ in wanted - found.keys()}):
             missing = frozenset(key for key in wanted - found.keys() if key[0] == driver)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes calls to the API server, and limits their rate."""
+"""Describes calls to the API server and limits their rate."""
 
 import asyncio
 import time
@@ -17,9 +17,9 @@ _METHODS: Final = {"create": "POST", "update": "PUT", "patch": "PATCH", "delete"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request. ``verb``, ``group`` and ``resource`` are RBAC's terms, and determine the path.
+    """One request. ``verb``, ``group`` and ``resource`` are RBAC's terms and determine the path.
 
-    A subresource is part of ``resource``, after a slash.
+    A subresource is appended to ``resource`` after a slash.
     """
 
     verb: str
@@ -46,7 +46,7 @@ class Call:
 
     @property
     def path(self) -> str:
-        """Path on the server. Raises InvalidError for a name that would address a different path."""
+        """Path on the server. Raises InvalidError for a name that would result in a different path."""
         parts = ["apis", self.group, "v1"] if self.group else ["api", "v1"]
         if self.namespace:
             parts += ["namespaces", self._segment(self.namespace)]
@@ -58,7 +58,7 @@ class Call:
 
     @property
     def operation(self) -> str:
-        """Description of the call, for errors."""
+        """Description of the call, for error messages."""
         target = "/".join(part for part in (self.namespace, self.name) if part)
         return f"{self.verb} {self.resource}" + (f" {target}" if target else "")
 
@@ -69,7 +69,7 @@ class Call:
 
 
 class Pace:
-    """Token bucket for the calls of a process, which protects the API server from bugs of this driver.
+    """Token bucket for a process's calls, which protects the API server from bugs in this driver.
 
     The limit is generous, since a burst of pods needs one read for each claim. client-go's default of 5 calls a second
     would delay them.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the devices of this node from the machine and the configuration. Pure; does not depend on allocations."""
+"""Computes this node's devices from the machine and the configuration. Pure; does not depend on allocations."""

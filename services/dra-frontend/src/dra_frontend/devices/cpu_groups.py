@@ -13,18 +13,18 @@ _Key = TypeVar("_Key", bound=Any)
 _Groups = Iterator[tuple[str, list[Cpu], Attributes]]
 """Name, CPUs and attributes of each group."""
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
-"""Attribute that lets a claim match devices close to a NUMA node. A list if the CPUs are on several nodes
+"""Attribute that lets a claim match devices close to a NUMA node. The value is a list if the CPUs are on several nodes
 (KEP-6072).
 """
 NEAREST_NUMA_NODE: Final = "dra.cpu/nearestNumaNode"
-"""Attribute that lets a claim match CPUs with the closest memory, which may be a NUMA node without CPUs. Its value is a
-CPU device's own node, and a memory device's node with the nearest CPUs.
+"""Attribute that lets a claim match CPUs with the closest memory, which may be a NUMA node without CPUs. For a CPU
+device, the value is the device's own node; for a memory device, it is the node with the nearest CPUs.
 """
 
 
 def numa_attributes(node: int) -> dict[str, int | bool | str]:
-    """Returns the attributes of every device of a NUMA node with CPUs."""
-    # The first is the standard name, the next two are selected by older manifests.
+    """Returns the attributes common to all devices of a NUMA node with CPUs."""
+    # The first is the standard name. Older manifests select by the second and third.
     return dict.fromkeys((NUMA_NODE, "dra.cpu/numaNodeID", "dra.net/numaNode", NEAREST_NUMA_NODE), node)
 
 
@@ -36,11 +36,11 @@ ATTRIBUTES_OF_CPU: Final[Mapping[str, Callable[[Cpu], int | str]]] = {
     "dra.cpu/coreID": attrgetter("core_id"),
     "dra.cpu/cpuID": attrgetter("id"),
 }
-"""Functions that return the value of an attribute for a single CPU. Other attributes belong to the whole device."""
+"""Functions that return an attribute's value for a single CPU. Other attributes belong to the whole device."""
 
 
 def _split(machine: Machine, key: Callable[[Cpu], _Key]) -> dict[_Key, list[Cpu]]:
-    """Returns the CPUs by key, both in ascending order."""
+    """Returns the CPUs grouped by key. Keys and CPUs are in ascending order."""
     groups: dict[_Key, list[Cpu]] = defaultdict(list)
     for cpu in sorted(machine.cpus.values(), key=attrgetter("id")):
         groups[key(cpu)].append(cpu)
@@ -48,7 +48,7 @@ def _split(machine: Machine, key: Callable[[Cpu], _Key]) -> dict[_Key, list[Cpu]
 
 
 def _common(cpus: list[Cpu]) -> dict[str, AttributeValue]:
-    """Returns the attributes with the same value for all CPUs of a group."""
+    """Returns the attributes that have the same value for all CPUs in a group."""
     found: dict[str, AttributeValue] = {}
     if len({cpu.numa_node for cpu in cpus}) == 1:
         found |= numa_attributes(cpus[0].numa_node)
@@ -61,7 +61,7 @@ def _common(cpus: list[Cpu]) -> dict[str, AttributeValue]:
 
 def _by_numa_node(machine: Machine) -> _Groups:
     for node, cpus in _split(machine, attrgetter("numa_node")).items():
-        # Socket of the lowest CPU, so that a node that spans sockets gets the same value after every start.
+        # The lowest CPU's socket, so that a node that spans sockets has the same value after every start.
         yield f"cpudevnuma{node:03d}", cpus, {**numa_attributes(node), "dra.cpu/socketID": cpus[0].package}
 
 
@@ -75,7 +75,7 @@ def _whole_machine(machine: Machine) -> _Groups:
 
 
 def _by_l3(machine: Machine) -> _Groups:
-    # CPUs without an L3 are grouped by NUMA node, the next larger unit, and published after the others.
+    # CPUs without an L3 are grouped by NUMA node, the next larger unit, and are published after the others.
     groups = _split(machine, lambda cpu: (cpu.l3 is None, cpu.numa_node if cpu.l3 is None else cpu.l3_id))
     for (bare, number), cpus in groups.items():
         name = f"cpudevnuma{number:03d}" if bare else f"cpudevl3{number:03d}"
@@ -99,7 +99,7 @@ def _by_core_type(machine: Machine) -> _Groups:
 def _by_cpu(machine: Machine) -> _Groups:
     for number, (cpu,) in _split(machine, attrgetter("id")).items():
         identity = {"dra.cpu/cacheL3ID": cpu.l3_id, "dra.cpu/coreID": cpu.core_id, "dra.cpu/cpuID": number}
-        # Named by the CPU's number, so that the name does not change when other CPUs are reserved or go offline.
+        # Named after the CPU's number, so that the name does not change when other CPUs are reserved or go offline.
         yield f"cpudev{number:03d}", [cpu], {**_common([cpu]), **identity}
 
 
@@ -114,9 +114,9 @@ _GROUPINGS: Final[Mapping[str, Callable[[Machine], _Groups]]] = {
 
 
 def cpu_groups(machine: Machine, mode: str, group_by: str) -> list[CpuDevice]:
-    """Returns the devices of a machine, ignoring all reserves. Each CPU is in exactly one.
+    """Returns a machine's devices, ignoring all reserves. Each CPU is in exactly one device.
 
-    Their order depends only on the machine.
+    The order of the devices depends only on the machine.
     """
     kind = DeviceKind.CPU if mode == DeviceKind.CPU else DeviceKind(group_by)
     return [

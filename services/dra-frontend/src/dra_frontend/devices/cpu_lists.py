@@ -15,24 +15,24 @@ from dra_frontend.machine.model import Machine
 CPU_IDS: Final = "dra.cpu/cpuIDs"
 """Attribute with the CPUs that a device offers, in the kernel's list format."""
 SMT_LAYOUT: Final = "dra.cpu/smtLayout"
-"""Attribute that shows which CPUs are threads of one core, in the format of :func:`smt_layout`."""
+"""Attribute that shows which CPUs are threads of the same core, in the format of :func:`smt_layout`."""
 _MAX_BYTES: Final = 64
 """Maximum length of a string attribute (DeviceAttributeMaxValueLength)."""
 _THREADS: Final = 2
 
 
 def cpu_lists(machine: Machine, device: CpuDevice) -> dict[str, str]:
-    """Returns the attributes of a device, without those that are too long for the server."""
+    """Returns a device's attributes, except for values that are too long for the server."""
     texts = {CPU_IDS: format_cpu_list(device.cpus), SMT_LAYOUT: smt_layout(machine)}
     return {name: text for name, text in texts.items() if 0 < len(text) <= _MAX_BYTES}
 
 
 def smt_layout(machine: Machine) -> str:
-    """Returns which threads share a core. In ``0-7>4;8-11``, CPUs 0 and 4, 1 and 5, 2 and 6, 3 and 7 share; 8 to 11 do
-    not.
+    """Returns which threads share a core. In ``0-7>4;8-11``, CPUs 0 and 4, 1 and 5, 2 and 6, and 3 and 7 share a core;
+    CPUs 8 to 11 do not share theirs.
 
-    Entries are ordered by the distance between two threads, with single threads last. Empty if a core has more than
-    two.
+    Entries are ordered by the distance between the two threads, with single threads last. The result is empty if a core
+    has more than two threads.
     """
     cores: defaultdict[int, list[int]] = defaultdict(list)
     for cpu in sorted(machine.cpus):
@@ -48,7 +48,7 @@ def smt_layout(machine: Machine) -> str:
 
 
 def left_out(machine: Machine, devices: list[CpuDevice]) -> Iterator[str]:
-    """Yields a text about each attribute that had to be omitted."""
+    """Yields a message about each attribute that had to be omitted."""
     if long := [device.name for device in devices if CPU_IDS not in device.attributes]:
         yield f"{', '.join(long)}: the CPUs do not fit into {_MAX_BYTES} bytes of {CPU_IDS}; use a smaller groupBy"
     if any(SMT_LAYOUT not in device.attributes for device in devices):

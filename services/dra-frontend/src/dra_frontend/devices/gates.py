@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kubernetes feature gates that published devices depend on, and the device fields behind each gate.
 
-If a gate is disabled, the server drops the fields or rejects the slice. All texts and comparisons of the driver use
-these names.
+If a gate is disabled, the server drops the fields or rejects the slice. All of the driver's messages and comparisons
+use these names.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ SHARING_FIELDS: Final = ("allowMultipleAllocations", "requestPolicy")
 TAINTS: Final = "DRADeviceTaints"
 TAINTS_FIELD: Final = "taints"
 LISTS: Final = "DRAListTypeAttributes"
-"""Attributes with several values (KEP-5491)."""
+"""Allows attributes with several values (KEP-5491)."""
 BINDING: Final = "DRADeviceBindingConditions"
 COUNTING: Final = "DRANodeAllocatableResources"
-"""Counts claims against the node; the kubelet adds them to pod limits (KEP-5517, from Kubernetes 1.37;
+"""Counts claims against the node; the kubelet adds claims to pod limits (KEP-5517, from Kubernetes 1.37;
 docs/adr/0020).
 """
 ALLOCATABLE: Final = "nodeAllocatableResources"
-"""Device field that counts claims against the node, in the form of Kubernetes 1.37."""
+"""Device field that counts claims against the node, in the format that Kubernetes 1.37 uses."""
 
 
 def kubelet_counts_claims(node: Mapping[str, Any]) -> bool:
-    """Returns True if the kubelet declares in its Node that it adds claims to the limits of pods and containers."""
+    """Returns True if the kubelet declares in its Node that it adds claims to pod and container limits."""
     return COUNTING in ((node.get("status") or {}).get("declaredFeatures") or ())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes everything that this node offers: pools of devices from the machine and the configuration.
 
-A configuration that does not fit the machine never ends the service, since claims must be released in any case. CPUs or
-NUMA nodes that are offline or absent at present cause a warning. A driver whose setting can never be right on this
+A configuration that does not fit the machine never ends the service, since claims must still be released. CPUs or NUMA
+nodes that are currently offline or absent cause a warning. A driver with a setting that can never be valid on this
 machine offers nothing.
 """
 
@@ -46,7 +46,7 @@ from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import Layout
 
 PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
-"""Attribute that lets a claim match CPUs with a device of another driver on the same PCIe root (KEP-5491)."""
+"""Attribute that lets a claim match CPUs with another driver's device on the same PCIe root (KEP-5491)."""
 _MAX_POOL_NAME_LENGTH: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 _INSTEAD: Final = {
@@ -80,7 +80,7 @@ class Misfit:
 
 
 class InventoryError(Exception):
-    """Raised for a name or setting with which nothing can be offered. The text names the setting and the remedy."""
+    """Raised for a name or setting with which no device can be offered. The text names the setting and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +91,19 @@ class Inventory:
     pools: tuple[Pool, ...]
     reserved_cpus: frozenset[int]
     withheld_cpus: frozenset[int]
-    """CPUs that no claim gets, which guarantee the minimum size of the shared pool (``withheldCPUs``)."""
+    """CPUs withheld from claims to guarantee the shared pool its minimum size (``withheldCPUs``)."""
     misfits: tuple[Misfit, ...] = ()
-    """Mismatches at present, including settings that leave nothing to offer."""
+    """Current mismatches, including settings that leave nothing to offer."""
     reserve: MemoryReserve = field(default_factory=MemoryReserve)
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Reasons why drivers publish no devices, by driver: a setting does not fit this machine."""
+    """By driver, the reason why it publishes no devices: a setting does not fit this machine."""
     observes: bool = False
     """True if the node refuses every claim because ``enforcement`` is ``observe``."""
     layout: Layout = field(init=False, repr=False, compare=False)
     devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
-    """Devices by driver, pool and name, as in an allocation result."""
+    """Devices by driver, pool and name, the key used in an allocation result."""
     attributes: Mapping[tuple[str, str, str], Mapping[str, Any]] = field(init=False, repr=False, compare=False)
-    """Attributes of the devices in the form of the API, by the same keys. Equal values are the same object."""
+    """The devices' attributes in the API's form, by the same keys. Equal values are the same object."""
 
     def __post_init__(self) -> None:
         """Computes the indexes, since a claim may have hundreds of results, each on one of hundreds of devices."""
@@ -118,7 +118,7 @@ class Inventory:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Texts of the misfits."""
+        """The misfits' texts."""
         return tuple(one.text for one in self.misfits)
 
 
@@ -132,11 +132,11 @@ def build_inventory(
     withheld: frozenset[int] = frozenset(),
     kubelet_reserve: int | None = None,
 ) -> Inventory:
-    """Returns what the node offers. The result is deterministic. Raises InventoryError for unusable names.
+    """Returns everything that the node offers. The result is deterministic. Raises InventoryError for unusable names.
 
-    The optional arguments are the state of a running machine: ``held`` CPUs belong to claims, ``host_pages`` are in use
-    by host processes, ``withheld`` CPUs were withheld before, and ``kubelet_reserve`` is the number of bytes that its
-    kubelet reserves.
+    The optional arguments describe a running machine: ``held`` CPUs belong to claims, ``host_pages`` are in use by host
+    processes, ``withheld`` CPUs were withheld before, and ``kubelet_reserve`` is the number of bytes that the kubelet
+    reserves.
     """
     refused = dict(_refusals(machine, config))
     groups = cpu_groups(machine, config.cpu_device_mode, config.group_by)
@@ -161,9 +161,9 @@ def build_inventory(
 
 
 def is_device_of(node_name: str, driver: str, pool: str, device: str) -> bool:
-    """Returns True if a device belongs to a node, judging by the names of its pool and the device.
+    """Returns True if a device belongs to a node, judging by the names of the pool and the device.
 
-    The result does not depend on what the node offers now.
+    The result does not depend on what the node currently offers.
     """
     if driver == CPU_DRIVER:
         return pool == node_name
@@ -184,8 +184,8 @@ def _check_names(node_name: str, pools: Sequence[Pool]) -> None:
 
 
 def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
-    """Yields drivers that must offer nothing, with the reason: the configuration was written for a different
-    machine.
+    """Yields (driver, reason) for each driver that must offer nothing because the configuration was written for a
+    different machine.
     """
     possible = machine.possible | machine.online | machine.offline
     nodes = machine.possible_nodes.union(machine.numa_nodes)
@@ -205,7 +205,7 @@ def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
 def _withheld(
     machine: Machine, config: Config, groups: Sequence[CpuDevice], held: frozenset[int], before: frozenset[int]
 ) -> frozenset[int]:
-    """Returns the CPUs that no claim gets: from the last groups, lowest first, whole cores where possible.
+    """Returns the CPUs to withhold from claims: from the last groups, lowest numbers first, whole cores where possible.
 
     CPUs that were withheld before are preferred, and CPUs held by claims are used last.
     """
@@ -230,9 +230,9 @@ def _withheld(
 def _offered(
     machine: Machine, group: CpuDevice, cpus: frozenset[int], roots: Mapping[str, frozenset[int]], *, listed: bool
 ) -> CpuDevice:
-    """Returns the device of a group with the offered CPUs, including their numbers as attributes if ``listed``.
+    """Returns a group's device with the offered CPUs. If ``listed``, the CPU numbers are included as attributes.
 
-    Adds the attributes that depend on which CPUs are offered, or on the machine.
+    Adds the attributes that depend on the machine or on which CPUs are offered.
     """
     attributes: dict[str, AttributeValue] = {**group.attributes, "dra.cpu/smtEnabled": machine.smt}
     capacity = None
@@ -244,7 +244,8 @@ def _offered(
     nodes = tuple(sorted({machine.cpus[cpu].numa_node for cpu in cpus}))
     if NUMA_NODE not in attributes and len(nodes) <= (room := MAX_ATTRIBUTE_VALUES - len(attributes)):
         attributes[NUMA_NODE] = nodes[0] if len(nodes) == 1 else nodes
-    # Truncated, since the server would reject the whole slice for a longer list. A partial list is still correct.
+    # Truncated, since the server would reject the whole slice because of a longer list. A partial list is still
+    # correct.
     room = MAX_ATTRIBUTE_VALUES - sum(len(value) if isinstance(value, tuple) else 1 for value in attributes.values())
     if near := _near(roots, cpus)[:room]:
         attributes[PCIE_ROOT] = near
@@ -254,7 +255,7 @@ def _offered(
 
 
 def _near(roots: Mapping[str, frozenset[int]], cpus: frozenset[int]) -> tuple[str, ...]:
-    """Returns the PCIe roots close to any of the CPUs."""
+    """Returns the PCIe roots that are close to any of the CPUs."""
     return tuple(name for name, local in sorted(roots.items()) if local & cpus)
 
 

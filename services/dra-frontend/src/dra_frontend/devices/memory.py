@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the memory devices of a machine: plain memory and hugepages of every size, for each NUMA node."""
+"""Computes a machine's memory devices: plain memory and hugepages of every size, for each NUMA node."""
 
 from dataclasses import replace
 from typing import Final
@@ -19,10 +19,11 @@ REMOTE_DISTANCE: Final = 20
 
 
 def nearest_nodes(machine: Machine, node: NumaNode) -> tuple[int, ...]:
-    """Returns the nodes with the CPUs closest to a node's memory, ascending; several if they are equally close.
+    """Returns the nodes with the CPUs closest to a node's memory, in ascending order; several if they are equally
+    close.
 
-    A node with CPUs is its own nearest node. For other nodes the firmware's initiators (HMAT) decide, or else the
-    distances.
+    A node with CPUs is its own nearest node. For other nodes the firmware's initiators (HMAT) decide or, if there are
+    none, the distances.
     """
     if node.cpus:
         return (node.id,)
@@ -34,19 +35,19 @@ def nearest_nodes(machine: Machine, node: NumaNode) -> tuple[int, ...]:
 
 
 def _distances(machine: Machine, node: NumaNode) -> dict[int, int]:
-    """Returns the distance of a node's memory to each node with CPUs."""
+    """Returns the distance from a node's memory to each node with CPUs."""
     with_cpus = [other.id for other in machine.numa_nodes.values() if other.cpus]
     return {other: node.distances.get(other, REMOTE_DISTANCE) for other in with_cpus}
 
 
 def _distance(machine: Machine, node: NumaNode) -> int:
-    """Returns the smallest distance to a node with CPUs."""
+    """Returns the distance to the closest node with CPUs."""
     return LOCAL_DISTANCE if node.cpus else min(_distances(machine, node).values(), default=REMOTE_DISTANCE)
 
 
 def plain_memory(machine: Machine, node: NumaNode, config: Config, reserve: MemoryReserve) -> MemoryDevice | None:
-    """Returns a node's memory without its hugepages, existing or on demand, and without its reserve; None if none is
-    left.
+    """Returns a node's memory without its hugepages, existing or on demand, and without its reserve, or None if no
+    memory is left.
     """
     pages = ((max(one.total, config.pages_on_demand(node.id, one.page_bytes)), one) for one in node.hugepages)
     huge = sum(count * one.page_bytes for count, one in pages)
@@ -57,10 +58,10 @@ def plain_memory(machine: Machine, node: NumaNode, config: Config, reserve: Memo
 def hugepages(
     machine: Machine, node: NumaNode, page_bytes: int, config: Config, host_pages: int
 ) -> MemoryDevice | None:
-    """Returns the pages of one size on a node, without reserved and surplus pages; None if there are none.
+    """Returns a node's pages of one size, without reserved and surplus pages, or None if no pages are left.
 
-    Reserved pages are meant for host processes, so only pages that these hold beyond the reserve reduce the device
-    further. ``host_pages`` is the number of all pages that they hold.
+    Reserved pages are meant for host processes, so the pages that host processes hold reduce the device further only if
+    they exceed the reserve. ``host_pages`` is the number of all pages that host processes hold.
     """
     total = sum(pool.total - pool.surplus for pool in node.hugepages if pool.page_bytes == page_bytes)
     most = config.pages_on_demand(node.id, page_bytes)
@@ -73,7 +74,9 @@ def hugepages(
 
 
 def _device(machine: Machine, node: NumaNode, hugepage: int | None, size: int) -> MemoryDevice:
-    """Returns a device of ``size`` bytes in hugepages of ``hugepage`` bytes, or of plain memory if that is None."""
+    """Returns a device with ``size`` bytes in hugepages of ``hugepage`` bytes, or in plain memory if ``hugepage`` is
+    None.
+    """
     page = hugepage or machine.base_page_bytes
     traits = node.traits
     reported = {"bandwidth": traits.bandwidth, "latency": traits.latency, "kernelTier": traits.kernel_tier}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices and pools as immutable values.
+"""Defines devices and pools as immutable values.
 
-A device is shared: claims consume CPUs or bytes of it until its capacity is used up. Only a device of a single CPU is
+A device is shared: claims consume its CPUs or bytes until the capacity is used up. Only a device with a single CPU is
 allocated as a whole.
 """
 
@@ -17,11 +17,11 @@ from numa_contract.names import FAULT_TAINTS, OBSERVE_ATTRIBUTES, OVERCLAIMED_TA
 AttributeValue = int | bool | str | tuple[str, ...] | tuple[int, ...]
 Attributes = Mapping[str, AttributeValue]
 MAX_ATTRIBUTE_VALUES: Final = 48
-"""Maximum number of attribute values of a device. The server counts every value of a list."""
+"""Maximum number of attribute values per device. The server counts every value in a list."""
 
 
 class DeviceKind(StrEnum):
-    """The property that the CPUs of a device share; values of the configuration's ``groupBy``."""
+    """The property that a device's CPUs share. These are the values of ``groupBy`` in the configuration."""
 
     NUMA_NODE = "numanode"
     SOCKET = "socket"
@@ -33,11 +33,11 @@ class DeviceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Capacity of a device, and how requests are rounded: to ``minimum`` plus a multiple of ``step``."""
+    """A device's capacity, and how requests are rounded: up to ``minimum`` plus a multiple of ``step``."""
 
     key: str
     value: int
-    """Number of CPUs or bytes, which is also the maximum of one request."""
+    """Number of CPUs or bytes, which is also the maximum that one request can consume."""
     default: int
     minimum: int
     step: int | None
@@ -53,7 +53,7 @@ class Capacity:
         return cls(key, value, default, step, step if 2 * step <= value else None, binary)
 
     def consumed(self, asked: Fraction | None) -> Fraction:
-        """Returns the amount that the scheduler allocates for a request. Invalid amounts (0 and below) are returned
+        """Returns the amount that the scheduler allocates for a request. Returns invalid amounts (0 and below)
         unchanged.
         """
         if asked is None:
@@ -73,15 +73,15 @@ class CpuDevice:
     kind: DeviceKind
     name: str
     attributes: Attributes
-    """Attributes of the group (cpu_groups.py), and those that depend on the offered CPUs (inventory.py)."""
+    """The group's attributes (cpu_groups.py), and those that depend on the offered CPUs (inventory.py)."""
     capacity: Capacity | None
-    """Capacity; None for a single CPU, which is allocated as a whole."""
+    """Capacity, or None for a single CPU, which is allocated as a whole."""
     cpus: frozenset[int]
-    """CPUs that claims can get, without reserved CPUs and those withheld for the shared pool."""
+    """CPUs that claims can get, excluding reserved CPUs and CPUs withheld for the shared pool."""
     overclaimed: bool = False
     """True if claims hold more CPUs than the device has. A taint keeps new claims away unless they tolerate it."""
     failing: str = ""
-    """Kind of the excessive hardware errors, or "". A taint keeps new claims away."""
+    """Kind of hardware error that the device has too many of, or "". A taint keeps new claims away."""
 
     @property
     def amount(self) -> int:
@@ -91,7 +91,7 @@ class CpuDevice:
 
 @dataclass(frozen=True, slots=True)
 class MemoryDevice:
-    """Memory of one page size on one NUMA node."""
+    """One NUMA node's memory of one page size."""
 
     name: str
     attributes: Attributes
@@ -106,7 +106,7 @@ class MemoryDevice:
     overclaimed: bool = False
     failing: str = ""
     shortage: str = ""
-    """Kind of the shortage of its pages, or "". A taint keeps new claims away."""
+    """Kind of page shortage that the device has, or "". A taint keeps new claims away."""
 
     @property
     def amount(self) -> int:
@@ -118,7 +118,7 @@ Device = CpuDevice | MemoryDevice
 
 
 def taints(driver: str, device: Device) -> dict[str, str]:
-    """Returns a device's taints as values by key. Their effect is NoSchedule."""
+    """Returns the values of a device's taints by key. The effect of all of them is NoSchedule."""
     found = {OVERCLAIMED_TAINTS[driver]: "true"} if device.overclaimed else {}
     found |= {FAULT_TAINTS[driver]: device.failing} if device.failing else {}
     # The node refuses every claim, so the scheduler must avoid the device.
@@ -129,7 +129,7 @@ def taints(driver: str, device: Device) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Devices that are published together. An empty pool withdraws the devices published before."""
+    """Devices that are published together. An empty pool withdraws the devices that were published before."""
 
     driver: str
     name: str

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the memory and other resources reserved for the system, from the Node's status and the configuration.
+"""Computes the memory and other resources reserved for the system from the Node's status and the configuration.
 
 The kubelet reserves memory for the node as a whole. The kernel and daemons allocate on the NUMA nodes whose CPUs they
-run on, so the reserve is divided in proportion to size among NUMA nodes with CPUs and normal memory, never among nodes
-with only CXL memory or HBM. ``reservedMemory`` overrides this, with the same meaning as in the kubelet's Memory
-Manager.
+run on, so the reserve is divided in proportion to size among NUMA nodes with CPUs and normal memory; nodes that have
+only CXL memory or HBM get no share. ``reservedMemory`` overrides this division and has the same meaning as in the
+kubelet's Memory Manager.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,9 @@ from numa_contract.quantity import parse_quantity
 from dra_frontend.machine.model import MEMORY_STEP, Machine, NumaNode
 
 DEFAULT_PART: Final = 20
-"""Divisor of each node's memory for the default reserve, used if neither the configuration nor the kubelet has one."""
+"""The default reserve is a node's memory divided by this; it applies if neither the configuration nor the kubelet sets
+one.
+"""
 _SOURCES: Final = {
     "reservedMemory": "as configured (reservedMemory)",
     "kubelet": (
@@ -31,14 +33,14 @@ _SOURCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryReserve:
-    """Plain memory that is never offered."""
+    """Plain memory that is never offered to claims."""
 
     source: str = "default"
     """Source of the figures: ``reservedMemory``, ``kubelet`` or ``default``."""
     by_node: Mapping[int, int] = field(default_factory=dict)
     """Reserved bytes by NUMA node."""
     kubelet_bytes: int | None = None
-    """Bytes that the kubelet reserves on the whole node; None unless this is the source."""
+    """Number of bytes that the kubelet reserves on the whole node, or None if the kubelet is not the source."""
 
     @property
     def text(self) -> str:
@@ -47,11 +49,12 @@ class MemoryReserve:
 
 
 def reserved_by_kubelet(node: Mapping[str, Any], resource: str) -> Fraction | None:
-    """Returns the amount of a node resource (``cpu``, ``memory``) that pods cannot use, or None if it is unknown.
+    """Returns the amount of a node resource (``cpu``, ``memory``) that pods cannot use, or None if the amount is
+    unknown.
 
-    It is the Node's capacity minus its allocatable amount: kubeReserved, systemReserved and the hard eviction
-    threshold. Hugepages reduce allocatable memory, although they are not a reserve (pkg/kubelet/nodestatus/setters.go
-    of Kubernetes), so they are subtracted. A negative amount is reported as 0.
+    This is the Node's capacity minus its allocatable amount: kubeReserved, systemReserved and the hard eviction
+    threshold. Hugepages reduce allocatable memory although they are not a reserve (pkg/kubelet/nodestatus/setters.go in
+    Kubernetes), so they are subtracted. A negative amount is returned as 0.
     """
     status = node.get("status") or {}
     try:
@@ -70,18 +73,20 @@ def is_explicit(config: Config) -> bool:
 
 
 def _system_nodes(machine: Machine) -> list[NumaNode]:
-    """Returns the NUMA nodes from which the kernel and daemons allocate, or all if the kernel's files exclude each."""
+    """Returns the NUMA nodes from which the kernel and daemons allocate, or all nodes if the kernel's files exclude
+    every node.
+    """
     filled = [node for node in machine.numa_nodes.values() if node.memory_bytes]
     usual = [node for node in filled if node.cpus and node.normal_memory]
     return usual or [node for node in filled if node.normal_memory] or filled
 
 
 def memory_reserve(machine: Machine, config: Config, kubelet: int | None = None) -> MemoryReserve:
-    """Returns the reserve of each NUMA node. ``kubelet`` is the kubelet's total reserve, or None if it is unknown."""
+    """Returns each NUMA node's reserve. ``kubelet`` is the kubelet's total reserve, or None if it is unknown."""
     if is_explicit(config):
         return MemoryReserve("reservedMemory", {node: config.reserved_bytes(node) for node in machine.numa_nodes})
-    # In proportion to all memory, including hugepages, so that pages that come and go do not change other nodes'
-    # capacity. In whole steps like the capacity, so that neither changes by some pages between boots.
+    # In proportion to all memory, including hugepages, so that allocating or freeing hugepages does not change other
+    # nodes' capacity. In whole steps like the capacity, so that neither changes by a few pages between boots.
     sizes = {node.id: node.memory_bytes // MEMORY_STEP for node in _system_nodes(machine)}
     total = max(1, sum(sizes.values()))
     kept, of = (1, DEFAULT_PART) if kubelet is None else (kubelet, total * MEMORY_STEP)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tracks devices with hugepages on demand whose pages could not be allocated, so that new claims avoid them.
 
-After a failed growth a device is tainted for FIRST_SECONDS; then new claims may try again. Each further consecutive
-failure doubles the time, up to MAX_SECONDS. The kernel is not tested in the meantime: a test would evict the node's
+After a failed growth a device is tainted for FIRST_SECONDS; then new claims may try again. Each additional consecutive
+failure doubles the time, up to MAX_SECONDS. No growth is attempted in the meantime: an attempt would evict the node's
 page cache for pages that no claim requests. See docs/adr/0023.
 """
 
@@ -17,9 +17,11 @@ from numa_contract.state.status import Notice, StatusCode
 FIRST_SECONDS: Final = 300.0
 MAX_SECONDS: Final = 3600.0
 SILENCE_SECONDS: Final = 10.0
-"""Time from the first unanswered request to a shortage, since the helper's container needs some seconds to restart.
+"""Time from the first unanswered request until a shortage is reported, since the helper's container needs some seconds
+to restart.
 
-A request that the helper accepts but does not answer counts from its timeout (``node/pool_client.py``).
+For a request that the helper accepts but does not answer, this time starts at the request's timeout
+(``node/pool_client.py``).
 """
 
 
@@ -34,7 +36,7 @@ class ShortageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Reason why a device should not get new claims at present."""
+    """Reason why a device should currently not get new claims."""
 
     kind: ShortageKind
     text: str
@@ -55,7 +57,7 @@ class Shortages:
         self._failures: dict[str, _Failures] = {}
         self._silent_since: dict[str, float] = {}
         self.by_device: Mapping[str, Shortage] = {}
-        """Current shortages; a different object after each change."""
+        """Current shortages; replaced by a different object after each change."""
 
     def growth_failed(self, device: str, text: str) -> None:
         """Records that the kernel found too few pages for a device."""
@@ -76,25 +78,27 @@ class Shortages:
         self._remove(device)
 
     def helper_silent(self, device: str, text: str) -> bool:
-        """Records that the helper did not respond. Returns True if that has lasted long enough to be a shortage."""
+        """Records that the helper did not respond. Returns True if the silence has lasted long enough to be a
+        shortage.
+        """
         lasts = self._clock() - self._silent_since.setdefault(device, self._clock())
         if lasts >= SILENCE_SECONDS:
             self._set(device, Shortage(ShortageKind.HELPER_UNAVAILABLE, text))
         return lasts >= SILENCE_SECONDS
 
     def helper_failed(self, device: str, text: str) -> None:
-        """Records that the helper responded but cannot write the pool of a device."""
+        """Records that the helper responded but cannot write a device's pool."""
         self._silent_since.pop(device, None)
         self._set(device, Shortage(ShortageKind.HELPER_UNAVAILABLE, text))
 
     def helper_answered(self, device: str) -> None:
-        """Records that the helper can write the pool of a device."""
+        """Records that the helper can write a device's pool."""
         self._silent_since.pop(device, None)
         if device in self.by_device and self.by_device[device].kind is ShortageKind.HELPER_UNAVAILABLE:
             self._remove(device)
 
     def expire(self) -> None:
-        """Ends the shortages whose time is over."""
+        """Ends the shortages that have expired."""
         now = self._clock()
         for device, failures in self._failures.items():
             shortage = self.by_device.get(device)

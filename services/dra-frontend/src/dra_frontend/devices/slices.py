@@ -11,17 +11,17 @@ from numa_contract.quantity import format_quantity
 from dra_frontend.devices.gates import ALLOCATABLE
 from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, MemoryDevice, Pool, taints
 
-# The API's limit for slices in which a device has taints, counters or list attributes. Applied always, so that a later
-# taint never splits a slice.
+# The API's limit for slices in which a device has taints, counters or list attributes. It always applies here, so that
+# a later taint never splits a slice.
 DEVICES_PER_SLICE: Final = 64
 _MAX_NAME_LENGTH: Final = 253
 _HASH_DIGITS: Final = 8
 
 
 def slice_documents(pool: Pool, node_name: str, *, counted: bool = False) -> list[dict[str, Any]]:
-    """Returns the slices of a pool; an empty pool has one slice without devices.
+    """Returns a pool's slices; an empty pool has one slice without devices.
 
-    With ``counted``, devices declare which of the node's allocatable resources they consume.
+    If ``counted``, devices declare which of the node's allocatable resources they consume.
     """
     starts = range(0, len(pool.devices), DEVICES_PER_SLICE) or range(1)
     return [
@@ -43,8 +43,8 @@ def slice_documents(pool: Pool, node_name: str, *, counted: bool = False) -> lis
 
 
 def _name(index: int, pool: Pool) -> str:
-    """Returns the same name at every start. The scheduler sorts slices by name, so the leading index preserves our
-    order.
+    """Returns a slice's name, which is the same at every start. The scheduler sorts slices by name, so the leading
+    index preserves our order.
     """
     name = f"{index:05x}-{pool.driver}-{pool.name}"
     if len(name) <= _MAX_NAME_LENGTH:
@@ -72,7 +72,9 @@ def _device(driver: str, device: Device, counted: bool) -> dict[str, Any]:
 
 
 def _allocatable(device: Device) -> dict[str, Any]:
-    """Capacities and node resources have the same units, CPUs and bytes. A single CPU counts as one device."""
+    """Returns the node resources that a device consumes. They have the capacity's units, CPUs and bytes. A single CPU
+    counts as one device.
+    """
     if isinstance(device, CpuDevice):
         resource = "cpu"
     else:
@@ -83,7 +85,7 @@ def _allocatable(device: Device) -> dict[str, Any]:
 
 
 def attribute_document(value: AttributeValue) -> dict[str, Any]:
-    """Returns an attribute's value in the form of the API, e.g. ``{"int": 1}``."""
+    """Returns an attribute's value in the API's form, e.g. ``{"int": 1}``."""
     if isinstance(value, tuple):
         return {"ints" if isinstance(value[0], int) else "strings": list(value)}
     kind = {bool: "bool", int: "int", str: "string"}[type(value)]

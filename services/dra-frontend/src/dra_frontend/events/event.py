@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observations of conditions, and the events.k8s.io/v1 documents built from them. No I/O.
+"""Defines observations of conditions, and the events.k8s.io/v1 documents built from them. No I/O.
 
-The name of an Event is derived from its condition, so a restarted frontend or a second instance finds its predecessor's
-Event instead of creating another one. The API server only allows changes of ``series`` and ``metadata`` in an existing
-Event. The annotation COUNTED contains the counter that was last added to ``series.count``.
+An Event's name is derived from its condition, so a restarted frontend or a second instance finds its predecessor's
+Event instead of creating another one. In an existing Event, the API server only allows changes to ``series`` and
+``metadata``. The annotation COUNTED contains the counter that was last added to ``series.count``.
 """
 
 import re
@@ -17,15 +17,15 @@ from numa_contract.errors import cut_answer
 
 CONTROLLER: Final = "dra-driver-numa"
 COUNTED: Final = f"{CONTROLLER}/counted"
-"""Annotation ``source=total`` with the source whose total was last added, and that total."""
+"""Annotation with the value ``source=total``: the source whose total was added last, and that total."""
 _MAX_DIGITS: Final = 9
-"""Maximum number of digits of a total. A longer one counts as 0."""
+"""Maximum number of digits in a total. A longer total counts as 0."""
 MAX_COUNT: Final = (1 << 31) - 1
-"""Maximum count of a series in the API."""
+"""The API's maximum for a series' count."""
 _MAX_WORD: Final = 128
-"""Maximum length of reason, action and reportingInstance in the API."""
+"""The API's maximum length for reason, action and reportingInstance."""
 _IDENTIFIERS: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{12,}", re.ASCII)
-"""UUIDs, including the form that systemd escapes in slice names, and IDs of containers and sandboxes."""
+"""UUIDs, including the form that systemd escapes in slice names, and container and sandbox IDs."""
 
 
 class ObjectReference(NamedTuple):
@@ -47,15 +47,15 @@ class Observation:
     note: str
     subject: str = ""
     """Part of the object that the condition concerns. Observations with the same subject are the same condition even if
-    their notes differ. If it is empty, conditions are distinguished by their notes, ignoring IDs of containers and
-    pods.
+    their notes differ. If the subject is empty, conditions are distinguished by their notes, ignoring container and pod
+    IDs.
     """
     source: str = ""
     """Identity of the counter behind ``total``: a container's ID, or an instance of the frontend."""
     total: int | None = None
     """Number of occurrences that the source has counted so far. If None, this observation is one more occurrence."""
     urgent: bool = False
-    """True if the Event should be written before those of other conditions."""
+    """True if the Event should be written before other conditions' Events."""
 
     @property
     def condition(self) -> tuple[str, ...]:
@@ -64,14 +64,14 @@ class Observation:
 
 
 def without_identifiers(text: str) -> str:
-    """Returns a text with identifiers replaced, so that retries of a container produce the same text."""
+    """Returns a text with its identifiers replaced, so that retries of a container produce the same text."""
     return _IDENTIFIERS.sub("*", cut_answer(text))
 
 
 def event_place(observation: Observation, salt: str = "") -> tuple[str, str]:
-    """Returns the namespace and the name of the Event of a condition.
+    """Returns the namespace and name of a condition's Event.
 
-    ``salt`` is appended to the name if another author has created an Event with the name.
+    ``salt`` is appended to the name if another author has created an Event with that name.
     """
     # Events about cluster-scoped objects belong in "default".
     namespace = observation.regarding.namespace or "default"
@@ -80,7 +80,7 @@ def event_place(observation: Observation, salt: str = "") -> tuple[str, str]:
 
 
 def new_event(observation: Observation, node: str, count: int, total: int, salt: str = "") -> dict[str, Any]:
-    """Returns the document that creates the Event of a condition."""
+    """Returns the document that creates a condition's Event."""
     namespace, name = event_place(observation, salt)
     regarding = _regarding(observation)
     document = {
@@ -100,7 +100,7 @@ def new_event(observation: Observation, node: str, count: int, total: int, salt:
 
 
 def count_patch(observation: Observation, version: str, count: int, total: int) -> dict[str, Any]:
-    """Returns the merge patch that sets the count of an Event. It fails if another writer has changed the Event."""
+    """Returns the merge patch that sets an Event's count. The patch fails if another writer has changed the Event."""
     return {"metadata": {"resourceVersion": version, "annotations": _counted(observation, total)}} | _series(count)
 
 
@@ -118,9 +118,9 @@ def _regarding(observation: Observation) -> dict[str, str]:
 
 
 def is_event_of(observation: Observation, document: Mapping[str, Any]) -> bool:
-    """Returns True if an Event with a condition's name was created by this driver for that condition.
+    """Returns True if an Event with the name derived from a condition was created by this driver for that condition.
 
-    The name is predictable, so another author may have created an Event with it first.
+    The name is predictable, so another author may have created an Event with that name first.
     """
     regarding = {key: value for key, value in _object(document, "regarding").items() if key in ObjectReference._fields}
     own = {"reportingController": CONTROLLER, "reason": observation.reason[:_MAX_WORD], "type": "Warning"}
@@ -132,7 +132,7 @@ def _now() -> str:
 
 
 class Recorded(NamedTuple):
-    """State of an Event as stored by the API server."""
+    """An Event's state as stored by the API server."""
 
     version: str
     occurrences: int
@@ -141,7 +141,7 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(document: Mapping[str, Any]) -> Recorded:
-    """Parses the response to a create or a patch. Fields damaged by another writer count as absent."""
+    """Parses the response to a create or patch call. Fields damaged by another writer count as absent."""
     metadata, series = _object(document, "metadata"), _object(document, "series")
     source, _, total = str(_object(metadata, "annotations").get(COUNTED, "")).rpartition("=")
     number = int(total) if total.isascii() and total.isdigit() and len(total) <= _MAX_DIGITS else 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records Events: creates one for each condition, and updates its count when the condition is observed again.
+"""Records Events: creates one for each condition, and updates the Event's count when the condition is observed again.
 
-``observe`` does not wait. ``write_due`` runs at each tick: it creates the Events of new conditions immediately, and
-updates the counts of known ones at growing intervals, so a container that fails every few seconds costs the API server
-one write in five minutes. Users decide how many conditions their pods cause, so everything is limited:
+``observe`` does not wait. ``write_due`` runs at each tick: it creates new conditions' Events immediately, and updates
+known conditions' counts at growing intervals, so a container that fails every few seconds costs the API server one
+write in five minutes. Users control how many conditions their pods cause, so everything is limited:
 
   conditions        1024 of pods (256 more for namespaces with fewer than 4), 256 a namespace, 25 a pod; 100 of the Node
   writes            10 per tick, of which 2 each are reserved for the Node and for pods' conditions that are not urgent
@@ -48,51 +48,51 @@ from dra_frontend.events.event import (
 )
 
 MAX_CONDITIONS: Final = 1024
-"""Maximum number of tracked conditions of pods. Further ones get no Event until one has not been observed for
-an hour.
+"""Maximum number of tracked conditions of pods. Other conditions get no Event until a tracked one has not been observed
+for an hour.
 """
 MAX_PER_NAMESPACE: Final = 256
 """Maximum number of tracked conditions of pods in one namespace."""
 SPARE_CONDITIONS: Final = 256
-"""Additional conditions for namespaces that have fewer than FEW_CONDITIONS."""
+"""Additional conditions available to namespaces that have fewer than FEW_CONDITIONS."""
 FEW_CONDITIONS: Final = 4
 MAX_PER_OBJECT: Final = 25
-"""Maximum number of conditions of one pod within an hour. Further ones get no Event."""
+"""Maximum number of one pod's conditions within an hour. Other conditions of the pod get no Event."""
 MAX_OF_NODE: Final = 100
-"""Maximum number of conditions of the Node within an hour, independent of the conditions of pods."""
+"""Maximum number of the Node's conditions within an hour, independent of pods' conditions."""
 MAX_WRITES: Final = 10
 """Maximum number of Events written in a tick."""
 RESERVED_WRITES: Final = 2
-"""Writes of each tick reserved for Events about the Node, and as many for those of pods that are not urgent."""
+"""Writes per tick that are reserved for Events about the Node, and as many for pods' Events that are not urgent."""
 MAX_LINES: Final = 20
-"""Maximum number of pods' conditions logged in a minute."""
+"""Maximum number of pods' conditions logged per minute."""
 FORGET_SECONDS: Final = 3600.0
 """Time after which a condition that is no longer observed is forgotten. The API server keeps an Event for an hour after
-its last write.
+the last write.
 """
 UPDATE_SECONDS: Final = (10.0, 300.0)
-"""Shortest and longest interval between two updates of an Event. It doubles with each update."""
+"""Minimum and maximum interval between two updates of an Event. The interval doubles with each update."""
 RETRY_SECONDS: Final = (1.0, 5.0, 15.0, 60.0, 180.0)
-"""Delays before a write is retried; the last one repeats."""
+"""Delays before a write is retried; the last delay repeats."""
 FORBIDDEN_SECONDS: Final = 600.0
 """Delay after a write that RBAC denies, since only an administrator can change a role."""
 LASTING_SECONDS: Final = (480.0, 720.0)
-"""Shortest and longest interval between two observations of a lasting condition. Each interval is random, so that nodes
-started together do not write together. A node writes about six times an hour.
+"""Minimum and maximum interval between two observations of a lasting condition. Each interval is random, so that nodes
+that were started together do not write together. A node writes about six times an hour.
 """
 _MAX_SOURCES: Final = 4
-"""Maximum number of sources per condition. Usually one source counts at a time."""
+"""Maximum number of sources per condition. Usually only one source counts at a time."""
 _log = logging.getLogger(__name__)
 
 
 class EventApi(Protocol):
-    """The calls to the API server. They raise only KubeError."""
+    """The API server calls that the recorder makes. They raise only KubeError."""
 
     async def create_event(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Creates an Event. Raises ConflictError if it exists."""
+        """Creates an Event. Raises ConflictError if the Event exists."""
 
     async def patch_event(self, namespace: str, name: str, patch: dict[str, Any]) -> dict[str, Any]:
-        """Applies a merge patch to an Event and returns it."""
+        """Applies a merge patch to an Event and returns the Event."""
 
 
 @dataclass(slots=True)
@@ -100,24 +100,24 @@ class _Condition:
     """An observed condition and the state of its Event."""
 
     observation: Observation
-    """First observation, whose note is in the Event, with the source of the latest one."""
+    """First observation, whose note is in the Event, combined with the latest observation's source."""
     last_seen: float
     totals: dict[str, int] = field(default_factory=dict)
-    """Latest total of each source, newest last."""
+    """Each source's latest total, newest last."""
     counted: dict[str, int] = field(default_factory=dict)
-    """Part of each total that is included in the Event's count."""
+    """The part of each total that is included in the Event's count."""
     recorded: Recorded | None = None
-    """Event as of the last response of the API server, or None if it is not known to exist."""
+    """The Event as of the API server's last response, or None if the Event is not known to exist."""
     due: float = 0.0
     """Earliest time of the next write."""
     interval: float = UPDATE_SECONDS[0]
     failures: int = 0
     salt: str = ""
-    """Suffix of the Event's name, used if another author created an Event with the name."""
+    """Suffix of the Event's name if another author created an Event with that name."""
 
     @property
     def namespace(self) -> str:
-        """Namespace of the object. Empty for the Node, whose Events are limited separately from those of pods in
+        """The object's namespace. Empty for the Node, whose Events are limited separately from those of pods in
         ``default``.
         """
         return self.observation.regarding.namespace
@@ -129,7 +129,7 @@ class _Condition:
 
     @property
     def unwritten(self) -> int:
-        """Number of occurrences that are not included in the Event's count yet."""
+        """Number of occurrences that are not yet included in the Event's count."""
         return sum(total - self.counted.get(source, 0) for source, total in self.totals.items())
 
     def add(self, observation: Observation, now: float) -> None:
@@ -145,28 +145,30 @@ class _Condition:
         self.observation, self.last_seen = replace(self.observation, source=source), now
 
     def adopt(self, recorded: Recorded) -> None:
-        """Adopts the state of an Event that another process wrote, or this one in a write whose response was lost."""
+        """Adopts the state of an Event that another process wrote, or that this process wrote without receiving the
+        response.
+        """
         already = min(self.totals.get(recorded.source, 0), recorded.total)
         if already > self.counted.get(recorded.source, 0):
             self.counted[recorded.source] = already
         self.recorded = recorded
 
     def written(self, recorded: Recorded, totals: Mapping[str, int], now: float) -> None:
-        """Records that these totals were written."""
+        """Records that these totals are included in the Event's count."""
         self.recorded, self.failures = recorded, 0
         self.counted = {source: total for source, total in totals.items() if source in self.totals}
         self.due, self.interval = now + self.interval, min(2 * self.interval, UPDATE_SECONDS[1])
 
 
 class EventRecorder:
-    """Writes all Events of a frontend."""
+    """Writes all of a frontend's Events."""
 
     def __init__(self, api: EventApi, node: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
         self._node = node
         self._clock = clock
         self._conditions: dict[tuple[str, ...], _Condition] = {}
-        """Conditions by key, the one observed longest ago first."""
+        """Conditions by key, ordered from the one observed longest ago."""
         self._per_object: Counter[ObjectReference] = Counter()
         self._per_namespace: Counter[str] = Counter()
         """Number of conditions by namespace; the Node's namespace is ""."""
@@ -195,7 +197,7 @@ class EventRecorder:
         self._conditions[key] = condition
 
     def _no_room(self, regarding: ObjectReference) -> str:
-        """Returns the limit that another condition of an object would exceed, or ""."""
+        """Returns the limit that one more condition of an object would exceed, or ""."""
         if self._per_object[regarding] >= (MAX_PER_OBJECT if regarding.namespace else MAX_OF_NODE):
             return "too many different events of an object"
         if not regarding.namespace:
@@ -213,7 +215,9 @@ class EventRecorder:
             _log.warning("event", extra=fields)
 
     async def write_due(self) -> bool:
-        """Writes the Events that are due. Does not raise. Returns True if more are due now or by the next tick."""
+        """Writes the Events that are due. Does not raise. Returns True if more Events are due now or by the next
+        tick.
+        """
         self._forget_old(self._clock())
         self._failures.keep(self._per_namespace)
         self._failures.begin()
@@ -225,7 +229,7 @@ class EventRecorder:
         return any(one.due <= soon and one.unwritten for one in self._conditions.values())
 
     async def _attempt(self, condition: _Condition) -> bool:
-        """Writes one Event. Returns False if those of other namespaces would fail as well."""
+        """Writes one Event. Returns False if writes in other namespaces would fail as well."""
         self._turns[condition.namespace] = self._clock()
         try:
             await self._write(condition)
@@ -248,7 +252,7 @@ class EventRecorder:
     def _due(self) -> list[_Condition]:
         """Returns the conditions to write in this tick.
 
-        Urgent ones precede other conditions of pods, but leave a few writes of each tick for these and for the Node.
+        Urgent conditions precede pods' other conditions, but leave a few writes per tick for those and for the Node.
         """
         now = self._clock()
         due = [
@@ -270,7 +274,7 @@ class EventRecorder:
         return ordered[:MAX_WRITES]
 
     def _in_turn(self, conditions: Iterable[_Condition]) -> list[_Condition]:
-        """Orders conditions so that namespaces take turns, and within each namespace its objects."""
+        """Orders conditions so that namespaces take turns, and so do the objects within each namespace."""
         by_object: Counter[ObjectReference] = Counter()
         rounds: defaultdict[str, list[tuple[int, _Condition]]] = defaultdict(list)
         for one in conditions:
@@ -305,7 +309,7 @@ class EventRecorder:
         condition.written(read_recorded(await self._api.create_event(document)), totals, self._clock())
 
     async def _adopt(self, condition: _Condition) -> bool:
-        """Reads the current Event of a condition. Returns False if another author created it."""
+        """Reads a condition's current Event. Returns False if another author created the Event."""
         # An empty patch returns the Event, so no permission to read Events is needed.
         try:
             document = await self._api.patch_event(*event_place(condition.observation, condition.salt), {})
@@ -330,7 +334,7 @@ class EventRecorder:
         condition.written(read_recorded(answer), totals, self._clock())
 
     def _postpone(self, condition: _Condition, error: KubeError) -> None:
-        """Decides when a failed write is retried, if at all."""
+        """Decides when, if at all, a failed write is retried."""
         now = self._clock()
         if isinstance(error, NotFoundError) and condition.recorded is not None:
             # The API server deleted the Event after an hour: the next write recreates it.
@@ -372,7 +376,7 @@ def _name(observation: Observation) -> str:
 
 
 class NodeCondition(NamedTuple):
-    """A condition of the Node, as accepted by :meth:`NodeEvents.notify`."""
+    """A Node condition, as accepted by :meth:`NodeEvents.notify`."""
 
     reason: str
     note: str
@@ -380,28 +384,28 @@ class NodeCondition(NamedTuple):
 
 
 class NodeEvents:
-    """Records Events about the Node for one instance of the frontend."""
+    """Records Events about the Node for one frontend instance."""
 
     def __init__(
         self, recorder: EventRecorder, node: str, instance: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        # The kubelet's Events use the Node's name as its UID as well, and kubectl describe selects by it.
+        # The kubelet's Events also use the Node's name as the Node's UID, and kubectl describe selects Events by it.
         self._observed = partial(Observation, ObjectReference("Node", "", node, node), source=instance)
         self._recorder = recorder
         self._clock = clock
         self._due: dict[NodeCondition, float] = {}
-        """Time of the next observation of each lasting condition."""
+        """Time of each lasting condition's next observation."""
 
     def notify(self, reason: str, note: str, subject: str = "") -> None:
-        """Records one more occurrence of a condition of the Node."""
+        """Records one more occurrence of a Node condition."""
         self._recorder.observe(self._observed(reason, note, subject=subject))
         spread = random.uniform(*LASTING_SECONDS)  # noqa: S311 - spreads writes, guards nothing
         self._due[NodeCondition(reason, note, subject)] = self._clock() + spread
 
     def observe_lasting(self, present: Iterable[NodeCondition]) -> None:
-        """Observes new conditions, and lasting ones again after LASTING_SECONDS.
+        """Observes new conditions, and observes lasting ones again after LASTING_SECONDS.
 
-        The API server deletes an Event an hour after its last write. Repeated observations keep the Event for as long
+        The API server deletes an Event an hour after the last write. Repeated observations keep the Event for as long
         as the condition lasts. Conditions that are not in ``present`` have ended.
         """
         conditions = set(present)

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores the claims of this node durably and keeps their records up to date. ``allocation`` decides which CPUs a claim
+"""Stores this node's claims durably and keeps their records up to date. ``allocation`` decides which CPUs a claim
 gets.
 """

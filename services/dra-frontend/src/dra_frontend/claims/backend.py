@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the backend's state as last reported: its lease, and the latest report of every container.
+"""Holds the backend's last reported state: its lease, and the latest report of every container.
 
-The backend renews a lease with each ``PUT /v1/backend``; the lease ends after ``LEASE_SECONDS`` without one, and then
-no claim is prepared. A request contains all containers, only those that changed since a generation, or none:
+The backend renews its lease with each ``PUT /v1/backend``. The lease ends after ``LEASE_SECONDS`` without such a
+request, and then no claim is prepared. A request contains all containers, only those that changed since a generation,
+or none:
 
   containers: [...]             all reports replace the stored ones
   changes: {since, total, ...}  merged if ``since`` is the stored generation and ``total`` fits the result, else ignored
@@ -38,7 +39,7 @@ from numa_contract.reports import (
 from numa_contract.state.status import Notice, StatusCode
 from pydantic import ValidationError
 
-# Without these fields a report does not show whose CPUs a container uses. Any other field may be unreadable.
+# Without these fields a report does not show which claims' CPUs a container uses. Any other field may be unreadable.
 _NEEDED: Final = frozenset({"id", "claims", "unknownClaims"})
 _KIND: Final = "backend state"
 _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -65,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 class Changes(NamedTuple):
-    """Changed containers: ContainerChanges of the contract, with reports that are not parsed yet."""
+    """Changed containers: the contract's ContainerChanges, with reports that have not been parsed yet."""
 
     since: int
     total: int
@@ -94,7 +95,9 @@ def read_state(data: bytes) -> tuple[BackendStatus, list[Any] | Changes | None]:
 
 
 def _read_changes(document: Any) -> Changes:
-    """Parses changes, but not the reports in them. Raises MalformedError, also if an ID is missing or duplicate."""
+    """Parses changes, but not the reports in them. Raises MalformedError if the changes are malformed, or if an ID is
+    missing or duplicate.
+    """
     match document:
         case {"since": int(since), "total": int(total)}:
             removed, containers = document.get("removed", []), document.get(CONTAINERS, [])
@@ -112,7 +115,7 @@ def _check_count(containers: Sequence[Any]) -> None:
 
 
 def _with_measurements(status: BackendStatus, before: BackendStatus) -> BackendStatus:
-    """Returns the status with the counters and metrics of the previous one if it does not contain its own."""
+    """Returns the status. Counters and metrics that it does not contain are copied from the previous status."""
     left_out = MEASUREMENTS - status.model_fields_set
     return status.model_copy(update={name: getattr(before, name) for name in left_out}) if left_out else status
 
@@ -123,8 +126,8 @@ def _reason(error: ValidationError) -> str:
 
 
 def _read_report(document: Any) -> ContainerReport:
-    """Parses one report, skipping unreadable optional fields of a newer backend. Raises MalformedError if a required
-    one is unreadable.
+    """Parses one report, skipping unreadable optional fields, which a newer backend may send. Raises MalformedError if
+    a required field is unreadable.
     """
     try:
         try:
@@ -147,9 +150,9 @@ class Sent(NamedTuple):
     """Size and hash of a report as sent by the backend."""
 
     size: int
-    """Size in bytes of the report as JSON without spaces."""
+    """Size in bytes of the report's JSON without spaces."""
     digest: bytes
-    """Hash of these bytes, or empty if the report could not be parsed."""
+    """Hash of that JSON, or empty if the report could not be parsed."""
 
 
 @dataclass(slots=True)
@@ -157,7 +160,9 @@ class ContainerReports:
     """Reports of all containers."""
 
     by_id: dict[str, ContainerReport] = field(default_factory=dict)
-    """Readable reports in the backend's order. If a container's latest report is unreadable, the last readable one."""
+    """Readable reports in the backend's order. For a container whose latest report is unreadable, the last readable
+    one.
+    """
     unreadable: dict[str, str] = field(default_factory=dict)
     """Reasons why reports could not be parsed, by ID."""
     sent: dict[str, Sent] = field(default_factory=dict)
@@ -166,7 +171,7 @@ class ContainerReports:
     """True if each report has a unique ID, so that changes can be merged."""
 
     def replaced(self, documents: Iterable[Any]) -> "ContainerReports":
-        """Returns the reports of all containers. An unchanged report stays the same object."""
+        """Returns the reports of all containers. An unchanged report remains the same object."""
         result, documents = ContainerReports(), list(documents)
         for document in documents:
             result._read(document, self)
@@ -175,7 +180,7 @@ class ContainerReports:
         return result
 
     def merged(self, changes: Changes) -> "ContainerReports | None":
-        """Returns these reports with changes applied, or None if the result is too large or does not match the
+        """Returns these reports with the changes applied, or None if the result is too large or does not match the
         backend's total.
         """
         result = ContainerReports(self.by_id.copy(), self.unreadable.copy(), self.sent.copy())
@@ -187,19 +192,19 @@ class ContainerReports:
             return None
         if sum(one.size + 1 for one in result.sent.values()) > MAX_STATE_BYTES:
             return None
-        if self.unreadable:  # A report that has become readable was added at the end, so restore the backend's order.
+        if self.unreadable:  # Reports that have become readable were added at the end, so restore the backend's order.
             result.by_id = {key: result.by_id[key] for key in result.sent if key in result.by_id}
         return result
 
     def _read(self, document: Any, before: "ContainerReports") -> None:
-        """Adds a report. Keeps the container's previous one if it is equal, or if the new one is unreadable."""
+        """Adds a report. Keeps the container's previous report if the new one is equal or unreadable."""
         key = str(_id(document))
         report: ContainerReport | None
         known, data = before.by_id.get(key), _encode(document).encode()
         sent = Sent(len(data), blake2b(data, digest_size=16).digest())
         self.unreadable.pop(key, None)
         try:
-            # Nearly all reports are unchanged, and comparing the hash takes a tenth of the time of parsing.
+            # Nearly all reports are unchanged, and comparing hashes takes a tenth of the time of parsing.
             report = known if known is not None and sent == before.sent.get(key) else _read_report(document)
         except MalformedError as error:
             self.unreadable[key] = str(error)
@@ -215,18 +220,18 @@ class ContainerReports:
 
 @dataclass(slots=True)
 class BackendView:
-    """The latest lease, and the latest reports of this backend or of its predecessor."""
+    """The latest lease, and the latest reports from this backend or its predecessor."""
 
     clock: Callable[[], float]
     config: Config = field(default_factory=Config)
-    """Configuration of the node, which decides what missing partitions mean for claims."""
+    """The node's configuration, which decides what missing partitions mean for claims."""
     status: BackendStatus | None = None
     containers: dict[str, ContainerReport] = field(default_factory=dict)
-    """Containers by ID; a different object whenever one of them has changed."""
+    """Containers by ID; replaced by a different object whenever a container has changed."""
     generation: int = 0
-    """Generation of the state that the reports describe; 0 before this backend has sent reports."""
+    """Generation of the state that the reports describe, or 0 until this backend has sent reports."""
     complete: bool = False
-    """True if the reports are this backend's current state, so that a missing container does not exist."""
+    """True if the reports are this backend's current state, in which case a missing container does not exist."""
     unreadable: str = ""
     """Reason why a report could not be parsed, or ""."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -235,7 +240,7 @@ class BackendView:
     _renewed: float = 0.0
 
     def renew(self, status: BackendStatus, reports: Iterable[Any] | Changes | None = None) -> None:
-        """Stores a lease and the reports that the body contained, if any.
+        """Stores a lease and the reports in the request body, if there are any.
 
         Ignores a report that arrives after a later one.
         """
@@ -259,17 +264,17 @@ class BackendView:
         self._reports, self.containers, self.unreadable = reports, reports.by_id, unreadable
 
     def _found(self, status: BackendStatus, reports: Iterable[Any] | Changes | None) -> ContainerReports | None:
-        """Returns the reports of all containers, or None if none were sent or the changes cannot be merged."""
+        """Returns the reports of all containers, or None if no reports were sent or the changes cannot be merged."""
         if not isinstance(reports, Changes):
             return None if reports is None else self._reports.replaced(reports)
         fits = 0 < self.generation == reports.since < status.generation
         return self._reports.merged(reports) if fits else None
 
     def _is_overtaken(self, status: BackendStatus) -> bool:
-        """Returns True if a report is older than the last one and arrived after it on an older connection.
+        """Returns True if a report is older than the last one but arrived after it, on an older connection.
 
-        Once the lease has expired, any report is accepted. Otherwise a report dated in the future would block all later
-        ones.
+        Once the lease has expired, any report is accepted. Otherwise a report with a future timestamp would block all
+        later reports.
         """
         if self.status is None or self.clock() - self._renewed > LEASE_SECONDS:
             return False
@@ -277,18 +282,18 @@ class BackendView:
         return last is not None and status.reported_at is not None and status.reported_at < last
 
     def changed(self) -> None:
-        """Wakes everything that waits for a change of the lease or the reports."""
+        """Wakes everything that waits for a change to the lease or the reports."""
         self.news.set()
         self.news = asyncio.Event()
 
     @property
     def age(self) -> float | None:
-        """Seconds since the lease was renewed; None before the first one."""
+        """Seconds since the lease was last renewed, or None before the first renewal."""
         return None if self.status is None else self.clock() - self._renewed
 
     @property
     def own_fault(self) -> Notice | None:
-        """Reason why this pod's backend can neither enforce nor act as a standby; None if it can."""
+        """Reason why this pod's backend can neither enforce nor act as a standby, or None if it can do either."""
         if self.status is None:
             text = "nri-backend has not reported yet; see the log of its container"
             return Notice(code=StatusCode.BACKEND_NOT_REPORTED, text=text)
@@ -310,7 +315,7 @@ class BackendView:
 
     @property
     def fault(self) -> Notice | None:
-        """Reason why no claim may be prepared now; None if this or another backend on the node enforces."""
+        """Reason why no claim may currently be prepared, or None if this or another backend on the node enforces."""
         own = self.own_fault
         if own or self.status is None or self.status.enforced:
             return own
@@ -328,7 +333,7 @@ class BackendView:
 
     @property
     def conditions(self) -> tuple[Notice, ...]:
-        """Conditions of the node that the backend reports and an operator should resolve; each code at most once."""
+        """Node conditions that the backend reports and that an operator should resolve; each code at most once."""
         status, found = self.status, list[Notice]()
         if status is not None and (pins := [one for one in _MANAGERS if one in status.kubelet_pins]):
             found.append(Notice(code=StatusCode.STATIC_MANAGER, text=_STATIC_MANAGER.format(" and ".join(pins))))
@@ -340,7 +345,7 @@ class BackendView:
 
     @property
     def configured(self) -> tuple[Notice, ...]:
-        """Consequences of the configuration that operators should know, independent of the reports."""
+        """Consequences of the configuration that operators should know about, independent of the reports."""
         found = list[Notice]()
         if self.config.observes:
             seen = self.status.observation if self.status is not None else None
@@ -361,7 +366,7 @@ class BackendView:
 
     @property
     def warnings(self) -> tuple[Notice, ...]:
-        """The ``conditions`` while the lease is live, else an empty tuple."""
+        """The ``conditions`` while the lease is live; otherwise an empty tuple."""
         return self.conditions if self.live else ()
 
     @property
@@ -371,5 +376,5 @@ class BackendView:
 
     @property
     def leads(self) -> bool:
-        """True if this pod is the active one of the node: its backend holds the lock and its lease is live."""
+        """True if this pod is the node's active one: its backend holds the lock and its lease is live."""
         return self.status is not None and self.status.active and not self.problem

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes ``status.devices`` of this node's claims, for users and controllers to read (KEP-4817).
 
-Nothing depends on the status: a claim is prepared whether or not it can be written. Claims that the API server's client
-reads for other purposes are observed here, so the entries on the server are known, and a restart rewrites none of them.
-The server drops the entries when the claim is deallocated.
+Nothing depends on the status: a claim is prepared whether or not its status can be written. Claims that the API client
+reads for other purposes are observed here, so the entries on the server are known and a restart does not rewrite any of
+them. The server drops the entries when the claim is deallocated.
 """
 
 import logging
@@ -40,21 +40,23 @@ from dra_frontend.devices.inventory import Inventory
 _log = logging.getLogger(__name__)
 
 SETTLE_SECONDS: Final = 2.0
-"""Minimum delay between a change and its write; the maximum is twice as long. Shorter changes are never written."""
+"""Minimum delay between a change and its write; the maximum is twice as long. A change that is reverted sooner is never
+written.
+"""
 PATIENCE_SECONDS: Final = 10.0
-"""Delay for a claim that no container has used yet, so that the status of most claims is written only once."""
+"""Delay for a claim that no container has used yet, so that most claims' statuses are written only once."""
 PAUSE_SECONDS: Final = 15.0
 """Minimum time between two writes for one claim."""
 SILENT_SECONDS: Final = 60.0
-"""Time for which the backend must have been inactive before that is written. Its restart takes seconds."""
+"""How long the backend must be inactive before the status reports it. A backend restart takes seconds."""
 MAX_WRITES_PER_TICK: Final = 4
-"""Maximum number of writes in one tick of two seconds."""
+"""Maximum number of writes in one two-second tick."""
 _REFUSED_SECONDS: Final = 600.0
-"""Delay before a claim is retried after the server refused its write."""
+"""Delay before a claim is retried after the server refused the write."""
 _FAILED: Final = (2.0, 120.0)
 _DENIED: Final = (300.0, 3600.0)
-"""Retry delays while no claim can be written, in one namespace or at all, because the server is unreachable or denies
-it.
+"""Retry delays while no claim can be written, either in one namespace or at all, because the server is unreachable or
+denies the writes.
 """
 _MAX_DENIALS: Final = 3
 """Number of consecutive denied claims in a namespace after which the whole namespace is paused."""
@@ -62,12 +64,12 @@ _NOT_WRITTEN: Final = "status of claims not written; they work without it"
 
 
 class StatusWriter(Protocol):
-    """Writes the devices of a claim's status."""
+    """Writes the devices in a claim's status."""
 
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """Applies the entries of our drivers and returns the claim. Raises KubeError."""
+        """Applies our drivers' entries and returns the claim. Raises KubeError."""
 
 
 class NodeDevices(Protocol):
@@ -75,12 +77,14 @@ class NodeDevices(Protocol):
 
     @property
     def inventory(self) -> Inventory:
-        """Devices as of the last reading of the machine; a different object whenever something has changed."""
+        """Devices as of the last reading of the machine; replaced by a different object whenever something has
+        changed.
+        """
 
 
 @dataclass(slots=True, eq=False)
 class DeviceStatus:
-    """Compares the status of claims with records and reports, and writes differences at a limited rate."""
+    """Compares claims' statuses with records and reports, and writes differences at a limited rate."""
 
     _writer: StatusWriter
     _store: ClaimStore
@@ -92,7 +96,7 @@ class DeviceStatus:
     _claims: dict[str, ClaimReference] = field(default_factory=dict)
     _wanted: Mapping[str, Entries] = field(default_factory=dict)
     _present: dict[str, Entries] = field(default_factory=dict)
-    """Status on the server, by UID. Unknown for claims that were prepared before this process started."""
+    """Status on the server, by claim UID. Unknown for claims that were prepared before this process started."""
     _from: tuple[object, ...] | None = None
     """Inputs from which ``_wanted`` was computed."""
     _due: dict[str, float] = field(default_factory=dict)
@@ -102,7 +106,7 @@ class DeviceStatus:
     _waits: Backoff = field(default_factory=partial(Backoff, *_FAILED))
     _denied_waits: Backoff = field(default_factory=partial(Backoff, *_DENIED))
     _denials: Counter[str] = field(default_factory=Counter)
-    """Denied writes by namespace since the last success in it."""
+    """Denied writes by namespace since the last successful write there."""
     _failures: NamespaceFailures = field(init=False)
     _denied: NamespaceFailures = field(init=False)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError))
@@ -113,7 +117,7 @@ class DeviceStatus:
         self._denied = NamespaceFailures(partial(_doubled, *_DENIED), self.clock)
 
     def observe(self, document: Mapping[str, Any]) -> None:
-        """Stores the entries of a claim that was read from the API server."""
+        """Stores the status entries of a claim that was read from the API server."""
         uid = uid_of(document)
         if uid in self._wanted:
             self._present[uid] = read_entries(document)
@@ -131,7 +135,7 @@ class DeviceStatus:
         now = self.clock()
         times = {uid: max(at, self._not_before.get(uid, -inf)) for uid, at in self._due.items()}
         due = [uid for uid, at in times.items() if at <= now and not self._postponed(uid)]
-        # The claims that have waited longest come first, so a failed claim goes behind them.
+        # The claims that have waited longest come first, so a failed claim moves behind the others.
         for uid in sorted(due, key=times.__getitem__)[:MAX_WRITES_PER_TICK]:
             if self._paused_until > now:
                 break
@@ -148,7 +152,7 @@ class DeviceStatus:
         return self._failures.postponed(namespace) or self._denied.postponed(namespace)
 
     def _refresh(self) -> None:
-        """Recomputes the wanted status of all claims if one of its inputs has changed."""
+        """Recomputes the wanted status of all claims if any of the inputs has changed."""
         now = self.clock()
         self._silent_since = min(self._silent_since, now) if self._backend.problem else inf
         silent = now - self._silent_since > SILENT_SECONDS
@@ -174,7 +178,7 @@ class DeviceStatus:
         self._from = made_from
 
     def _compare(self, uid: str) -> None:
-        """Schedules the write of a claim, or cancels it if the server's status is already correct."""
+        """Schedules a claim's write, or cancels it if the server's status is already correct."""
         present = self._present.get(uid)
         if present is None:
             return
@@ -184,7 +188,7 @@ class DeviceStatus:
             return
         unused = all(entry.conditions["Enforced"] == NO_CONTAINER for entry in wanted.values())
         wait = PATIENCE_SECONDS if unused else SETTLE_SECONDS
-        # Spread over time, so that not all nodes of a cluster write at once.
+        # Spread over time, so that a cluster's nodes do not all write at once.
         at = self.clock() + wait * random.uniform(1, 2)  # noqa: S311 - spreads writes, guards nothing
         self._due[uid] = min(self._due.get(uid, inf), at)
 
@@ -222,14 +226,14 @@ class DeviceStatus:
         if isinstance(error, ForbiddenError):
             self._deny(uid, str(error))
         else:
-            # The claim is gone or was reallocated. The next read of it decides.
+            # The claim is gone or was reallocated. The next time it is read, its status is compared again.
             self._count("failed")
             self._complaints.say(uid, "status of a claim not written", error)
 
     def _deny(self, uid: str, why: str, most: int = _MAX_DENIALS) -> None:
         """Postpones a claim whose write was denied; after several denials, pauses the whole namespace.
 
-        A policy can deny the writes in one namespace. If they are denied in several, all writes pause.
+        A policy can deny the writes in one namespace. If writes are denied in several namespaces, all writes pause.
         """
         namespace = self._claims[uid].namespace
         self._count("denied")
@@ -244,7 +248,7 @@ class DeviceStatus:
 
 
 def _doubled(first: float, last: float, failures: int) -> float:
-    """Returns the pause after a number of failures."""
+    """Returns the pause after that many failures."""
     return Backoff(min(first * 2.0 ** min(failures - 1, 16), last), last).next()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores claims as CDI files, one for each claim and driver, and changes them in transactions.
+"""Stores claims as CDI files, one for each claim and driver, and changes the files in transactions.
 
 A CDI file is replaced atomically, so it is either complete or absent. Two instances share the directory during an
 upgrade: data read before the claims lock was acquired must not be relied on.
@@ -29,18 +29,18 @@ from dra_frontend.claims.metadata import MetadataFiles
 
 _log = logging.getLogger(__name__)
 
-# Limits of the copies in quarantine, which is on a tmpfs. The newest copies are kept.
+# Limits on the copies in quarantine, which is on a tmpfs. The newest copies are kept.
 _MAX_COPIES: Final = 64
 _MAX_COPIED_BYTES: Final = 16 << 20
 _MAX_SET_ASIDE: Final = 64
 _MAX_TOMBSTONES: Final = 256
-"""Maximum number of remembered releases of claims without a file; the oldest are dropped."""
+"""Maximum number of remembered releases of claims without a file; the oldest releases are dropped."""
 
 
 class ClaimFiles(ClaimDirectory):
-    """The claim files of this node. Every method blocks on the disk and requires the claims lock.
+    """This node's claim files. Every method blocks on the disk and requires the claims lock.
 
-    The view is that of the last scan plus the changes that this instance has made since.
+    The view consists of the last scan and the changes that this instance has made since.
     """
 
     def __init__(self, directory: Path, quarantine: Path) -> None:
@@ -52,7 +52,7 @@ class ClaimFiles(ClaimDirectory):
 
     @property
     def problems(self) -> dict[str, str]:
-        """Reasons why files cannot be used, by file name. Copies of the files are in quarantine."""
+        """Reasons why files cannot be used, by file name. The quarantine contains copies of these files."""
         files = {name: problem for name, problem in self.view.problems.items() if name}
         return {**self._set_aside, **files}
 
@@ -60,8 +60,8 @@ class ClaimFiles(ClaimDirectory):
         """Returns all claim files. Copies unusable files to quarantine, but leaves them in place, since a pod may need
         them.
 
-        Unless ``thorough``, skips the scan if the directory's modification time is unchanged. That misses a change by
-        another instance in the same clock tick as a change by this one. Does not raise.
+        Unless ``thorough``, skips the scan if the directory's modification time is unchanged. This misses another
+        instance's change if it happens in the same clock tick as a change by this instance. Does not raise.
         """
         view = self.refresh(thorough=thorough)
         for name, problem in view.problems.items():
@@ -72,10 +72,10 @@ class ClaimFiles(ClaimDirectory):
         return view
 
     def write(self, record: AllocationRecord) -> None:
-        """Writes the record's file; from then on the claim is held. Raises OSError, and then nothing has changed.
+        """Writes the record's file; from then on the claim is held. Raises OSError, in which case nothing has changed.
 
-        Also raises OSError if the file could not be read back, because it is too large or the maximum number of files
-        is reached: the claim would be lost.
+        Also raises OSError if the file is too large or the maximum number of files is reached: such a file could not be
+        read back, and the claim would be lost.
         """
         path, data = self._directory / cdi_file_name(record.driver, record.claim.uid), dump_claim_file(record)
         if len(data) > MAX_CLAIM_FILE:
@@ -92,7 +92,7 @@ class ClaimFiles(ClaimDirectory):
         self.note((record.driver, record.claim.uid), ClaimFile.of(record))
 
     def remove(self, driver: str, uid: str) -> None:
-        """Removes the claim's file if it exists. Raises OSError, and then nothing has changed."""
+        """Removes the claim's file if it exists. Raises OSError, in which case nothing has changed."""
         name = cdi_file_name(driver, uid)
         (self._directory / name).unlink(missing_ok=True)
         self._sync()
@@ -100,14 +100,14 @@ class ClaimFiles(ClaimDirectory):
         self.note((driver, uid), None)
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
-        """Removes the file of a record that conflicts with one in use. A copy goes to quarantine."""
+        """Removes the file of a record that conflicts with a record in use. A copy goes to quarantine."""
         name = cdi_file_name(record.driver, record.claim.uid)
         self._copy(name)
         self.remove(record.driver, record.claim.uid)
         self._set_aside = dict([*self._set_aside.items(), (name, reason)][-_MAX_SET_ASIDE:])
 
     def _sync(self) -> None:
-        # Not an error: the file is in place, and a crash that could undo that empties the directory anyway.
+        # Not an error: the file is in place, and a crash that could undo the change empties the directory anyway.
         try:
             descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -118,7 +118,7 @@ class ClaimFiles(ClaimDirectory):
             _log.warning("cannot sync CDI directory", extra={"error": str(error)})
 
     def _copy(self, name: str) -> None:
-        """Copies a file to quarantine, once for each content. Does not raise, since the disk may be full."""
+        """Copies a file to quarantine, once per distinct content. Does not raise, since the disk may be full."""
         try:
             content = read_regular(str(self._directory / name), MAX_CLAIM_FILE)
             self._quarantine.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ class ClaimFiles(ClaimDirectory):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a record."""
+    """A change to a record."""
 
     kind: str
     """``prepared``, ``updated``, ``restored``, ``released``, ``quarantined``, ``lost`` or ``freed``."""
@@ -156,7 +156,7 @@ class Change:
 
 @dataclass(slots=True)
 class Transaction:
-    """Claims under the lock, with the ledger to allocate from and the methods that change it.
+    """The claims under the lock, with the ledger to allocate from and the methods that change claims.
 
     A change made by a method is final, even if a later step fails. A method that raises OSError has changed nothing.
     Once the store has loaded the transaction, only methods change it, so that each change rebuilds the ledger.
@@ -167,29 +167,29 @@ class Transaction:
     _complaints: Complaints
     containers: tuple[ContainerReport, ...]
     certain: bool
-    """True if the reports are complete, so that a container missing from them is not running."""
+    """True if the reports are complete, in which case a container that is missing from them is not running."""
     answered: Mapping[ClaimKey, Mapping[str, int]]
-    """API server's responses about lost claims, as in the ledger. An entry is dropped once its claim has a record or is
-    released.
+    """The API server's responses about lost claims, as in the ledger. A claim's entry is dropped once the claim has a
+    record or is released.
     """
     unlisted: bool = False
-    """Value for the ledger."""
+    """The ledger's ``unlisted``."""
     ended: frozenset[ClaimKey] = frozenset()
-    """Value for the ledger, as of the beginning of the transaction."""
+    """The ledger's ``ended``, as of the beginning of the transaction."""
     unconfirmed: frozenset[ClaimKey] = frozenset()
-    """Lost CPU claims that may have a running container missing from the reports. No CPUs are allocated until they have
-    none.
+    """Lost CPU claims that may have a running container missing from the reports. No CPUs are allocated while there are
+    any such claims.
     """
     present: dict[ClaimKey, Name] = field(default_factory=dict)
     """Claims that must have a file."""
     releasing: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
     vanished: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Content of files that another program removed or damaged. Their CPUs and memory stay held until the files are
-    rewritten.
+    """Content of files that another program removed or damaged. The claims' CPUs and memory stay held until the files
+    are rewritten.
     """
     changes: list[Change] = field(default_factory=list)
     _ledger: Ledger | None = None
-    """Ledger as of the last change; None if it must be rebuilt."""
+    """Ledger as of the last change, or None if the ledger must be rebuilt."""
 
     @property
     def files(self) -> Mapping[ClaimKey, ClaimFile]:
@@ -199,7 +199,7 @@ class Transaction:
 
     @property
     def ledger(self) -> Ledger:
-        """Ledger at this point of the transaction. Computed once, and again after each change."""
+        """Ledger at this point in the transaction. Computed once, and again after each change."""
         if self._ledger is None:
             files, releasing = self.files, dict(self.releasing)
             absent = frozenset(self.present.keys() - files.keys())
@@ -212,7 +212,7 @@ class Transaction:
         self.answered, self._ledger = answers, None
 
     def expect(self, key: ClaimKey, name: Name) -> None:
-        """Adds a claim that must have a file: it is lost until it has one."""
+        """Adds a claim that must have a file; the claim counts as lost until it has one."""
         self.present[key], self._ledger = name, None
 
     def set_unlisted(self, unlisted: bool) -> None:
@@ -240,10 +240,10 @@ class Transaction:
         return record
 
     def release(self, driver: str, uid: str) -> None:
-        """Releases a claim. Its resources stay held until none of its containers can be running.
+        """Releases a claim. The claim's resources stay held until none of its containers can still be running.
 
-        A claim without a file gets an entry without resources for that time: an ending container may still name the
-        claim, and recovery must not mistake the release for a loss.
+        Until then, a claim without a file has an entry without resources: an ending container may still name the claim,
+        and recovery must not mistake the release for a loss.
         """
         key, self._ledger = (driver, uid), None
         file = self.files.get(key)
@@ -260,14 +260,14 @@ class Transaction:
         self.changes.append(Change("released", driver, uid))
 
     def free(self, key: ClaimKey, *, remember: bool) -> None:
-        """Ends a release, since no container of the claim is running any more.
+        """Ends a release, since no container of the claim is running any longer.
 
-        ``remember`` keeps an entry without resources: a list of claims that is in progress or still to come may contain
+        ``remember`` keeps an entry without resources: a list of claims that is in progress or still to come may show
         the claim as allocated, and recovery must not mistake the release for a loss.
         """
         file = self.releasing.get(key)
         if file is None:
-            return  # one of the oldest entries without resources, which have been dropped
+            return  # one of the oldest entries without resources, which were dropped
         if is_tombstone(file) and remember:
             return
         del self.releasing[key]
@@ -291,14 +291,15 @@ class Transaction:
             del self.releasing[key]
 
     def drop_contradicted(self) -> None:
-        """Drops vanished records whose CPUs now belong to another claim. These claims are lost then.
+        """Drops vanished records whose CPUs now belong to another claim. The claims of the dropped records are then
+        lost.
 
         Another instance that never read the vanished file does not know its CPUs and may have allocated them. The other
-        claim's CPUs are in its file, in its release, in the report of its container, or in its own vanished file.
+        claim's CPUs are in its file, in its release, in its container's report, or in its own vanished file.
 
-        A claim that a container uses is restored nevertheless, since recovery then sets the other record aside, unless
-        the reports show the container on other CPUs: in that case the claim was lost earlier and was rebuilt with
-        these.
+        A claim that a container uses is restored nevertheless, since recovery then sets the other record aside. The
+        exception is a container that the reports show on other CPUs: its claim was lost earlier and was rebuilt with
+        those CPUs.
         """
         self._ledger = None
         known = Ledger(self._files.view.files, self.releasing, self.containers)
@@ -313,7 +314,7 @@ class Transaction:
                 _log.warning("lost claim record not restored, its CPUs have been reallocated", extra=extra)
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
-        """Removes the file of a record that conflicts with another one. The claim is lost then."""
+        """Removes the file of a record that conflicts with another record. The claim is then lost."""
         self._ledger = None
         self._files.set_aside(record, reason)
         self._metadata.remove(record, self.files.values())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores which claims this node has prepared, shared by all instances on the node (docs/adr/0004-journal.md).
+"""Stores which claims this node has prepared; all instances on the node share the journal (docs/adr/0004-journal.md).
 
 A claim file alone cannot prove that a claim was never prepared: the file may have been deleted. The journal lists every
 claim that has a file, with its CPUs, and every claim that was released while its containers may still run, with all its
-resources. A claim that the journal lists and that has no file is lost, and recovery rebuilds its record.
+resources. A claim that the journal lists but that has no file is lost, and recovery rebuilds its record.
 
 The file has two slots of fixed size and is allocated when it is created, so that it can be written while the disk is
 full. Writes alternate between the slots, in place:
@@ -13,7 +13,7 @@ full. Writes alternate between the slots, in place:
 
 A reader uses the valid slot with the higher sequence number. If an instance dies during a write, the checksum of that
 slot is wrong and the other slot still contains the previous entries. Instances take turns through the claims lock; each
-one notices by the sequence number and checksum whether another instance has written since.
+instance detects from the sequence number and checksum whether another instance has written since.
 """
 
 import errno
@@ -38,15 +38,15 @@ from numa_contract.records import parse_record
 from numa_node.claim_directory import stamp_clock_ns
 
 SLOT_BYTES: Final = 256 << 10
-"""Size of a slot. It fits about 2,300 claims with names and CPUs, or MAX_CLAIM_FILES without."""
+"""Size of a slot. A slot fits about 2,300 claims with names and CPUs, or MAX_CLAIM_FILES claims without."""
 _SLOTS: Final = (0, SLOT_BYTES)
 _MAX_CPUS: Final = 16 * (MAX_CPU + 1)
-"""Maximum number of CPUs in all entries together. Each CPU of a machine is in one or two entries. Without
-this limit a slot could contain 20 million CPUs as ranges, which would take a gigabyte of memory.
+"""Maximum number of CPUs in all entries together. Each CPU in a machine is in one or two entries. Without this limit a
+slot could contain 20 million CPUs as ranges, which would take a gigabyte of memory.
 """
 _MAGIC: Final = b"dra-driver-numa journal 1"
 _HEADER: Final = 64
-"""Length of a slot's header: magic, sequence number, length of the lines, and CRC-32 of the sequence number and
+"""Length of a slot's header: magic, sequence number, length of the lines, and a CRC-32 over the sequence number and
 lines.
 """
 _HEAD: Final = re.compile(_MAGIC + rb" (\d+) (\d+) (\d+) *")
@@ -54,23 +54,23 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 _NO_CPUS: Final[Mapping[str, frozenset[int]]] = {}
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Name = tuple[str, str]
-"""Namespace and name of a claim, or two empty strings if they are unknown."""
+"""A claim's namespace and name, or two empty strings if they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Content of the journal."""
+    """The journal's content."""
 
     present: Mapping[ClaimKey, Name] = field(default_factory=dict)
-    """Claims that have a file. If the file of such a claim is missing, the claim was not released: it is lost."""
+    """Claims that have a file. If such a claim's file is missing, the claim was not released: it is lost."""
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Claims that were released and whose containers may still run."""
+    """Claims that were released but whose containers may still be running."""
     unlisted: bool = False
-    """True if an earlier journal was lost and no instance has listed the claims of the cluster since then. The node may
-    then have prepared claims that are missing from ``present``.
+    """True if an earlier journal was lost and no instance has listed the cluster's claims since. The node may then have
+    prepared claims that are missing from ``present``.
     """
     cpus: Mapping[ClaimKey, Mapping[str, frozenset[int]]] = field(default_factory=dict)
-    """CPUs by request of the claims in ``present``, if known (``ClaimFile.cpus_by_request``)."""
+    """For each claim in ``present``, its CPUs by request, if known (``ClaimFile.cpus_by_request``)."""
 
 
 class Journal:
@@ -83,33 +83,35 @@ class Journal:
         self._stamp = (0, 0)
         """Sequence number and checksum of the slot that was last read or written."""
         self._former = (0, 0)
-        """Sequence number and checksum of the other slot, which contains the previous entries; (0, 0) if it is not
-        valid.
+        """Sequence number and checksum of the other slot, which contains the previous entries, or (0, 0) if that slot
+        is invalid.
         """
         self.problem = ""
-        """Reason why the file could not be read or written, or "". The entries are then kept in memory."""
+        """Reason why the file could not be read or written, or "". While there is such a problem, the entries are kept
+        in memory.
+        """
         self.was_read = False
-        """True once this instance has read entries. If it is False although an earlier instance ran, that instance's
-        entries are lost.
+        """True once this instance has read entries. If False although an earlier instance ran, that instance's entries
+        are lost.
         """
         self._seen: tuple[int, ...] = ()
-        """Modification time, inode and device of the file when it was read. Empty if a later change might not alter
-        them.
+        """The file's modification time, inode and device when the file was read. Empty if a later change might not
+        alter them.
         """
         self.foreign = True
-        """True if another instance may have written the journal, and therefore changed claims, since this one last read
-        it.
+        """True if another instance may have written the journal, and therefore changed claims, since this instance last
+        read it.
         """
 
     def is_current(self) -> bool:
-        """Returns True if the file's modification time proves the entries current. Makes one system call."""
+        """Returns True if the file's modification time proves that the entries are current. Makes one system call."""
         try:
             return bool(self._seen) and not self.problem and _status_of(self._path.stat()) == self._seen
         except OSError:
             return False
 
     def read(self) -> Entries:
-        """Returns the entries of the file, or the last known ones if it cannot be read. Does not raise."""
+        """Returns the file's entries, or the last known entries if the file cannot be read. Does not raise."""
         known, self._seen = self._stamp, ()
         try:
             descriptor = os.open(self._path, _SAFELY | os.O_RDONLY)
@@ -129,7 +131,7 @@ class Journal:
         heads = [os.pread(descriptor, _HEADER, start) for start in _SLOTS]
         matches = [(_HEAD.fullmatch(head), start) for head, start in zip(heads, _SLOTS, strict=True)]
         found = [(*map(int, match.groups()), start) for match, start in matches if match]
-        # Check the slot that was read before as well, since it may have been damaged in the meantime.
+        # Check the previously read slot as well, since it may have been damaged in the meantime.
         slots = [
             ((sequence, checksum), data)
             for sequence, length, checksum, start in sorted(found, reverse=True)
@@ -143,7 +145,7 @@ class Journal:
             return
         if stamp == self._former and all(map(any, heads)):
             # The newer slot has been damaged. Its entries are still in memory and must be written again, as after a
-            # failed write. In a file newly created by another instance, that slot would be all zeros.
+            # failed write. If another instance had just created the file, that slot would be all zeros.
             self._stamp, self._former = stamp, (0, 0)
             self.problem = f"{self._path} is damaged"
             return
@@ -171,7 +173,7 @@ class Journal:
             descriptor = self._open()
             try:
                 if os.pwrite(descriptor, slot, _SLOTS[sequence % 2]) != len(slot):
-                    raise OSError(errno.ENOSPC, "only a part was written")
+                    raise OSError(errno.ENOSPC, "only part of it was written")
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -181,7 +183,7 @@ class Journal:
             self.problem = ""
 
     def _open(self) -> int:
-        """Opens the file. Creates it if it is missing, is not a regular file, or has a different size."""
+        """Opens the file. Creates it if it is missing, is not a regular file, or has the wrong size."""
         try:
             descriptor = os.open(self._path, _SAFELY | os.O_RDWR)
             status = os.fstat(descriptor)
@@ -202,7 +204,7 @@ class Journal:
         return descriptor
 
     def clear_leftovers(self) -> None:
-        """Removes temporary files of an instance that died while it created the journal."""
+        """Removes temporary files left by an instance that died while creating the journal."""
         for path in self._path.parent.glob(f".{self._path.name}.*"):
             path.unlink(missing_ok=True)
 
@@ -216,17 +218,17 @@ class _Lines:
 
     def __init__(self) -> None:
         self._present: dict[ClaimKey, tuple[Name, Mapping[str, frozenset[int]], bytes]] = {}
-        """Name, CPUs and line of each claim. The line is reused if the name is equal and the CPUs are the same
+        """Each claim's name, CPUs and line. The line is reused if the name is equal and the CPUs are the same
         object.
         """
         self._releasing: dict[ClaimKey, tuple[ClaimFile, bytes]] = {}
 
     def dump(self, entries: Entries) -> bytes:
-        """Returns one line for each entry. If they do not fit, omits names and records, then the CPUs of claims.
+        """Returns one line for each entry. If the lines do not fit, omits names and records, then the claims' CPUs.
 
-        A claim's CPU lists include the names of its requests, whose number and length the claim's author controls. Even
-        a line without CPUs proves after a loss that the claim was prepared. Raises OSError if not even the shortest
-        lines fit.
+        A claim's CPU lists include its requests' names, whose number and length the claim's author controls. After a
+        loss, even a line without CPUs proves that the claim was prepared. Raises OSError if even the shortest lines do
+        not fit.
         """
         head = _line({"unlisted": True}) if entries.unlisted else b""
         data = b"".join([head, *self._whole(entries)])
@@ -279,14 +281,14 @@ def _releasing_value(file: ClaimFile, *, whole: bool) -> dict[str, Any]:
 
 
 def _parse(data: bytes) -> Entries:
-    """Parses the lines of a slot. Raises MalformedError if they contain more CPUs than a machine can have."""
+    """Parses a slot's lines. Raises MalformedError if the lines contain more CPUs than a machine can have."""
     present: dict[ClaimKey, Name] = {}
     cpus: dict[ClaimKey, dict[str, frozenset[int]]] = {}
     releasing: dict[ClaimKey, ClaimFile] = {}
     unlisted, left = False, _MAX_CPUS
     for line in data.splitlines():
-        # A line that cannot be parsed was written by a newer release. A name that is invalid for a claim file is
-        # skipped too: no release would ever end that entry, and its CPUs would stay allocated.
+        # A line that cannot be parsed was written by a newer release. A line with a name that is invalid for a claim
+        # file is skipped too: no release would ever end that entry, and its CPUs would stay allocated.
         with suppress(ValueError, TypeError, KeyError, AttributeError):
             value = parse_json(line, SLOT_BYTES, "journal", "entry")
             if isinstance(value, list):
@@ -308,7 +310,7 @@ def _parse(data: bytes) -> Entries:
 
 
 def _cpu_lists(lists: Any, left: int) -> tuple[dict[str, frozenset[int]], int]:
-    """Returns the CPUs by request and the remaining part of ``left``. Stops when the remainder is negative."""
+    """Returns the CPUs by request, and what remains of ``left``. Stops when the remainder is negative."""
     found = {}
     for request, text in lists.items():
         found[str(request)] = parse_cpu_list(text)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates Events for containers that the kernel OOM-killed, explained in terms of their memory claims."""
+"""Creates Events for containers that the kernel OOM-killed, and explains the kills in terms of the containers' memory
+claims.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from dra_frontend.events.event import ObjectReference, Observation
 
 REASON: Final = "OutOfClaimedMemory"
 MAX_NEW: Final = 1024
-"""Maximum number of killed containers observed per backend report; a node has fewer containers."""
+"""Maximum number of killed containers observed per backend report. A node has fewer containers."""
 
 
 _NO_CLAIM: Final = "Raise the memory limit of the container or of its pod."
@@ -35,7 +37,7 @@ _OTHERS: Final = (
 
 
 def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node: str) -> str:
-    """Returns the Event text for a kill, with a cause and a remedy for each memory claim of the container."""
+    """Returns the Event text for a kill, with a cause and a remedy for each of the container's memory claims."""
     held = []
     for record in records:
         requests = [r for use in report.claims if use.uid == record.claim.uid for r in use.requests]
@@ -53,7 +55,7 @@ def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node
 
 @dataclass(slots=True, eq=False)
 class MemoryKills:
-    """Observes kills in the backend's reports. An Event counts the kills of all containers of one name."""
+    """Observes kills in the backend's reports. One Event counts the kills of all containers with the same name."""
 
     _node: str
     _store: ClaimStore
@@ -90,5 +92,5 @@ class MemoryKills:
 
 
 def pod_of(report: ContainerReport) -> ObjectReference:
-    """Returns the reference to a container's pod."""
+    """Returns a reference to a container's pod."""
     return ObjectReference("Pod", report.pod_namespace, report.pod_name, report.pod_uid)

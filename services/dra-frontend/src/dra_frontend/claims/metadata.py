@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes device metadata for containers (KEP-5304): one JSON file for each request, mounted through CDI.
 
-A record contains the content of its files, so that a lost file can be rewritten. The files are written before the CDI
-file that names them, and removed with it. A file that cannot be written is not mounted, because a container does not
-start if a mount has no source. Metadata errors never fail a claim.
+A record contains its files' content, so that a lost file can be rewritten. The files are written before the CDI file
+that names them, and removed together with the CDI file. A file that cannot be written is not mounted, because a
+container does not start if a mount has no source. Metadata errors never cause a claim to fail.
 """
 
 import json
@@ -36,7 +36,7 @@ from dra_frontend.devices.inventory import Inventory
 _log = logging.getLogger(__name__)
 
 API_VERSION: Final = "metadata.resource.k8s.io/v1beta1"
-# Attributes for the share allocated from a device. They are not in any slice. The CPU attribute's name matches
+# Attributes for the share allocated from a device, which no slice contains. The CPU attribute has the same name as in
 # dra-driver-cpu.
 _ALLOCATED: Final = {CPU_DRIVER: "dra.cpu/allocatedNumCPUs", MEMORY_DRIVER: "dra.memory/allocatedBytes"}
 _OWN_CPUS: Final = "dra.cpu/exclusiveCPUs"
@@ -45,7 +45,7 @@ _MAX_FILE_BYTES: Final = 1 << 20
 
 
 def _document(record: AllocationRecord, view: ClaimView, request: str, inventory: Inventory) -> dict[str, Any]:
-    """Returns the metadata document of one request (base name). Inside it, names include the subrequest."""
+    """Returns the metadata document for one request (base name). Names inside the document include the subrequest."""
     by_name: dict[str, list[dict[str, Any]]] = {}
     driver, cpus = record.driver, _cpu_attributes(record, request)
     for result in [result for result in view.results[driver] if result.base == request]:
@@ -66,7 +66,7 @@ def _document(record: AllocationRecord, view: ClaimView, request: str, inventory
 
 
 def _cpu_attributes(record: AllocationRecord, request: str) -> dict[str, Any]:
-    """Returns both CPU sets if a container of the request uses the shared pool in addition to its own CPUs."""
+    """Returns both CPU sets if a container with the request uses the shared pool in addition to its own CPUs."""
     pool = record.pool_cpus.get(request)
     sets = {_OWN_CPUS: record.cpus_of([request]), _POOL_CPUS: pool.cpus} if pool else {}
     return {name: {"string": format_cpu_list(cpus)} for name, cpus in sets.items()}
@@ -78,15 +78,15 @@ class MetadataFiles:
 
     plugins: str = ""
     enabled: bool = False
-    """Whether new records get metadata. Existing files are kept in any case."""
+    """Whether new records get metadata files. Existing files are kept in any case."""
     failed: Callable[[str], object] = str
-    """Callback with the driver name of a claim for which a file could not be written."""
+    """Callback that is called with a claim's driver name if one of the claim's files could not be written."""
 
     def describe(self, record: AllocationRecord, view: ClaimView, inventory: Inventory) -> AllocationRecord:
-        """Returns the record with a metadata file for each request, unless its path would be invalid. Writes nothing.
+        """Returns the record with a metadata file for each request whose path would be valid. Writes nothing.
 
-        A file that the record already has at the correct path is kept. Returns the record unchanged if metadata is
-        disabled.
+        If the record already has a file at the correct path, that file is kept. Returns the record unchanged if
+        metadata is disabled.
         """
         if not self.enabled:
             return record
@@ -107,7 +107,7 @@ class MetadataFiles:
         return record.model_copy(update={"metadata": files})
 
     def place(self, record: AllocationRecord) -> AllocationRecord:
-        """Writes the files of a record. Returns the record without the files that cannot be written."""
+        """Writes a record's files. Returns the record without the files that cannot be written."""
         placed = {request: file for request, file in record.metadata.items() if self._placed(record, request, file)}
         return record if len(placed) == len(record.metadata) else record.model_copy(update={"metadata": placed})
 
@@ -121,9 +121,9 @@ class MetadataFiles:
             data = file.content.encode() + b"\n"
             if len(data) > _MAX_FILE_BYTES:
                 raise MalformedError("metadata file", path, f"has {len(data)} bytes, more than {_MAX_FILE_BYTES}")
-            # No fsync: after a crash of the node the claims are prepared again, and files that differ are rewritten.
+            # No fsync: after a node crash the claims are prepared again, and files that differ are rewritten.
             if not _has(path, data):
-                # Path takes twice as long.
+                # pathlib takes twice as long.
                 os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)  # noqa: PTH103, PTH120
                 replace_file(path, data, 0o644)
         except (OSError, ValueError) as error:  # a ContractError is a ValueError
@@ -142,7 +142,7 @@ class MetadataFiles:
         return not all(os.path.exists(file.host_path) for file in record.metadata.values())  # noqa: PTH110
 
     def remove(self, record: AllocationRecord, others: Iterable[ClaimFile]) -> None:
-        """Removes a claim's files, unless a claim of the same name now uses them. A failed removal is repeated at the
+        """Removes a claim's files, unless a claim of the same name now uses them. A failed removal is retried at the
         next start.
         """
         claim, driver = record.claim, record.driver
@@ -161,7 +161,7 @@ class MetadataFiles:
             _log.warning("cannot remove metadata", extra={"claim": record.claim.full_name, "error": str(error)})
 
     def sweep(self, files: Iterable[ClaimFile]) -> None:
-        """Removes files that belong to no claim. Removes nothing while the name of any claim is unknown."""
+        """Removes files that belong to no claim. Removes nothing as long as any claim's name is unknown."""
         known = list(files)
         in_use = {_place(file.record) for file in known if file.record}
         nameless = {file.driver for file in known if file.record is None}
@@ -179,7 +179,7 @@ class MetadataFiles:
 
 
 def _has(path: str, data: bytes) -> bool:
-    """Returns True if a file has exactly this content. Reads no more than that."""
+    """Returns True if a file has exactly this content. Reads only as much of the file as is needed."""
     try:
         return read_regular(path, len(data)) == data
     except OSError:
@@ -187,5 +187,5 @@ def _has(path: str, data: bytes) -> bool:
 
 
 def _place(record: AllocationRecord) -> tuple[str, str]:
-    """Returns driver and directory of a record's files. Paths are built from validated names only."""
+    """Returns the driver and directory of a record's files. Paths are built only from validated names."""
     return record.driver, f"{record.claim.namespace}_{record.claim.name}"

@@ -6,8 +6,8 @@
   3. It writes the condition Provisioned or NotProvisioned to the claim's status.devices.
   4. The scheduler binds the pod, or looks for another device.
 
-The size of a pool is computed from the current claims and records (``allocation/pool_targets``). No state of its own is
-stored, so none can be lost between the growth of a pool and the record of the claim. A pool shrinks when records and
+A pool's size is computed from the current claims and records (``allocation/pool_targets``). This module stores no
+state, so none can be lost between growing a pool and writing the claim's record. A pool shrinks when records and
 waiting claims need fewer pages. If the kernel finds too little memory, or the helper fails, the device is reported as a
 shortage and tainted, so that the scheduler avoids it.
 """
@@ -49,14 +49,14 @@ from dra_frontend.node.pool_client import HelperError
 
 _log = logging.getLogger(__name__)
 _MANAGER: Final = "dra-numa-on-demand"
-"""Field manager of these conditions. The rest of an entry belongs to other managers."""
+"""Field manager for these conditions. The rest of an entry belongs to other managers."""
 _REASONS: Final = {PROVISIONED: "Provisioned", NOT_PROVISIONED: "NotProvisioned"}
 _MAX_CLAIMS: Final = 10_000
-"""Maximum number of allocated claims with the label in the cluster that are followed."""
+"""Maximum number of the cluster's allocated claims with the label that are followed."""
 _GROWTH_SECONDS: Final = 30.0
-"""Time limit for the growth of one pool; the scheduler waits 600 s."""
+"""Time limit for growing one pool; the scheduler waits 600 s."""
 _CHECK_SECONDS: Final = 10.0
-"""Interval of the checks whether the helper can write the pools. A check takes less time than that."""
+"""Interval between checks of whether the helper can write the pools. A check takes less time than that."""
 
 
 class ClaimApi(Protocol):
@@ -65,25 +65,27 @@ class ClaimApi(Protocol):
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[dict[str, Any]], dict[str, Any] | None]
     ) -> tuple[list[dict[str, Any]], str]:
-        """Returns the reduced claims with a label, and the resource version from which to watch. Raises KubeError."""
+        """Returns the reduced claims with a label, and the resource version to start watching from. Raises
+        KubeError.
+        """
 
     def watch_labelled_claims(self, label: str, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yields changes of labelled claims as (event type, claim). Raises KubeError."""
+        """Yields changes to labelled claims as (event type, claim). Raises KubeError."""
 
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]], manager: str
     ) -> dict[str, Any]:
-        """Applies these as the manager's entries. Raises KubeError."""
+        """Applies ``devices`` as the manager's entries. Raises KubeError."""
 
 
 class Pools(Protocol):
-    """The hugepage pools of this machine. Calls block, and raise HostTreeError or HelperError."""
+    """This machine's hugepage pools. Calls block, and raise HostTreeError or HelperError."""
 
     def pages(self, node: int, page_bytes: int) -> int:
-        """Returns the number of pages of a pool, without surplus pages."""
+        """Returns a pool's number of pages, without surplus pages."""
 
     def check(self, node: int, page_bytes: int) -> None:
-        """Raises HostTreeError if the pool cannot be written, HelperError if the helper does not respond in time."""
+        """Raises HostTreeError if the pool cannot be written, or HelperError if the helper does not respond in time."""
 
     def shrink(self, node: int, page_bytes: int, pages: int) -> None:
         """Requests a smaller pool."""
@@ -95,20 +97,20 @@ class Pools(Protocol):
 
 
 class LabelledClaims:
-    """The allocated claims of the cluster that carry the label."""
+    """The cluster's allocated claims that have the label."""
 
     def __init__(self, api: ClaimApi, reallocated: Callable[[str], None]) -> None:
         """``reallocated`` is called with the UID of a claim whose allocation has changed or ended."""
         self._api = api
         self._reallocated = reallocated
         self.by_uid: dict[str, dict[str, Any]] | None = None
-        """Reduced claims by UID; None until they are known."""
+        """Reduced claims by UID, or None until they are known."""
         self.version: object = None
-        """Token that is replaced after each change of the claims."""
+        """Token that is replaced after each change to the claims."""
         self._complaints = Complaints(_log, KubeError)
 
     async def follow(self) -> None:
-        """Follows the claims. Runs forever and does not raise: any response may be malformed."""
+        """Follows the claims. Runs forever and does not raise, since any response may be malformed."""
         waits = Backoff(1.0, 60.0, calm=60.0)
         while True:
             try:
@@ -125,7 +127,7 @@ class LabelledClaims:
             await asyncio.sleep(waits.next())
 
     async def apply(self, view: ClaimView, documents: list[dict[str, Any]]) -> None:
-        """Applies entries in the status of a claim as this field manager. Raises KubeError."""
+        """Applies entries in a claim's status as this field manager. Raises KubeError."""
         claim = view.claim
         await self._api.apply_claim_devices(claim.namespace, claim.name, claim.uid, documents, _MANAGER)
 
@@ -138,7 +140,7 @@ class LabelledClaims:
                 self.by_uid[uid] = kept
             elif kept is not None:
                 self._complaints.say(
-                    "number", "claim for hugepages on demand not followed", f"over {_MAX_CLAIMS} claims"
+                    "number", "claim for hugepages on demand not followed", f"more than {_MAX_CLAIMS} claims"
                 )
         self.version = object()
 
@@ -152,7 +154,7 @@ class LabelledClaims:
 
 
 class HugepagesOnDemand:
-    """Resizes the configured pools to the pages that claims need."""
+    """Resizes the configured pools to the number of pages that claims need."""
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ class HugepagesOnDemand:
         publish: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``publish`` publishes the devices. It is called after each change of the shortages."""
+        """``publish`` publishes the devices. It is called after each change to the shortages."""
         self._pools = pools
         self._ledger = ledger
         self._inventory = inventory
@@ -175,19 +177,19 @@ class HugepagesOnDemand:
         self._clock = clock
         self.claims = LabelledClaims(api, self._forget)
         self._answered: dict[str, bool] = {}
-        """Whether the pages of a claim's current allocation exist, as written to its status, by UID."""
+        """By claim UID, whether the pages of the claim's current allocation exist, as written to the claim's status."""
         self._books: tuple[object, ...] = ()
         self._next_check = 0.0
         self._complaints = Complaints(_log, KubeError, Refused)
 
     def _forget(self, uid: str) -> None:
-        """Drops the result that was written for the previous allocation of a claim."""
+        """Drops the result that was written for a claim's previous allocation."""
         self._answered.pop(uid, None)
 
     async def provide(self) -> bool:
         """Resizes the pools and writes results to the claims that wait for them. Does not raise.
 
-        Returns True, so that it is called at each tick: the scheduler waits for the results.
+        Always returns True, so that it is called again at each tick: the scheduler waits for the results.
         """
         with self._complaints.about("shortages", "helper of hugepages on demand not checked"):
             await self._follow_shortages()
@@ -203,7 +205,7 @@ class HugepagesOnDemand:
         return True
 
     async def _follow_shortages(self) -> None:
-        """Ends shortages that are over, and checks whether the helper can write the pools."""
+        """Ends expired shortages, and checks whether the helper can write the pools."""
         before = self._shortages.by_device
         self._shortages.expire()
         if self._clock() >= self._next_check:
@@ -211,7 +213,8 @@ class HugepagesOnDemand:
             await self._check_helper()
         if before.keys() - self._shortages.by_device.keys():
             # Claims that are still allocated here were bound without their pages, by a scheduler that does not wait for
-            # conditions; and records may lack pages. Both are retried now, since nothing else would trigger it.
+            # conditions. Records may lack pages as well. Both are retried now, since nothing else would trigger a
+            # retry.
             self._answered = {uid: done for uid, done in self._answered.items() if done}
             self._books = ()
         self._publish_shortages(before)
@@ -239,14 +242,15 @@ class HugepagesOnDemand:
             self._publish()
 
     def _devices(self) -> list[tuple[str, MemoryDevice]]:
-        """Returns the devices with hugepages on demand, each with the name of its pool."""
+        """Returns the on-demand hugepage devices, each with the name of its pool."""
         devices = self._inventory().devices.items()
         return [(pool, one) for (_, pool, _), one in devices if isinstance(one, MemoryDevice) and one.on_demand]
 
     async def _provide(self) -> bool:
-        """Resizes pools and updates claims for the current claims and records. Returns False if a step must be retried.
+        """Resizes pools and updates claims to match the current claims and records. Returns False if a step must be
+        retried.
 
-        A claim whose pages exist gets its result only once the machine has been read again: Prepare uses that reading,
+        A claim whose pages exist gets its result only after the machine has been read again: Prepare uses that reading,
         and the kubelet retries a failed Prepare only after a minute.
         """
         waiting = {uid: claim for uid, claim in self._read() if self._answered.get(uid, True)}
@@ -271,7 +275,8 @@ class HugepagesOnDemand:
             for uid, found in problems.items()
             if not _uses(waiting[uid], retry) and (any(found.values()) or not _uses(waiting[uid], unseen))
         ]
-        # Before the claims get their results: the scheduler looks for another device as soon as it reads one.
+        # Before the claims get their results, since the scheduler looks for another device as soon as it reads a
+        # result.
         self._publish_shortages(before)
         for uid in [uid for uid in ready if uid not in self._answered]:
             with self._complaints.about(uid, "result of claim for hugepages on demand not written"):
@@ -279,7 +284,7 @@ class HugepagesOnDemand:
         return not retry and all(uid in self._answered for uid in problems)
 
     def _read(self) -> Iterator[tuple[str, WaitingClaim]]:
-        """Yields the claims that are allocated here and do not have a record yet.
+        """Yields the claims that are allocated here and have no record yet.
 
         A claim with one unreadable result is skipped as a whole: Prepare would reject it as well.
         """
@@ -293,10 +298,10 @@ class HugepagesOnDemand:
                     yield uid, WaitingClaim(view, here)
 
     def _resize(self, target: PoolTarget) -> PoolOutcome:
-        """Allocates or frees the pages of one pool. Runs in a thread.
+        """Allocates or frees one pool's pages. Runs in a thread.
 
-        Prepare uses the latest reading of the machine, and may have allocated pages that were freed since. Pages that
-        records need are therefore always requested again.
+        Prepare uses the latest reading of the machine, so it may have allocated pages that have been freed since. Pages
+        that records need are therefore always requested again.
         """
         node, page, made, grown = target.device.numa_node, target.device.page_bytes, 0, False
         try:
@@ -312,7 +317,7 @@ class HugepagesOnDemand:
             return PoolOutcome(made, grown, str(error), isinstance(error, HelperError))
 
     def _record_outcome(self, target: PoolTarget, outcome: PoolOutcome) -> bool:
-        """Updates the shortages from the outcome. Returns False if it must be retried, since the helper may be
+        """Updates the shortages from the outcome. Returns False if the request must be retried, since the helper may be
         restarting.
         """
         name = target.device.name
@@ -333,7 +338,7 @@ class HugepagesOnDemand:
         return True
 
     async def _answer(self, uid: str, view: ClaimView, problems: Mapping[Key, str]) -> None:
-        """Writes the result to the claim's status: the scheduler then binds the pod or looks for another node."""
+        """Writes the result to the claim's status. The scheduler then binds the pod or looks for another node."""
         present = read_entries((self.claims.by_uid or {}).get(uid))
         entries = {key: _entry(problem, present.get(key)) for key, problem in problems.items()}
         if any(not _is_present(entry, present.get(key)) for key, entry in entries.items()):
@@ -348,8 +353,8 @@ class HugepagesOnDemand:
 
 
 def _entry(problem: str, present: Entry | None) -> Entry:
-    """Returns the conditions of a result. The opposite condition of an earlier result for this allocation becomes
-    False.
+    """Returns a result's conditions. If an earlier result for this allocation had the opposite condition, that
+    condition becomes False.
     """
     kind, other = (NOT_PROVISIONED, PROVISIONED) if problem else (PROVISIONED, NOT_PROVISIONED)
     reason = _REASONS[kind]
@@ -360,20 +365,20 @@ def _entry(problem: str, present: Entry | None) -> Entry:
 
 
 def _is_present(entry: Entry, present: Entry | None) -> bool:
-    """Returns True if the server has these conditions with the same status, whatever their messages."""
+    """Returns True if the server has these conditions with the same status, regardless of their messages."""
     had = present.conditions if present is not None else {}
     return all(kind in had and had[kind].status == one.status for kind, one in entry.conditions.items())
 
 
 def _uses(claim: WaitingClaim, devices: set[str]) -> bool:
-    """Returns True if a claim has a result on one of the devices."""
+    """Returns True if any of a claim's results is on one of the devices."""
     return any(one.device in devices for one, _ in claim.sizes)
 
 
 def _reduced(document: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the parts of a claim that are needed here, or None if no memory of this driver is allocated to it.
+    """Returns the parts of a claim that are needed here, or None if the claim has no memory allocated from this driver.
 
-    Any tenant can label claims, and most of a claim's content is controlled by its author.
+    Any tenant can label claims, and a claim's author controls most of its content.
     """
     match document:
         case {"metadata": dict(metadata), "status": {"allocation": {"devices": {"results": list(results)}}} as status}:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates Events for pods whose claims work worse than intended, once for each pod or container that starts."""
+"""Creates Events for pods whose claims work less well than intended, one for each pod or container that starts."""
 
 import logging
 import re
@@ -23,10 +23,10 @@ _BEST_EFFORT_NOTE: Final = (
 )
 _KEPT_BY_POOL_NOTE: Final = (
     "Container {} has weaker CPU isolation: the driver keeps other containers off its CPUs, but the kernel "
-    "does not keep host daemons off them. It refused a cpuset partition: {}. Remove this cause; the driver retries "
+    "does not keep host daemons off them. It refused a cpuset partition: {}. Remove the cause; the driver retries "
     "every minute."
 )
-# Name of the BestEffort class's cgroup, with either cgroup driver, also below a custom root cgroup.
+# Name of the BestEffort class's cgroup with either cgroup driver, including below a custom root cgroup.
 _BEST_EFFORT_CGROUP: Final = re.compile(r"(?:^|/)(?:kubepods/besteffort|[^/]*kubepods-besteffort\.slice)/")
 
 _log = logging.getLogger(__name__)
@@ -43,18 +43,18 @@ def _observations(report: ContainerReport) -> Iterator[Observation]:
 
 @dataclass(slots=True, eq=False)
 class PodEvents:
-    """Observes conditions of pods in the backend's reports."""
+    """Observes pod conditions in the backend's reports."""
 
     _backend: BackendView
     _observe: Callable[[Observation], None]
     _present: frozenset[Observation] = field(default_factory=frozenset)
     """Conditions in the latest reports."""
     _seen: object = None
-    """Reports that were examined last."""
+    """The reports that were examined last."""
     _left_out: LimitedLog = field(default_factory=lambda: LimitedLog(_log, 1, 600.0))
     _started: bool = False
-    """True once reports have been examined. Conditions in the first ones were already observed by the previous
-    instance.
+    """True once reports have been examined. The previous instance has already observed the conditions in the first
+    reports.
     """
 
     def backend_changed(self) -> None:

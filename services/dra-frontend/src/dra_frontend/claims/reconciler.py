@@ -29,7 +29,9 @@ from dra_frontend.claims.store import ClaimStore
 _log = logging.getLogger(__name__)
 
 _THOROUGH_SECONDS: Final = 10.0
-"""Minimum time between two scans of all files. Only these detect files changed in place and missing metadata files."""
+"""Minimum time between two scans of all files. Only these scans detect files changed in place and missing metadata
+files.
+"""
 # Delay before a failed report is retried, unless a new report arrives earlier.
 _RETRY_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 300.0
@@ -47,7 +49,7 @@ class ClaimReader(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Reconciler:
-    """Changes records independently of the kubelet's calls, except for recovery."""
+    """Changes records independently of the kubelet's calls. Recovery is separate."""
 
     _node: str
     _claim_reader: ClaimReader
@@ -56,14 +58,14 @@ class Reconciler:
     _clock: Callable[[], float] = time.monotonic
     _followed: dict[str, ContainerReport] = field(default_factory=dict)
     _done: object = None
-    """Last reports that were handled completely. They are skipped until a different object replaces them."""
+    """The last completely handled reports. They are skipped until a different object replaces them."""
     _sweep: list[str] = field(default_factory=list)
     _next_sweep: float = -inf
     _detached: bool = False
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
 
     async def run_reports(self) -> None:
-        """Stores owners, and reads a claim again when an unknown pod uses it. Runs forever."""
+        """Stores owners, and reads a claim again when an unknown pod uses the claim. Runs forever."""
         while True:
             news = self._backend.news
             complete = await self.follow_reports()
@@ -74,14 +76,14 @@ class Reconciler:
     async def follow_reports(self) -> bool:
         """Updates records from the reports that have changed since the last call. Does not raise.
 
-        Returns False if that was not possible for all of them.
+        Returns False if some reports could not be handled.
         """
         complete, containers = True, self._backend.containers
         if containers is self._done:
             return True
         self._followed = {known: report for known, report in self._followed.items() if known in containers}
         for report in list(containers.values()):
-            # Checked first, since most containers of a node have no claim.
+            # Checked first, since most of a node's containers have no claim.
             if not (report.claims or report.unknown_claims):
                 continue
             known = self._followed.get(report.id)
@@ -97,14 +99,15 @@ class Reconciler:
         return complete
 
     async def _follow(self, report: ContainerReport) -> bool:
-        """Updates the records of a container's claims. Returns False if an owner cannot be decided until reports are
-        complete.
+        """Updates the records of a container's claims. Returns False if an owner cannot be decided until the reports
+        are complete.
 
         The report itself may never change again, so the caller retries it.
         """
         ledger, decided = self._store.ledger, True
-        # Not between creation and start: the backend would have to scan the directory again before the start. Until
-        # then the backend remembers the first user itself, and after its restart the runtime lists the container.
+        # Not between creation and start, since the backend would have to scan the directory again before the start.
+        # Until then the backend itself remembers the first user, and after a backend restart the runtime lists the
+        # container.
         uses = report.claims if report.alive and report.state != "created" and not report.refused else ()
         records = [record for use in uses if (record := ledger.record(use.driver, use.uid))]
         containers = ledger.containers if self._backend.live else None
@@ -116,12 +119,14 @@ class Reconciler:
         for use in report.unknown_claims:
             record = ledger.record(use.driver, use.uid)
             if record is not None and not record.reserves(report.pod_uid):
-                # The kubelet does not call Prepare for the second pod of a claim.
+                # The kubelet does not call Prepare for a claim's second pod.
                 await self._compare(record)
         return decided
 
     async def run_scans(self) -> None:
-        """Scans at each quiet tick, or at the next tick while something changes. Runs until :meth:`scan` raises."""
+        """Scans at each quiet tick, or at the next tick while changes are in progress. Runs until :meth:`scan`
+        raises.
+        """
         loop, busy = asyncio.get_running_loop(), False
         thorough_at = loop.time() + _THOROUGH_SECONDS
         while True:
@@ -134,10 +139,10 @@ class Reconciler:
             busy = self._detached or not self._store.is_settled
 
     async def scan(self, *, thorough: bool = True) -> None:
-        """Restores deleted files; ``thorough`` checks every file.
+        """Restores deleted files. If ``thorough``, checks every file.
 
-        Raises DirectoryReplacedError if the CDI directory was replaced on the host, which only a restart resolves. It
-        raises one scan late, so that the problem is reported first.
+        Raises DirectoryReplacedError if the CDI directory was replaced on the host, which only a restart resolves. The
+        error is raised one scan late, so that the problem is reported first.
         """
         if self._detached:
             raise DirectoryReplacedError
@@ -155,7 +160,7 @@ class Reconciler:
             return False
         ledger = self._store.ledger
         if not self._sweep and self._clock() >= self._next_sweep:
-            # Spread over time, so that not all nodes of a cluster start at once.
+            # Spread over time, so that a cluster's nodes do not all start at once.
             self._next_sweep = self._clock() + SWEEP_SECONDS * random.uniform(1, 2)  # noqa: S311 - guards nothing
             self._sweep = sorted({record.claim.uid for record in ledger.records})
         uid = self._sweep.pop() if self._sweep else ""
@@ -170,10 +175,10 @@ class Reconciler:
         return bool(self._sweep)
 
     async def _compare(self, *records: AllocationRecord) -> None:
-        """Compares records with their claim. Releases them if the claim is gone, else updates reservedFor.
+        """Compares records with their claim. Releases the records if the claim is gone; otherwise updates reservedFor.
 
-        Raises KubeError if the API server does not respond, and Refused if its response cannot be parsed: the claim may
-        still exist then. A claim that is reserved for no pod keeps its record, too.
+        Raises KubeError if the API server does not respond, and Refused if its response cannot be parsed: in both cases
+        the claim may still exist. A claim that is not reserved for any pod also keeps its record.
         """
         claim = records[0].claim
         view = claim_of(await self._claim_reader.get_claim(claim.namespace, claim.name), claim.uid)
@@ -193,14 +198,14 @@ class Reconciler:
 
 
 def _only_scan(_: Transaction) -> None:
-    """Changes nothing. Every transaction reads the directory before its change, so this one only scans."""
+    """Changes nothing. Every transaction reads the directory before its change runs, so this transaction only scans."""
 
 
 def _is_free(record: AllocationRecord, user: ContainerReport, containers: Sequence[ContainerReport] | None) -> bool:
-    """Returns True if the claim has no owner, or if its owner has ended and the container may take over.
+    """Returns True if the claim has no owner, or if the owner has ended and the container may take over.
 
-    ``containers`` contains all containers of the node, or is None if they are not known. An owner is replaced only by a
-    container of the same pod, for example after an init container has ended.
+    ``containers`` contains all of the node's containers, or is None if they are unknown. An owner is replaced only by a
+    container in the same pod, for example after an init container has ended.
     """
     owner = record.owner
     if owner is None:
@@ -214,14 +219,14 @@ def _is_free(record: AllocationRecord, user: ContainerReport, containers: Sequen
 
 
 def _may_take_over(record: AllocationRecord, user: ContainerReport) -> bool:
-    """Returns True if a container becomes the owner of a claim as soon as the current owner has ended."""
+    """Returns True if a container becomes a claim's owner as soon as the current owner has ended."""
     owner = record.owner
     others = owner is not None and owner.pod_uid == user.pod_uid and owner.container != user.name
     return others and record.sharing != "pod"
 
 
 def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner, report: ContainerReport) -> bool:
-    """Stores the owner of claims that are free. Returns False if that cannot be decided yet."""
+    """Stores the owner of each claim that is free. Returns False if that cannot be decided yet."""
     decided = True
     for record in [transaction.ledger.record(*key) for key in keys]:
         if record is not None and _is_free(record, report, transaction.containers if transaction.certain else None):
@@ -231,8 +236,8 @@ def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner,
     return decided
 
 
-# Both functions below compare with the record that was seen: the claim was read before the lock was acquired, so a
-# record that has changed since was not compared with it.
+# Both functions below first check that the record is still the one that was compared: the claim was read before the
+# lock was acquired, and the record may have changed since.
 
 
 def _set_pods(transaction: Transaction, seen: AllocationRecord, pods: tuple[PodReference, ...]) -> None:

@@ -2,16 +2,16 @@
 """Rebuilds lost or damaged claim records from running containers and the API server.
 
 A claim is lost if the journal or a running container shows that it was prepared, but it has no readable record. Nothing
-a lost claim may hold is allocated: CPUs that a container is pinned to stay held, with or without a record.
+that a lost claim may hold is allocated: CPUs that a container is pinned to stay held, with or without a record.
 
   what is known of the claim       how it is found in the API server
   namespace and name (journal)     read by name, several at once, retried after 5 s up to 10 min
   a container that names its UID   the namespace of the container's pod is listed
   neither (the journal was lost)   all claims of the cluster are listed, minutes apart
 
-If the claim still exists and is allocated to this node, its record is rebuilt: CPUs from the containers that run with
-them or from the journal, memory from the allocation. If it is gone, it is released as soon as no container uses it.
-NodePrepareResources waits a few seconds for lost claims, so that they get their CPUs back before new claims are
+If the claim still exists and is allocated to this node, its record is rebuilt: CPUs from the containers that run on
+them or from the journal, memory from the allocation. If the claim is gone, it is released as soon as no container uses
+it. NodePrepareResources waits a few seconds for lost claims, so that they get their CPUs back before new claims are
 allocated.
 """
 
@@ -47,9 +47,9 @@ from dra_frontend.devices.inventory import Inventory, is_device_of
 _log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 3.0
-"""Maximum time for which Prepare waits for lost claims to be read, so that they get their CPUs back first."""
+"""Maximum time that Prepare waits for lost claims to be read, so that they get their CPUs back first."""
 _RETRY_SECONDS: Final = (5.0, 600.0)
-# Listing all claims is expensive for the API server, and every node of a cluster may need it at the same time.
+# Listing all claims is expensive for the API server, and all of a cluster's nodes may need the list at the same time.
 _LIST_SECONDS: Final = (300.0, 3600.0)
 # Without a journal, no hugepages are allocated until the list has been read.
 _LIST_SOON_SECONDS: Final = (15.0, 3600.0)
@@ -65,7 +65,7 @@ class ClaimReader(Protocol):
         """Returns the ResourceClaim, or None if it does not exist. Raises KubeError."""
 
     def list_claims(self, namespace: str = "") -> AsyncIterator[dict[str, Any]]:
-        """Yields all ResourceClaims of a namespace, by default of the cluster. Raises KubeError."""
+        """Yields all ResourceClaims in a namespace, by default in the cluster. Raises KubeError."""
 
 
 class NodeDevices(Protocol):
@@ -73,7 +73,9 @@ class NodeDevices(Protocol):
 
     @property
     def inventory(self) -> Inventory:
-        """Devices as of the last reading of the machine; a different object whenever something has changed."""
+        """Devices as of the last reading of the machine; replaced by a different object whenever something has
+        changed.
+        """
 
 
 class KubeletCapabilities(Protocol):
@@ -98,17 +100,19 @@ class Recovery:
     clock: Callable[[], float] = time.monotonic
     patience: float = PATIENCE_SECONDS
     lists_seconds: float = _LISTS_SECONDS
-    """Time limit for the lists of one round. The next round, which also reads claims by name, waits for them."""
+    """Time limit for one round's lists. The next round, which also reads claims by name, waits for them."""
     _waits: dict[ClaimKey, Backoff] = field(default_factory=dict)
     _due: dict[ClaimKey, float] = field(default_factory=dict)
-    """Times at which lost claims are read again, by claim."""
+    """Time at which each lost claim is read again."""
     _asked: frozenset[ClaimKey] = frozenset()
     _listed: frozenset[ClaimKey] = frozenset()
     """Lost claims without a name that remained after the last list of all claims."""
     _contested: dict[ClaimKey, BackendStatus | None] = field(default_factory=dict)
-    """Backend's last report at the time when a lost claim's container was found on CPUs of another claim."""
+    """For each contested claim, the backend's last report when the lost claim's container was found on another claim's
+    CPUs.
+    """
     _intact: Ledger | None = None
-    """Ledger of the last round if nothing was lost and no records overlapped, else None."""
+    """The last round's ledger if no claim was lost and no records overlapped; otherwise None."""
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
@@ -130,9 +134,10 @@ class Recovery:
                     await self.round()
 
     async def attempted(self) -> None:
-        """Waits until every lost claim in the journal has been read once, but at most a few seconds.
+        """Waits until every lost claim in the journal has been read once, but for at most a few seconds.
 
-        Does not wait for claims whose loss the backend has not confirmed yet: they are read after that.
+        Does not wait for claims whose loss the backend has not confirmed yet, since they are read only after the
+        confirmation.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self.patience):
@@ -158,7 +163,8 @@ class Recovery:
         self._news.set()
         self._news = asyncio.Event()
         nameless = [key for key in due if key not in named and lost[key]]
-        # In random order: a namespace whose list does not finish must not delay the others every time.
+        # In random order, so that a namespace whose list does not finish does not delay the same other namespaces every
+        # time.
         namespaces = {lost[key] for key in nameless}
         try:
             async with asyncio.timeout(self.lists_seconds) as scope:
@@ -186,7 +192,7 @@ class Recovery:
             await self._rebuild(key, document)
 
     async def _by_list(self, namespace: str, keys: list[ClaimKey]) -> None:
-        """Finds claims in the namespace of a container that names them."""
+        """Finds claims by listing the namespace of a container that names them."""
         try:
             wanted = {uid for _, uid in keys}
             listed = self._claim_reader.list_claims(namespace)
@@ -194,14 +200,14 @@ class Recovery:
         except KubeError as error:
             self._complaints.say(namespace, "claims of a namespace not listed", error)
             return
-        # Any pod can name any number of claims that do not exist, so all of them share one transaction.
+        # Any pod can name any number of claims that do not exist, so all such claims share one transaction.
         await self._store.transact(partial(_give_up, keys=[key for key in keys if key[1] not in documents]))
         for key in [key for key in keys if key[1] in documents]:
             with self._complaints.about(key, _NOT_REBUILT):
                 await self._rebuild(key, documents[key[1]])
 
     async def _rebuild(self, key: ClaimKey, document: Any) -> None:
-        """Rewrites the record of a lost claim, or gives the claim up if it no longer exists.
+        """Rewrites a lost claim's record, or gives the claim up if it no longer exists.
 
         Raises Refused or OSError, and any other exception that a malformed claim may cause.
         """
@@ -231,23 +237,23 @@ class Recovery:
 
     @property
     def list_wanted(self) -> bool:
-        """True if the claims of the cluster must be listed to find prepared claims, or to prove a lost claim gone.
+        """True if the cluster's claims must be listed to find prepared claims, or to prove that a lost claim is gone.
 
-        A claim without a name that the last list did not contain is released unless a container uses it. In that case
-        the list is repeated when the container has ended: the kubelet may have unprepared the claim before, and nothing
-        else would release it.
+        A claim without a name that the last list did not contain is released unless a container uses it. If a container
+        does, the list is repeated when the container has ended: the kubelet may already have unprepared the claim, and
+        nothing else would release it.
         """
         ledger = self._store.ledger
         waiting = (key for key in self._nameless() if not (key in self._listed and ledger.users(key[1])))
         return self._store.journal_lost or any(waiting)
 
     def _nameless(self) -> frozenset[ClaimKey]:
-        """Returns the lost claims for which neither a name nor the namespace of a container is known."""
+        """Returns the lost claims for which neither a name nor a container's namespace is known."""
         lost = self._store.ledger.lost().items()
         return frozenset(key for key, namespace in lost if not namespace and not self._store.name(key)[1])
 
     async def _list(self) -> None:
-        """Lists the claims of the cluster whenever that is necessary, within minutes. Runs forever."""
+        """Lists the cluster's claims within minutes whenever that is necessary. Runs forever."""
         waits = Backoff(*(_LIST_SOON_SECONDS if self._store.journal_lost else _LIST_SECONDS))
         while True:
             await asyncio.sleep(waits.next())
@@ -272,15 +278,16 @@ class Recovery:
                 unusable[uid_of(document)] = name_of(document)
                 continue
             for driver, results in view.results.items():
-                # A claim not bound to a node by name may be another node's, but pools belong to one node. The device
-                # itself may be missing now, because its pages were freed or the machine cannot be read.
+                # A claim that is not bound to a node by name may belong to another node, but each pool belongs to one
+                # node. The device itself may currently be missing, because its pages were freed or the machine cannot
+                # be read.
                 if any(is_device_of(self._node, driver, result.pool, result.device) for result in results):
                     names[driver, view.claim.uid] = (view.claim.namespace, view.claim.name)
         await self._store.transact(partial(_add_listed, names=names, unusable=unusable))
         self._listed = self._nameless()
 
     async def _part_overlaps(self) -> bool:
-        """Returns True if two records share CPUs. If this instance leads, sets one of them aside."""
+        """Returns True if two records share CPUs. If this instance leads, sets one of the two records aside."""
         pairs = sorted((one.claim.uid, other.claim.uid) for one, other in self._store.ledger.overlaps())
         if pairs and self._backend.leads:
             self._complaints.say("overlap", "records hold the same CPUs", str(pairs))
@@ -297,15 +304,17 @@ class _ContestedError(Refused):
 def _prepare_lost(
     transaction: Transaction, parsed: DriverClaim, devices: NodeDevices, metadata: MetadataFiles, *, reported: bool
 ) -> bool:
-    """Writes a lost record if it is still lost: the claim may have been prepared or released while it was read.
+    """Writes a lost claim's record, unless the claim was prepared or released while it was read.
 
     The inventory is read under the lock, since CPUs and pages may have disappeared while the claim was read.
 
-    If the record cannot be written, the memory in the claim's allocation counts as claimed from now on. If that cannot
-    be read either, the claim stays unanswered, and no hugepages are allocated. Raises Refused or OSError.
+    If the record cannot be written, the memory in the claim's allocation counts as claimed from then on. If the
+    allocation cannot be read either, the claim stays unanswered, and no hugepages are allocated. Raises Refused or
+    OSError.
 
-    ``reported`` is True if the backend has reported again since the claim was contested. Before that, the container may
-    already have ended, and another instance, to which this was reported earlier, may have reallocated its CPUs.
+    ``reported`` is True if the backend has reported again since the claim was contested. Before that report, the
+    container may already have ended, and another instance, which received the report earlier, may have reallocated the
+    CPUs.
     """
     blank, uid, inventory = parsed.blank, parsed.view.claim.uid, devices.inventory
     key = (blank.driver, uid)
@@ -325,8 +334,8 @@ def _prepare_lost(
 
 
 def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
-    """Marks claims as gone from the API server or from this node. Resources of their containers stay held while these
-    run.
+    """Marks claims as gone from the API server or from this node. The resources of their containers stay held as long
+    as the containers run.
     """
     lost = transaction.ledger.lost()
     answered = {**transaction.answered, **{key: {} for key in keys}}
@@ -337,11 +346,12 @@ def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
 
 
 def _add_listed(transaction: Transaction, names: Mapping[ClaimKey, Name], unusable: Mapping[str, Name]) -> None:
-    """Adds listed claims without a record to those that are rebuilt.
+    """Adds listed claims without a record to the claims that are rebuilt.
 
-    A journal that was not lost contains every prepared claim, though perhaps not its name, so no other claim is added
-    then. ``unusable`` contains the names, by UID, of listed claims that cannot be parsed or are reserved for no pod.
-    They exist, so a lost one is not given up: it is read by name until it can be rebuilt or is gone.
+    A journal that was not lost contains every prepared claim, though perhaps not its name, so in that case no other
+    claim is added. ``unusable`` contains, by UID, the names of listed claims that cannot be parsed or are not reserved
+    for any pod. These claims exist, so a lost claim among them is not given up: it is read by name until it can be
+    rebuilt or is gone.
     """
     for key, name in names.items():
         file = transaction.files.get(key)
@@ -358,9 +368,10 @@ def _add_listed(transaction: Transaction, names: Mapping[ClaimKey, Name], unusab
 
 
 def _part_overlaps(transaction: Transaction) -> None:
-    """Sets one record of each overlapping pair aside, unless containers of both are running.
+    """Sets one record of each overlapping pair aside, unless containers of both claims are running.
 
-    That is the record without a running container, or the one with the higher UID if neither has one.
+    It sets aside the record without a running container, or the one with the higher UID if neither has a running
+    container.
     """
     if not transaction.certain:
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares and unprepares claims for the kubelet.
 
-``NodeClaims.prepare`` first reads each claim from the API server and parses it. One transaction of the store then
-allocates for all of them and stores their records. Each claim gets its own result.
+``NodeClaims.prepare`` first reads each claim from the API server and parses it. One store transaction then allocates
+resources to all claims and stores their records. Each claim gets its own result.
 """
 
 import asyncio
@@ -35,10 +35,11 @@ from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice
 
 _log = logging.getLogger(__name__)
 
-# The kubelet allows 45 s for the whole call and retries after 60-90 s. A clear error in time is better than a timeout.
+# The kubelet allows 45 s for the whole call and retries after 60-90 s. A clear error within that time is better than a
+# timeout.
 BACKEND_WAIT_SECONDS: Final = 20.0
 # Resources that a claim needs may have belonged to a container that has just ended. The backend reports at most ten
-# times a second.
+# times per second.
 REPORT_SECONDS: Final = 1.0
 _OBSERVED: Final = (
     "is not prepared, since this node only observes and does not enforce claims: "
@@ -57,7 +58,7 @@ class ClaimReader(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class NodeClaims:
-    """The claims service of both drivers. A failure of one claim does not affect the others."""
+    """The claims service for both drivers. A failure of one claim does not affect the others."""
 
     claim_reader: ClaimReader
     other_devices: OtherDeviceReader
@@ -74,9 +75,9 @@ class NodeClaims:
     report_wait: float = REPORT_SECONDS
 
     async def wait_for_enforcement(self, deadline: float | None = None) -> str:
-        """Waits until the backend enforces. Returns the problem if it does not in time, else "".
+        """Waits until the backend enforces. Returns "", or the problem if the backend does not enforce in time.
 
-        ``deadline`` is on the event loop's clock; the default is the usual wait from now on.
+        ``deadline`` is on the event loop's clock; the default is ``backend_wait`` seconds from now.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline or asyncio.get_running_loop().time() + self.backend_wait):
@@ -85,10 +86,10 @@ class NodeClaims:
         return self.backend.problem
 
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
-        """Prepares claims. Returns for each claim its devices, or the reason why it is not prepared."""
+        """Prepares claims. Returns each claim's devices, or the reason why the claim is not prepared."""
         if self.config.enforcement == "enforce":
             return await self._prepare(driver, claims)
-        # A claim that was prepared before stays prepared: the kubelet repeats the call after a restart.
+        # A claim that was prepared earlier stays prepared, since the kubelet repeats the call after a restart.
         known = [one for one in claims if self.store.ledger.record(driver, one.uid) is not None]
         refused = [one for one in claims if one not in known]
         if refused:
@@ -133,7 +134,7 @@ class NodeClaims:
         return {uid: task.result() for uid, task in reading.items()}
 
     async def _read(self, driver: str, claim: ClaimName) -> DriverClaim | Answer:
-        """Reads a claim and parses the parts written by its author, without the claims lock.
+        """Reads a claim and parses the parts that its author wrote, without holding the claims lock.
 
         Returns an Answer if the claim is rejected or needs no allocation.
         """
@@ -145,7 +146,7 @@ class NodeClaims:
             view.check_usable(claim.uid)
             if not view.results[driver]:
                 return _prepared(view, driver, None)
-            # Published slices of an earlier configuration may still contain a mapping after it was turned off.
+            # After the mapping was turned off, published slices from the earlier configuration may still contain it.
             mapped = self.config.publish_node_allocatable_resource_mapping
             counted = mapped and await self.kubelet.counts_claims(driver)
             inventory = self.devices.inventory
@@ -156,10 +157,10 @@ class NodeClaims:
             return _failure(claim, error)
 
     async def _allocate(self, parsed: Sequence[DriverClaim], deadline: float) -> Answers:
-        """Allocates for claims and stores their records as soon as the backend's reports are complete.
+        """Allocates resources to claims and stores their records as soon as the backend's reports are complete.
 
-        New reports may be on their way: allocating for the first driver of a pod moves other containers, and the
-        backend reports that. Waiting for them takes milliseconds, whereas the kubelet retries after a minute.
+        New reports may be on their way: allocating a pod's first driver moves other containers, and the backend reports
+        the moves. Waiting for these reports takes milliseconds, whereas the kubelet retries after a minute.
         """
         if self.store.ledger.absent:
             await self.recovery.attempted()
@@ -172,7 +173,7 @@ class NodeClaims:
             except OSError as error:
                 return {one.view.claim.uid: _failure(one.view, error) for one in parsed}
             if answers is None:
-                # The reports are incomplete, or older than the loss of a claim.
+                # The reports are incomplete, or are older than the loss of a claim.
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(deadline):
                         await news.wait()
@@ -194,7 +195,7 @@ class NodeClaims:
                 return answers
 
     def _store(self, parsed: Sequence[DriverClaim], transaction: Transaction) -> Answers | None:
-        """Allocates for each claim and stores its record. Runs in the transaction's thread.
+        """Allocates resources to each claim and stores its record. Runs in the transaction's thread.
 
         Returns None if the backend's reports are incomplete, or older than the loss of a claim.
         """
@@ -206,7 +207,7 @@ class NodeClaims:
             if not all(ledger.record(CPU_DRIVER, uid) for uid in cpu_claims):
                 return None
         answers: dict[str, Answer] = {}
-        # Read under the lock: a CPU may have gone offline while this transaction waited for it.
+        # Read under the lock, since a CPU may have gone offline while this transaction waited for the lock.
         inventory = self.devices.inventory
         for one in parsed:
             view = one.view
@@ -228,7 +229,7 @@ class NodeClaims:
 
 
 def _prepared(view: ClaimView, driver: str, record: AllocationRecord | None) -> Answer:
-    """Returns the response for a claim. ``record`` is None for a claim that only monitors devices."""
+    """Returns the response for a claim. ``record`` is None if the claim only monitors devices."""
     given: list[tuple[AllocationResult, tuple[str, ...]]] = []
     if record is not None:
         given = [(result, (record.cdi_id(result.base),)) for result in view.results[driver]]
@@ -252,12 +253,12 @@ def _unprepare(driver: str, claims: Sequence[ClaimName], transaction: Transactio
 
 
 def _unenforced(claim: object, problem: str) -> Answer:
-    # Fails closed: a node without enforcement starts no new claims.
+    # Fails closed: a node without enforcement prepares no claims.
     return Answer(error=f"{claim} is not prepared on a node without enforcement: {problem}")
 
 
 def _with_shortage(error: Exception, shortages: Shortages) -> Exception:
-    """Adds the reason of a hugepage shortage to an error about missing hugepages, if there is one."""
+    """If there is a hugepage shortage, adds its reason to an error about missing hugepages."""
     match error:
         case Refused(__cause__=PagesMissing(device=device)) if device in shortages.by_device:
             way_out = "deleting the pod lets the scheduler choose another node"
@@ -266,7 +267,7 @@ def _with_shortage(error: Exception, shortages: Shortages) -> Exception:
 
 
 def _failure(claim: object, error: Exception, unusable: str = "the CDI directory cannot be used") -> Answer:
-    """Returns the error of a failed claim; ``unusable`` describes what an OSError means in this context."""
+    """Returns a failed claim's error; ``unusable`` describes what an OSError means in this context."""
     match error:
         case Refused():
             text = str(error)

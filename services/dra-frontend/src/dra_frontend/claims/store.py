@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owns the claims of this node: files and journal on disk, the ledger in memory, and the transactions that change them.
+"""Owns this node's claims: files and journal on disk, the ledger in memory, and the transactions that change them.
 
 Several instances run at once during an upgrade, so every change is a transaction under ``claims.lock``, a file lock on
 the node. A transaction runs in a worker thread and takes these steps:
@@ -10,9 +10,9 @@ the node. A transaction runs in a worker thread and takes these steps:
   4. write the journal, publish the new ledger, release the lock, and report the changes to the backend
 
 A claim holds its CPUs and pages from the moment its file exists. After NodeUnprepareResources the file is gone, but the
-journal keeps the release, and with it the resources, until the backend's reports prove that no container of the claim
-is running. The order makes a crash at any point safe: a file without a journal entry is adopted, a journal entry
-without a file is a lost claim, and no CPU is reallocated before the end of its release has been written to the journal.
+journal keeps the release, including the resources, until the backend's reports prove that no container of the claim is
+running. This order makes a crash at any point safe: a file without a journal entry is adopted, a journal entry without
+a file is a lost claim, and no CPU is reallocated before the end of its release has been written to the journal.
 """
 
 import asyncio
@@ -41,18 +41,18 @@ from dra_frontend.claims.metadata import MetadataFiles
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Another instance holds the lock for some milliseconds only; after ten seconds it must be stuck.
+# Another instance holds the lock only for a few milliseconds; an instance that holds it for ten seconds must be stuck.
 _LOCK_SECONDS: Final = 10.0
 _REMEMBERED: Final = 256
 _NAMELESS: Final[Name] = ("", "")
 
 
 class RecordNews:
-    """Publishes changes of records to waiting readers of ``/v1/records``: the backend and users."""
+    """Publishes record changes to the waiting readers of ``/v1/records``: the backend and users."""
 
     def __init__(self, first: int | None = None) -> None:
         self.generation = time.time_ns() // 1_000_000 if first is None else first
-        """Counter of changes. It starts at the current time, so that generations of an earlier instance are lower."""
+        """Counter of changes. It starts at the current time, so an earlier instance's generations are lower."""
         self._changes: deque[RecordChange] = deque(maxlen=_REMEMBERED)
         self._changed = asyncio.Event()
         self._open = True
@@ -68,14 +68,14 @@ class RecordNews:
             self._changed = asyncio.Event()
 
     def close(self) -> None:
-        """Wakes all waiting readers, and makes later calls return immediately."""
+        """Wakes all waiting readers and makes later calls return immediately."""
         self._open = False
         self._changed.set()
 
     async def after(self, generation: int | None, seconds: float) -> RecordsAnswer:
         """Returns the changes after a generation as soon as there are any, or an empty list after ``seconds``.
 
-        Returns immediately without a generation, or with one from another instance.
+        Returns immediately if the generation is None or comes from another instance.
         """
         if generation == self.generation and self._open:
             with suppress(TimeoutError):
@@ -88,7 +88,7 @@ class RecordNews:
 
 @dataclass(slots=True, eq=False)
 class ClaimStore:
-    """Gives access to the claims. Reading needs no lock; changes go through :meth:`transact`."""
+    """Provides access to the claims. Reading needs no lock; changes go through :meth:`transact`."""
 
     _files: ClaimFiles
     _journal: Journal
@@ -96,22 +96,22 @@ class ClaimStore:
     _backend: BackendView
     _metadata: MetadataFiles = field(default_factory=MetadataFiles)
     _ledger: Ledger = field(default_factory=partial(Ledger, {}))
-    """Ledger as of the last transaction, without containers; the same object as long as nothing changes."""
+    """Ledger as of the last transaction, without containers; it remains the same object until something changes."""
     _latest: tuple[object, object, Ledger] = (None, None, Ledger({}))
-    """Ledger without containers, containers, and the value of ``ledger`` that was built from both."""
+    """Ledger without containers, containers, and the ``ledger`` value that was built from both."""
     _present: Mapping[ClaimKey, Name] = field(default_factory=dict)
     news: RecordNews = field(default_factory=RecordNews)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
     """Generation of each release that still holds resources or that our backend has not read yet."""
     _lost_at: dict[ClaimKey, int] = field(default_factory=dict)
-    """Generation of the loss of each CPU claim that our backend has not read yet."""
+    """Generation of each CPU claim's loss that our backend has not read yet."""
     _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 
     @property
     def ledger(self) -> Ledger:
         """Ledger as of the last transaction and the latest reports.
 
-        It is the same object as long as neither changes, so that regular work can be skipped.
+        The ledger remains the same object until either changes, so that regular work can be skipped.
         """
         base, containers = self._ledger, self._backend.containers
         if base is not self._latest[0] or containers is not self._latest[1]:
@@ -120,15 +120,15 @@ class ClaimStore:
 
     @property
     def journal_lost(self) -> bool:
-        """True if an earlier instance's journal was lost and no instance has listed the claims since then."""
+        """True if an earlier instance's journal was lost and no instance has listed the claims since."""
         return self._ledger.unlisted
 
     @property
     def unconfirmed(self) -> frozenset[ClaimKey]:
-        """Lost CPU claims whose loss the backend has not read yet, so that its reports may lack one of their
-        containers.
+        """CPU claims whose loss the backend has not read yet, so its reports may lack one of their containers.
 
-        No CPUs are allocated in the meantime, since nothing else on the node records the CPUs of these claims.
+        No CPUs are allocated until the backend has read the loss, since nothing else on the node records these claims'
+        CPUs.
         """
         acked = self._acked_generation
         return frozenset(key for key, at in self._lost_at.items() if acked is not None and at > acked)
@@ -137,27 +137,27 @@ class ClaimStore:
     def _acked_generation(self) -> int | None:
         """Generation of the latest change that the backend has read, or None if it has not reported yet.
 
-        It is 0 while the backend cannot read changes, for example in the first seconds: reports and changes use
-        separate connections. Reports may then lack a container that was started before a release.
+        The generation is 0 while the backend cannot read changes, for example in the first seconds: reports and changes
+        use separate connections. Reports may then lack a container that was started before a release.
         """
         return None if self._backend.status is None else self._backend.status.records or 0
 
     def name(self, key: ClaimKey) -> Name:
-        """Returns namespace and name of a prepared claim, or two empty strings if they are unknown."""
+        """Returns a prepared claim's namespace and name, or two empty strings if they are unknown."""
         return self._present.get(key, _NAMELESS)
 
     @property
     def quarantined(self) -> dict[str, str]:
-        """Problems of unusable claim files, by file name."""
+        """Problems with unusable claim files, by file name."""
         return self._files.problems
 
     @property
     def is_settled(self) -> bool:
         """True if a scan would find nothing to do and can be skipped.
 
-        No release is in progress, no file is lost, and modification times show that neither the directory nor the
-        journal has changed. This takes two system calls. Both paths are on a tmpfs, so it may be called on the event
-        loop.
+        This is the case if no release is in progress, no file is lost, and modification times show that neither the
+        directory nor the journal has changed. The check takes two system calls. Both paths are on a tmpfs, so the event
+        loop may run the check.
         """
         ledger, view = self._ledger, self._files.view
         pending = ledger.releasing or ledger.absent or ledger.files is not view.files
@@ -170,7 +170,7 @@ class ClaimStore:
 
     @property
     def detached(self) -> bool:
-        """True if the CDI directory was removed on the host. Only a restart of the container mounts the new one."""
+        """True if the CDI directory was removed on the host. Only a container restart mounts the new directory."""
         return self._files.view.detached
 
     @property
@@ -184,15 +184,16 @@ class ClaimStore:
         return self._journal.problem
 
     async def start(self) -> None:
-        """Loads the claims and removes leftovers of earlier instances. Raises OSError."""
+        """Loads the claims and removes earlier instances' leftovers. Raises OSError."""
         followed = self._lock.path.exists()
         await self.transact(partial(self._clean_up, followed=followed), thorough=True)
 
     def _clean_up(self, transaction: Transaction, *, followed: bool) -> None:
         """Removes temporary files left by a crash during a write, and metadata of claims without a file.
 
-        ``followed`` is True if an instance ran before this one. If its journal is lost, the new journal marks the
-        claims as unlisted, for other instances and for the next one in case this one ends before it has listed them.
+        ``followed`` is True if an instance ran before this one. If that instance's journal is lost, the new journal
+        marks the claims as unlisted, for other instances and for the next instance in case this one ends before it has
+        listed the claims.
         """
         transaction.set_unlisted(transaction.unlisted or (followed and not self._journal.was_read))
         self._files.clear_leftovers()
@@ -212,7 +213,7 @@ class ClaimStore:
         A change that allocates no resources may set ``allocates`` to False, which saves a write of the journal.
 
         Raises whatever ``change`` raises, and OSError if the lock cannot be acquired. A cancelled caller does not wait,
-        but the lock is held until the thread has finished, since it may be writing.
+        but the lock is held until the thread has finished, since the thread may be writing.
         """
         await self._lock.acquire(_LOCK_SECONDS)
         try:
@@ -241,7 +242,7 @@ class ClaimStore:
             self._lock.release()
             raise
         answer = asyncio.shield(job)
-        # Added after the callback of shield(), so that the caller continues before the readers of record changes.
+        # Added after shield()'s own callback, so that the caller continues before the readers of record changes.
         job.add_done_callback(partial(self._finish, transaction, unacked))
         return await answer
 
@@ -272,11 +273,11 @@ class ClaimStore:
         has_freed = self._load(transaction, unacked, thorough=thorough, reads_changes=reads_changes)
         if has_freed and allocates:
             # Written before the CPUs and pages are allocated again. Otherwise, if this instance died, the next one
-            # would find the release in the journal and return the resources to the released claim if it is prepared
-            # again.
+            # would find the release in the journal and, if the released claim is prepared again, return the resources
+            # to that claim.
             self._write_journal(transaction)
         try:
-            # Missing metadata files are looked for only in a thorough scan.
+            # Only a thorough scan looks for missing metadata files.
             if restoring and (transaction.vanished or thorough) and not self.detached:
                 transaction.restore()
             return change(transaction)
@@ -289,10 +290,11 @@ class ClaimStore:
     def _load(
         self, transaction: Transaction, unacked: frozenset[ClaimKey], *, thorough: bool, reads_changes: bool
     ) -> bool:
-        """Fills the transaction from disk, and frees releases whose containers have ended. Returns True if it did.
+        """Fills the transaction from disk, and frees releases whose containers have ended. Returns True if any were
+        freed.
 
-        ``unacked`` contains claims with a release that the backend has not read yet. ``reads_changes`` is True if the
-        backend reads the changes that this instance publishes.
+        ``unacked`` contains claims whose release the backend has not read yet. ``reads_changes`` is True if the backend
+        reads the changes that this instance publishes.
         """
         self._read_disk(transaction, thorough=thorough)
         self._find_ended(transaction, unacked, reads_changes=reads_changes)
@@ -302,9 +304,11 @@ class ClaimStore:
         return self._end_releases(transaction, unacked | newly_released)
 
     def _read_disk(self, transaction: Transaction, *, thorough: bool) -> None:
-        """Reads journal and directory. Claims whose files disappeared without a release go to ``vanished``."""
+        """Reads the journal and the directory. Claims whose files disappeared without a release are added to
+        ``vanished``.
+        """
         entries = self._journal.read()
-        # Another instance's change may have the same time stamp as ours; only the journal reveals it.
+        # Another instance's change may have the same timestamp as ours; only the journal reveals that change.
         view = self._files.scan(thorough=thorough or self._journal.foreign)
         transaction.present, transaction.unlisted = dict(entries.present), entries.unlisted
         known = self._ledger.files if view.files is not self._ledger.files else {}
@@ -317,10 +321,10 @@ class ClaimStore:
     def _find_ended(self, transaction: Transaction, unacked: frozenset[ClaimKey], *, reads_changes: bool) -> None:
         """Sets ``ended``, and adds a change for each claim that another instance has released and freed.
 
-        The other instance's backend has confirmed that no container of the claim is left, but the latest reports of
-        this instance's backend may be older. They would make the claim look lost, and it would be rebuilt with CPUs
-        that may now belong to another claim. Reports made after the change are trusted. While the node's claims are not
-        listed, a finished release keeps its entry in the journal.
+        The other instance's backend has confirmed that no container of the claim is left, but this instance's backend
+        may have reported before that. Such older reports would make the claim look lost, and it would be rebuilt with
+        CPUs that may now belong to another claim. Reports made after the change are trusted. Until the node's claims
+        have been listed, a finished release keeps its entry in the journal.
         """
         listed = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
         before = self._ledger.files.keys() | self._ledger.releasing.keys() | self._present.keys()
@@ -330,8 +334,8 @@ class ClaimStore:
         transaction.ended = unacked - listed | gone
 
     def _find_newly_released(self, transaction: Transaction) -> frozenset[ClaimKey]:
-        """Adds a change for each release by another instance, so that this instance's backend reads it. Returns these
-        claims.
+        """Adds a change for each release by another instance, so that this instance's backend reads the release.
+        Returns the released claims.
         """
         newly_released = frozenset(transaction.releasing.keys() - self._ledger.releasing.keys())
         transaction.changes += [Change("released", *key) for key in sorted(newly_released)]
@@ -340,7 +344,7 @@ class ClaimStore:
     def _find_lost(self, transaction: Transaction, *, reads_changes: bool) -> None:
         """Adds a change for each newly lost CPU claim, and updates the ``unconfirmed`` claims.
 
-        A container of a lost claim may have been started just before the loss and be missing from the latest reports.
+        A container of a lost claim may have started just before the loss and be missing from the latest reports.
         """
         absent = transaction.present.keys() - transaction.files.keys()
         lost = frozenset(key for key in absent - self._ledger.absent if key[0] == CPU_DRIVER)
@@ -350,10 +354,11 @@ class ClaimStore:
             transaction.unconfirmed |= lost
 
     def _end_releases(self, transaction: Transaction, unacked: frozenset[ClaimKey]) -> bool:
-        """Frees released claims that have no containers, if the reports are complete. Returns True if there were any.
+        """Frees released claims that have no containers, if the reports are complete. Returns True if any claim was
+        freed.
 
-        Claims in ``unacked`` stay held: one of their containers may have been started just before the release, and only
-        reports of a backend that has read the release are certain to contain it.
+        Claims in ``unacked`` stay held: one of their containers may have started just before the release, and only a
+        backend that has read the release is certain to report that container.
         """
         if not (transaction.releasing and transaction.certain):
             return False
@@ -364,7 +369,7 @@ class ClaimStore:
         return bool(ended)
 
     def _write_journal(self, transaction: Transaction) -> None:
-        # Copies, since the transaction may continue and the journal compares them with its next entries.
+        # Copies, since the transaction may continue and the journal compares these values with its next entries.
         cpus = {key: file.cpus_by_request for key, file in transaction.files.items() if file.cpus_by_request}
         self._journal.write(Entries(dict(transaction.present), dict(transaction.releasing), transaction.unlisted, cpus))
 
@@ -372,11 +377,12 @@ class ClaimStore:
 def _vanished(
     files: Mapping[ClaimKey, ClaimFile], known: Mapping[ClaimKey, ClaimFile], entries: Entries
 ) -> dict[ClaimKey, ClaimFile]:
-    """Returns the content of claim files that disappeared: from this instance's memory, or else from the journal.
+    """Returns the content of claim files that disappeared: from this instance's memory or, failing that, from the
+    journal.
 
     Memory contains whole records, but may be older than the journal: if a file is lost twice, another instance may have
-    rebuilt its record with other CPUs in between. The journal contains only CPUs. They stay held, and recovery rebuilds
-    the record with them, as it does for a damaged file whose environment can be parsed.
+    rebuilt its record with other CPUs in between. The journal contains only CPUs. These stay held, and recovery
+    rebuilds the record with them, as it does for a damaged file whose environment can be parsed.
     """
     vanished = {
         key: file for key, file in known.items() if _is_lost(files.get(key), file, released=key not in entries.present)
@@ -389,7 +395,7 @@ def _vanished(
 
 
 def _is_lost(found: ClaimFile | None, known: ClaimFile, *, released: bool) -> bool:
-    """Returns True if a known file was removed without a release, or is damaged and still holds the same resources."""
+    """Returns True if a known file was removed without a release, or is damaged but still holds the same resources."""
     if found is None:
         return not released
     damaged = found.record is None and known.record is not None

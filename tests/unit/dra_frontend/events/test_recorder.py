@@ -301,7 +301,7 @@ async def test_conditions_of_an_object_are_bounded(rig: Rig, caplog: pytest.LogC
         await rig.tick(*flood)
     await rig.tick(Observation(POD._replace(uid="u-2"), "Reason", "note"))
     assert len(rig.events()) == MAX_PER_OBJECT + 1
-    assert "too many different events of an object" in caplog.text
+    assert "too many different events about one object" in caplog.text
     await rig.tick(after=FORGET_SECONDS)
     assert (rig.recorder._conditions, rig.recorder._per_object) == ({}, {})
 

@@ -212,7 +212,7 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
     await rig.after({f"cpu/cpu{cpu}/topology": None for cpu in range(4, 8)})
     assert rig.watch.problem == ""
     assert rig.watch.warnings == (
-        "reservedCPUs: CPU 7 is offline; online are 0-3",
+        "reservedCPUs: CPU 7 is offline; online CPUs: 0-3",
         "reservedMemory: NUMA node 1 does not exist; this machine has 0",
     )
 

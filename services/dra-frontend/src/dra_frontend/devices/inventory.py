@@ -279,13 +279,13 @@ def _memory_pools(
 def _cpu_misfits(machine: Machine, config: Config, pool: Pool, refused: Mapping[str, str]) -> Iterator[Misfit]:
     online = format_cpu_list(machine.online)
     if offline := config.reserved_cpus & machine.offline:
-        text = f"reservedCPUs: CPU {format_cpu_list(offline)} is offline; online are {online}"
+        text = f"reservedCPUs: CPU {format_cpu_list(offline)} is offline; online CPUs: {online}"
         yield Misfit(MisfitKind.ABSENT, text)
     if absent := config.reserved_cpus & machine.possible - machine.online - machine.offline:
-        text = f"reservedCPUs: CPU {format_cpu_list(absent)} is not present; online are {online}"
+        text = f"reservedCPUs: CPU {format_cpu_list(absent)} is not present; online CPUs: {online}"
         yield Misfit(MisfitKind.ABSENT, text)
     if not pool.devices and CPU_DRIVER not in refused:
-        text = f"reservedCPUs, withheldCPUs: no CPU is left for claims; online are {online}"
+        text = f"reservedCPUs, withheldCPUs: no CPU is left for claims; online CPUs: {online}"
         yield Misfit(MisfitKind.NOTHING_LEFT, text)
     for fact, doubt in machine.doubts.items():
         if doubt not in refused.get(CPU_DRIVER, ""):

@@ -199,7 +199,7 @@ class EventRecorder:
     def _no_room(self, regarding: ObjectReference) -> str:
         """Returns the limit that one more condition of an object would exceed, or ""."""
         if self._per_object[regarding] >= (MAX_PER_OBJECT if regarding.namespace else MAX_OF_NODE):
-            return "too many different events of an object"
+            return "too many different events about one object"
         if not regarding.namespace:
             return ""
         if self._per_namespace[regarding.namespace] >= MAX_PER_NAMESPACE:

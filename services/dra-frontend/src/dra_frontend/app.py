@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the service: creates all parts of one run, and runs their tasks in one TaskGroup.
+"""Runs the service: creates its parts and runs their tasks in one TaskGroup.
 
   start  preflight -> claims loaded -> state endpoint -> backend's lease live -> registration with kubelet, slices
   end    registration removed -> running calls finished -> state socket removed
@@ -71,23 +71,23 @@ from dra_frontend.state_endpoint.server import STATE_SOCKET, HttpServer, serve_p
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
 _THREADS: Final = 16
-"""Number of threads that read and write files. The default depends on the interpreter: Python 3.13 counts the CPUs that
-the process may use, 3.11 those of the machine.
+"""Number of threads that read and write files. It is set because Python's default varies: 3.13 derives it from the CPUs
+that the process may use, 3.11 from all CPUs of the machine.
 """
 _PREFLIGHT_SECONDS: Final = 2.0
-"""Interval between two preflights of a pod with faults."""
+"""Interval between preflights while the pod has faults."""
 _LEFTOVERS_SECONDS: Final = 300.0
 _THRESHOLDS: Final = (700, 10, 10)
-"""Thresholds of the garbage collector after the start, as in gc.set_threshold()."""
+"""Garbage collector thresholds after startup, as passed to gc.set_threshold()."""
 _SETTLE_SECONDS: Final = 5.0
-"""Delay before the garbage of the start is collected. That takes 30 ms, so it is done after the kubelet has registered
-the driver.
+"""Delay before the garbage left over from startup is collected. The collection takes 30 ms, so it runs after the
+kubelet has registered the driver.
 """
 _log = logging.getLogger(__name__)
 
 
 class Service:
-    """All parts of one run of the service."""
+    """All parts of the running service."""
 
     def __init__(self, settings: Settings, run_directory: RunDirectory, client: KubeClient) -> None:
         config, node = settings.config, settings.node_name
@@ -100,13 +100,13 @@ class Service:
         self.guard = Guard()
         self._complaints = Complaints(_log)
         self.pod_warnings: tuple[Notice, ...] = ()
-        """Non-fatal faults of the pod found by the preflight."""
+        """Non-fatal faults that the preflight found in the pod."""
         self._reported: list[NodeCondition] = []
-        """Conditions of the Node as last reported by the backend."""
+        """Node conditions that the backend last reported."""
         self.recorder = EventRecorder(client, node)
         self.node_events = NodeEvents(self.recorder, node, self.instance)
 
-        # State of the node: reports of the backend, claims, and the machine with its devices.
+        # Node state: backend reports, claims, and the machine with its devices.
         self.backend = BackendView(time.monotonic, config)
         metadata = self._metadata_files(config)
         self.store = self._claim_store(config, metadata)
@@ -126,7 +126,7 @@ class Service:
         client.claim_observers.append(self.device_status.observe)
         kills = MemoryKills(node, self.store, self.backend, self.recorder.observe)
         self.pod_events = kills, PodEvents(self.backend, self.recorder.observe)
-        # A node that only observes refuses every claim, so none needs pages.
+        # A node that only observes refuses every claim, so no claim needs pages.
         resizes = bool(config.hugepages_on_demand) and not config.observes
         self.on_demand = self._hugepages_on_demand(settings, client) if resizes else None
         self.claims = NodeClaims(
@@ -163,7 +163,7 @@ class Service:
         return ClaimStore(files, journal, self.run_directory.claims_lock, self.backend, metadata)
 
     def _machine_watch(self, settings: Settings) -> MachineWatch:
-        """Returns the watch of the machine, which uses the kubelet's memory reserve and the current claims."""
+        """Returns the machine watch, which takes the kubelet's memory reserve and the current claims into account."""
         trees = open_host(settings), HostTree(settings.config.cgroup_root)
         ledger, reserve = lambda: self.store.ledger, lambda: self.node_status.reserved_memory
         return MachineWatch(*trees, settings.config, settings.node_name, ledger, reserve=reserve)
@@ -171,9 +171,11 @@ class Service:
     def _kubelet_plugins(
         self, settings: Settings, boards: Mapping[str, HealthBoard]
     ) -> tuple[dict[str, KubeletPlugin], tuple[Path, ...]]:
-        """Returns the kubelet plugin of each driver, and all sockets. Raises SocketPathError if a path is too long."""
+        """Returns each driver's kubelet plugin, and the paths of all sockets. Raises SocketPathError if a path is too
+        long.
+        """
         root = Path(settings.config.kubelet_root_dir)
-        # The longest name first, so that the error shows by how much the root is too long for all of them.
+        # Longest name first, so that the error shows by how much the root must be shortened for all drivers.
         names = sorted(DRIVERS, key=len, reverse=True)
         paths = {driver: PluginPaths.below(root, driver, settings.pod_uid) for driver in names}
         plugins = {
@@ -190,10 +192,10 @@ class Service:
         return HugepagesOnDemand(client, pools, *books, settings.config, self.shortages, self.refresh)
 
     def reported(self) -> None:
-        """Notifies the parts of a new report of the backend."""
+        """Notifies the other parts that the backend has sent a new report."""
         self.backend.changed()
         for events in self.pod_events:
-            # The backend must get its response, whatever the report of a single container contains.
+            # The backend must get its response, whatever a single container's report contains.
             with self._complaints.about(type(events).__name__, "no Events created from container reports"):
                 events.backend_changed()
 
@@ -204,7 +206,7 @@ class Service:
             self.offer.refresh(self.watch.inventory, self.store.ledger, *found)
 
     def unready(self) -> tuple[Notice, ...]:
-        """Updates the readiness of the pod, and logs changes.
+        """Updates the pod's readiness and logs changes.
 
         Returns the problems that make the pod unready, or nothing if it is ready. A problem counts once it has lasted
         for 10 s (numa_node/readiness.py). A backend becomes a problem after LEASE_SECONDS without a report, so the pod
@@ -232,7 +234,7 @@ class Service:
         return [*found, *self._driver_problems()]
 
     def _driver_problems(self) -> Iterator[Notice]:
-        """Yields problems that keep a driver from the kubelet or the scheduler."""
+        """Yields problems that prevent the kubelet or the scheduler from using a driver."""
         for driver, plugin in self.plugins.items():
             if plugin.problem:
                 yield _unready(StatusCode.SOCKET_NOT_PLACED, plugin.problem, driver)
@@ -245,7 +247,7 @@ class Service:
                 yield _unready(publisher.reason, f"{driver}: slices not published: {why}".rstrip(": "), driver)
 
     def warnings(self) -> list[Notice]:
-        """Returns conditions that an operator should know although the service is ready."""
+        """Returns conditions that an operator should know about even though the service is ready."""
         return [
             *self.pod_warnings,
             *self.backend.configured,
@@ -268,9 +270,9 @@ class Service:
         self.refresh()
 
     def endless(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
-        """Returns the tasks that run as long as the service, by name."""
+        """Returns the tasks that run for as long as the service does, by name."""
         return [
-            # Raises if the process must end, because the CDI directory was replaced.
+            # Raises if the CDI directory was replaced, since the process must then end.
             ("disk", self.reconciler.run_scans()),
             *([("page", self._serve_page(self.page_port))] if self.page_port else []),
             *((name, self.guard.endless(name, run)) for name, run in self._runs()),
@@ -292,7 +294,7 @@ class Service:
             yield "claims on demand", self.on_demand.claims.follow
 
     def _steps(self) -> Iterator[tuple[str, Callable[[], Awaitable[bool | None]]]]:
-        """Yields functions that are called at each quiet tick, or at the next tick if they return True, by name."""
+        """Yields functions by name. Each is called at every quiet tick, or at the next tick if it returned True."""
         yield "events", self.recorder.write_due
         yield "sweep", self.reconciler.sweep_some
         yield "device status", self.device_status.write_some
@@ -310,12 +312,16 @@ class Service:
             await asyncio.to_thread(self.leftovers.sweep)
 
     async def _follow_readiness(self) -> None:
-        """Logs changes of readiness even if the pod is not probed, and observes conditions of the node."""
+        """Logs readiness changes even if the pod is not probed, and records Events for lasting conditions of the
+        Node.
+        """
         self.unready()
         self.node_events.observe_lasting(self._lasting_conditions())
 
     def _lasting_conditions(self) -> list[NodeCondition]:
-        """Returns the conditions of the Node. While the backend does not report, its last reported conditions count."""
+        """Returns the Node's conditions. While the backend is not reporting, the conditions that it last reported still
+        apply.
+        """
         if self.backend.live:
             self._reported = [NodeCondition(one.code, one.text, one.code) for one in self.backend.conditions]
         inventory = self.watch.inventory
@@ -331,14 +337,16 @@ class Service:
         ]
 
     async def offer_claims(self, stack: AsyncExitStack) -> None:
-        """Serves the kubelet and publishes forever, once the backend enforces. Before that, claims would be refused."""
+        """Serves the kubelet and publishes devices forever, once the backend enforces claims. Until then, claims would
+        be refused.
+        """
         for plugin in self.plugins.values():
             await stack.enter_async_context(plugin)
         while problem := await self.claims.wait_for_enforcement():
             _log.warning("not registering with kubelet yet", extra={"problem": problem})
         for plugin in self.plugins.values():
             await plugin.register()
-        # Published only once the kubelet's reserve is known, so that the capacity does not shrink right after.
+        # Publish only once the kubelet's reserve is known, so that the capacity does not shrink right afterwards.
         await self.node_status.settled.wait()
         await self.watch.read()
         self.refresh()
@@ -352,7 +360,9 @@ def _unready(code: StatusCode, text: str, subject: str = "") -> Notice:
 
 
 def _settle_memory() -> None:
-    """Collects the garbage of the start. Later collections skip the remaining objects, which stay in use."""
+    """Collects the garbage left over from startup. Later collections skip the remaining objects, since those stay in
+    use.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
@@ -412,7 +422,7 @@ async def _serve(settings: Settings) -> None:
 
 
 async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Event) -> None:
-    """Runs the parts of a service until ``stop`` is set."""
+    """Runs the service's parts until ``stop`` is set."""
     async with asyncio.TaskGroup() as tasks:
         application, servers = state_application(service), list[HttpServer]()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defers the ``__init__`` of other projects' packages until it is needed (docs/adr/0027-kubernetes-asyncio.md).
 
-To import a module of a package, Python first executes the package's ``__init__``, and some of these import far more
-than that module needs: 767 models, a command line, an HTTP client. A lazy package is in ``sys.modules`` like any other
-and resolves its names when they are first used (PEP 562), so every importer finds all of its names.
+Before Python imports a module from a package, it executes the package's ``__init__``. Some of these files import far
+more than the module needs: 767 models, a command line, an HTTP client. A lazy package is in ``sys.modules`` like any
+other and resolves its names when they are first used (PEP 562), so every importer finds all of its names.
 """
 
 import importlib

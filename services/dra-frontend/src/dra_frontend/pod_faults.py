@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds missing requirements of the service's pod: used before the start, in the status and by the doctor."""
+"""Finds requirements that the service's pod does not meet. Used before startup, in the status and by the doctor."""
 
 from collections.abc import Iterator
 
@@ -16,9 +16,9 @@ def own_faults(settings: Settings) -> list[Fault]:
 
 
 def seen_faults(settings: Settings) -> list[Fault]:
-    """Returns the faults of own_faults() that a command running beside the service can detect. Blocks.
+    """Returns those faults from own_faults() that a command running next to the service can detect. Blocks.
 
-    In a debugging pod the node's directories are below another root, and mounts and token are not those of the driver.
+    In a debugging pod the node's directories are below another root, and the mounts and the token are not the driver's.
     """
     contained = settings.in_pod and settings.host_root == "/"
     faults = check_pod(settings.config, settings.host_root, contained=contained, mounts=read_mounts())
@@ -30,5 +30,5 @@ def _access_faults(settings: Settings) -> Iterator[Fault]:
     try:
         read_configuration(kubeconfig(path))
     except KubeConfigError as error:
-        # The error of a pod without a token already contains its remedy.
+        # The error for a pod without a token already includes the remedy.
         yield Fault(f"the API server cannot be queried: {error}", "correct the file, or kubeconfig" if path else "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves the settings of a run: flags override the configuration file, which overrides defaults. Reads the
+"""Resolves the settings for a run: flags override the configuration file, which overrides the defaults. Also reads the
 environment.
 """
 
@@ -41,13 +41,13 @@ class Settings:
     pod_uid: str
     host_root: str
     bind: tuple[str, int] | None
-    """Host ("" for all addresses) and TCP port of metrics and probes. None disables them."""
+    """Host ("" for all addresses) and TCP port for metrics and probes. None disables them."""
     in_pod: bool = False
     """True if this process runs in a container started by a kubelet."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the service."""
+    """Adds the service's flags."""
     parser.add_argument("--config", metavar="FILE", help="configuration file (YAML)")
     for flag, key in _CONFIG_FLAGS.items():
         text = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports metrics of both halves in the Prometheus text format. Gauges are computed at each scrape.
+"""Exports the metrics of frontend and backend in the Prometheus text format. Gauges are computed at each scrape.
 
 The ``dra_cpu_*`` names are those of dra-driver-cpu, so that its dashboards keep working. The backend sends its metrics
 with its lease, and they are exported until the lease ends.
@@ -41,7 +41,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 @dataclass(frozen=True, eq=False)
 class NodeGauges(Collector):
-    """Computes the state of the node at each scrape."""
+    """Computes gauges of the node's state at each scrape."""
 
     ledger: Callable[[], Ledger]
     watch: MachineWatch
@@ -192,7 +192,7 @@ class Telemetry:
         self._rendered = b""
         self._rendered_at = float("-inf")
         self._registry = registry = CollectorRegistry()
-        # Otherwise each counter and histogram would have another series with its creation time.
+        # Otherwise each counter and histogram would have an additional series with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         text = "Number of CPU claims that the kubelet asked to prepare, by result."
         self.prepared = Counter("dra_cpu_prepare_claims", text, ["result"], registry=registry)
@@ -222,7 +222,7 @@ class Telemetry:
         self.metadata_failures.labels(driver).inc()
 
     def status_written(self, result: str) -> None:
-        """Counts an attempt to write the devices of a claim."""
+        """Counts an attempt to write a claim's devices to its status."""
         self.status_writes.labels(result).inc()
 
     def show(self, *collectors: Collector) -> None:
@@ -238,7 +238,7 @@ class Telemetry:
         return self._rendered
 
     def note(self, driver: str, call: str, seconds: float, failures: Iterable[bool]) -> None:
-        """Counts one call and its claims. ``failures`` contains for each claim whether it failed."""
+        """Counts one call and its claims. ``failures`` has one value for each claim: True if the claim failed."""
         self.seconds.labels(driver, call).observe(seconds)
         for failed in failures:
             result = "error" if failed else "success"

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gRPC with the kubelet: sockets, registration and messages. Nothing here knows more of a claim than its name."""
+"""gRPC communication with the kubelet: sockets, registration and messages. The package uses only the
+names and UIDs of claims.
+"""

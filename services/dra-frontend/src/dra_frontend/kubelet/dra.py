@@ -18,20 +18,20 @@ from dra_frontend.kubelet.errors import RequestRejectedError
 
 _log = logging.getLogger(__name__)
 
-# The kubelet uses the first supported version in the list. v1 is first, because v1beta1 would lose share IDs.
+# The kubelet uses the first supported version in the list. v1 comes first, because v1beta1 has no share IDs.
 DRA_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 
 # The kubelet's own limit for a call (pkg/kubelet/cm/dra/plugin/dra_plugin.go), used if the caller sets none.
 _RPC_SECONDS: Final = 45.0
 _MAX_CLAIMS: Final = 4096
-"""Maximum number of claims in a call; a call usually concerns one pod. Releasing this many takes some seconds, in which
-no other claim can be prepared or released. gRPC would accept a request with 600,000.
+"""Maximum number of claims in a call; a call usually concerns one pod. Releasing this many takes several seconds,
+during which no other claim can be prepared or released. gRPC itself would accept a request with 600,000.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimName:
-    """A ResourceClaim as the kubelet names it. The object may be deleted before it is unprepared."""
+    """A ResourceClaim as the kubelet identifies it. The object may be deleted before the claim is unprepared."""
 
     namespace: str
     name: str
@@ -58,13 +58,13 @@ class Answer:
     """Result for one claim in a call."""
 
     devices: tuple[PreparedDevice, ...] = ()
-    """Devices of a prepared claim; never empty, because the container would then start with nothing injected."""
+    """Devices of a prepared claim; never empty, because the container would otherwise start with nothing injected."""
     error: str | None = None
     """Error text, which appears in the pod's Events. None means success, also for unprepare."""
 
 
 class ClaimsService(Protocol):
-    """Prepares and unprepares claims. Each claim gets its own result, by UID; a bad claim must not make the
+    """Prepares and unprepares claims. Each claim gets its own result, by UID; an invalid claim must not make the whole
     call raise.
     """
 
@@ -76,7 +76,9 @@ class ClaimsService(Protocol):
 
 
 Count = Callable[[str, str, float, Sequence[bool]], None]
-"""Callback after each call: driver, ``prepare`` or ``unprepare``, seconds, and for each claim whether it failed."""
+"""Callback after each call. Its arguments are the driver, ``prepare`` or ``unprepare``, the duration in seconds, and
+for each claim whether it failed.
+"""
 
 
 @dataclass(slots=True)
@@ -90,7 +92,7 @@ class DraService:
     async def answer(
         self, call: Literal["prepare", "unprepare"], claims: tuple[ClaimName, ...], context: Any
     ) -> dict[str, Answer]:
-        """Runs a call and returns the results by claim UID. gRPC's ``context`` contains the remaining time."""
+        """Runs a call and returns the results by claim UID. gRPC's ``context`` provides the remaining time."""
         remaining = context.time_remaining()
         limit = min(_RPC_SECONDS, _RPC_SECONDS if remaining is None else remaining)
         limit -= min(1.0, limit / 10)  # so that the response still arrives in time
@@ -117,7 +119,7 @@ class DraService:
         return answered
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Adds the services of both versions to a server."""
+        """Adds both versions of the service to a server."""
         dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(_Servicer(self, dra_v1_pb2), server)
         dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(_Servicer(self, dra_v1beta1_pb2), server)
 
@@ -138,7 +140,7 @@ class _Servicer(dra_v1_pb2_grpc.DRAPluginServicer):
 
 
 def claim_names(request: Any) -> tuple[ClaimName, ...]:
-    """Returns the claims of a request to prepare or unprepare, of either version.
+    """Returns the claims in a prepare or unprepare request of either version.
 
     Raises RequestRejectedError if there are too many.
     """
@@ -167,7 +169,7 @@ def prepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2) 
 
 def _device(device: PreparedDevice, messages: Any) -> Any:
     found = messages.Device(
-        # With the subrequest in the name, the kubelet would silently inject nothing.
+        # If the name included the subrequest, the kubelet would silently inject nothing.
         request_names=[device.request.partition("/")[0]],
         pool_name=device.pool,
         device_name=device.device,
@@ -187,5 +189,5 @@ def unprepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2
 
 
 def _error_text(text: str) -> str:
-    """Returns an error text for logs and Events, in printable characters. Never empty, since "" means success."""
+    """Returns an error text in printable characters for logs and Events. It is never empty, since "" means success."""
     return cut_answer(text if text.isprintable() else repr(text)[1:-1]) or "unknown error"

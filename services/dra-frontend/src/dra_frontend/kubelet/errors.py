@@ -19,18 +19,18 @@ class RequestRejectedError(Exception):
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc has no types
-    """Responds to a failed call with a status code and a plain text.
+    """Responds to a failed call with a status code and a plain-text message.
 
     A request that cannot be parsed or is rejected gets INVALID_ARGUMENT; any other exception of the method gets
-    INTERNAL. Without it, gRPC would respond with UNKNOWN and the text of the Python exception.
+    INTERNAL. Without this interceptor, gRPC would respond with UNKNOWN and the text of the Python exception.
     """
 
     def __init__(self, driver: str, responses: Mapping[str, Message] = _NO_RESPONSES) -> None:
-        """``responses`` contains, by method, the responses to send instead of INVALID_ARGUMENT."""
+        """``responses`` contains, by method, responses to send instead of INVALID_ARGUMENT."""
         self._driver = driver
         self._responses = responses
         self._handlers: dict[str, Any] = {}
-        """Handlers of the methods called so far, by path. Servers with the same services share them."""
+        """Handlers for the methods called so far, by path. Servers with the same services share them."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
         """Returns a handler that parses the request and serializes the response, or None if there is no such method."""

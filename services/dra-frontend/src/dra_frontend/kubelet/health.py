@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports device health to the kubelet: the complete list on subscription, at every change, and before it becomes
+"""Reports device health to the kubelet: the complete list on subscription, on every change, and before it becomes
 stale.
 
 The kubelet treats a device as unknown if its last report is older than STALE_SECONDS, so the list is repeated every
@@ -54,7 +54,7 @@ class DeviceHealth:
 
 
 class HealthBoard:
-    """The devices of one driver. Each new list is sent to all subscribers."""
+    """Health of one driver's devices. Each new list is sent to all subscribers."""
 
     def __init__(self, devices: Iterable[DeviceHealth] = (), *, resend: float = RESEND_SECONDS) -> None:
         self.devices = tuple(devices)
@@ -86,7 +86,7 @@ class HealthBoard:
                     await news.wait()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Adds the services of all versions of the API to a server."""
+        """Adds all versions of the service to a server."""
         dra_health_v1_pb2_grpc.add_DRAResourceHealthServicer_to_server(_Servicer(self, dra_health_v1_pb2), server)
         beta, alpha = _Servicer(self, dra_health_v1beta1_pb2), _Servicer(self, dra_health_v1alpha1_pb2)
         dra_health_v1beta1_pb2_grpc.add_DRAResourceHealthServicer_to_server(beta, server)
@@ -108,7 +108,7 @@ class _Servicer(dra_health_v1_pb2_grpc.DRAResourceHealthServicer):
 
 
 def health_response(devices: Iterable[DeviceHealth], messages: Any = dra_health_v1_pb2) -> Any:
-    """Returns the complete list, with the current time."""
+    """Returns a response with the complete list and the current time."""
     now = int(time.time())
     return messages.NodeWatchResourcesResponse(
         devices=[

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads this node's Node object regularly: the memory that the kubelet reserves, and whether it counts claims.
+"""Regularly reads this node's Node object for the memory that the kubelet reserves and whether the kubelet counts
+claims. :mod:`dra_frontend.devices.reserves` and :mod:`dra_frontend.devices.gates` interpret the object.
 
 :mod:`dra_frontend.devices.reserves` and :mod:`dra_frontend.devices.gates` interpret it.
 """
@@ -19,7 +20,7 @@ from dra_frontend.devices.reserves import reserved_by_kubelet
 from dra_frontend.machine.model import MEMORY_STEP
 
 _SECONDS: Final = 300.0
-"""Interval of reads. A kubelet changes its reserve only when it is restarted, which is rare."""
+"""Interval between reads. A kubelet changes its reserve only when it is restarted, which is rare."""
 _FRESH_SECONDS: Final = 10.0
 _REFUSALS: Final = 3
 """Number of consecutive refusals that count as permanent. A server that has just started may refuse requests that it
@@ -82,7 +83,9 @@ class NodeStatus:
         self.settled.set()
 
     async def counts_claims(self) -> bool:
-        """Returns True if the kubelet currently adds claims to pod limits. Raises KubeError while that is unknown."""
+        """Returns True if the kubelet currently adds claims to pod limits. Raises KubeError if the Node has never been
+        read successfully.
+        """
         if self._read_at is None or self._clock() - self._read_at >= _FRESH_SECONDS:
             try:
                 await self.read()

@@ -7,9 +7,9 @@ is in the response, and reports the outcome with NotifyRegistrationStatus:
   start     DRA socket -> (service ready) -> registration socket -> GetInfo -> NotifyRegistrationStatus -> DRA calls
   shutdown  registration socket removed -> the kubelet drops the plugin -> DRA socket removed, running calls finish
 
-The order ensures that the kubelet never calls a service that is not ready. The registration socket remains for the
-whole life of the plugin, since a restarted kubelet registers it again. Socket names contain the pod's UID, so that two
-instances can be registered during a rolling update; the kubelet uses the one registered last.
+The order ensures that the kubelet never calls a service that is not ready. The registration socket remains for as long
+as the plugin runs, so that a restarted kubelet can register the plugin again. Socket names contain the pod's UID, so
+that two instances can be registered during a rolling update; the kubelet uses the instance registered last.
 """
 
 import asyncio
@@ -35,7 +35,8 @@ from dra_frontend.node.sockets import PlacedSocket, hidden_name
 
 _log = logging.getLogger(__name__)
 
-# A node may start all its pods at once, each with a call that waits for the backend. Further calls are rejected.
+# All pods of a node may start at once, each with a call that waits for the backend. Calls beyond this limit are
+# rejected.
 _CONCURRENT_RPCS: Final = 512
 
 
@@ -54,7 +55,7 @@ class PluginPaths:
         """Returns the standard paths below the kubelet's root directory. With a pod UID, two instances can run side by
         side.
 
-        The registration socket has its own directory, so that the pod need not mount those of other drivers.
+        The registration socket has its own directory, so that the pod need not mount other drivers' directories.
         """
         own = f"-{pod_uid}" if pod_uid else ""
         return cls(
@@ -65,7 +66,7 @@ class PluginPaths:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Services of a socket."""
+    """gRPC services that a socket provides."""
 
     interceptor: ErrorInterceptor
     add_to: Sequence[Callable[[grpc.aio.Server], None]]
@@ -83,9 +84,9 @@ class ServedSocket:
 
     @classmethod
     async def open(cls, path: Path, services: Services) -> Self:
-        """Serves at a path. Raises OSError, also if the path exists and is not a socket."""
-        # At shutdown gRPC unlinks the path that it was bound to, where the successor's socket may be by then. It
-        # therefore binds a hidden name; the socket is renamed into place and removed by us.
+        """Serves at a path. Raises OSError, including when the path exists and is not a socket."""
+        # At shutdown gRPC unlinks the path that it bound, where the next instance's socket may be by then. gRPC
+        # therefore binds a hidden name, and this class renames the socket into place and removes it.
         await asyncio.to_thread(path.parent.mkdir, 0o750, parents=True, exist_ok=True)
         server = grpc.aio.server(interceptors=[services.interceptor], maximum_concurrent_rpcs=_CONCURRENT_RPCS)
         for add_to in services.add_to:
@@ -110,7 +111,7 @@ class ServedSocket:
 
 @dataclass(slots=True, eq=False)
 class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
-    """The plugin of one driver. Entering the context serves DRA, ``register`` registers the plugin, leaving
+    """One driver's plugin. Entering the context serves DRA, ``register`` registers the plugin, and leaving the context
     ends both.
     """
 
@@ -121,7 +122,7 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
     count: Count | None = None
     grace_seconds: float = 5.0
     registered: bool = False
-    """True if the kubelet last reported that it accepted the plugin."""
+    """True if the kubelet accepted the plugin in its last notification."""
     error: str = ""
     """Reason why the kubelet refused the plugin, or ""."""
     problem: str = ""
@@ -139,17 +140,17 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
         return self
 
     async def register(self) -> None:
-        """Creates the registration socket, whereupon the kubelet registers the plugin and starts to call it.
+        """Creates the registration socket. The kubelet then registers the plugin and starts to call it.
 
         The socket remains: a restarted kubelet registers the plugin again.
         """
-        # An error response to the status would make the kubelet drop a plugin that it has just registered.
+        # An error response to the notification would make the kubelet drop a plugin that it has just registered.
         interceptor = ErrorInterceptor(self._driver, {"NotifyRegistrationStatus": pb.RegistrationStatusResponse()})
         add_to = partial(pluginregistration_pb2_grpc.add_RegistrationServicer_to_server, self)
         self._served.append(await ServedSocket.open(self._paths.registration, Services(interceptor, [add_to])))
 
     async def GetInfo(self, _request: pb.InfoRequest, _context: Any) -> pb.PluginInfo:  # noqa: N802 - of the protocol
-        """Returns name, address and versions of the plugin."""
+        """Returns the plugin's name, address and supported versions."""
         info = pb.PluginInfo(type="DRAPlugin", name=self._driver, endpoint=str(self._paths.dra))
         info.supported_versions.extend(DRA_SERVICES + (HEALTH_SERVICES if self._health else ()))
         return info

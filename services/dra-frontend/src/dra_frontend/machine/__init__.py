@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Discovers the machine through a file tree, as immutable values. Pure; ``devices`` decides what is offered of it."""
+"""Discovers the machine from a file tree and returns immutable values. The package is pure; ``devices`` decides which
+resources are offered.
+"""

@@ -2,8 +2,8 @@
 """Reads CPUs, cores, packages, L3 groups and core types from sysfs.
 
 Sibling files are validated against each other, because a core or cache in two groups could be allocated twice. Wrong
-core siblings are an error. Contradictory package or L3 files only become doubts: these facts can be replaced by IDs or
-left out.
+core siblings are an error. Contradictory package or L3 files are only recorded as doubts, because IDs can replace these
+facts or the facts can be omitted.
 """
 
 from collections import Counter, defaultdict
@@ -18,7 +18,8 @@ from dra_frontend.machine.numbering import Group, numbered
 
 CPU_DIRECTORY = "/sys/devices/system/cpu"
 
-# Newer name first (Documentation/admin-guide/cputopology.rst). Each file is a mask; with the suffix _list, a list.
+# Newer name first (Documentation/admin-guide/cputopology.rst). Each file contains a mask; the file with the suffix
+# _list contains a list.
 _CORE_FILES = ("core_cpus", "thread_siblings")
 _PACKAGE_FILES = ("package_cpus", "core_siblings")
 
@@ -93,7 +94,7 @@ def read_cores(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int
 def read_packages(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> dict[int, int]:
     """Returns each CPU's package number: the kernel's ID if IDs distinguish the packages.
 
-    If masks contradict each other or the IDs, that becomes a doubt, and only the IDs are used.
+    If masks contradict each other or the IDs, a doubt is recorded, and only the IDs are used.
     """
     ids = {cpu: _topology_integer(reader, cpu, "physical_package_id") for cpu in cpus.online}
     try:
@@ -147,9 +148,10 @@ def _topology_files(cpu: int, names: Iterable[str]) -> Files:
 
 
 def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[Groups, dict[int, int]]:
-    """Returns each CPU's L3 group and the number of that cache, which is the kernel's ID if there is one.
+    """Returns each CPU's L3 group and the number of its L3 cache, which is the kernel's ID if there is one.
 
-    A CPU whose files contradict those of most CPUs of its group becomes a doubt and has no L3; the others keep theirs.
+    If a CPU's files contradict those of most CPUs in its group, a doubt is recorded and the CPU has no L3. The other
+    CPUs keep theirs.
     """
     sets: dict[int, Group] = {}
     ids: dict[int, int | None] = {}
@@ -174,7 +176,9 @@ def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[G
 
 
 def _l3_set(reader: Reader, cpu: int, directory: str) -> frozenset[int] | None:
-    """Returns the CPUs that share a cache according to one of them, or None without files. Raises HostTreeError."""
+    """Returns the CPUs that share a cache with a CPU according to that CPU's files, or None if it has none. Raises
+    HostTreeError.
+    """
     found = reader.cpu_set(f"{directory}/shared_cpu_map", f"{directory}/shared_cpu_list")
     if found is None:
         return None
@@ -228,7 +232,8 @@ _FREQUENCIES: Final = (
 
 
 def _slow(reader: Reader, online: frozenset[int]) -> frozenset[int]:
-    """Returns CPUs of a slower kind by the first frequency that distinguishes CPUs, or an empty set for a single kind.
+    """Returns the CPUs of a slower kind, according to the first frequency that distinguishes CPUs. The set is empty if
+    all CPUs are of one kind.
 
     A frequency that is missing for any CPU is not used.
     """
@@ -253,7 +258,8 @@ def read_core_types(reader: Reader, online: frozenset[int]) -> dict[int, CoreTyp
     small = [reader.cpu_list(f"/sys/devices/{name}/cpus") for name in ("cpu_atom", "cpu_lowpower")]
     efficient = frozenset[int]().union(*(cpus for cpus in small if cpus is not None))
     if not has_performance and not efficient:
-        # Arm: capacities are relative to the fastest CPU, 1024. Favoured cores of one kind differ only by some percent.
+        # Arm: capacities are relative to the fastest CPU, 1024. Favoured cores of one kind differ by only a few
+        # percent.
         found = {cpu: reader.integer(f"{CPU_DIRECTORY}/cpu{cpu}/cpu_capacity") for cpu in online}
         capacity = {cpu: value for cpu, value in found.items() if value is not None}
         highest = max(capacity.values(), default=0)

@@ -15,12 +15,12 @@ from dra_frontend.machine.memory import NODE_DIRECTORY, NodeMemory, read_base_pa
 from dra_frontend.machine.model import MEMORY_STEP, Cpu, Machine
 
 _DEVICES: Final = "/sys/devices"
-# A domain has more than four digits if the firmware assigns none and the kernel numbers it (Intel VMD, Hyper-V).
+# A PCI domain has more than four digits if the kernel numbers it because the firmware does not (Intel VMD, Hyper-V).
 _PCIE_ROOT = re.compile(r"pci([0-9a-f]{4,8}:[0-9a-f]{2})", re.ASCII)
 
 
 def discover(tree: FileTree, before: Machine | None = None) -> Machine:
-    """Reads a machine. Raises HostTreeError, naming the file, if that is impossible.
+    """Reads a machine. If that is impossible, raises HostTreeError, which names the file.
 
     ``before`` is the previous reading of the same machine: sockets and L3 caches keep their numbers, and CPUs that have
     gone offline may come back.
@@ -65,7 +65,7 @@ def discover(tree: FileTree, before: Machine | None = None) -> Machine:
 
 
 def _read_pcie_roots(reader: Reader) -> dict[str, frozenset[int]]:
-    """Returns the CPUs close to each PCIe root. A bridge that disappears in the meantime is skipped."""
+    """Returns the CPUs close to each PCIe root. A bridge that disappears during the read is skipped."""
     found: dict[str, frozenset[int]] = {}
     for name in reader.all_names(_DEVICES) or ():
         match = _PCIE_ROOT.fullmatch(name)
@@ -77,7 +77,7 @@ def _read_pcie_roots(reader: Reader) -> dict[str, frozenset[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Content of the fingerprint files. As long as :attr:`shape` is equal, the machine has not changed."""
+    """Content of the fingerprint files. As long as :attr:`shape` stays equal, the machine has not changed."""
 
     cpus: tuple[str | None, str | None]
     """Online and isolated CPUs as printed by the kernel."""
@@ -88,7 +88,7 @@ class Fingerprint:
         """Everything that a discovery depends on.
 
         Free pages are excluded, since they change all the time. Memory is compared in the steps in which it is
-        published, because a balloon driver changes it by some pages every second.
+        published, because a balloon driver changes it by a few pages every second.
         """
         return (
             self.cpus,
@@ -107,7 +107,7 @@ def read_fingerprint(tree: FileTree) -> Fingerprint:
 
 
 def with_free_pages(machine: Machine, fingerprint: Fingerprint) -> Machine:
-    """Returns the machine with the hugepages of a later fingerprint."""
+    """Returns the machine with the hugepage pools of a later fingerprint."""
     nodes = {
         number: replace(node, hugepages=fingerprint.nodes[number][1]) if number in fingerprint.nodes else node
         for number, node in machine.numa_nodes.items()

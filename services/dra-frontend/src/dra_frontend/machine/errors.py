@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the kernel's counters of memory and CPU errors, and the NUMA nodes or CPUs that they concern.
 
-Counters count since boot, since the EDAC driver was loaded, or since a write to ``reset_counters``.
+Counters start at zero at boot, when the EDAC driver is loaded, or after a write to ``reset_counters``.
 """
 
 import re
@@ -18,20 +18,20 @@ from dra_frontend.machine.model import Machine
 
 _EDAC: Final = "/sys/devices/system/edac"
 _CONTROLLERS: Final = f"{_EDAC}/mc"
-# Instances of the only EDAC device that has one for each CPU: cpu0, cpu1, ... (a72_edac).
+# Instances of the only EDAC device with one instance for each CPU: cpu0, cpu1, ... (a72_edac).
 _CPUS: Final = f"{_EDAC}/cpu"
 _DIMMS_NAMED: Final = 4
 _LABEL: Final = 48
 # The kernel counts with 32 bits and prints the values as signed numbers (edac_mc_sysfs.c).
 _MIN_VALUE: Final = -(1 << 31)
 _MODULUS: Final = 1 << 32
-# sb_edac names the socket in mc_name; skx_edac, i10nm_edac and imh_edac in the labels of DIMMs. HBM of a socket may be
-# a separate NUMA node, and is excluded.
+# sb_edac names the socket in mc_name; skx_edac, i10nm_edac and imh_edac in the DIMM labels. A socket's HBM may be a
+# separate NUMA node and is excluded.
 _SOCKET: Final = re.compile(r"SrcID#(\d{1,3})_(?:MC|Ha)#?\d", re.ASCII)
 # amd64_edac numbers controllers by AMD's nodes, which are sockets from Zen 2 on, except on accelerators (MI300A).
 _AMD: Final = re.compile(r"F(?:17h_M[3-9A-F]|19h|1Ah)\w*", re.ASCII)
 _ACCELERATOR: Final = "MI200"
-"""Controller name of memory that belongs to no NUMA node."""
+"""Name of a controller whose memory belongs to no NUMA node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ class ErrorCounter:
 
 
 def read_errors(reader: Reader, machine: Machine) -> tuple[tuple[ErrorCounter, ...], dict[str, str]]:
-    """Returns the readable counters, and the errors of others by source, or by ``mc`` and ``cpu`` for all of a kind."""
+    """Returns the readable counters, and the problem of each source that cannot be read. The key ``mc`` or ``cpu``
+    stands for all sources of that kind.
+    """
     counters: list[ErrorCounter | None] = []
     problems: dict[str, str] = {}
     for source, number, read in _sources(reader, machine, problems):
@@ -118,7 +120,7 @@ def _nodes(number: int, name: str, label: str, machine: Machine) -> frozenset[in
 
 
 def _faulty(reader: Reader, path: str, dimms: list[str], kind: str) -> str:
-    """Returns a text with the labels of the DIMMs that have errors of a kind, or "" if the kernel does not know
+    """Returns a text with the labels of the DIMMs with errors of the given kind, or "" if the kernel does not know
     them.
     """
     bad = [dimm for dimm in dimms if reader.integer(f"{path}/{dimm}/dimm_{kind}_count", _MIN_VALUE)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns error counters into faults: errors so frequent that their devices must not get new claims."""
+"""Turns error counters into faults: errors so frequent that the affected devices must not get new claims."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
@@ -34,13 +34,13 @@ class ErrorRates:
         """Increases within the last hour as (time in seconds, number of errors), by counter."""
 
     def sample(self, counters: Iterable[ErrorCounter], now: float) -> tuple[Fault, ...]:
-        """Records the counters at a time in seconds, and returns the resulting faults."""
+        """Records the counters as read at ``now`` (in seconds), and returns the resulting faults."""
         found = []
         for one in counters:
             last_hour = self._follow(one, now)
             if 0 < self._limits.uncorrected <= one.uncorrected:
                 found.append(_fault(one, "uncorrected", f"{one.uncorrected} uncorrected errors"))
-            # Without the number of errors, since each new text would be another report to the kubelet.
+            # The number of errors is omitted, since each new text would cause another report to the kubelet.
             if 0 < self._limits.corrected_per_hour <= last_hour:
                 text = f"{self._limits.corrected_per_hour} corrected errors or more within an hour"
                 found.append(_fault(one, "corrected", text))

@@ -8,7 +8,7 @@ from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError, shown
 
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
-# The kernel prints masks in words of 32 bits, the highest first. Only the first may be shorter (lib/vsprintf.c, %pb).
+# The kernel prints masks as 32-bit words, the highest first. Only that one may be shorter (lib/vsprintf.c, %pb).
 _MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{8}){0,2047}", re.ASCII | re.IGNORECASE)
 
 
@@ -41,7 +41,9 @@ class Reader:
         self._tree = tree
         self.live_page_bytes = tree.live_page_bytes()
         self.doubts: dict[str, str] = {}
-        """Facts with contradictory files, by value of ``groupBy``, each with file and reason."""
+        """Doubts about the kernel's files by topic (``socket``, ``l3``, ``memory``), each with the file and the
+        reason.
+        """
         # Hundreds of CPUs share a handful of masks.
         self._masks: dict[str, frozenset[int]] = {}
 

@@ -25,12 +25,12 @@ PageKey = tuple[int, int]
 # Number of consecutive samples for which an increase must last before it counts, since a program may allocate pages as
 # a test and release them. Samples are two seconds apart while they differ from the counted pages.
 RISE_SAMPLES: Final = 2
-# The same for a decrease. It is higher, because pages just released may be allocated again, and capacity that was
-# published should rarely be withdrawn.
+# The same for a decrease. This number is higher, because pages that were just released may be allocated again, and
+# published capacity should rarely be withdrawn.
 FALL_SAMPLES: Final = 5
 
-# Name with the cgroupfs driver, and with the systemd driver. The kubelet's --cgroup-root (used by kind) adds a level
-# and, for slices, a prefix.
+# Name of the cgroup with the cgroupfs driver, and with the systemd driver. The kubelet's --cgroup-root (used by kind)
+# adds a level and, for slices, a prefix.
 _PODS_GROUP = re.compile(r"kubepods(\.slice)?|.+-kubepods\.slice", re.ASCII)
 _NUMA_STAT = re.compile(r"total=(\d{1,20})((?: N\d{1,5}=\d{1,20})*)", re.ASCII)
 # The kernel's counters have 64 bits; decrementing below zero wraps around.
@@ -39,7 +39,7 @@ _WRAPPED: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class PodPages:
-    """Bytes of hugepages of one size that all pods use."""
+    """Bytes of hugepages of one size that all pods use together."""
 
     by_node: Mapping[int, int]
     unplaced: int = 0
@@ -53,9 +53,9 @@ class PodPages:
 
 
 def find_pods_groups(tree: FileTree) -> list[str]:
-    """Returns the cgroups that contain all pods. The tree's root is that of cgroup2.
+    """Returns the cgroups that contain all pods. The tree's root is the cgroup2 mount.
 
-    There are two if the kubelet's cgroup driver was changed without a reboot: the former cgroup remains, empty.
+    There are two if the kubelet's cgroup driver was changed without a reboot: the old cgroup remains, but it is empty.
     """
     top = tree.names("/") or []
     groups = [f"/{name}" for name in top if _PODS_GROUP.fullmatch(name)]
@@ -67,8 +67,8 @@ def find_pods_groups(tree: FileTree) -> list[str]:
 def read_pod_pages(tree: FileTree, sizes: Collection[int]) -> dict[int, PodPages]:
     """Returns the hugepages used by pods for each page size (bytes).
 
-    A size is missing if the kernel does not report it (before 5.17, or without the controller). The result is empty if
-    the tree cannot be read.
+    A size is missing if the kernel does not report it (before Linux 5.17, or without the hugetlb controller). The
+    result is empty if the tree cannot be read.
     """
     try:
         groups = find_pods_groups(tree) if sizes else []
@@ -101,11 +101,11 @@ def held_pages(node: int, pool: HugepagePool, pods: PodPages | None) -> int:
 
 
 class HostPages:
-    """Smooths the samples, so that short-lived allocations do not cause writes of slices."""
+    """Smooths the samples, so that short-lived allocations do not cause slices to be rewritten."""
 
     def __init__(self) -> None:
         self._samples: dict[PageKey, deque[int]] = {}
-        """Latest samples of each pool. The first sample fills all of them, since nothing has been published
+        """Latest samples of each pool. The first sample is stored FALL_SAMPLES times, since nothing has been published
         before it.
         """
         self.counted: dict[PageKey, int] = {}
@@ -113,7 +113,7 @@ class HostPages:
 
     @property
     def is_settled(self) -> bool:
-        """True if the counted pages equal the latest sample, so that further equal samples change nothing."""
+        """True if the counted pages equal the latest sample, so more samples with the same values change nothing."""
         return all(samples[-1] == self.counted[key] for key, samples in self._samples.items())
 
     def sample(self, held: Mapping[PageKey, int]) -> None:

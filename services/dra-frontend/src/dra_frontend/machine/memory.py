@@ -45,7 +45,7 @@ def read_nodes(reader: Reader, online: frozenset[int]) -> dict[int, NumaNode]:
 
 
 def read_node_memory(reader: Reader) -> dict[int, NodeMemory]:
-    """Returns the memory of every node by ID; on a kernel without NUMA, that of node 0."""
+    """Returns every node's memory by ID. On a kernel without NUMA, node 0 has all of it."""
     present = reader.names(NODE_DIRECTORY, r"node(\d+)")
     if not present:
         return {0: (_read_memory(reader, "/proc/meminfo"), _read_hugepages(reader, "/sys/kernel/mm/hugepages"))}
@@ -59,7 +59,7 @@ def read_node_memory(reader: Reader) -> dict[int, NodeMemory]:
 
 
 def _read_node_cpus(reader: Reader, nodes: list[int], online: frozenset[int]) -> dict[int, frozenset[int]]:
-    """Returns the online CPUs of every node. Each online CPU is on exactly one."""
+    """Returns the online CPUs of every node. Each online CPU belongs to exactly one node."""
     cpus: dict[int, frozenset[int]] = {}
     seen: set[int] = set()
     for node in nodes:
@@ -112,8 +112,8 @@ def _read_memory(reader: Reader, path: str) -> int:
 def _read_hugepages(reader: Reader, directory: str) -> tuple[HugepagePool, ...]:
     """Returns the pools of every page size that the kernel offers, including empty ones.
 
-    Only the total of an empty pool is read, since it includes free and surplus pages (nr_huge_pages_node in
-    mm/hugetlb.c). Most pools are empty, and these files are most of what an idle frontend reads.
+    For an empty pool only the total is read, since it includes free and surplus pages (nr_huge_pages_node in
+    mm/hugetlb.c). Most pools are empty, and these files account for most reads of an idle frontend.
     """
     pools = []
     for kilobytes, name in (reader.names(directory, r"hugepages-([1-9]\d{0,12})kB") or {}).items():
@@ -146,8 +146,8 @@ def _read_distances(reader: Reader, path: str, nodes: list[int]) -> dict[int, in
 def read_base_page_bytes(reader: Reader) -> int:
     """Returns the base page size, which no sysfs file contains.
 
-    It is that of the running kernel. For a different root it is the smallest ``KernelPageSize`` of a mapping, since
-    others may be huge, or else 4 KiB.
+    The size is that of the running kernel. For a different root it is the smallest ``KernelPageSize`` of any mapping,
+    since some mappings may use huge pages. If no mapping can be read, it is 4 KiB.
     """
     if reader.live_page_bytes:
         return reader.live_page_bytes

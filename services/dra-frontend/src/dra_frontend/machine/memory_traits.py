@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads performance, tier and kind of every NUMA node's memory from sysfs.
 
-None of this is needed to offer memory. A file that cannot be used leaves its value unknown and is reported as a doubt.
+Memory can be offered without any of these values. If a file cannot be used, its value stays unknown and a doubt is
+recorded.
 """
 
 import re
@@ -22,7 +23,8 @@ _DAX: Final = "/sys/bus/dax"
 _CXL: Final = "/sys/bus/cxl/devices"
 _NVDIMM: Final = "/sys/bus/nd/devices"
 _BLOCKS: Final = "/sys/devices/system/memory"
-# The kernel stores these values with 32 bits (struct access_coordinate). 0 means that the firmware does not report it.
+# The kernel stores these values in 32 bits (struct access_coordinate). 0 means that the firmware does not report the
+# value.
 _MAX_VALUE: Final = (1 << 32) - 1
 _MAX_DEVICES: Final = 1024
 """Maximum number of devices examined on a bus."""
@@ -48,7 +50,7 @@ def read_traits(
     for node in cpus:
         path = _tolerant(reader, _access_path, node) or ""
         initiators[node] = (_tolerant(reader, _read_initiators, path) or frozenset()) & with_cpus
-        # The values are those of the listed initiators, all of which may be devices.
+        # The values apply to the listed initiators, all of which may be devices without CPUs.
         measured = bool(initiators[node])
         facts[node] = MemoryFacts(
             has_cpus=node in with_cpus,
@@ -68,8 +70,8 @@ def read_traits(
 
 
 def _tolerant(reader: Reader, read: Callable[..., _T], *arguments: int | str) -> _T | None:
-    """Returns the result of a function of this module, or None with a doubt if it fails. Only the first doubt
-    is kept.
+    """Calls a function of this module and returns its result. If the function fails, records a doubt and returns None.
+    Only the first doubt is kept.
     """
     try:
         return read(reader, *arguments)
@@ -79,9 +81,10 @@ def _tolerant(reader: Reader, read: Callable[..., _T], *arguments: int | str) ->
 
 
 def _access_path(reader: Reader, node: int) -> str:
-    """Returns the directory of the nearest initiators of a node.
+    """Returns the directory of a node's nearest initiators.
 
-    Class 1 counts only CPUs (Linux 5.10), class 0 also devices that initiate requests. Older kernels only have class 0.
+    Class 1 (Linux 5.10) includes only CPUs, while class 0 also includes devices that initiate requests. Older kernels
+    only have class 0.
     """
     paths = [f"{_NODES}/node{node}/access{number}/initiators" for number in (1, 0)]
     return next((path for path in paths if reader.all_names(path) is not None), paths[-1])
@@ -117,7 +120,9 @@ def _read_tiers(reader: Reader) -> dict[int, int]:
 
 
 def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
-    """Returns the nodes whose memory belongs to DAX devices, with its kind, or None if its bus is unknown."""
+    """Returns the nodes whose memory belongs to DAX devices. The value is the kind of memory, or None if the device's
+    bus is unknown.
+    """
     names = reader.all_names(f"{_DAX}/drivers/kmem") or ()
     devices = [name for name in names if _DAX_DEVICE.fullmatch(name)][:_MAX_DEVICES]
     if not devices:
@@ -134,14 +139,14 @@ def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
 
 
 def _children(reader: Reader, bus: str, pattern: str) -> Iterator[str]:
-    """Yields the names in the directories of a bus's devices, which include the name of each device's DAX device."""
+    """Yields the names in the directories of a bus's devices. The name of each device's DAX device is among them."""
     names = [name for name in reader.all_names(bus) or () if re.fullmatch(pattern, name, re.ASCII)]
     for name in names[:_MAX_DEVICES]:
         yield from reader.all_names(f"{bus}/{name}") or ()
 
 
 def _read_cxl_regions(reader: Reader) -> frozenset[int]:
-    """Returns the nodes with memory that the firmware created from CXL devices, which has no DAX device."""
+    """Returns the nodes whose memory the firmware set up from CXL devices. Such memory has no DAX device."""
     regions = list((reader.names(_CXL, r"region(\d{1,6})") or {}).values())[:_MAX_DEVICES]
     block = _read_hex(reader, f"{_BLOCKS}/block_size_bytes") if regions else None
     if not block:

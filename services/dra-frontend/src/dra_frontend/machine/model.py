@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The discovered machine as values. ``Machine.cpus`` contains the online CPUs."""
+"""Values that describe the discovered machine. ``Machine.cpus`` contains the online CPUs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from typing import Final
 
 LOCAL_TIER: Final = "local"
 FAR_TIER: Final = "far"
-# The memory that the kernel reports for a node varies by some pages between boots (KASLR, kubernetes#131253). A coarse
-# step keeps the capacity, and therefore the slice, unchanged. It costs at most this much per NUMA node.
+# The memory that the kernel reports for a node varies by a few pages between boots (KASLR, kubernetes#131253). A coarse
+# step keeps the capacity, and therefore the slice, unchanged. At most this much memory is lost per NUMA node.
 MEMORY_STEP: Final = 64 << 20
 
 
@@ -45,7 +45,9 @@ class MemoryTraits:
     kernel_tier: int | None = None
     """Number of the kernel's memory tier (``memory_tierN``); lower is faster."""
     initiators: frozenset[int] = frozenset()
-    """NUMA nodes with CPUs that have the best access to the memory, by the firmware (HMAT). Empty if not reported."""
+    """NUMA nodes with CPUs that have the best access to the memory according to the firmware (HMAT). Empty if not
+    reported.
+    """
 
 
 NO_TRAITS: Final = MemoryTraits()
@@ -61,13 +63,13 @@ class Cpu:
     core_id: int
     """``topology/core_id`` as reported by the kernel, which repeats on every socket. -1 if the file is missing."""
     package: int
-    """``topology/physical_package_id`` if that distinguishes the packages, else the package's position in order."""
+    """``topology/physical_package_id`` if the IDs distinguish the packages, else the package's position in order."""
     numa_node: int
     l3: int | None
     """L3 group identity: its lowest online CPU. None if the CPU has no L3."""
     l3_id: int
-    """L3 cache ID: ``cache/indexN/id`` if IDs are unique, else the lowest present CPU sharing the cache, or -1 without
-    an L3.
+    """L3 cache ID: ``cache/indexN/id`` if IDs are unique, else the lowest present CPU sharing the cache, or -1 if the
+    CPU has no L3.
     """
     core_type: CoreType = CoreType.STANDARD
 
@@ -96,11 +98,9 @@ class NumaNode:
     distances: dict[int, int] = field(default_factory=dict)
     """Distance to every node by ID (10 is local). Empty if the kernel provides none."""
     online: bool = True
-    """False for a memoryless node without a directory in sysfs, which only links of its CPUs reveal."""
+    """False for a memoryless node without a directory in sysfs, which is known only from its CPUs' links."""
     normal_memory: bool = True
-    """False if all memory of the node is movable, so that the kernel cannot use it for itself
-    (``has_normal_memory``).
-    """
+    """False if all memory of the node is movable, so the kernel cannot use it for itself (``has_normal_memory``)."""
     traits: MemoryTraits = NO_TRAITS
 
     @property
@@ -111,7 +111,7 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """All discovered facts, ordered by ID."""
+    """All discovered facts about the machine, ordered by ID."""
 
     cpus: dict[int, Cpu]
     numa_nodes: dict[int, NumaNode]
@@ -127,7 +127,7 @@ class Machine:
     doubts: Mapping[str, str] = field(default_factory=dict)
     """Contradictions in the kernel's files by topic (``socket``, ``l3``), each with file and reason."""
     known: Mapping[int, Cpu] = field(default_factory=dict, compare=False, repr=False)
-    """Every CPU that was online at any read by this process, as it was then."""
+    """Every CPU that this process has ever read as online, in its last known state."""
 
     @property
     def page_sizes(self) -> tuple[int, ...]:

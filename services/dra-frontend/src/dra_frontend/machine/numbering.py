@@ -2,8 +2,8 @@
 """Numbers groups of CPUs (sockets, L3 caches) so that numbers survive offline CPUs and restarts.
 
 For an offline CPU, sysfs shows neither siblings nor caches (drivers/base/topology.c, drivers/base/cacheinfo.c). If a
-group were numbered by its lowest online CPU, its number would change when that CPU goes offline, and with it the name
-of its device.
+group were numbered by its lowest online CPU, its number would change when that CPU goes offline, and so would the name
+of the group's device.
 """
 
 from bisect import bisect_left
@@ -22,8 +22,9 @@ def numbered(
 ) -> dict[int, int]:
     """Returns the number of each CPU's group. No two groups have the same number.
 
-    A group keeps the number that one of its CPUs had before (``earlier``). Otherwise it gets the kernel's ID if IDs are
-    unique, else the lowest CPU of the group, including offline ones, or its position in that order (``ordinal``).
+    A group keeps the number that one of its CPUs had before (``earlier``). Otherwise its number is the kernel's ID if
+    IDs are unique. If not, the number is the group's lowest CPU, online or offline, or with ``ordinal`` the group's
+    position when ordered by that CPU.
     """
     rule = {cpu: number for group, number in ids.items() for cpu in group}
     if not len(set(ids.values())) == len(ids) == len(groups):
@@ -65,7 +66,7 @@ def _shapes(groups: Collection[Group], cpus: int) -> Iterator[Sequence[int]]:
     for size in divisors[bisect_left(divisors, len(largest)) :]:
         for run in reversed(divisors):
             # Runs of CPUs at equal distances: one run (Arm, POWER), one for each thread of the cores (x86), or CPUs
-            # assigned to the groups in turn.
+            # assigned to the groups round-robin.
             if size % run == 0:
                 yield [start * (cpus * run // size) + cpu for start in range(size // run) for cpu in range(run)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces files of a tree by path, to simulate a different machine in tests and what-if questions."""
+"""Replaces files of a tree by path, to simulate a different machine for tests and what-if questions."""
 
 import posixpath
 from collections import defaultdict
@@ -13,7 +13,9 @@ from dra_frontend.machine.file_tree import FileTree
 
 
 def parse_overlay(document: Any, source: str) -> dict[str, str]:
-    """Returns contents by path from a parsed overlay file (None for an empty one). Raises ConfigError."""
+    """Returns file contents by path from a parsed overlay file. ``document`` is None for an empty file. Raises
+    ConfigError.
+    """
     if document is None:
         return {}
     if not isinstance(document, dict):

@@ -27,7 +27,7 @@ class ErrorWatch:
         self.counters: tuple[ErrorCounter, ...] = ()
         self.faults: tuple[Fault, ...] = ()
         self.problems: tuple[str, ...] = ()
-        """Reasons why counters cannot be read. Their last values remain valid in the meantime."""
+        """Reasons why some counters cannot be read. Until they can be, their last values apply."""
 
     @property
     def due(self) -> bool:

@@ -15,9 +15,9 @@ _log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Runs tasks whose failures must not end the process, since the content of a single object can cause them.
+    """Runs tasks whose failures must not end the process, since a single object's content can cause them.
 
-    A failure is logged with its traceback, reported as a warning, and the step is repeated.
+    A failure is logged with its traceback and reported as a warning, and the step is repeated.
     """
 
     def __init__(self, waits: tuple[float, float] = (1.0, 60.0)) -> None:

@@ -15,7 +15,7 @@ _MAX_BYTES = 4 << 20
 # The kernel's own limit is 40 (MAXSYMLINKS).
 _MAX_LINKS = 40
 _MAX_PLAIN = 256
-"""Maximum number of directories that a tree caches as plain. The regular reads of the frontend need about 30."""
+"""Maximum number of directories that a tree caches as plain. The frontend's regular reads need about 30."""
 # Unique for each boot of each machine (drivers/char/random.c).
 BOOT = "/proc/sys/kernel/random/boot_id"
 
@@ -52,7 +52,7 @@ class HostTree:
         except ValueError as error:
             raise HostTreeError(path, f"is not a path: {error}") from error
         try:
-            # Some kernels end a sysfs text with a NUL byte.
+            # Some kernels terminate sysfs text with a NUL byte.
             return data.rstrip(b"\0").decode("ascii")
         except UnicodeDecodeError as error:
             raise HostTreeError(path, f"is not an ASCII text (byte {error.start})") from error
@@ -123,10 +123,11 @@ class HostTree:
 
 
 def on_node(host_root: str, path: str) -> str:
-    """Returns the path of a node's file for this process: below the host root, or the same path on the node itself.
+    """Returns the path at which this process finds a file of the node: below the host root, or the same path on the
+    node itself.
 
-    The service's pod mounts sysfs and procfs of the node below the host root, and its own directories under their own
-    paths.
+    The service's pod mounts the node's sysfs and procfs below the host root, and the driver's own directories at the
+    same paths as on the node.
     """
     below = HostTree(host_root).real(path)
     return path if not os.path.lexists(below) and is_here(host_root) else below

@@ -39,7 +39,7 @@ class KernelPools:
         self._reader = Reader(tree)
 
     def pages(self, node: int, page_bytes: int) -> int:
-        """Returns the number of pages of a pool, without surplus pages, which the kernel frees after use."""
+        """Returns the number of pages in a pool, excluding surplus pages, which the kernel frees after use."""
         directory = self._directory(node, page_bytes)
         total = self._reader.integer(f"{directory}/nr_hugepages")
         if total is None:
@@ -55,7 +55,7 @@ class KernelPools:
             raise HostTreeError(path, write_fault(error, page_bytes)) from error
 
     def resize(self, node: int, page_bytes: int, pages: int) -> None:
-        """Requests a pool of the given number of pages. Raises HostTreeError."""
+        """Requests the given number of pages for a pool. Raises HostTreeError."""
         path = f"{self._directory(node, page_bytes)}/nr_hugepages"
         try:
             self._write(path, str(pages))
@@ -67,7 +67,9 @@ class KernelPools:
         self.resize(node, page_bytes, pages)
 
     def compact(self, node: int) -> None:
-        """Compacts the memory of a NUMA node, or of all if the kernel has no file for one. Ignores errors."""
+        """Compacts the memory of a NUMA node, or of all nodes if the kernel has no file for a single node. Ignores
+        errors.
+        """
         for path in (f"{NODE_DIRECTORY}/node{node}/compact", _COMPACT_ALL):
             try:
                 self._write(path, "1")
@@ -83,8 +85,8 @@ class KernelPools:
         left: Callable[[], float],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Grows a pool to the given number of pages, until the kernel finds no more pages or ``left`` returns no more
-        seconds.
+        """Grows a pool to the given number of pages. Stops early if the kernel finds no more pages or ``left`` returns
+        no more seconds.
         """
         step = max(1, STEP_BYTES // page_bytes)
         waits = iter(WAITS)

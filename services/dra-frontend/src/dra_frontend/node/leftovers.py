@@ -2,7 +2,8 @@
 """Removes sockets and directories that killed instances left in the directories shared by all instances.
 
 A unix socket that refuses connections has no listener: only its file remains. Files of running instances are never
-removed. Any other result of the connection, and any file whose name does not match our patterns, is left alone.
+removed. If a connection attempt has any other result, or a file's name does not match our patterns, the file is left
+alone.
 """
 
 import errno
@@ -27,9 +28,9 @@ from dra_frontend.node.sockets import hidden_name
 _log = logging.getLogger(__name__)
 
 _HIDDEN: Final = re.compile(r"\.[0-9a-f]{6}", re.ASCII)
-"""Name of a socket that is bound but not yet renamed into place (node/sockets.py), or of such a link."""
+"""Name of a socket that is bound but not yet renamed into place (node/sockets.py), or of a link in the same state."""
 _UNFINISHED_SECONDS: Final = 60.0
-"""Age at which a hidden socket counts as a leftover: a socket is bound before it listens."""
+"""Age at which a hidden socket counts as a leftover. A younger socket may be bound but not listening yet."""
 _MAX_ENTRIES: Final = 4096
 """Maximum number of entries examined in one directory."""
 _OTHERS: Final = frozenset({"backend", "quarantine"})
@@ -42,7 +43,7 @@ class Leftovers:
 
     run_directory: Path
     own: frozenset[Path]
-    """Sockets of this instance, and its directory in the run directory."""
+    """This instance's sockets, and its directory in the run directory."""
     plugin_sockets: tuple[Path, ...]
     """This instance's sockets in the kubelet's directories. Names of other instances' sockets differ in the pod UID."""
 
@@ -62,7 +63,7 @@ class Leftovers:
         return removed
 
     def _sockets(self, place: Path) -> Iterator[Path]:
-        """Yields sockets of other instances in the directory of one of this instance's, e.g. other ``dra-UID.sock``
+        """Yields other instances' sockets next to one of this instance's sockets, for example other ``dra-UID.sock``
         files.
         """
         kind = place.name.partition("-")[0].removesuffix(place.suffix)

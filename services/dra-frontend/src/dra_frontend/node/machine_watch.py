@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the machine: reads its fingerprint at each quiet tick, and rediscovers the machine if that has changed.
+"""Watches the machine: reads its fingerprint at each quiet tick, and rediscovers the machine if the fingerprint has
+changed.
 
-The fingerprint is read on the event loop. The kernel prints these files from memory, without locks that other
+The fingerprint is read on the event loop. The kernel prints these files from memory, without taking locks that other
 operations hold for long: cpumap_print_to_pagebuf() and node_read_meminfo() in drivers/base, the hugepage counters in
-mm/hugetlb_sysfs.c, and hugetlb_cgroup_read_numa_stat(), which walks the cgroups under RCU. A few dozen files take a
-millisecond. A thread would double that time by its two context switches, and used to cause most of the process's
-wake-ups.
+mm/hugetlb_sysfs.c, and hugetlb_cgroup_read_numa_stat(), which walks the cgroups under RCU. Reading a few dozen files
+takes a millisecond. In a thread, two context switches would double that time; such a thread used to cause most of the
+process's wake-ups.
 """
 
 import asyncio
@@ -32,8 +33,8 @@ _log = logging.getLogger(__name__)
 def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[Fingerprint, dict[PageKey, int], bool]:
     """Returns the fingerprint, the hugepages that no pod holds, and whether the pods' hugepages of all sizes are known.
 
-    The pods are read before and after the fingerprint, so that pages which a pod allocates or frees in between count as
-    the pod's. If no page is in use, the pods are not read again.
+    The pods are read before and after the fingerprint, so that pages that a pod allocates or frees in between count as
+    pages of the pod. If no page is in use, the pods are not read again.
     """
     before = read_pod_pages(cgroups, sizes)
     fingerprint = read_fingerprint(host)
@@ -48,7 +49,7 @@ def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[F
 
 
 class MachineWatch:
-    """Holds the current inventory, which is replaced as a whole. After an error the last valid one is kept."""
+    """Holds the current inventory and replaces it as a whole. After an error, the last valid inventory is kept."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class MachineWatch:
         reserve: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Reads the machine once. A machine that cannot be read is reported as a problem, and offers nothing until it
-        can be.
+        can be read.
 
         The root of ``cgroups`` is the cgroup2 mount. ``reserve`` returns the bytes of memory that the kubelet reserves,
         or None if unknown. Raises InventoryError for unusable names.
@@ -80,7 +81,7 @@ class MachineWatch:
         # Without pools. Once the machine has been read, each driver has at least one pool, even if it is empty.
         self.inventory = Inventory(Machine({}, {}), (), config.reserved_cpus, frozenset())
         self.problem = ""
-        """Reason why the machine cannot be read, or "". The last reading remains valid in the meantime."""
+        """Reason why the machine cannot be read, or "". Until it can be, the last reading applies."""
         self.notices: tuple[Notice, ...] = ()
         """Warnings about settings that do not fit the machine and about files that cannot be read."""
         self.failures = 0
@@ -98,7 +99,7 @@ class MachineWatch:
 
     @property
     def machine(self) -> Machine:
-        """Machine with the free hugepages of the latest read."""
+        """The machine, with free hugepages as of the latest read."""
         return with_free_pages(self.inventory.machine, self._fingerprint)
 
     @property
@@ -115,9 +116,9 @@ class MachineWatch:
         """Reads at each quiet tick, and calls ``changed`` after each read, since claims may have changed as well. Runs
         forever.
 
-        It reads at every tick while the number of pages held by host processes changes, or if hugepages are allocated
-        on demand, since claims then wait until new pages have been read. Tests replace the wait for the next tick with
-        ``pause``.
+        Reads at every tick while the number of pages held by host processes changes, or if hugepages are allocated on
+        demand, since claims then wait until the watch has read the new pages. Tests replace the wait for the next tick
+        with ``pause``.
         """
         while True:
             busy = bool(self._config.hugepages_on_demand) or not self._host_pages.is_settled
@@ -129,7 +130,7 @@ class MachineWatch:
                 self._unforeseen(error)
 
     async def read(self) -> None:
-        """Reads the fingerprint, and rediscovers the whole machine if that has changed. Does not raise."""
+        """Reads the fingerprint, and rediscovers the whole machine if the fingerprint has changed. Does not raise."""
         try:
             if self.errors.due:
                 self.errors.read(self.inventory.machine)
@@ -160,7 +161,7 @@ class MachineWatch:
         self._counted = counted
 
     def _replace(self, inventory: Inventory, fingerprint: Fingerprint) -> None:
-        # CPUs that come and go while files are read cause doubts. A new doubt requires another discovery.
+        # CPUs that go online or offline while files are read cause doubts. A new doubt requires another discovery.
         settled = inventory.machine.doubts == self.inventory.machine.doubts
         self.inventory = inventory
         self._shape = fingerprint.shape if settled else None

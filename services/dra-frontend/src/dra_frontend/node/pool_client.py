@@ -12,7 +12,7 @@ from dra_frontend.node.pool_requests import MAX_RESPONSE_BYTES, MAX_SECONDS, Poo
 _PATIENCE_SECONDS: Final = 30.0
 """Additional time for the helper, since one write can block in the kernel while it frees memory."""
 _CHECK_SECONDS: Final = 5.0
-"""Timeout of a check, which writes nothing. Claims wait for it."""
+"""Timeout of a check, which writes nothing. Claims wait for the result."""
 
 
 class HelperError(HostTreeError):
@@ -24,7 +24,7 @@ class HelperError(HostTreeError):
 
 
 class HelperPools:
-    """The hugepage pools of the machine. Calls block, and raise HostTreeError or HelperError."""
+    """The machine's hugepage pools. Calls block, and raise HostTreeError or HelperError."""
 
     def __init__(
         self,
@@ -40,11 +40,13 @@ class HelperPools:
         self._check_seconds = check_seconds
 
     def pages(self, node: int, page_bytes: int) -> int:
-        """Returns the number of pages of a pool, without surplus pages."""
+        """Returns the number of pages in a pool, excluding surplus pages."""
         return self._kernel.pages(node, page_bytes)
 
     def check(self, node: int, page_bytes: int) -> None:
-        """Raises HostTreeError if the pool cannot be written, HelperError if the helper does not respond in time."""
+        """Checks a pool. Raises HostTreeError if it cannot be written, HelperError if the helper does not respond in
+        time.
+        """
         self._ask(PoolRequest(numa_node=node, page_bytes=page_bytes), self._check_seconds)
 
     def shrink(self, node: int, page_bytes: int, pages: int) -> None:
@@ -54,7 +56,8 @@ class HelperPools:
     def grow(self, node: int, page_bytes: int, pages: int, left: Callable[[], float]) -> None:
         """Requests a larger pool.
 
-        The helper retries for the number of seconds that ``left()`` returns now, at most MAX_SECONDS.
+        The helper retries for the number of seconds that ``left()`` returns at the time of the call, at most
+        MAX_SECONDS.
         """
         seconds = min(max(0.0, left()), MAX_SECONDS)
         request = PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages, seconds=seconds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper container of hugepages on demand, which resizes pools on behalf of the frontend (docs/adr/0023).
+"""The helper container for hugepages on demand. It resizes pools on behalf of the frontend (docs/adr/0023).
 
 It accepts requests, one at a time, for the pools in the configuration's ``hugepagesOnDemand``. It does not decide how
 many pages claims need and keeps no state, so it can be killed and restarted at any time.
@@ -60,7 +60,7 @@ class PoolHelper:
             return PoolAnswer.of_problem(error.path, error.reason)
 
     def _resize(self, request: PoolRequest, pages: int) -> None:
-        """Resizes a pool. Raises HostTreeError, also for a size that the configuration does not allow."""
+        """Resizes a pool. Raises HostTreeError, including for a size that the configuration does not allow."""
         node, page = request.numa_node, request.page_bytes
         limit, reserved = self._config.pages_on_demand(node, page), self._config.reserved_bytes(node, page)
         has = self._pools.pages(node, page)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to the helper container that writes ``nr_hugepages``, and its responses (docs/adr/0023).
 
-Each is one JSON object in one message. The socket has type SOCK_SEQPACKET: the kernel preserves message boundaries and
-truncates a message that is longer than the buffer, so neither side reads more than its limit.
+Each request and each response is one JSON object in one message. The socket has type SOCK_SEQPACKET: the kernel
+preserves message boundaries and truncates a message that is longer than the buffer, so neither side reads more than its
+limit.
 """
 
 import socket
@@ -17,7 +18,7 @@ MAX_RESPONSE_BYTES: Final = 8192
 """Maximum size of a response in bytes."""
 MAX_SECONDS: Final = 60
 _MAX_TEXT_LENGTH: Final = 512
-"""Maximum number of characters in a text. JSON needs at most 6 bytes for each (``\\u001f``), so two texts fit."""
+"""Maximum number of characters in a text. JSON needs at most 6 bytes per character (``\\u001f``), so two texts fit."""
 
 
 class _Message(BaseModel):
@@ -39,7 +40,7 @@ class PoolRequest(_Message):
     pages: Annotated[int, Field(ge=0, le=1 << 32)] | None = None
     """Number of pages; None checks that the pool can be written, and changes nothing."""
     seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)] = 0
-    """Maximum time during which missing pages are requested from the kernel again."""
+    """Maximum time in seconds during which missing pages are requested again."""
 
 
 class PoolAnswer(_Message):

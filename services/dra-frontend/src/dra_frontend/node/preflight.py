@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the directories of the node that the service writes, at start-up and whenever the doctor runs.
+"""Checks the node directories that the service writes to, at startup and whenever the doctor runs.
 
 Nothing is written. access(2) takes the mount, owner, mode, capabilities and security modules into account for this
 process. Inside a pod, a path that is not on a mounted volume belongs to the container's own file system: files written
@@ -39,7 +39,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """A directory of the node that the service writes."""
+    """A node directory that the service writes to."""
 
     path: str
     name: str
@@ -116,7 +116,7 @@ def _permission(path: Path) -> str:
     status = path.stat()
     if status.st_uid != 0 or not status.st_mode & 0o200:
         return f"chown root {path}; chmod u+rwx {path}: the container lacks the capabilities to bypass owner and mode"
-    return "let SELinux or AppArmor allow it (the chart's values selinuxType and appArmorProfile)"
+    return "have SELinux or AppArmor allow it (the chart's values selinuxType and appArmorProfile)"
 
 
 def _nearest(path: Path) -> Path:

@@ -5,8 +5,8 @@
   /run/dra-driver-numa/state.sock           link to the active instance's socket
   /run/dra-driver-numa/*.lock               lock files
 
-Each instance removes only what it created. Lock files are never removed: a lock on a deleted file excludes no other
-process.
+Each instance removes only what it created. Lock files are never removed: a lock on a deleted file does not exclude
+other processes.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class RunDirectory:
         try:
             return listen_unix(self.state_socket)
         except FileNotFoundError:
-            # Another instance removed the empty directory, taking it for a dead instance's.
+            # Another instance mistook the empty directory for a dead instance's and removed it.
             self._make()
             return listen_unix(self.state_socket)
 
@@ -85,7 +85,7 @@ class RunDirectory:
     async def check(self, *, leads: bool, listen_anew: Callable[[], Awaitable[None]]) -> None:
         """Points the link at this instance when it starts to lead, or if the link is dangling. Does not raise.
 
-        ``listen_anew`` is called if the socket was removed. It must then serve what :meth:`listen` returns.
+        If the socket was removed, calls ``listen_anew``, which must serve the socket returned by :meth:`listen`.
         """
         try:
             if self._placed is not None and self._placed.is_gone():

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses CPUs of a topology. Pure; depends on CPUs and parameters, not on claims."""
+"""Chooses CPUs from a topology. The package is pure: it depends on CPUs and parameters, not on claims."""

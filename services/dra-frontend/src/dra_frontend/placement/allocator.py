@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the CPUs of a device for a claim's request. The search is exact: it finds a valid set whenever one exists.
+"""Chooses a device's CPUs for a claim's request. The search is exact: it finds a valid set whenever one exists.
 
 1. Filter: keep free CPUs of the requested core type and kernel isolation. With ``fullPhysicalCores`` keep whole cores.
-2. On machines with several kinds of cores, try each kind alone before mixing them, and prefer fewer NUMA nodes. 3.
-``l3: required`` chooses the best L3 group that can give all CPUs; ``numa: distribute`` gives each NUMA node an equal
-share; otherwise the tree of ``placement/place`` is packed as tightly as possible. 4. ``strategy: spread`` takes one
-thread of each core before the second of any.
+2. On machines with several kinds of cores, try each kind alone before mixing them, and prefer fewer NUMA nodes.
+3. ``l3: required`` chooses the best L3 group that can provide all CPUs; ``numa: distribute`` gives each NUMA node an
+   equal share; otherwise the tree of ``placement/place`` is packed as tightly as possible.
+4. ``strategy: spread`` takes one thread of each core before the second of any.
 
-Cores are sets of sibling threads, so nothing depends on raw core IDs, equal sockets or the number of threads. The time
-is linear in the number of CPUs. If no set is found, the refusal names the cause that no release of CPUs could remove,
-or else the free CPUs.
+Cores are sets of sibling threads, so nothing depends on raw core IDs, sockets of equal size or the number of threads.
+The time is linear in the number of CPUs. If no set is found, the refusal names a cause that releasing CPUs could not
+remove, or else the free CPUs.
 """
 
 from collections import Counter, defaultdict
@@ -50,7 +50,7 @@ class NoCpusError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Topology of a machine as the allocator needs it, computed once."""
+    """A machine's topology in the form that the allocator uses, computed once."""
 
     places: tuple[tuple[frozenset[int], Place], ...]
     """Each place with all its CPUs free, preceded by the set of its CPUs."""
@@ -60,7 +60,7 @@ class Layout:
 
     @classmethod
     def of(cls, machine: Machine) -> "Layout":
-        """Computes the layout of a machine. A core with threads in two places counts as partly used in both."""
+        """Computes a machine's layout. A core with threads in two places counts as partly used in both."""
         cores: defaultdict[tuple[int, int, int | None], defaultdict[int, list[int]]]
         cores = defaultdict(lambda: defaultdict(list))
         threads = Counter(cpu.core for cpu in machine.cpus.values())
@@ -79,7 +79,7 @@ class Layout:
         )
 
     def spread(self, cpus: frozenset[int]) -> tuple[int, int]:
-        """Returns the number of sockets and of NUMA nodes that the CPUs are on."""
+        """Returns the number of sockets and the number of NUMA nodes that the CPUs are on."""
         mine = [place for all_cpus, place in self.places if not cpus.isdisjoint(all_cpus)]
         return len({place.package for place in mine}), len({place.node for place in mine})
 
@@ -100,8 +100,8 @@ class Layout:
 
 # Between two prepares the free CPUs of only a few places change, so the reduced places are cached, and so are their
 # first threads. Without the first cache an allocation on 512 CPUs took 1.8 times as long on one NUMA node and 1.3 times
-# as long on the machine; the second saves a fifth of an allocation that spreads. 128 fits all places of such a machine,
-# atomic or not.
+# as long on the whole machine; the second cache saves a fifth of the time of an allocation that spreads. 128 entries
+# hold all places of such a machine, atomic or not.
 @lru_cache(128)
 def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
     """Returns the place reduced to some CPUs, or None if it has none of them. Split cores with few threads come
@@ -202,7 +202,7 @@ class _Search:
         self.places = layout.within(_filtered(self._free, layout, parameters), atomic=self._whole)
 
     def take(self, places: Sequence[Place], need: int, levels: tuple[Level, ...]) -> list[int]:
-        """Returns CPUs of places that can give them, according to the strategy."""
+        """Takes CPUs from places that have enough of them, according to the strategy."""
         if self._parameters.l3 == "preferred":
             levels = (*levels, L3)
         if self._parameters.strategy != "spread":
@@ -235,7 +235,7 @@ class _Search:
 
     def over_nodes(self) -> list[int]:
         by_node = {group[0].node: group for group in split(self.places, (NODE,))}
-        # Every node on which the device has allowed CPUs gets its share, even if all its CPUs are taken at present.
+        # Every node on which the device has allowed CPUs gets its share, even if all its CPUs are currently taken.
         nodes = sorted(node for node, cpus in self._layout.by_node.items() if not self._allowed.isdisjoint(cpus))
         free = {node: sum(place.size for place in by_node.get(node, [])) for node in nodes}
         order = sorted(nodes, key=lambda node: (-free[node], node))
@@ -249,13 +249,13 @@ class _Search:
         return [cpu for group, share in shared if share for cpu in self.take(group, share, (NODE,))]
 
     def refused(self, detail: str) -> NoCpusError:
-        """Returns the refusal, preferring causes that no release of CPUs could remove. Only refusals search the whole
-        machine.
+        """Returns the refusal, preferring causes that releasing CPUs could not remove. The whole machine is searched
+        only for refusals.
         """
         return self._none_here() or (self._whole and self._no_multiple()) or self._none(detail)
 
     def _none_here(self) -> NoCpusError | None:
-        """Returns a refusal for a property that the machine does not have."""
+        """Returns a refusal if the request requires a property that the machine does not have, else None."""
         if self._parameters.core_type != "any" and self._layout.by_type.keys() <= {CoreType.STANDARD}:
             return self._none(
                 "; this machine does not distinguish performance and efficiency cores: "
@@ -267,7 +267,9 @@ class _Search:
         return None
 
     def _no_multiple(self) -> NoCpusError | None:
-        """Returns a refusal if whole cores of the device could not give the amount even if all were free."""
+        """Returns a refusal if the device's whole cores could not provide the requested amount even if all were
+        free.
+        """
         places = self._layout.within(self._allowed, atomic=True)
         one_l3 = self._parameters.l3 == "required"
         groups = _by_l3(places) if one_l3 else [places]

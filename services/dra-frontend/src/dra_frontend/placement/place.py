@@ -10,8 +10,8 @@ A request that one small part can satisfy takes the part with the fewest CPUs th
 large parts stay free for large requests. A larger request takes the largest parts as a whole, and the rest by best fit.
 Within a place, whole cores are taken first, then partly used cores, then single threads of whole cores.
 
-The amounts that a part can give are a bit set (bit n is set if n CPUs are possible). With "whole cores only" on cores
-of different sizes, not every amount is possible, and the bit sets keep the decision exact.
+The amounts that a part can provide are a bit set (bit n is set if n CPUs are possible). With "whole cores only" on
+cores of different sizes, not every amount is possible, and the bit sets keep the decision exact.
 """
 
 from collections import defaultdict
@@ -23,7 +23,9 @@ from typing import Final, Literal, TypeAlias
 Core = tuple[int, ...]
 """Available CPUs of one physical core, ascending."""
 Rank = tuple[int, bool, int]
-"""Sort key of a part for a request, lowest first: levels within it, whether a whole core is split, size."""
+"""Sort key of a part for a request, lowest first: levels within the part, whether a whole core is split, size of the
+part.
+"""
 Level = Literal["package", "node", "l3"]
 PACKAGE: Final = "package"
 NODE: Final = "node"
@@ -36,11 +38,11 @@ def up_to(size: int) -> int:
 
 
 def sums(sizes: Sequence[int]) -> int:
-    """Returns the bit set of all sums of any of the sizes."""
+    """Returns the bit set of all sums that the sizes can form, each size used at most once."""
     found = 1
     for size in set(sizes):
-        # A machine has hundreds of cores of one size. Bundles of 1, 2, 4 and so on of them, and one of the rest, add up
-        # to any number of cores.
+        # A machine has hundreds of cores of one size. Bundles of 1, 2, 4 and so on cores, and one bundle of the
+        # remaining cores, can add up to any number of cores.
         count, bundle = sizes.count(size), 1
         while count:
             bundle = min(bundle, count)
@@ -143,22 +145,22 @@ class Place:
         return self.holding([], rest) if rest else None
 
     def holding(self, whole: Iterable[Core], broken: Iterable[Core], *, atomic: bool = False) -> "Place":
-        """Returns the place with other cores."""
+        """Returns a copy of the place with other cores."""
         return Place(self.package, self.node, self.l3, tuple(whole), tuple(broken), atomic)
 
     def best(self, need: int) -> "tuple[Rank, Place]":
-        """Returns the rank of the place for a number of CPUs that it can give, and the place itself."""
+        """Returns the place's rank for a number of CPUs that it can provide, and the place itself."""
         return (0, not self.atomic and self._breaks(need), self.size), self
 
     def _breaks(self, need: int) -> bool:
-        """Returns True if ``fill`` would allocate only a part of a whole core."""
+        """Returns True if ``fill`` would allocate only part of a whole core."""
         for core in self.whole:
             if len(core) <= need:
                 need -= len(core)
         return need > sum(map(len, self.broken))
 
     def take(self, need: int) -> list[int]:
-        """Returns ``need`` CPUs. The place must be able to give them."""
+        """Returns ``need`` CPUs. The place must be able to provide them."""
         return exactly(self.whole, need) if self.atomic else fill(self.whole, self.broken, need)
 
 
@@ -167,14 +169,14 @@ def fewest_threads(core: Core) -> tuple[int, Core]:
 
 
 def together(places: Sequence[Place]) -> int:
-    """Returns the bit set of the amounts that places can give together."""
+    """Returns the bit set of the amounts that places can provide together."""
     if places and places[0].atomic:
         return sums([size for place in places for size in map(len, place.whole)])
     return up_to(sum([place.size for place in places]))
 
 
 def merged(places: Sequence[Place]) -> Place:
-    """Returns one place with the cores of all."""
+    """Returns one place with the cores of all the places."""
     if len(places) == 1:
         return places[0]
     one = places[0]
@@ -192,11 +194,11 @@ class Branch:
     parts: tuple["Part", ...]
     """Direct children, at least two."""
     height: int
-    """Maximum number of levels between its places."""
+    """Maximum number of levels that separate places in the branch."""
     key: int
     size: int
     amounts: int
-    """Lowest CPU, number of CPUs and possible amounts, as in Place."""
+    """``key``, ``size`` and ``amounts`` have the same meanings as in Place."""
 
     @property
     def whole(self) -> Sequence[Core]:
@@ -204,13 +206,13 @@ class Branch:
         return merged(self.places).whole
 
     def best(self, need: int) -> tuple[Rank, "Part"]:
-        """Returns the rank and the best part in this branch that can give the CPUs alone. The branch must be
-        able to.
+        """Returns the best part in this branch that can provide the CPUs on its own, preceded by its rank. The branch
+        must be able to provide them.
         """
         return best_of(self.parts, need) or ((self.height, False, self.size), self)
 
     def take(self, need: int) -> list[int]:
-        """Returns ``need`` CPUs. The branch must be able to give them."""
+        """Returns ``need`` CPUs. The branch must be able to provide them."""
         taken: list[int] = []
         left = sorted(self.parts, key=lambda part: (-part.size, part.key))
         while need > left[0].size:
@@ -229,7 +231,9 @@ Part: TypeAlias = Place | Branch
 
 
 def best_of(parts: Iterable[Part], need: int) -> tuple[Rank, Part] | None:
-    """Returns the rank and the best of these parts and their descendants that can give the CPUs alone, or None."""
+    """Returns the best of these parts and their descendants that can provide the CPUs on its own, preceded by its rank.
+    Returns None if there is none.
+    """
     # Rank and part are found together: otherwise each level below would rank the places of the best part again.
     holding = [(part.best(need), part) for part in parts if has(part.amounts, need)]
     if not holding:
@@ -249,7 +253,7 @@ def build(places: Sequence[Place], levels: Sequence[Level]) -> Part:
 
 
 def split(places: Sequence[Place], levels: Sequence[Level]) -> list[list[Place]]:
-    """Returns the places grouped by one or more levels, in their order."""
+    """Returns the places grouped by one or more levels, in their original order."""
     key = attrgetter(*levels)
     groups: defaultdict[Hashable, list[Place]] = defaultdict(list)
     for place in places:

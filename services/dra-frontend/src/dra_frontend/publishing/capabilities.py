@@ -19,6 +19,7 @@ class NodeCapabilities:
     async def counts_claims(self, driver: str) -> bool:
         """Returns True if the kubelet adds claims of a driver to pod limits (KEP-5517). Raises KubeError.
 
-        It does so if it declares the feature and the API server has stored the mapping of the driver's devices.
+        The kubelet does so if it declares the feature and the API server has stored the mapping for the driver's
+        devices.
         """
         return self.publishers[driver].counted and await self.node_status.counts_claims()

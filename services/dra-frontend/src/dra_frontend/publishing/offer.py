@@ -55,7 +55,9 @@ class Holding:
     """Pool name; empty if no record of these claims can be read."""
 
     def fault(self, left: int, online: frozenset[int]) -> str:
-        """Returns the fault of a device of which the machine still has ``left``, or ""."""
+        """Returns the device's fault, or "" if it has none. ``left`` is the amount that the machine still has of the
+        device.
+        """
         if offline := self.cpus - online:
             return f"CPU {format_cpu_list(offline)} is offline and belongs to a claim; {self.named()}"
         if self.amount > left:
@@ -108,7 +110,7 @@ class Offer:
         shortages: Mapping[str, Shortage] = _NO_SHORTAGES,
     ) -> None:
         """Republishes devices whose inventory, allocations, faults or shortages have changed."""
-        # Objects that are replaced whenever they change. They are compared by identity, so an idle node does no work.
+        # These objects are replaced whenever they change. They are compared by identity, so an idle node does no work.
         books, known = (inventory, faults, shortages, ledger.files, *ledger.releasing.values()), self._books
         if len(books) == len(known) and all(map(is_, books, known)):
             return
@@ -124,7 +126,7 @@ class Offer:
             self.publishers[driver].set_pools(documents[driver])
 
     def _documents(self, driver: str, found: Snapshot, before: Snapshot) -> dict[str, list[dict[str, Any]]]:
-        """Returns the slices of a driver by pool, or an empty dictionary if its pools have not changed."""
+        """Returns a driver's slices by pool, or an empty dictionary if its pools have not changed."""
         pools, former = ([one for one in each.pools if one.driver == driver] for each in (found, before))
         if pools == former:
             return {}
@@ -177,7 +179,8 @@ def snapshot(
             status = Health.UNHEALTHY if fault else Health.HEALTHY
             health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
         pools.append(replace(pool, devices=tuple(devices)))
-    # Gone before this process started: there is no device to publish, but pods of its claims still see its health.
+    # These devices were gone before this process started, so none can be published, but pods of their claims still see
+    # the health.
     for (driver, name), holding in sorted(unseen.items(), key=lambda item: item[0]):
         if holding.pool:
             fault = f"this node no longer has this device; {holding.named()}"
@@ -186,7 +189,7 @@ def snapshot(
 
 
 def _with_shortage(device: Device, shortages: Mapping[str, Shortage]) -> Device:
-    """Returns the device with the shortage of its pages, if there is one."""
+    """Returns the device, with the shortage of its pages if there is one."""
     shortage = shortages.get(device.name)
     if isinstance(device, MemoryDevice) and device.on_demand:
         return replace(device, shortage=shortage.kind if shortage else "")
@@ -207,7 +210,7 @@ def _concerns(fault: Fault, device: Device) -> bool:
 
 
 def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: set[_Key]) -> list[Pool]:
-    """Adds devices that claims hold and the machine no longer has, at their former positions in the pools."""
+    """Adds devices that claims hold and that the machine no longer has, at their previous positions in the pools."""
     merged = {(pool.driver, pool.name): pool for pool in fresh}
     for pool in before:
         kept = merged.get((pool.driver, pool.name), replace(pool, devices=()))

@@ -2,7 +2,7 @@
 """Plans the writes that turn the slices stored by the API server into the desired slices of a pool.
 
 Slices have deterministic names. Each desired slice is unchanged, replaced or created; other slices of the pool are
-deleted. How they are written depends on the number of objects that change:
+deleted. How slices are written depends on the number of objects that change:
 
   none         nothing is written
   one          it is written in the current generation: the pool is complete before and after
@@ -21,11 +21,11 @@ from dra_frontend.api_server.requests import Document
 from dra_frontend.devices.gates import ALLOCATABLE, BINDING, COUNTING, LISTS, TAINTS, TAINTS_FIELD
 
 Accepted = Mapping[str, tuple[Document, Document]]
-"""Slice as sent and as stored by the server, by slice name. A slice that the server alters is not sent again, which
-would never end.
+"""Slice as sent and as stored by the server, by slice name. A slice that the server alters is not sent again, since
+that would never end.
 """
 _MAX_GENERATION: Final = 1 << 62
-"""Highest generation that is raised further. The field has 63 bits, and the server rejects a larger number."""
+"""Highest generation that is still incremented. The field has 63 bits, and the server rejects a larger number."""
 
 
 def plan_pool(
@@ -33,9 +33,9 @@ def plan_pool(
 ) -> tuple[list[Document], list[Document]]:
     """Returns the documents to write and those to delete, in this order.
 
-    ``desired`` contains the slices to publish, ``held`` those that the server has, both by slice name. A document with
-    a resourceVersion replaces that version; one without it is created. A generation above the maximum comes from
-    another writer; consumers see the new slices once those have been replaced.
+    ``desired`` contains the slices to publish, ``held`` the slices that the server has, both by slice name. A document
+    with a resourceVersion replaces that version; one without it is created. A generation above the maximum comes from
+    another writer; consumers see the new slices once that writer's slices have been replaced.
     """
     generations = [document["spec"]["pool"].get("generation") or 0 for document in held.values()]
     highest = max((one for one in generations if one <= _MAX_GENERATION), default=0)
@@ -65,7 +65,7 @@ def canonical(value: Any) -> Any:
     """Returns a spec without its pool in a form in which ``==`` means that consumers see no difference.
 
     Nil equals empty, devices are in order, and quantities are canonical text on both sides. The time at which a taint
-    was added is ignored, since the server sets it. Documents of other writers may contain anything.
+    was added is ignored, since the server sets it. Documents from other writers may contain anything.
     """
     if isinstance(value, dict):
         inner = {key: canonical(one) for key, one in value.items() if key not in ("pool", "timeAdded")}
@@ -108,9 +108,10 @@ def _without_mapping(device: Document) -> Document:
 MAPPING_REFUSED: Final = StatusCode.MAPPING_UNSUPPORTED
 LISTS_REFUSED: Final = StatusCode.SLICE_LISTS_REFUSED
 _NOT_COUNTED: Final = "claims are not counted against the CPU and memory of the node"
-# Fields that a server may reject, by Event reason, with the note. A server without the gate of list attributes
-# (KEP-5491) rejects a whole slice because of one list. The mapping (KEP-5517) is dropped, or rejected if the server
-# expects a different form. From 1.37 it is also rejected while the node's kubelet does not count claims.
+# Fields that a server may reject, by Event reason, each with a function that omits them and the note. A server without
+# the gate of list attributes (KEP-5491) rejects a whole slice because of one list. The mapping (KEP-5517) is dropped,
+# or rejected if the server expects a different form. From 1.37 it is also rejected while the node's kubelet does not
+# count claims.
 _REFUSED: Final[Mapping[str, tuple[Callable[[Document], Document], str]]] = {
     LISTS_REFUSED: (
         _without_lists,
@@ -155,7 +156,7 @@ def unconditional(document: Document) -> Document:
 
 
 def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[str, ...]]]:
-    """Returns the slices as they are, then with one or more of the optional fields omitted, each with the Event
+    """Returns the slices unchanged, then without one or more of the optional fields, each variant with the Event
     reasons.
 
     A reason is "" if the omission makes no difference to users.
@@ -176,7 +177,7 @@ def notes(refused: Iterable[str], dropped: Sequence[str], *, conditions: bool = 
     dropped.
 
     A note contains the effect, the cause and the remedy. ``conditions`` is False if the server drops binding
-    conditions, so that the devices with them are omitted.
+    conditions, so the devices that have them are omitted.
     """
     found: dict[str, str] = {} if conditions else {CONDITIONS_DROPPED: _CONDITIONS_NOTE}
     found |= {reason: _REFUSED[reason][1] for reason in sorted(filter(None, refused))}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the ResourceSlices of one driver on this node in sync with its devices.
 
-Works in rounds: list the slices, write what differs, then watch. Changes of the machine are written immediately.
-Changes by another client are repaired after a delay, which grows while they continue. A new round starts when the watch
-has expired or a call has failed. Slices are not deleted at shutdown: the kubelet deletes them if the driver does not
-register again.
+Works in rounds: it lists the slices, writes those that differ, then watches. Changes to the machine are written
+immediately. Changes by another client are reverted after a delay, which grows while such changes continue. A new round
+starts when the watch has expired or a call has failed. Slices are not deleted at shutdown: the kubelet deletes them if
+the driver does not register again.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ _log = logging.getLogger(__name__)
 
 # Number of consecutive failures before an Event. A restart of the API server takes a second or two and needs none.
 _FAILURES_BEFORE_NOTICE: Final = 3
-# After a round or a watch of this length, or this time without writes by other clients, the delays start over.
+# The delays start over after a round or a watch that lasted this long, or after this long without writes by other
+# clients.
 _CALM_SECONDS: Final = 60.0
 
 
@@ -63,7 +64,7 @@ class Publisher:
 
     @property
     def counted(self) -> bool:
-        """True if claims of the devices are counted against the node (KEP-5517), as far as is known."""
+        """True if claims for the devices count against the node's resources (KEP-5517), as far as is known."""
         return self._writer.counted
 
     def set_pools(self, pools: Pools) -> None:

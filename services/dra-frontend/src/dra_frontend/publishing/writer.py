@@ -51,7 +51,7 @@ class SliceWriter:
 
     @property
     def counted(self) -> bool:
-        """True if claims of these devices are counted against the node, as far as is known."""
+        """True if claims for these devices count against the node's resources, as far as is known."""
         devices = [device for one in self._held.values() for device in one["spec"].get("devices") or ()]
         return not devices or any(ALLOCATABLE in device for device in devices)
 
@@ -74,7 +74,7 @@ class SliceWriter:
         """Applies a watch event. Returns False if it reports our own write or a state that is already known."""
         name = document["metadata"]["name"]
         held = self._held.get(name)
-        # Names are reused, so even a deletion may be of an earlier object.
+        # Names are reused, so even a deletion may concern an earlier object.
         if kind == "DELETED" if held is None else _version(document) <= _version(held):
             return False
         if kind == "DELETED":
@@ -84,7 +84,8 @@ class SliceWriter:
         return True
 
     async def write(self, pools: Pools) -> None:
-        """Writes these pools and deletes all others. An error in one pool does not stop the rest.
+        """Writes these pools and deletes all others. An error in one pool does not prevent the others from being
+        written.
 
         Raises GateOffError after deleting all slices, else the KubeError of the first pool that failed.
         """
@@ -139,8 +140,8 @@ class SliceWriter:
     async def _bindable(self, documents: Sequence[Document]) -> list[Document]:
         """Returns the slices without devices whose binding conditions the server drops.
 
-        A pod bound at once would wait on the node for pages that may never exist. A dry run before the first write
-        finds out, as a real write would briefly offer the pages.
+        Without binding conditions, a pod would be bound immediately and wait on the node for pages that may never
+        exist. A dry run before the first write detects this, since a real write would briefly offer the pages.
         """
         trials = [one for document in documents if (one := conditional(document)) is not None]
         if trials and self._keeps_conditions is None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP API: allocations and status of this node, as stored by other packages and reported by the backend."""
+"""HTTP API for this node's allocations and status, as stored by other packages and reported by the backend."""

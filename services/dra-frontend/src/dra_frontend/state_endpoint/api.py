@@ -2,8 +2,8 @@
 """Defines the state endpoint's documents and the OpenAPI document. Each route declares the model of its response.
 
 application.py imports this module at the first request for one of its documents, because FastAPI takes 8 MB and 0.1 s
-of CPU time. It serves the probes and the backend's requests itself; they are only declared here, with the same
-endpoints.
+of CPU time. application.py itself serves the probes and the backend's requests; this module only declares them, with
+the same endpoints.
 """
 
 import asyncio
@@ -199,7 +199,7 @@ def _errors(texts: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
 
 
 def state_app(state: StateSource, link: BackendLink) -> FastAPI:
-    """Returns the application of all documents."""
+    """Returns the application that serves all documents."""
     app = _StateApi(
         title="dra-driver-numa state",
         version=__version__,
@@ -244,7 +244,7 @@ def _add_claim(app: FastAPI, state: StateSource) -> None:
 
 
 def _add_link(app: FastAPI, link: BackendLink) -> None:
-    """Adds the two routes of the backend."""
+    """Adds the two routes that the backend uses."""
     app.add_api_route(
         "/v1/records",
         link.records,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Application of the state socket. Serves the backend and the probes; api.py provides all other documents."""
+"""Application for the state socket. It serves the backend and the probes; api.py provides all other documents."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ from dra_frontend.state_endpoint.source import StateSource
 
 
 def state_application(state: StateSource) -> Starlette:
-    """Returns the application of the state socket."""
+    """Returns the application for the state socket."""
     link = BackendLink(state)
     routes = [
         *port_routes(probe_endpoints(state)),
@@ -30,7 +30,7 @@ def state_application(state: StateSource) -> Starlette:
 
 
 def _error_response(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101  for the type checker: it is registered for these alone
+    assert isinstance(error, HTTPException)  # noqa: S101  for the type checker: registered only for HTTPException
     return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
 
 

@@ -17,17 +17,19 @@ from dra_frontend.state_endpoint.source import StateSource
 
 _BODY_SECONDS: Final = 10.0
 _SMALL_BODY: Final = 256 << 10
-"""Size up to which a body is always read, whatever else is being read: a lease, or the state of an ordinary node."""
+"""Size up to which a body is always read, whatever else is being read. A lease and an ordinary node's state are not
+larger.
+"""
 _MAX_BUFFERED: Final = 2 * MAX_STATE_BYTES
 
 
 class Bodies:
-    """Reads bodies of requests, with limits for the size, the time, and the memory of all bodies together."""
+    """Reads request bodies, with limits on the size and the time of each and on the memory of all bodies together."""
 
     def __init__(self, seconds: float = _BODY_SECONDS) -> None:
         self._seconds = seconds
         self._buffered = 0
-        """Number of bytes of large bodies that are being read."""
+        """Number of bytes held for large bodies that are being read."""
 
     async def read(self, receive: Receive) -> bytes:
         """Returns the body of a request.
@@ -62,14 +64,14 @@ class Bodies:
 
 
 class BackendLink:
-    """The endpoints of the backend."""
+    """The endpoints that the backend uses."""
 
     def __init__(self, state: StateSource) -> None:
         self._state = state
         self._bodies = Bodies()
 
     async def report(self, request: Request) -> Response:
-        """Accepts a report of the backend, at most 4 MiB. Only the backend of this pod sends it."""
+        """Accepts a report from the backend, at most 4 MiB. Only this pod's backend sends reports."""
         state = self._state
         try:
             status, reports = read_state(await self._bodies.read(request.receive))
@@ -81,7 +83,7 @@ class BackendLink:
         return _json(answer)
 
     async def records(self, request: Request) -> Response:
-        """Returns the changes of claim records after a generation.
+        """Returns the changes to claim records since a generation.
 
         Waits for a change, at most `wait` seconds. Without `after`, returns the current generation immediately.
         """

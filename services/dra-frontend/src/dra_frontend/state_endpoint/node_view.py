@@ -30,7 +30,7 @@ _MAX_PROBLEMS: Final = 100
 
 
 def node_view(state: StateSource) -> NodeDocument:
-    """Returns the document that the page draws. It stays equal as long as nothing on the node changes."""
+    """Returns the document that the page draws. The document stays equal as long as nothing on the node changes."""
     ledger, backend = state.store.ledger, state.backend
     conditions = claim_conditions(state)
     return NodeDocument(
@@ -63,8 +63,8 @@ def _numa_nodes(machine: Machine) -> Iterator[PageNumaNode]:
 
 
 def _memory(state: StateSource) -> Iterator[PageMemory]:
-    """Yields each memory device with the total bytes of its kind on the node. Neither claimed nor free means
-    reserved.
+    """Yields each memory device with the total bytes of its kind on the node. Bytes that are neither claimed nor free
+    are reserved.
     """
     nodes = state.watch.machine.numa_nodes
     for entry in memory_view(state.watch.inventory, state.store.ledger):
@@ -115,7 +115,7 @@ def _container(report: ContainerReport) -> PageContainer:
 
 
 def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> list[ProblemDocument]:
-    """Returns problems, then warnings, and an entry with the number of omitted ones."""
+    """Returns problems, then warnings, then an entry with the number of omitted ones."""
     problems, warnings, left_out = notices(state, conditions)
     found = [
         ProblemDocument(level=level, code=one.code, subject=one.subject, text=one.text)

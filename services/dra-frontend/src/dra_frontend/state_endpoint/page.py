@@ -54,7 +54,7 @@ def _document(state: StateSource) -> Response:
 
 
 def page_application(state: StateSource) -> LocalOnly:
-    """Returns the application of the page's port."""
+    """Returns the application for the page's port."""
     return LocalOnly(port_application(browser_endpoints(state)))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applications of the TCP ports: a few endpoints each, for the kubelet, Prometheus and a browser on this machine.
+"""Applications for the TCP ports: each has a few endpoints, for the kubelet, Prometheus and a browser on this machine.
 
 An application contains only the routes of its port, so no request reaches the other documents of the state socket.
 """
@@ -38,7 +38,9 @@ def probe_endpoints(state: StateSource) -> Endpoints:
 
 
 def preflight_endpoints(faults: Iterable[object]) -> Endpoints:
-    """Returns the endpoints of a service that cannot start: it is healthy, and ``/readyz`` contains the faults."""
+    """Returns the endpoints of a service that cannot start: ``/healthz`` reports it as healthy, and ``/readyz`` lists
+    the faults.
+    """
 
     def reasons() -> Response:
         return PlainTextResponse("\n".join([*map(str, faults), ""]), 503)
@@ -66,7 +68,7 @@ def port_application(endpoints: Endpoints) -> Starlette:
     """Returns an application that serves only these endpoints."""
 
     def absent(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)  # noqa: S101  for the type checker: it is registered for these alone
+        assert isinstance(error, HTTPException)  # noqa: S101  for the type checker: registered only for HTTPException
         return PlainTextResponse(f"only {' and '.join(endpoints)}\n", error.status_code, error.headers)
 
     app = Starlette(routes=port_routes(endpoints), exception_handlers={HTTPException: absent})

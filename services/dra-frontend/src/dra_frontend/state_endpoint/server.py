@@ -2,10 +2,10 @@
 """HTTP server for the state socket and the TCP ports: uvicorn, with limits that uvicorn lacks.
 
 uvicorn limits neither the number of connections, except by rejecting new ones, nor the time that a peer takes to send a
-request or to read the response. h11, its parser, applies its limit of a head only while the head is incomplete, and
-takes up to 0.9 s of CPU time for a head of 8 KiB (docs/adr/0025-one-http-server.md has the measurements).
-BoundedConnection therefore makes room for the newest connection by ending another one, ends connections after a time
-limit, and passes a head to h11 only once it is complete and checked.
+request or to read the response. h11, its parser, applies its size limit for a request head only while the head is
+incomplete, and takes up to 0.9 s of CPU time for a head of 8 KiB (docs/adr/0025-one-http-server.md has the
+measurements). BoundedConnection therefore makes room for the newest connection by ending another one, ends connections
+after a time limit, and passes a head to h11 only once it is complete and checked.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ _SLOW: Final = re.compile(rb"[^\t\r\n -~\x80-\xff]|\r(?!\n)|[ \t]{16}")
 """Heads that h11 parses slowly: a control character at the end of a long line, or a long run of blanks."""
 _MAX_LINES: Final = 64
 _CONNECTIONS_PER_TURN: Final = 8
-"""Number of connections of a flood that are accepted before other work of the event loop continues."""
+"""Number of connections that are accepted during a flood before the event loop continues with other work."""
 _IDLE_SECONDS: Final = 60
 """Time without a request after which a connection is closed. Longer than RENEW_SECONDS, the backend's longest pause."""
 _BACKLOG: Final = 1024
-"""Maximum number of connections that wait in the kernel in the meantime (listen(2))."""
+"""Maximum number of connections that wait in the kernel until they are accepted (listen(2))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,10 @@ class Bounds:
     """Limits for the peers of one listening socket."""
 
     connections: int
-    """Maximum number of simultaneous connections. A further one ends another one: the oldest, if each connection serves
-    a single request, even while it is being handled; otherwise the oldest before its first request, else the oldest
-    between two requests, else the oldest that is being handled.
+    """Maximum number of simultaneous connections. A new connection beyond this number ends another one. If each
+    connection serves a single request, that is the oldest connection, even while its request is being handled.
+    Otherwise it is the oldest connection before its first request, else the oldest between two requests, else the
+    oldest.
     """
     head_bytes: int
     """Maximum size of the request line and headers."""
@@ -59,9 +60,11 @@ class Bounds:
 
 
 STATE_SOCKET: Final = Bounds(connections=128, head_bytes=64 << 10)
-"""Limits of the socket that only root can use: the backend has two connections, the others are users' commands."""
+"""Limits for the socket that only root can use. The backend has two connections; the others come from users'
+commands.
+"""
 PORT: Final = Bounds(connections=64, head_bytes=8 << 10, single_request_seconds=5.0)
-"""Limits of ports that any process may reach. The kubelet and Prometheus need one connection each."""
+"""Limits for ports that any process may reach. The kubelet and Prometheus need one connection each."""
 
 
 class BoundedConnection(H11Protocol):
@@ -78,8 +81,8 @@ class BoundedConnection(H11Protocol):
 
     @property
     def _rank(self) -> int:
-        """Rank by which connections are ended, lowest first: 0 before the first request, 1 between requests, 2 during
-        one.
+        """Rank by which connections are ended, lowest first: 0 before the first request, 1 between requests, 2 during a
+        request.
 
         Always 0 if the connection serves a single request.
         """
@@ -122,7 +125,7 @@ class BoundedConnection(H11Protocol):
             self.send_400_response("the head is too long, or contains control characters or a run of blanks\n")
             return
         if self._bounds.single_request_seconds is not None:
-            # The first request is the only one. Further data stays in the kernel until the response is sent.
+            # The first request is the only one. Any other data stays in the kernel until the response is sent.
             del received[end + len(_HEAD_END) :]
             self.flow.pause_reading()
         super().data_received(bytes(received))
@@ -131,8 +134,8 @@ class BoundedConnection(H11Protocol):
 class HttpServer(Server):
     """uvicorn without its main loop.
 
-    That loop handles signals, polls ten times a second, which would be a quarter of an idle frontend's CPU time, and
-    sets the headers ``date`` and ``server``. app.py handles the signals, and responses have neither header.
+    That loop handles signals, sets the headers ``date`` and ``server``, and polls ten times a second, which would take
+    a quarter of an idle frontend's CPU time. app.py handles the signals, and responses have neither header.
     """
 
     def __init__(self, app: ASGIApp, bounds: Bounds, listening: socket.socket) -> None:
@@ -151,7 +154,8 @@ class HttpServer(Server):
                 timeout_graceful_shutdown=1,
                 timeout_keep_alive=_IDLE_SECONDS,
                 h11_max_incomplete_event_size=bounds.head_bytes,
-                # asyncio uses one number for both: how many wait in the kernel, and how many are accepted in a turn.
+                # asyncio uses one number for both: connections that wait in the kernel, and connections accepted per
+                # loop iteration.
                 backlog=_CONNECTIONS_PER_TURN,
             )
         )

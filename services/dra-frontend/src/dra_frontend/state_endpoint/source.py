@@ -23,16 +23,16 @@ class StateSource(Protocol):
     backend: BackendView
 
     def reported(self) -> None:
-        """Called after each report of the backend."""
+        """Called after each report from the backend."""
 
     def unready(self) -> Sequence[Notice]:
-        """Updates the readiness of the pod with the current problems, and logs changes.
+        """Updates the pod's readiness with the current problems, and logs changes.
 
         Returns the problems that make the pod unready, or nothing if it is ready.
         """
 
     def warnings(self) -> Sequence[Notice]:
-        """Returns conditions that an operator should know although the service is ready."""
+        """Returns conditions that an operator should know about even though the service is ready."""
 
     def metrics(self) -> bytes:
         """Returns the metrics in the Prometheus text format."""

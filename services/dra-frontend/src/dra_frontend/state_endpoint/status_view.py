@@ -20,7 +20,7 @@ _BY_SEVERITY: Final = ("True", "Unknown", "False")
 
 
 def status_view(state: StateSource) -> StatusDocument:
-    """Returns whether the driver works, and its problems."""
+    """Returns whether the driver is ready, with its problems and warnings."""
     problems, warnings, left_out = notices(state, claim_conditions(state))
     status = state.backend.status
     return StatusDocument(
@@ -37,7 +37,7 @@ def status_view(state: StateSource) -> StatusDocument:
 
 
 def claim_conditions(state: StateSource) -> dict[str, Condition]:
-    """Returns the condition ``Enforced`` of each claim with a record, by UID: the worst of its devices."""
+    """Returns the condition ``Enforced`` of each claim with a record, by UID: the worst condition among its devices."""
     ledger, backend = state.store.ledger, state.backend
     reason = backend.status.exclusivity_reason if backend.status else ""
     entries = status_entries(ledger, state.watch.machine, silent=not backend.live, node_reason=reason)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the documents of the state endpoint from machine, devices, ledger and the backend's reports."""
+"""Builds the state endpoint's documents from the machine, the devices, the ledger and the backend's reports."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -137,7 +137,7 @@ def cpus_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Ite
 
 
 def cpu_uses_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Iterator[PageCpu]:
-    """Yields an entry for each present CPU, with its use, a key of ``words.USES``."""
+    """Yields an entry for each present CPU. Its use is a key of ``words.USES``."""
     machine = inventory.machine
     records = {record.claim.uid: record for record in ledger.records if record.cpus}
     shown = list(cpus_view(inventory, ledger, backend))
@@ -165,8 +165,8 @@ def _reasons(fallback: str, requested: str) -> dict[str, Any]:
 
 
 def memory_view(inventory: Inventory, ledger: Ledger) -> list[MemoryDocument]:
-    """Returns capacity, claimed and free bytes of each memory device, including devices that are gone but held by
-    claims.
+    """Returns capacity, claimed and free bytes of each memory device, including devices that no longer exist but are
+    still held by claims.
     """
     claimed = ledger.claimed_bytes()
     claims: dict[str, set[str]] = defaultdict(set)

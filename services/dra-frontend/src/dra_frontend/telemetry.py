@@ -60,9 +60,9 @@ class NodeGauges(Collector):
             yield GaugeMetricFamily(_BACKEND + "report_age_seconds", text, value=self.backend.age)
             pins = self.backend.status.kubelet_pins
             static = (([manager], manager in pins) for manager in ("cpu", "memory"))
-            text = "1 if this manager of the kubelet is static or an NRI plugin assigns the same resources, else 0."
+            text = "1 if this kubelet manager is static or an NRI plugin assigns the same resources, else 0."
             yield _gauge("dra_numa_kubelet_static_manager", text, ["manager"], static)
-        text = "Number of failed readings of /sys and /proc."
+        text = "Number of failed reads of /sys and /proc."
         yield CounterMetricFamily("dra_numa_discovery_failures", text, value=self.watch.failures)
 
     def _numbers(self) -> Iterable[tuple[str, str, float]]:
@@ -101,7 +101,7 @@ class NodeGauges(Collector):
                 len(ledger.releasing),
             ),
             ("dra_numa_records_unreadable", "Number of claim files whose record is damaged.", damaged),
-            ("dra_numa_machine_readable", "1 if the last reading of /sys and /proc succeeded, else 0.", readable),
+            ("dra_numa_machine_readable", "1 if the last read of /sys and /proc succeeded, else 0.", readable),
             (
                 "dra_numa_backend_live",
                 "1 if the backend's lease is valid, else 0; without a lease no claim can be prepared.",
@@ -112,7 +112,7 @@ class NodeGauges(Collector):
     def _devices(self) -> Iterable[Metric]:
         yield _gauge(
             "dra_numa_slices_in_sync",
-            "1 if the ResourceSlices of the driver are published and up to date, else 0.",
+            "1 if the driver's ResourceSlices are published and up to date, else 0.",
             ["driver"],
             (([driver], publisher.ready) for driver, publisher in self.publishers.items()),
         )
@@ -198,9 +198,9 @@ class Telemetry:
         self.prepared = Counter("dra_cpu_prepare_claims", text, ["result"], registry=registry)
         text = "Number of CPU claims that the kubelet asked to unprepare, by result."
         self.unprepared = Counter("dra_cpu_unprepare_claims", text, ["result"], registry=registry)
-        text = "Number of claims in the kubelet's calls prepare and unprepare, by result: success or error."
+        text = "Number of claims in the kubelet's prepare and unprepare calls, by result: success or error."
         self.calls = Counter("dra_numa_claims_handled", text, ["driver", "call", "result"], registry=registry)
-        text = "Duration of the kubelet's calls prepare and unprepare in seconds."
+        text = "Duration of the kubelet's prepare and unprepare calls in seconds."
         labels = ["driver", "call"]
         self.seconds = Histogram("dra_numa_call_duration_seconds", text, labels, buckets=_SECONDS, registry=registry)
         text = "Duration of preparing a CPU claim in seconds."
@@ -209,7 +209,7 @@ class Telemetry:
         )
         text = "Number of metadata files that could not be written; the container starts without one."
         self.metadata_failures = Counter("dra_numa_metadata_failures", text, ["driver"], registry=registry)
-        text = "Number of writes of status.devices of claims, by result; denied: missing permission or feature gate."
+        text = "Number of writes to claims' status.devices, by result; denied: missing permission or feature gate."
         self.status_writes = Counter("dra_numa_claim_status_writes", text, ["result"], registry=registry)
         for result in ("written", "failed", "denied"):
             self.status_writes.labels(result)

@@ -57,7 +57,7 @@ class MemoryTree:
         try:
             return content.rstrip(b"\0").decode("ascii")
         except UnicodeDecodeError as error:
-            raise HostTreeError(path, "is not an ASCII text") from error
+            raise HostTreeError(path, "is not ASCII text") from error
 
     def names(self, path: str) -> list[str] | None:
         """Returns the sorted names in a directory."""

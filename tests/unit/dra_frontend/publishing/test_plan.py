@@ -240,7 +240,7 @@ def test_an_unsupported_numa_list_is_omitted_silently() -> None:
             [
                 "devices lack attributes that are lists",
                 "refuses list attributes",
-                "switch on the feature gate DRAListTyp",
+                "enable the feature gate DRAListTyp",
             ],
         ),
         (
@@ -258,7 +258,7 @@ def test_an_unsupported_numa_list_is_omitted_silently() -> None:
             [
                 "the scheduler does not avoid devices",
                 "dropped or changed a.taints",
-                "switch on DRADeviceTaints in the API",
+                "enable DRADeviceTaints in the API",
             ],
         ),
         (

@@ -55,7 +55,7 @@ class HostTree:
             # Some kernels terminate sysfs text with a NUL byte.
             return data.rstrip(b"\0").decode("ascii")
         except UnicodeDecodeError as error:
-            raise HostTreeError(path, f"is not an ASCII text (byte {error.start})") from error
+            raise HostTreeError(path, f"is not ASCII text (byte {error.start})") from error
 
     def names(self, path: str) -> list[str] | None:
         """Returns the sorted names in a directory, or None if it does not exist. Raises HostTreeError if it cannot be

@@ -109,21 +109,21 @@ MAPPING_REFUSED: Final = StatusCode.MAPPING_UNSUPPORTED
 LISTS_REFUSED: Final = StatusCode.SLICE_LISTS_REFUSED
 _NOT_COUNTED: Final = "claims are not counted against the CPU and memory of the node"
 # Fields that a server may reject, by Event reason, each with a function that omits them and the note. A server without
-# the gate of list attributes (KEP-5491) rejects a whole slice because of one list. The mapping (KEP-5517) is dropped,
-# or rejected if the server expects a different form. From 1.37 it is also rejected while the node's kubelet does not
-# count claims.
+# the feature gate for list attributes (KEP-5491) rejects a whole slice because of one list. The mapping (KEP-5517) is
+# dropped, or rejected if the server expects a different form. From 1.37 it is also rejected while the node's kubelet
+# does not count claims.
 _REFUSED: Final[Mapping[str, tuple[Callable[[Document], Document], str]]] = {
     LISTS_REFUSED: (
         _without_lists,
         (
             "devices lack attributes that are lists, such as the PCIe roots near their CPUs: the API server refuses "
-            f"list attributes; switch on the feature gate {LISTS} in the API server and the scheduler"
+            f"list attributes; enable the feature gate {LISTS} in the API server and the scheduler"
         ),
     ),
     MAPPING_REFUSED: (
         _without_mapping,
         (
-            f"{_NOT_COUNTED}: the API server refuses {ALLOCATABLE}; switch on the feature gate {COUNTING} in this "
+            f"{_NOT_COUNTED}: the API server refuses {ALLOCATABLE}; enable the feature gate {COUNTING} in this "
             "node's kubelet, the API server and the scheduler, or remove publishNodeAllocatableResourceMapping"
         ),
     ),
@@ -135,7 +135,7 @@ _DROPPED: Final = {
 }
 CONDITIONS_DROPPED: Final = StatusCode.CONDITIONS_DROPPED
 _CONDITIONS_NOTE: Final = (
-    "devices of hugepagesOnDemand are not published: the API server drops bindingConditions; switch on the feature "
+    "devices of hugepagesOnDemand are not published: the API server drops bindingConditions; enable the feature "
     f"gate {BINDING} in the API server and the scheduler (on by default from Kubernetes 1.36), or remove "
     "hugepagesOnDemand"
 )
@@ -185,7 +185,7 @@ def notes(refused: Iterable[str], dropped: Sequence[str], *, conditions: bool = 
         known = sorted({known for path in dropped for field, known in _DROPPED.items() if field in path})
         effects = " and ".join(effect for effect, _ in known) or "devices differ from this node's description"
         gates = " and ".join(gate for _, gate in known)
-        remedy = f"switch on {gates} in the API server and the scheduler" if known else "report this text"
+        remedy = f"enable {gates} in the API server and the scheduler" if known else "report this text"
         text = f"{effects}: the API server dropped or changed {', '.join(dropped)}; {remedy}"
         found[StatusCode.SLICE_FIELDS_DROPPED] = text
     return found

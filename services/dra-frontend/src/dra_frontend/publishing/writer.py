@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 Pools = Mapping[str, Sequence[Document]]
 """Desired slices by pool."""
 _GATE_OFF: Final = (
-    f"the API server drops {' and '.join(SHARING_FIELDS)}, without which a claim would get a whole device; switch on "
+    f"the API server drops {' and '.join(SHARING_FIELDS)}, without which a claim would get a whole device; enable "
     f"the feature gate {SHARING} in the API server and the scheduler (on by default from Kubernetes 1.36)"
 )
 

@@ -16,7 +16,7 @@ from dra_frontend.machine.file_tree import FileTree
 from dra_frontend.machine.overlay import OverlayTree, parse_overlay
 from dra_frontend.node.host_tree import HostTree
 
-# Flags that set a key of the configuration file.
+# Flags that each set a key of the configuration file.
 _CONFIG_FLAGS = {
     **DEPRECATED_FLAGS,
     "--group-by": "groupBy",
@@ -34,7 +34,7 @@ _MOUNTED = "/etc/dra-driver-numa/config.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Flags, environment and configuration file of this process."""
+    """Settings of this process, from flags, environment and configuration file."""
 
     config: Config
     node_name: str

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports the metrics of frontend and backend in the Prometheus text format. Gauges are computed at each scrape.
+"""Exports the metrics of the frontend and the backend in the Prometheus text format. Gauges are computed at each
+scrape.
 
 The ``dra_cpu_*`` names are those of dra-driver-cpu, so that its dashboards keep working. The backend sends its metrics
 with its lease, and they are exported until the lease ends.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regularly reads this node's Node object for the memory that the kubelet reserves and whether the kubelet counts
+"""Regularly reads this node's Node object to find out how much memory the kubelet reserves and whether it counts
 claims. :mod:`dra_frontend.devices.reserves` and :mod:`dra_frontend.devices.gates` interpret the object.
 
 :mod:`dra_frontend.devices.reserves` and :mod:`dra_frontend.devices.gates` interpret it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads performance, tier and kind of every NUMA node's memory from sysfs.
+"""Reads the performance, tier and kind of every NUMA node's memory from sysfs.
 
 Memory can be offered without any of these values. If a file cannot be used, its value stays unknown and a doubt is
 recorded.

@@ -59,14 +59,14 @@ class Cpu:
 
     id: int
     core: int
-    """Core identity: its lowest online sibling. Unique on the machine, unlike the raw ``core_id``."""
+    """Core identity: the core's lowest online CPU. Unique on the machine, unlike the raw ``core_id``."""
     core_id: int
     """``topology/core_id`` as reported by the kernel, which repeats on every socket. -1 if the file is missing."""
     package: int
     """``topology/physical_package_id`` if the IDs distinguish the packages, else the package's position in order."""
     numa_node: int
     l3: int | None
-    """L3 group identity: its lowest online CPU. None if the CPU has no L3."""
+    """L3 group identity: the group's lowest online CPU. None if the CPU has no L3."""
     l3_id: int
     """L3 cache ID: ``cache/indexN/id`` if IDs are unique, else the lowest present CPU sharing the cache, or -1 if the
     CPU has no L3.
@@ -80,7 +80,7 @@ class HugepagePool:
 
     page_bytes: int
     total: int
-    """Total pages of the pool, including surplus pages (``nr_hugepages``)."""
+    """Total pages in the pool, including surplus pages (``nr_hugepages``)."""
     free: int
     surplus: int = 0
     """Pages beyond the configured pool, allocated by overcommit. The kernel frees each once it is no longer used."""
@@ -93,14 +93,14 @@ class NumaNode:
     id: int
     cpus: frozenset[int]
     memory_bytes: int
-    """Total memory of the node, including hugepages (``MemTotal`` in its meminfo)."""
+    """The node's total memory, including hugepages (``MemTotal`` in its meminfo)."""
     hugepages: tuple[HugepagePool, ...] = ()
     distances: dict[int, int] = field(default_factory=dict)
     """Distance to every node by ID (10 is local). Empty if the kernel provides none."""
     online: bool = True
     """False for a memoryless node without a directory in sysfs, which is known only from its CPUs' links."""
     normal_memory: bool = True
-    """False if all memory of the node is movable, so the kernel cannot use it for itself (``has_normal_memory``)."""
+    """False if all of the node's memory is movable, so the kernel cannot use it for itself (``has_normal_memory``)."""
     traits: MemoryTraits = NO_TRAITS
 
     @property

@@ -47,7 +47,7 @@ class KernelPools:
         return total - (self._reader.integer(f"{directory}/surplus_hugepages") or 0)
 
     def check(self, node: int, page_bytes: int) -> None:
-        """Opens the file that resizes a pool without writing to it. Raises HostTreeError if that fails."""
+        """Opens the file that resizes a pool, but writes nothing. Raises HostTreeError if that fails."""
         path = f"{self._directory(node, page_bytes)}/nr_hugepages"
         try:
             os.close(os.open(Path(self._tree.real(path)), os.O_WRONLY | os.O_CLOEXEC))

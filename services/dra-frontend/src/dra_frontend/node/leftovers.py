@@ -39,7 +39,7 @@ _OTHERS: Final = frozenset({"backend", "quarantine"})
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """The places where instances leave sockets, and the files of this instance."""
+    """The places where instances leave sockets, and this instance's own files."""
 
     run_directory: Path
     own: frozenset[Path]

@@ -78,7 +78,7 @@ class MachineWatch:
         self._fingerprint = Fingerprint((None, None), {})
         self._shape: object = None
         self._counted: tuple[object, object] = (None, None)
-        # Without pools. Once the machine has been read, each driver has at least one pool, even if it is empty.
+        # No pools yet. Once the machine has been read, each driver has at least one pool, which may be empty.
         self.inventory = Inventory(Machine({}, {}), (), config.reserved_cpus, frozenset())
         self.problem = ""
         """Reason why the machine cannot be read, or "". Until it can be, the last reading applies."""

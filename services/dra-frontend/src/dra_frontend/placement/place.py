@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models a machine's CPUs as a tree, and takes CPUs from few sockets, NUMA nodes, L3 groups and cores.
 
-The smallest part that placement distinguishes is a :class:`Place`: CPUs that share socket, NUMA node and L3. Larger
-parts are branches of a tree:
+The smallest part that placement distinguishes is a :class:`Place`: CPUs that share a socket, a NUMA node and an L3.
+Larger parts are branches of a tree:
 
   machine -> socket -> NUMA node -> L3 group (place) -> core -> CPU
 
@@ -104,7 +104,7 @@ def exactly(cores: Sequence[Core], need: int) -> list[int]:
 # Compared by identity: results are cached by place, and hashing all its cores would cost more than computing them.
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Available CPUs of cores that share socket, NUMA node and L3; at least one."""
+    """Available CPUs of cores that share a socket, a NUMA node and an L3; at least one CPU."""
 
     package: int
     node: int
@@ -123,7 +123,7 @@ class Place:
     """Bit set of the amounts that can be taken."""
 
     def __post_init__(self) -> None:
-        """Computes key, size and amounts."""
+        """Computes ``key``, ``size`` and ``amounts``."""
         size = sum(map(len, self.whole)) + sum(map(len, self.broken))
         object.__setattr__(self, "key", min(self.whole[:1] + self.broken)[0])
         object.__setattr__(self, "size", size)

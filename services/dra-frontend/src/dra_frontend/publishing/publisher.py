@@ -56,7 +56,7 @@ class Publisher:
         self.ready = False
         """True once the desired slices have been written, unless the feature gate was found to be disabled since."""
         self.error = ""
-        """Error of the last round, or "" after a success."""
+        """The last round's error, or "" after a success."""
         self.reason = StatusCode.SLICES_NOT_PUBLISHED
         """Status code and Event reason for ``error``."""
         self.notes: Mapping[str, str] = {}

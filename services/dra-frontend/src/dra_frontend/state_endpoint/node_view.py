@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the document that the page draws: location, holder and use of all CPUs and memory, and the problems."""
+"""Builds the document that the page draws: the location, holder and use of all CPUs and memory, and the problems."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applications for the TCP ports: each has a few endpoints, for the kubelet, Prometheus and a browser on this machine.
+"""Applications for the TCP ports. Each has a few endpoints, for the kubelet, Prometheus or a browser on this machine.
 
 An application contains only the routes of its port, so no request reaches the other documents of the state socket.
 """

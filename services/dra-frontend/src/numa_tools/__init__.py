@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``dra-frontend``: its command line and the commands for administrators.
+"""The ``dra-frontend`` program: its command line and the commands for administrators.
 
 The commands import the pure packages of ``dra_frontend`` and its adapters for settings, node files and the API server.
-The service never imports a command. ``cli`` starts the service (``dra_frontend.app``) if the command line contains no
-command.
+The service never imports a command. If the command line contains no command, ``cli`` starts the service
+(``dra_frontend.app``).
 """

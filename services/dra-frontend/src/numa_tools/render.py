@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats values for display, identically in ``status``, ``explain`` and ``inspect``. Pure.
+"""Formats values for display in the same way for ``status``, ``explain`` and ``inspect``. Pure.
 
 ``kubectl numa`` (``kubectl_numa.quantity``) and the web page (``values.js``) format amounts of memory by the same rule.
 """
@@ -8,7 +8,7 @@ from numa_contract.state.words import ENFORCED, KEPT_BY, UNITS, USES
 
 
 def format_bytes(amount: int) -> str:
-    """Formats bytes with at most one decimal, ``1.5Gi``. Truncates, so that no amount looks larger than it is.
+    """Formats bytes with at most one decimal, such as ``1.5Gi``. Truncates, so no amount looks larger than it is.
 
     Code that compares amounts needs the exact text of ``numa_contract.quantity.format_quantity``.
     """
@@ -18,7 +18,7 @@ def format_bytes(amount: int) -> str:
 
 
 def cpu_use(use: str) -> str:
-    """Returns the name of a CPU's use with its meaning."""
+    """Returns the name of a CPU's use, followed by the meaning of that name."""
     return f"{use}: {USES[use]}"
 
 

@@ -39,10 +39,10 @@ class _Connection(http.client.HTTPConnection):
 
 
 class StateClient:
-    """Client of the state endpoint of the node's active instance (``state.sock`` in the run directory)."""
+    """Client for the state endpoint of the node's active instance (``state.sock`` in the run directory)."""
 
     def __init__(self, run_dir: str | Path, seconds: float = _SECONDS) -> None:
-        """Sets the run directory and the maximum pause between two bytes of an answer, in seconds."""
+        """Sets the run directory and the maximum pause between two bytes of a response, in seconds."""
         self.socket = Path(run_dir, STATE_SOCKET)
         self._seconds = seconds
 
@@ -79,11 +79,11 @@ class StateClient:
             raise NoServiceError(f"{self.socket}: {error}") from error
 
     def read(self, path: str, model: type[_Model]) -> _Model:
-        """Returns the document of ``GET path``. Raises NoServiceError, also if the answer has another form."""
+        """Returns the document of ``GET path``. Raises NoServiceError if it cannot be read or has another form."""
         return self._validated(path, model, self.document(path))
 
     def read_list(self, path: str, model: type[_Model]) -> tuple[_Model, ...]:
-        """Returns the documents of ``GET path``, which is a list. Raises NoServiceError as ``read`` does."""
+        """Returns the list of documents of ``GET path``. Raises NoServiceError as ``read`` does."""
         found = self.document(path)
         if not isinstance(found, list):
             raise NoServiceError(f"{self.socket}: the answer to {path} is not a list")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive for a bug report: recording what was read from a node, masking names, and reading the archive again.
+"""The archive for a bug report: recording the files read from a node, masking names, and unpacking the archive.
 
-``commands`` decides which files it contains.
+``commands`` decides which files the archive contains.
 """

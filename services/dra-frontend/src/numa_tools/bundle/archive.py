@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes and reads the archive of ``gather``: a gzipped tar of regular files and directories.
+"""Writes and reads the archive that ``gather`` makes: a gzipped tar of regular files and directories.
 
-All entries are below one directory. The node's files keep their paths, so that the unpacked directory can replace the
-host root of every command (``--from``):
+All entries are below one directory. The node's files keep their paths, so every command can use the unpacked directory
+as its host root (``--from``):
 
-  node/                          top directory; an entry outside it makes the archive invalid
+  node/                          top directory; an archive with an entry outside it is invalid
     manifest.json                version, and the files that could not be read
     state/claims.json, ...       responses of the service's state endpoint
     journal.json, kubelet.json   the claim journal, and the kubelet settings that the doctor examines
-    sys/..., proc/..., run/...   files of the node under their own paths
+    sys/..., proc/..., run/...   the node's files under their own paths
 
 Equal content gives byte-identical archives: entries have no times or owners. A reader must not trust an archive, since
-anyone can make one. Therefore size, number, path depth and header size of entries are limited while reading, before
-anything is expanded, and links, devices and sparse files are rejected.
+anyone can make one. Therefore the size, number, path depth and header size of its entries are limited while reading,
+before anything is expanded, and links, devices and sparse files are rejected.
 """
 
 import gzip
@@ -23,25 +23,27 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
 MAX_BYTES: Final = 128 << 20
-"""Maximum size of all files together. A machine with 512 CPUs and 500 containers needs about 5 % of it."""
+"""Maximum total size of all files. A machine with 512 CPUs and 500 containers uses about 5 % of it."""
 MAX_ENTRIES: Final = 200_000
 _MAX_HEADER: Final = 64 << 10
-"""Maximum number of bytes before a file's content. A kernel path has 4 KiB; headers for sparse files are unbounded."""
+"""Maximum number of bytes before a file's content. A Linux path has up to 4 KiB; sparse-file headers are unbounded."""
 MAX_PARTS: Final = 64
-"""Maximum depth of a path. sysfs needs 20. Removing directories recurses, and an archive could nest thousands."""
+"""Maximum depth of a path. sysfs needs 20. Removing directories recurses, and an archive could nest them
+thousands deep.
+"""
 MANIFEST: Final = "manifest.json"
 """File with the archive's version and the files that could not be read."""
 STATE: Final = "state"
-"""Directory with the responses of the service."""
+"""Directory with the service's responses."""
 JOURNAL: Final = "journal.json"
-"""File with the content of the claim journal."""
+"""File with the claim journal's content."""
 KUBELET: Final = "kubelet.json"
 """File with the kubelet settings that the doctor examines. The kubelet's own files may contain secrets."""
 _TOP: Final = "node"
 
 
 class ArchiveError(Exception):
-    """Raised for a file that is not an archive of this command or is too large. The text is the reason."""
+    """Raised for a file that ``gather`` did not make or that is too large. The text gives the reason."""
 
 
 class ArchiveWriter:
@@ -55,7 +57,7 @@ class ArchiveWriter:
         self._entries = 0
 
     def add(self, path: str, text: str) -> bool:
-        """Adds a file under its path on the node. Returns False if it would make the archive too large or too deep."""
+        """Adds a file under its path on the node. Returns False if the archive would become too large or too deep."""
         data = text.encode(errors="surrogateescape")
         if self._bytes + len(data) > self._most_bytes or not self._has_room(path):
             return False
@@ -88,7 +90,7 @@ class ArchiveWriter:
 
 
 class _Bounded(io.RawIOBase):
-    """Stream of uncompressed bytes that limits the whole archive and each of its parts."""
+    """Stream of uncompressed bytes that limits the size of the whole archive and of each part."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = gzip.GzipFile(fileobj=file, mode="rb")
@@ -140,7 +142,7 @@ def _extract_one(tar: tarfile.TarFile, entry: tarfile.TarInfo, into: Path) -> No
     if entry.type == tarfile.DIRTYPE:
         (into / path).mkdir(parents=True, exist_ok=True)
         return
-    # A sparse file stores a few bytes but could expand to any size.
+    # A sparse file of a few stored bytes could expand to any size.
     plain = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not entry.issparse()
     content = tar.extractfile(entry) if plain else None
     if content is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces the names of pods, containers, namespaces, claims and the node with numbers, consistently."""
+"""Consistently replaces the names of pods, containers, namespaces, claims and the node with numbers."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from numa_contract.names import DRIVERS
 _IN_SLICE = "|".join(rf"(?<=[0-9a-f]{{5}}-{re.escape(driver)}-)" for driver in DRIVERS)
 _BEFORE, _AFTER = rf"(?:(?<![a-z0-9-])(?<![a-z0-9]\.)|{_IN_SLICE})", r"(?![a-z0-9-]|\.[a-z0-9])"
 _NAME: Final = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
-# Phrases in which this driver's errors contain names.
+# Phrases in this driver's errors that contain names.
 _IN_TEXT: Final = re.compile(rf"(claim|pod) ({_NAME})/({_NAME})", re.ASCII)
 _SLICE: Final = re.compile(rf"(?:{_IN_SLICE}){_NAME}", re.ASCII)
 _FIELDS: Final[Mapping[str, str]] = {
@@ -43,14 +43,14 @@ class Masks:
         self._pattern: re.Pattern[str] | None = None
 
     def add(self, kind: str, name: str) -> None:
-        """Adds the name of an object of this kind. If objects of several kinds have the name, the first kind counts."""
+        """Adds an object's name. If objects of several kinds share the name, the first kind counts."""
         if name and name not in self._masks:
             number = self._counts[kind] = self._counts.get(kind, 0) + 1
             self._masks[name] = f"{kind}-{number}"
             self._pattern = None
 
     def learn(self, document: Any) -> None:
-        """Adds the names in a JSON value: fields that contain names, and sentences that mention them."""
+        """Adds the names in a JSON value, both from fields that contain names and from sentences that mention them."""
         waiting = [document]
         while waiting:
             one = waiting.pop()
@@ -83,24 +83,24 @@ class Masks:
                 self.add("claim", name)
 
     def learn_text(self, text: str) -> None:
-        """Adds the names in the sentences of a text."""
+        """Adds the names that a text's sentences mention."""
         for what, namespace, name in _IN_TEXT.findall(text):
             self.add("namespace", namespace)
             self.add(what, name)
         self.learn_pools(_SLICE.findall(text))
 
     def text(self, text: str) -> str:
-        """Replaces the names in a text, except those that are words of the driver."""
+        """Replaces the names in a text, except those that are also words of the driver's vocabulary."""
         if self._pattern is None:
             names = sorted(self._masks.keys() - KEPT, key=len, reverse=True)
             self._pattern = re.compile(f"{_BEFORE}({'|'.join(map(re.escape, names)) or '(?!)'}){_AFTER}", re.ASCII)
         return self._pattern.sub(lambda match: self._masks[match[0]], text)
 
     def document(self, value: Any, field: str = "", *, embedded: bool = False) -> Any:
-        """Replaces the names in a JSON value. Keys stay, except those with a slash, which are namespaced names.
+        """Replaces the names in a JSON value. Keys are kept, except those with a slash, which are namespaced names.
 
-        A string may contain a document, as the annotation of a claim file does. Strings in such a document
-        (``embedded``) are masked as text, because documents could otherwise nest in documents without limit.
+        A string may contain a document, as a claim file's annotation does. Strings in such a document (``embedded``)
+        are masked as text, because documents could otherwise nest in documents without limit.
         """
         if isinstance(value, dict):
             return {
@@ -120,7 +120,7 @@ class Masks:
     def learn_pools(self, names: Iterable[str]) -> None:
         """Adds pool names that begin with the node's name: ``a-memory`` becomes ``node-1-memory``.
 
-        Pool names in documents and slice names are found on their own once the node's name is known.
+        Pool names in documents, and slice names, are recognized without this once the node's name is known.
         """
         for name in set(names) - self._masks.keys():
             nodes = [

@@ -33,18 +33,18 @@ class RecordingTree:
         return names
 
     def live_page_bytes(self) -> int | None:
-        """Returns the base page size and records it as a file, which a copy needs."""
+        """Returns the base page size and records it in a file, from which a copy reads it."""
         size = self._base.live_page_bytes()
         if size is not None:
             self._files[_SMAPS] = f"KernelPageSize: {size >> 10:8} kB\n"
         return size
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """Yields path and text of each file that was read."""
+        """Yields the path and text of each file that was read."""
         yield from sorted(self._files.items())
 
     def directories(self) -> list[str]:
-        """Returns directories for all other names seen, so that listings of a copy are the same."""
+        """Returns directories for all other names that were listed, so that a copy's listings are the same."""
         inner = {f"{path}/{name}" for path, names in self._listed.items() for name in names}
         above = {path.rpartition("/")[0] for path in self._files}
         return sorted((inner | above | self._listed.keys()) - self._files.keys() - {""})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Costs of function calls beyond those of their operands, in units of the budget, known before the call is made."""
+"""Costs of function calls in units of the budget, not counting their operands. They are known before the call."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -24,7 +24,7 @@ def _cost_of_replace(text: Any, old: Any, new: Any, *_: Any) -> int:
 
 
 def _cost_of_last_index(text: Any, part: Any) -> int:
-    """Returns the cost of a search from the end of a text. At worst it compares the whole part at each position."""
+    """Returns the cost of searching from the end of a text, which at worst compares the whole part at each position."""
     return len(text) * len(part) // 1000 if isinstance(text, str) and isinstance(part, str) else 0
 
 
@@ -49,6 +49,6 @@ COSTS: Final[Mapping[str, Callable[..., int]]] = {
     "sets.equivalent": _cost_of_sets,
     "sets.intersects": _cost_of_sets,
 }
-"""Functions that compute the number of values a call handles beyond its operands. The budget is charged before the
+"""Functions that compute how many values a call handles in addition to its operands. The budget is charged before the
 call.
 """

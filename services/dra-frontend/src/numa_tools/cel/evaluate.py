@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates device selectors: CEL as Kubernetes configures it, as far as this package supports it (ADR 28).
+"""Evaluates device selectors, written in the subset of Kubernetes' CEL that this package supports (ADR 28).
 
 An expression passes three stages, each bounded because claim authors choose the expression:
 
@@ -25,12 +25,12 @@ from numa_tools.cel.tokens import CelUnsupportedError
 from numa_tools.cel.values import Budget, boolean
 
 MAX_LENGTH: Final = 10 << 10
-"""Maximum number of characters of an expression (resource.k8s.io, CELSelectorExpressionMaxLength)."""
+"""Maximum number of characters in an expression (resource.k8s.io, CELSelectorExpressionMaxLength)."""
 
 
 @lru_cache(256)
 def _compiled(expression: str) -> Program | str:
-    """Returns the program, or the reason why the expression cannot be parsed. Both are cached for the next device."""
+    """Returns the program, or the reason why the expression cannot be parsed. Either is cached for the next device."""
     if len(expression) > MAX_LENGTH:
         return f"has more than {MAX_LENGTH} characters"
     try:
@@ -42,7 +42,7 @@ def _compiled(expression: str) -> Program | str:
 def selected(expression: str, device: Mapping[str, Any], whole: Budget | None = None) -> bool:
     """Returns True if a selector matches a device. Raises CelError and CelUnsupportedError.
 
-    The evaluation is also charged to ``whole``, a budget that several evaluations share.
+    The evaluation is also charged to ``whole``, a budget shared by several evaluations.
     """
     program = _compiled(expression)
     if isinstance(program, str):

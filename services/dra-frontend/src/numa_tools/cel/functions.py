@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CEL functions available to selectors: the standard ones, cel-go's strings and sets, and those of Kubernetes.
+"""CEL functions available to selectors: the standard ones, cel-go's strings and sets, and Kubernetes' own.
 
 A function raises TypeError for an overload that CEL does not have, and CelUnsupportedError for one that is not
 implemented here. Every value that an evaluation can produce has one of the types of :mod:`numa_tools.cel.values`.
@@ -110,7 +110,7 @@ def _joined(items: list[Any], separator: str) -> str:
     return separator.join(items)
 
 
-# List functions: the lists library of Kubernetes.
+# List functions: Kubernetes' lists library.
 def _index(items: list[Any], item: Any) -> int:
     return next((place for place, each in enumerate(items) if equal(each, item)), -1)
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes of a compiled CEL expression, as functions of a scope: calls, fields, variables, macros and ``cel.bind``."""
+"""Nodes of a compiled CEL expression: calls, fields, variables, macros and ``cel.bind``. Each is a function of a
+scope.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ _MISSING: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Variables that are visible to a part of the expression, and the budget of the whole evaluation."""
+    """Variables visible to a part of the expression, and the budget of the whole evaluation."""
 
     names: Mapping[str, Any]
     budget: Budget
@@ -37,7 +39,7 @@ Node = Callable[[Scope], Any]
 
 
 class Lazy:
-    """Value bound by ``cel.bind``. It is evaluated at its first use, so an error in it only matters if it is used."""
+    """Value bound by ``cel.bind``. It is evaluated when first used, so an error in an unused value does not matter."""
 
     __slots__ = ("_failed", "_node", "_scope", "_value")
 
@@ -132,7 +134,7 @@ def alternative(name: str, target: Node, other: Node, scope: Scope) -> Any:
 
 
 def _elements(target: Node, names: tuple[str, ...], weight: int, scope: Scope) -> Iterator[Scope]:
-    """Yields a scope for each element of a list or key of a map, and charges the budget for each loop iteration."""
+    """Yields a scope for each list element or map key, and charges the budget for each loop iteration."""
     found = target(scope)
     if not isinstance(found, list | Mapping):
         raise CelError("no such overload: a macro over a value that is neither a list nor a map")
@@ -196,7 +198,7 @@ MACROS: Final[Mapping[str, tuple[int, ...]]] = {
     "optMap": (1,),
     "optFlatMap": (1,),
 }
-"""Macros that declare a variable, with the numbers of expressions that may follow the variable."""
+"""Macros that declare a variable, each with the permitted numbers of expressions after the variable."""
 WITH_TWO: Final = ("all", "exists", "exists_one", "existsOne")
 LOOPS: Final[Mapping[str, Callable[..., Any]]] = {
     "all": partial(_quantified, False),

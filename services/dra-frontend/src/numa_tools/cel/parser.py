@@ -49,8 +49,8 @@ class Program:
 class Parser:
     """Recursive-descent parser over the tokens of one expression.
 
-    Both the parser and the function that it returns recurse. The depth of both is limited here, so that no expression
-    can reach the interpreter's recursion limit.
+    Both the parser and the function that it returns recurse. The depth of both is limited here, so no expression can
+    reach the interpreter's recursion limit.
     """
 
     def __init__(self, expression: str) -> None:
@@ -205,7 +205,7 @@ class Parser:
         return self._applied(METHODS[name], target, *arguments, cost=COSTS.get(name))
 
     def _unknown(self, what: str) -> Node:
-        """Returns a node whose value is unknown. The expression may still have a value if other operands decide it."""
+        """Returns a node whose value is unknown. The expression still has a value if other operands decide it."""
 
         def fail(_: Scope) -> Any:
             raise CelUnsupportedError(f"{what} is not understood")
@@ -288,7 +288,7 @@ class Parser:
         return partial(lookup, name)
 
     def _function_of(self, space: str) -> Node:
-        """Parses a call of a function with a namespace, such as ``sets.contains(...)``."""
+        """Parses a call to a namespaced function, such as ``sets.contains(...)``."""
         self._expect(".")
         name = f"{space}.{self._name()}"
         if not self._take("("):
@@ -312,5 +312,5 @@ class Parser:
             body = self._ternary()
         self._expect(")")
         node: Node = lambda scope: body(scope.having({name: Lazy(value, scope)}))  # noqa: E731
-        # The value is evaluated where the body uses it, so its depth adds to the depth of that place.
+        # The value is evaluated where the body uses it, so its depth adds to the depth there.
         return self._above(node, body, added=1 + self._height(value))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regular expressions of ``matches()``: a part of RE2's syntax, matched in time linear to the text.
+"""Regular expressions for ``matches()``: a subset of RE2's syntax, matched in time linear in the text's length.
 
-The patterns are written by the authors of claims. Python's ``re`` follows other rules (``$`` also matches before a last
-newline, ``\\d`` matches digits of all scripts) and needs exponential time for some patterns. Therefore a pattern is
-compiled to a list of instructions here, and all states of the automaton advance together through the text.
+Claim authors write the patterns. Python's ``re`` follows other rules (``$`` also matches before a final newline,
+``\\d`` matches digits of all scripts) and takes exponential time for some patterns. Therefore this module compiles a
+pattern to a list of instructions, and all states of the automaton advance through the text together.
 """
 
 import re
@@ -17,7 +17,7 @@ from numa_tools.cel.tokens import CelUnsupportedError
 
 MAX_INSTRUCTIONS: Final = 2_000
 MAX_LENGTH: Final = 4_000
-"""Maximum length of a pattern in characters. It limits character classes, which are one instruction of any length."""
+"""Maximum length of a pattern in characters. It limits character classes, whose length one instruction does not."""
 _MAX_LEVELS: Final = 40
 _MAX_REPEATS: Final = 1_000
 _MAX_CHARACTER: Final = 0x10FFFF
@@ -56,7 +56,7 @@ def _complement(ranges: Ranges) -> Ranges:
 
 
 def _merged(ranges: Ranges) -> Ranges:
-    """Sorts the ranges and joins those that overlap or adjoin."""
+    """Sorts the ranges and merges those that overlap or adjoin."""
     return _complement(_complement(ranges))
 
 
@@ -239,7 +239,7 @@ class _Reader:
         return self._char(self._escape())
 
     def _escape(self) -> Ranges:
-        """Parses the rest of an escape sequence after its backslash and returns its characters."""
+        """Parses an escape sequence after its backslash and returns the characters that it matches."""
         letter = self._next()
         if letter.lower() in _CLASSES:
             ranges = _CLASSES[letter.lower()]
@@ -298,7 +298,7 @@ class _Reader:
 
 
 def _size(tree: Tree) -> int:
-    """Returns an upper bound for the number of instructions and emission steps of a tree, at least 1."""
+    """Returns an upper bound, at least 1, for the number of instructions and emission steps of a tree."""
     kind, *operands = tree
     size = 1
     if kind in ("all", "any"):

@@ -35,7 +35,7 @@ class CelTextError(Exception):
 
 
 class CelUnsupportedError(CelTextError):
-    """Raised if this evaluator cannot determine the value of an expression. The text quotes the unsupported part."""
+    """Raised if this evaluator cannot determine an expression's value. The text quotes the unsupported part."""
 
 
 class Uint(int):
@@ -43,7 +43,10 @@ class Uint(int):
 
 
 def tokens(expression: str) -> list[tuple[str, str]]:
-    """Splits an expression into pairs of token kind (a group of the pattern) and text. Raises CelUnsupportedError."""
+    """Splits an expression into (token kind, text) pairs, where the kind is a group of the pattern.
+
+    Raises CelUnsupportedError.
+    """
     found = []
     place = _end_of_blank(expression, 0)
     while place < len(expression):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CEL values, operators, and the budget of an evaluation. Except for numbers, values of different types are never
-equal.
+"""CEL values and operators, and the budget of an evaluation.
+
+Except for numbers, values of different types are never equal.
 """
 
 import operator
@@ -16,29 +17,29 @@ from numa_tools.cel.tokens import INT_END, UINT_END, CelTextError, CelUnsupporte
 MAX_VALUES: Final = 100_000
 """Maximum number of values that one evaluation may handle. A selector without loops needs a few thousand at most."""
 _PIECE: Final = 16
-"""Number of characters of a text that cost as much as one value."""
+"""Number of text characters that cost as much as one value."""
 
 
 class CelError(CelTextError):
-    """The evaluation failed. The scheduler then stops scheduling the pod and reports this text in an event."""
+    """Raised if the evaluation fails. The scheduler then stops scheduling the pod and reports this text in an Event."""
 
 
 class CelCostError(CelUnsupportedError):
-    """The evaluation exceeded its budget. Unlike other unsupported parts, this ends the evaluation at once."""
+    """Raised if the evaluation exceeds its budget. Unlike other unsupported parts, this ends the evaluation at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A resource.Quantity of the Kubernetes API, compared by the CEL methods of that type."""
+    """A Kubernetes resource.Quantity, compared by CEL's quantity methods."""
 
     value: Fraction
     whole: bool = field(default=True, compare=False)
-    """False if the text has decimals or a sub-unit suffix. The API converts such values to integers with exceptions."""
+    """False if the text has decimals or a sub-unit suffix. Kubernetes converts only some such values to integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """An optional value of CEL."""
+    """A CEL optional value."""
 
     value: Any = None
     present: bool = True
@@ -48,11 +49,11 @@ NONE: Final = Maybe(present=False)
 
 
 class Domains(dict[str, Mapping[str, Any]]):
-    """Attributes or capacities by domain. As in the scheduler, looking up a missing domain returns an empty map."""
+    """Attributes or capacities by domain. Looking up a missing domain returns an empty map, as in the scheduler."""
 
 
 class MapLiteral(dict[str, Any]):
-    """A map constructed by the expression. Its values are charged to the budget when an operator handles it."""
+    """A map constructed by the expression. Its values are charged to the budget when an operator handles the map."""
 
 
 def weights(values: Iterable[Any]) -> Iterator[int]:
@@ -76,7 +77,8 @@ def weights(values: Iterable[Any]) -> Iterator[int]:
 class Budget:
     """Number of values that an evaluation may still handle.
 
-    Without it, nested ``cel.bind`` could double a list at every step, so that a short expression exhausts memory.
+    Without this limit, nested ``cel.bind`` could double a list at every step, and a short expression could exhaust
+    memory.
     """
 
     __slots__ = ("_left", "_most", "_whole", "_whose")
@@ -85,7 +87,7 @@ class Budget:
         self._left, self._most, self._whose, self._whole = most, most, whose, whole
 
     def spend(self, operands: Iterable[Any]) -> None:
-        """Charges a step with all values inside its operands. Raises CelCostError if the budget is exceeded.
+        """Charges the budget for all values in a step's operands. Raises CelCostError if the budget is exceeded.
 
         A value that occurs twice in a list is charged twice, because it is compared twice.
         """
@@ -95,7 +97,7 @@ class Budget:
 
     @property
     def exhausted(self) -> bool:
-        """Returns True if the budget is used up, so that no further evaluation can succeed."""
+        """Returns True if the budget is used up, so no other evaluation can succeed."""
         return self._left < 0
 
     def take(self, values: int) -> None:
@@ -115,7 +117,7 @@ def boolean(value: Any, what: str) -> bool:
 
 
 def get_field(value: Any, name: str) -> Any:
-    """Returns a field of a map. Raises CelError if the field is missing. A field of an optional value is optional."""
+    """Returns a map's field. Raises CelError if the field is missing. A field of an optional value is optional."""
     if isinstance(value, Maybe):
         return optional_field(value, name)
     found = optional_field(value, name)
@@ -125,7 +127,7 @@ def get_field(value: Any, name: str) -> Any:
 
 
 def optional_field(value: Any, name: Any) -> Maybe:
-    """Returns a field of a map, or NONE if the field is missing. Raises CelError if the value is not a map."""
+    """Returns a map's field, or NONE if the field is missing. Raises CelError if the value is not a map."""
     if isinstance(value, Maybe):
         return optional_field(value.value, name) if value.present else NONE
     if not isinstance(value, Mapping):
@@ -157,12 +159,12 @@ def optional_member(value: Any, key: Any) -> Maybe:
 
 
 def is_number(value: Any) -> bool:
-    """Returns True for the three numeric types of CEL."""
+    """Returns True for CEL's three numeric types."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Returns True if two values are equal. Numbers compare across types, all others only within their type."""
+    """Returns True if two values are equal. Numbers compare across types, other values only within their type."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(equal, one, other))
     if isinstance(one, Mapping) and isinstance(other, Mapping):

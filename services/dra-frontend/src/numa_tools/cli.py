@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line ``dra-frontend``: runs a command, or the service if the line contains no command.
+"""The command line of ``dra-frontend``: runs a command, or the service if the line contains no command.
 
-The service's process imports only this module of the package. Commands do not import the service.
+The service's process imports only this module from the package. Commands do not import the service.
 """
 
 import argparse
@@ -31,13 +31,13 @@ _STATUSES: Final = "Exit status: 0; 1 if the output cannot be written; 2 for a u
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Help texts and output forms of a command."""
+    """A command's help texts and output forms."""
 
     text: str
     outputs: tuple[str, ...] = ()
-    """Values of ``-o``, the default first."""
+    """Values of ``-o``, with the default first."""
     examples: Mapping[str, str] = field(default_factory=dict)
-    """Example arguments for the help text, by description."""
+    """Example arguments by description, for the help text."""
     statuses: str = _STATUSES
 
 
@@ -47,8 +47,8 @@ COMMANDS: Final[dict[str, Command]] = {
         _TABLE,
         {
             "This node": "",
-            "A machine whose files were captured": "--host-root DIR",
-            "The node of a bug report": "--from node.tar.gz",
+            "A machine from its captured files": "--host-root DIR",
+            "The node from a bug report": "--from node.tar.gz",
         },
     ),
     "slices": Command(
@@ -60,33 +60,33 @@ COMMANDS: Final[dict[str, Command]] = {
         {"Create them in the cluster": "| kubectl apply -f -"},
     ),
     "simulate": Command(
-        "show what claims and pods would get on this node",
+        "show the resources that claims and pods would get on this node",
         _TABLE,
         {
             "Three copies of a pod": "--pod pod.yaml -n 3",
             "On an empty node, from standard input": "--pod - --empty",
-            "On another node, from the archive that gather has made of it": "--claim claim.yaml --from node.tar.gz",
+            "On another node, from an archive made by gather": "--claim claim.yaml --from node.tar.gz",
         },
         "Exit status: 0 if everything fits; 2 for a usage error or unusable input; 3 if something does not fit; "
-        "4 if nothing is known not to fit, but it is unknown whether something fits.",
+        "4 if it is unknown whether something fits, and everything else fits.",
     ),
     "explain": Command(
         "explain the resources of a claim, pod, CPU or device, and how they are enforced",
         _TABLE,
         {"A claim or a pod": "shop/db", "A CPU": "cpu/3", "A device": "cpudevnuma000"},
         "Exit status: 0 if there are no problems; 1 if there are problems, or if a pending claim does not fit; 2 for a "
-        "usage error, or if the subject is not known.",
+        "usage error or an unknown subject.",
     ),
     "gather": Command(
         "pack the files for a bug report into one archive",
         examples={
-            "Without names of pods and nodes": "-o node.tar.gz --mask",
+            "With pod and node names masked": "-o node.tar.gz --mask",
             "To standard output": "-o - > node.tar.gz",
         },
         statuses="Exit status: 0; 1 if the archive cannot be written; 2 for a usage error or unusable input.",
     ),
     "status": Command(
-        "show devices, claims, CPUs and problems of this node",
+        "show this node's devices, claims, CPUs and problems",
         _TABLE,
         {"Once": "", "Every 2 s": "--watch", "Codes of all problems": "-o json | jq -r '.problems[].code'"},
         "Exit status: 0 if there are no problems; 1 if there are problems; 2 for a usage error or unusable input.",
@@ -97,7 +97,7 @@ COMMANDS: Final[dict[str, Command]] = {
         {
             "All checks": "",
             "What each check looks for": "--list",
-            "With the configuration of the kubelet from a file": "--kubelet-config config.yaml",
+            "With the kubelet's configuration from a file": "--kubelet-config config.yaml",
         },
         "Exit status: 0 if there are no problems; 1 if there are problems; 2 for a usage error or unusable input.",
     ),
@@ -105,13 +105,13 @@ COMMANDS: Final[dict[str, Command]] = {
         "allocate the hugepages that HugePageProvision files specify",
         _TABLE,
         {
-            "Check the files and change nothing": "--dry-run pages.yaml",
+            "Check the files without changing anything": "--dry-run pages.yaml",
             "Allocate them within 10 s": "--timeout 10 pages.yaml",
         },
         "Exit status: 0; 1 if pages are missing; 2 for a usage error or unusable input.",
     ),
     "serve-hugepages": Command(
-        "resize pools of hugepages for the service (hugepagesOnDemand)",
+        "resize hugepage pools for the service (hugepagesOnDemand)",
         examples={"As the chart starts it": "--config /etc/dra-driver-numa/config.yaml --host-root /"},
     ),
     "version": Command("print the version, like --version", examples={"The version": ""}),
@@ -126,7 +126,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the service's arguments and of all commands."""
+    """Returns the parser for the service's arguments and all commands."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(
         prog=_PROGRAM,
@@ -152,7 +152,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 _OF_TOP: Final = ("status", "doctor", "simulate", "explain")
-"""Commands with an example in the program's own help text."""
+"""Commands that have an example in the program's own help text."""
 
 
 def _first(name: str) -> str:
@@ -173,10 +173,10 @@ def _epilog(examples: Mapping[str, str], statuses: str) -> str:
 def _add_common_arguments(command: argparse.ArgumentParser, outputs: Sequence[str]) -> None:
     if outputs:
         shown = [one for one in outputs if one != "table"]
-        text = f"form of the output: {', '.join(shown)} (default: {'a table' if 'table' in outputs else outputs[0]})"
+        text = f"output format: {', '.join(shown)} (default: {'a table' if 'table' in outputs else outputs[0]})"
         command.add_argument("-o", "--output", choices=outputs, default=outputs[0], metavar="FORM", help=text)
     # SUPPRESS: an absent flag must not override the same flag before the command.
-    text = "configuration file (YAML; default: the one that the chart mounts)"
+    text = "configuration file (YAML; default: the file that the chart mounts)"
     command.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=text)
     text = "read the host's /sys and /proc below DIR (default: /)"
     command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help=text)
@@ -184,17 +184,17 @@ def _add_common_arguments(command: argparse.ArgumentParser, outputs: Sequence[st
 
 def _add_node_arguments(made: Mapping[str, argparse.ArgumentParser]) -> None:
     made["slices"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
-    slices_of = "name of the node whose ResourceSlices are used, if the files contain several nodes"
+    slices_of = "name of the node whose ResourceSlices are used, if the files contain those of several nodes"
     made["simulate"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help=slices_of)
     for name in _OF_ARCHIVES:
-        text = "archive made by gather, or the directory it was unpacked to, instead of this node"
+        text = "read an archive made by gather, or the directory it was unpacked to, instead of this node"
         made[name].add_argument("--from", dest="source", metavar="FILE-or-DIR", help=text)
 
 
 def _add_subjects(made: Mapping[str, argparse.ArgumentParser]) -> None:
     subject = (
         "claim or pod ([NAMESPACE/]NAME or UID; default namespace: default), CPU or device; the prefix claim/, pod/, "
-        "cpu/ or device/ selects one of them if a name is ambiguous"
+        "cpu/ or device/ selects the kind if a name is ambiguous"
     )
     made["explain"].add_argument("subject", metavar="CLAIM|POD|CPU|DEVICE", help=subject)
     text = "archive to write (.tar.gz); - is standard output"
@@ -202,25 +202,25 @@ def _add_subjects(made: Mapping[str, argparse.ArgumentParser]) -> None:
     masks = "replace the names of pods, containers, namespaces, claims and the node with numbers"
     made["gather"].add_argument("--mask", action="store_true", help=masks)
     made["status"].add_argument("-w", "--watch", action="store_true", help="print the status again every 2 s")
-    text = "list the id and the rule of each check without running them"
+    text = "list the id and rule of each check without running the checks"
     made["doctor"].add_argument("--list", action="store_true", help=text)
-    text = "file with the kubelet's configuration or the response of its /configz; - is standard input"
+    text = "file with the kubelet's configuration or its /configz response; - is standard input"
     made["doctor"].add_argument("--kubelet-config", metavar="FILE", default="", help=text)
     text = 'file with the output of "containerd config dump" or "crio status config"; - is standard input'
     made["doctor"].add_argument("--runtime-config", metavar="FILE", default="", help=text)
     pages = made["provision"]
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
-    text = "check the files and show the current number of pages without changing it"
+    text = "check the files and show the current numbers of pages without changing them"
     pages.add_argument("--dry-run", action="store_true", help=text)
-    text = "time after which missing pages count as a failure (default: 60)"
+    text = "seconds after which missing pages count as a failure (default: 60)"
     pages.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help=text)
-    text = "write to sys/devices/system/node below DIR, where it is mounted read-write (default: as --host-root)"
+    text = "write to sys/devices/system/node below DIR, where it is mounted read-write (default: same as --host-root)"
     pages.add_argument("--pool-root", metavar="DIR", default="", help=text)
 
 
 def _add_simulate_arguments(command: argparse.ArgumentParser) -> None:
     for kind, what in (("claim", "claims and claim templates"), ("pod", "pods and workloads")):
-        text = f"simulate the {what} of this manifest (YAML; - is standard input); may be repeated"
+        text = f"simulate the {what} in this manifest (YAML; - is standard input); may be repeated"
         command.add_argument(f"--{kind}", metavar="FILE", action="append", default=[], help=text)
     text = "number of copies to simulate (default: 1)"
     command.add_argument("-n", dest="times", metavar="N", type=_count, default=1, help=text)
@@ -236,8 +236,8 @@ def _count(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status.
 
-    The status is 0 on success, 1 if problems were found or output or pages are missing, and 2 for unusable input.
-    simulate also returns 3 if something does not fit, and 4 if everything may fit but an outcome is unknown.
+    The status is 0 on success, 1 if there are problems or missing output or pages, and 2 for unusable input. simulate
+    also returns 3 if something does not fit, and 4 if everything may fit but an outcome is unknown.
     """
     arguments = build_parser().parse_args(argv)
     try:
@@ -265,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # the reader closed the pipe, as head does
             print(f"dra-frontend: {error.strerror or error}", file=sys.stderr)
-        # The interpreter would flush the buffer when it exits, which would fail again with a traceback.
+        # On exit the interpreter would flush the buffer, which would fail again with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
     return code

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands. Exit status: 0; 1 if something is missing or kubectl fails; 2 for a usage error.
+"""The commands. The exit status is 0, or 1 if something is missing or kubectl fails, or 2 for a usage error.
 
 ``status`` and ``doctor`` pass on the exit status of the command on the node.
 """
@@ -32,20 +32,20 @@ _DRA: Final = "resource.k8s.io"
 _PROGRAM: Final = "kubectl numa"
 _PASSED: Final = {
     "kubeconfig": ("FILE", "kubeconfig file (default: $KUBECONFIG, else ~/.kube/config)"),
-    "context": ("NAME", "context of the kubeconfig to use (default: its current context)"),
-    "cluster": ("NAME", "cluster of the kubeconfig to use (default: that of the context)"),
-    "user": ("NAME", "user of the kubeconfig to use (default: that of the context)"),
+    "context": ("NAME", "kubeconfig context to use (default: the current context)"),
+    "cluster": ("NAME", "kubeconfig cluster to use (default: the context's cluster)"),
+    "user": ("NAME", "kubeconfig user to use (default: the context's user)"),
     "as": ("USER", "user to impersonate"),
     "request-timeout": ("TIME", "time after which one request to the API server fails, such as 30s (default: none)"),
 }
-"""Options that are passed to kubectl unchanged, with the name of their value and their help text."""
+"""Options that are passed to kubectl unchanged, each with the name of its value and its help text."""
 _LABEL: Final = "app.kubernetes.io/part-of"
-"""Label of each pod of the chart, in all groups of nodes."""
+"""Label of all pods of the chart, in all node groups."""
 _CONTAINER: Final = "frontend"
 _WATCH_SECONDS: Final = 5.0
-"""Interval of ``claims --watch``. Each reading lists all slices and claims."""
+"""Interval between the readings of ``claims --watch``, each of which lists all slices and claims."""
 _SORT_KEYS: Final = {"cpus": "cpus", "memory": "memoryBytes"}
-"""Keys of the amounts in a document, by the value of ``free --sort-by``."""
+"""For each value of ``free --sort-by``, the key of the amount in a document."""
 _USAGE: Final = 2
 """Exit status for a usage error."""
 _KUBELET_CONFIG: Final = "--kubelet-config"
@@ -57,20 +57,20 @@ _OLDER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The arguments of a command, and its access to the cluster."""
+    """A command's arguments and its access to the cluster."""
 
     kubectl: Kubectl
     given: argparse.Namespace
 
     def cluster(self, namespace: str = "", labels: str = "") -> Cluster:
-        """Reads every slice of our drivers, and the claims of one namespace or of all, or those with these labels."""
+        """Reads all slices of our drivers, and the claims in one namespace or all, or only those with these labels."""
         path = path_of(_DRA, "resourceslices")
         slices = (one for name in DRIVERS for one in self.kubectl.items(path, fieldSelector=f"spec.driver={name}"))
         query = {"labelSelector": labels} if labels else {}
         return read_cluster(slices, self.kubectl.items(path_of(_DRA, "resourceclaims", namespace), **query))
 
     def selected(self, documents: Sequence[Document]) -> list[Document]:
-        """Returns the documents whose node has the labels of ``-l``; all of them without that flag."""
+        """Returns the documents whose node has the labels given by ``-l``, or all documents without that flag."""
         if not self.given.selector:
             return list(documents)
         nodes = self.kubectl.items(path_of("", "nodes"), labelSelector=self.given.selector)
@@ -78,15 +78,15 @@ class Request:
         return [document for document in documents if document["node"] in names]
 
     def namespace(self) -> str:
-        """Returns the namespace of ``-n``, or that of the user's context."""
+        """Returns the namespace given by ``-n``, or else the one in the user's context."""
         return self.given.namespace or self.kubectl.namespace()
 
     def matching(self) -> str:
-        """Returns the selector of ``-l`` for the message of an empty list; empty without that flag."""
+        """Returns the selector given by ``-l`` for the message about an empty list, or "" without that flag."""
         return safe(f" with labels {self.given.selector}") if self.given.selector else ""
 
     def show(self, documents: Sequence[Document], row: Callable[[Document], Row], nothing: str) -> int:
-        """Prints a list in the requested form. Instead of an empty table, ``nothing`` is printed on standard error."""
+        """Prints a list in the requested form. For an empty table, prints ``nothing`` to standard error instead."""
         if self.given.output == "json":
             print(json_text(documents))
         elif self.given.output == "yaml":
@@ -127,12 +127,12 @@ def _claims(request: Request) -> int:
 
 
 def _claim_row(namespace: str) -> Callable[[Document], Row]:
-    """Returns the function that makes a row of a claim. The namespace is in the row only if all are listed."""
+    """Returns the function that makes a claim's row, which has the namespace only if all namespaces are listed."""
     return partial(claim_row, namespaced=not namespace)
 
 
 def _watch_claims(request: Request, namespace: str, shown: Sequence[Document]) -> int:
-    """Prints the rows of claims that are new or have changed, as kubectl does, until it is interrupted."""
+    """Prints the rows of new and changed claims, as kubectl does, until the command is interrupted."""
     while True:
         time.sleep(_WATCH_SECONDS)
         found = claim_documents(request.cluster(namespace, request.given.selector))
@@ -171,7 +171,7 @@ def _free(request: Request) -> int:
 def _explain(request: Request) -> int:
     namespace = request.namespace()
     pod = read_pod(request.kubectl.get(path_of("", "pods", namespace, request.given.pod)))
-    cluster = request.cluster()  # of all namespaces: what is free depends on every claim
+    cluster = request.cluster()  # all namespaces, because every claim affects the free amounts
     claims = {claim.name: claim for claim in cluster.claims if claim.namespace == namespace}
     lines = list(explain_pod(pod, namespace, request.given.pod))
     for use in pod.claims:
@@ -184,7 +184,7 @@ def _explain(request: Request) -> int:
 
 
 def _template_exists(request: Request, namespace: str, name: str) -> bool | None:
-    """Returns True if the ResourceClaimTemplate exists, or None if ``name`` is empty or it cannot be read."""
+    """Returns whether the ResourceClaimTemplate exists, or None if ``name`` is empty or the template cannot be read."""
     if not name:
         return None
     try:
@@ -195,7 +195,7 @@ def _template_exists(request: Request, namespace: str, name: str) -> bool | None
 
 
 def _driver_pod(request: Request) -> Mapping[str, Any]:
-    """Returns the driver's running pod on a node, the newest if there are two. Raises KubectlError."""
+    """Returns the driver's running pod on a node, or the newest if there are several. Raises KubectlError."""
     given = request.given
     pods = request.kubectl.items(path_of("", "pods"), fieldSelector=f"spec.nodeName={given.node}")
     found = [pod for pod in pods if labels_of(pod).get(_LABEL) == given.driver and _runs(pod)]
@@ -209,7 +209,7 @@ def _runs(pod: Mapping[str, Any]) -> bool:
 
 
 def _output(request: Request) -> list[str]:
-    """Returns the option for the form of the output, to be passed to a command in the driver's pod."""
+    """Returns the output option to pass to a command in the driver's pod."""
     return ["-o", request.given.output] if request.given.output else []
 
 
@@ -234,7 +234,7 @@ def _doctor(request: Request) -> int:
 
 
 def _kubelet_config(request: Request) -> str:
-    """Returns the kubelet's configuration as JSON, or '' if the user has no right to it. The driver never has it."""
+    """Returns the kubelet's configuration as JSON, or "" if the user has no right to read it."""
     try:
         return json.dumps(request.kubectl.get(f"{path_of('', 'nodes', name=request.given.node)}/proxy/configz"))
     except KubectlError:
@@ -255,23 +255,23 @@ def _page(request: Request) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """The function, texts and output forms of a command."""
+    """A command's function, texts and output forms."""
 
     run: Callable[[Request], int]
     text: str
     argument: str = ""
-    """Name of its argument, with a question mark at the end if it is optional."""
+    """Name of the command's argument, with a question mark at the end if the argument is optional."""
     outputs: tuple[str, ...] = ()
     """Values of ``-o``."""
     examples: Mapping[str, str] = field(default_factory=dict)
-    """Arguments of the examples in its help, by description."""
+    """Example arguments by description, for the help text."""
 
 
 _TABLES: Final = ("wide", "json", "yaml")
 COMMANDS: Final[Mapping[str, _Command]] = {
     "nodes": _Command(
         _nodes,
-        "list the nodes with what claims can still have of their CPUs, memory and hugepages",
+        "list the nodes with the CPUs, memory and hugepages that are still free for claims",
         outputs=(*_TABLES, "name"),
         examples={
             "All nodes": "",
@@ -281,12 +281,12 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     ),
     "claims": _Command(
         _claims,
-        "list the claims of a namespace with their CPUs and memory, and whether these are enforced",
+        "list a namespace's claims with their CPUs and memory, and whether these are enforced",
         outputs=(*_TABLES, "name"),
         examples={
-            "Claims of the namespace of the current context": "",
-            "Claims of all namespaces": "-A",
-            "With the reason for the state of each": "-n shop -o wide",
+            "Claims in the current context's namespace": "",
+            "Claims in all namespaces": "-A",
+            "With the reason for each claim's state": "-n shop -o wide",
             "Claims with a label": "-l app=db",
             "Claims as they change": "-A --watch",
             "CPUs of each claim, for a script": "-A -o json | jq '.[] | {namespace, claim, cpus}'",
@@ -294,18 +294,18 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     ),
     "free": _Command(
         _free,
-        "list what claims can still have, by NUMA node",
+        "list the CPUs, memory and hugepages that are still free for claims, by NUMA node",
         "node?",
         _TABLES,
         {"All nodes": "", "The most free CPUs first": "--sort-by cpus", "One node, with its devices": "node-1 -o wide"},
     ),
     "explain": _Command(
         _explain,
-        "explain what the claims of a pod have, or what they wait for",
+        "explain which resources a pod's claims have, or what they are waiting for",
         "pod",
         examples={
-            "A pod of the namespace of the current context": "db-0",
-            "A pod of another namespace": "db-0 -n shop",
+            "A pod in the current context's namespace": "db-0",
+            "A pod in another namespace": "db-0 -n shop",
         },
     ),
     "status": _Command(
@@ -314,8 +314,8 @@ COMMANDS: Final[Mapping[str, _Command]] = {
         "node",
         _TABLES,
         {
-            "Devices, claims and problems of a node": "node-1",
-            "With the UIDs of claims, and the reasons for their state": "node-1 -o wide",
+            "A node's devices, claims and problems": "node-1",
+            "With the claims' UIDs and the reasons for their state": "node-1 -o wide",
             "Every 2 s": "node-1 --watch",
         },
     ),
@@ -324,13 +324,13 @@ COMMANDS: Final[Mapping[str, _Command]] = {
         "run dra-frontend doctor in the driver's pod on a node, with its exit status",
         "node",
         ("json", "yaml"),
-        {"Problems of a node, with causes and remedies": "node-1"},
+        {"A node's problems, with causes and remedies": "node-1"},
     ),
     "page": _Command(
         _page,
-        "open the page of a node in the browser",
+        "open a node's page in the browser",
         "node",
-        examples={"In the browser": "node-1", "At a fixed local port": "node-1 --port 8082 --no-browser"},
+        examples={"In the browser": "node-1", "On a fixed local port": "node-1 --port 8082 --no-browser"},
     ),
 }
 _STATUSES: Final = "Exit status: 0; 1 if something is missing or kubectl fails; 2 for a usage error."
@@ -348,12 +348,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser of all commands."""
-    text = "Shows CPUs, memory and hugepages of a cluster's nodes, and the claims that have them."
+    """Returns the parser for all commands."""
+    text = "Shows the CPUs, memory and hugepages of a cluster's nodes, and the claims to which they are allocated."
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(_PROGRAM, description=text, epilog=_epilog("", COMMANDS["nodes"]), formatter_class=shape)
     parser.add_argument("--version", action="version", version=__version__, help="print the version and exit")
-    text = "namespace for the commands claims and explain (default: that of the context)"
+    text = "namespace for the commands claims and explain (default: the context's namespace)"
     parser.add_argument("-n", "--namespace", metavar="NAME", help=text)
     _add_passed_flags(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -385,7 +385,7 @@ def _sentence(command: _Command) -> str:
 
 
 def _epilog(name: str, command: _Command) -> str:
-    """Returns the end of a help text: examples and exit statuses. Without a name, it has an example of each command."""
+    """Returns the end of a help text: examples and exit statuses. Without a name, each command has an example."""
     if name:
         lines = [f"  # {text}\n  {f'{_PROGRAM} {name} {words}'.rstrip()}" for text, words in command.examples.items()]
     else:
@@ -399,12 +399,12 @@ def _epilog(name: str, command: _Command) -> str:
 
 def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) -> None:
     if command.outputs:
-        text = f"form of the output: {', '.join(command.outputs)} (default: a table)"
+        text = f"output format: {', '.join(command.outputs)} (default: a table)"
         parser.add_argument("-o", "--output", choices=["table", *command.outputs], metavar="FORM", help=text)
     if name in ("nodes", "free", "claims"):
-        parser.add_argument("--no-headers", action="store_true", help="print no headings above a table")
+        parser.add_argument("--no-headers", action="store_true", help="print tables without headings")
     if name in ("claims", "explain"):
-        text = f"namespace of the {command.argument or name} (default: that of the context)"
+        text = f"namespace of the {command.argument or name} (default: the context's namespace)"
         parser.add_argument("-n", "--namespace", metavar="NAME", default=argparse.SUPPRESS, help=text)
     if name in ("nodes", "free", "claims"):
         text = "list only claims with these labels, such as app=db (default: all)"
@@ -415,8 +415,8 @@ def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) ->
         text = "list the NUMA nodes with the most free first: cpus or memory (default: by name)"
         parser.add_argument("--sort-by", choices=_SORT_KEYS, metavar="AMOUNT", help=text)
     if name == "claims":
-        parser.add_argument("-A", "--all-namespaces", action="store_true", help="list claims of all namespaces")
-        text = f"print claims again when they change; they are read every {_WATCH_SECONDS:.0f} s"
+        parser.add_argument("-A", "--all-namespaces", action="store_true", help="list claims in all namespaces")
+        text = f"print claims again when they change (read every {_WATCH_SECONDS:.0f} s)"
         parser.add_argument("-w", "--watch", action="store_true", help=text)
     if name == "status":
         parser.add_argument("-w", "--watch", action="store_true", help="print the status again every 2 s")
@@ -425,12 +425,12 @@ def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) ->
         parser.add_argument("--driver", metavar="NAME", default="dra-driver-numa", help=text)
     if name == "page":
         parser.add_argument("--port", metavar="PORT", type=int, default=0, help="local port (default: a free one)")
-        text = "only print the address, and open no browser"
+        text = "only print the address, without opening a browser"
         parser.add_argument("--no-browser", dest="browser", action="store_false", help=text)
 
 
 def run(arguments: Sequence[str], program: str) -> int:
-    """Runs one command, with the program ``program`` as kubectl. Returns the exit status."""
+    """Runs one command with ``program`` as kubectl. Returns the exit status."""
     parser = build_parser()
     try:
         given = parser.parse_args(arguments)

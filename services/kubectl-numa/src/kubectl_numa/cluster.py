@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices and claims of a cluster as values, read from ResourceSlices and ResourceClaims. Pure.
+"""A cluster's devices and claims as values, read from ResourceSlices and ResourceClaims. Pure.
 
-Objects are read leniently: fields with unexpected values are skipped, so that one object never hides the others.
+Objects are read leniently: fields with unexpected values are skipped, so one object never hides the others.
 """
 
 from collections import defaultdict
@@ -18,13 +18,13 @@ CPUS: Final = "cpu"
 MEMORY: Final = "memory"
 _CAPACITIES: Final = {CPU_DRIVER: ("dra.cpu/cpu", "cpu"), MEMORY_DRIVER: ("dra.memory/size", "size")}
 _REFUSED: Final = "dra-driver-numa: "
-"""Prefix of each refusal by nri-backend. The kubelet copies it into the pod's status with the runtime's error."""
+"""Prefix of every nri-backend refusal. The kubelet copies the refusal, in the runtime's error, to the pod's status."""
 _STARTING: Final = ("ContainerCreating", "PodInitializing")
 _NUMA_NODE: Final = ("resource.kubernetes.io/numaNode", "dra.cpu/numaNodeID")
 
 
 class Key(NamedTuple):
-    """Name of a device, unique in a cluster."""
+    """A device's name, unique in a cluster."""
 
     driver: str
     pool: str
@@ -33,14 +33,14 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device of a ResourceSlice."""
+    """A device in a ResourceSlice."""
 
     node: str
     kind: str
     """``cpu``, ``memory`` or ``hugepages-2Mi``."""
     numa_node: int | None
     total: int
-    """CPUs or bytes."""
+    """Number of CPUs or bytes."""
     tainted: bool
     observes: bool = False
     """True if the node has ``enforcement: observe``: it refuses claims and changes nothing."""
@@ -48,21 +48,21 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The share of one device that is allocated to a claim."""
+    """The part of a device that is allocated to a claim."""
 
     key: Key
     request: str
     amount: int
     cpus: str = ""
-    """List of the CPUs; empty until the node has reported it."""
+    """CPU list. Empty until the node has reported it."""
     isolation: str = ""
     pool_cpus: str = ""
-    """``all`` or ``numa`` if the container also runs on CPUs of the shared pool."""
+    """``all`` or ``numa`` if the container also runs on CPUs from the shared pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim. ``parts`` is empty if it is not allocated, or has no device of our drivers."""
+    """A claim. ``parts`` is empty if the claim is not allocated or has no device from our drivers."""
 
     namespace: str
     name: str
@@ -71,23 +71,23 @@ class Claim:
     requests: tuple[Mapping[str, Any], ...]
     allocated: bool
     enforced: str = ""
-    """Status of the condition ``Enforced``: ``True``, ``False`` or ``Unknown``; empty if the node has not set it."""
+    """Status of the condition ``Enforced``: ``True``, ``False`` or ``Unknown``. Empty if the node has not set it."""
     reason: str = ""
     message: str = ""
 
 
 class ClaimName(NamedTuple):
-    """An entry of a pod's ``spec.resourceClaims``."""
+    """An entry in a pod's ``spec.resourceClaims``."""
 
     entry: str
     name: str
-    """Name of the ResourceClaim; empty until one is created from the template."""
+    """Name of the ResourceClaim. Empty until a claim is created from the template."""
     template: str = ""
-    """Name of the ResourceClaimTemplate, if the pod names one."""
+    """Name of the ResourceClaimTemplate if the pod names one."""
 
 
 class Waiting(NamedTuple):
-    """A container of a pod that does not run."""
+    """A pod's container that is not running."""
 
     container: str
     reason: str
@@ -103,33 +103,33 @@ class Pod:
     claims: tuple[ClaimName, ...]
     waiting: tuple[Waiting, ...] = ()
     unscheduled: str = ""
-    """Message of the condition PodScheduled, written by the scheduler; empty if the pod has a node."""
+    """The scheduler's message in the condition PodScheduled. Empty if the pod has a node."""
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """Returns the containers that nri-backend refused."""
+        """Returns the names of the containers that nri-backend refused."""
         return tuple(one.container for one in self.waiting if one.refused)
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Devices and claims of a cluster, and the allocated amounts."""
+    """A cluster's devices and claims, and the allocated amounts."""
 
     devices: Mapping[Key, Device]
     claims: tuple[Claim, ...]
     used: Mapping[Key, int] = field(default_factory=dict)
 
     def free(self, key: Key) -> int:
-        """Returns the amount of a device that is not allocated, in CPUs or bytes."""
+        """Returns a device's free amount, in CPUs or bytes."""
         return max(0, self.devices[key].total - self.used.get(key, 0))
 
     def node_of(self, claim: Claim) -> str:
-        """Returns the node of a claim; empty if none of its devices is published."""
+        """Returns a claim's node, or "" if none of the claim's devices is published."""
         return next((self.devices[part.key].node for part in claim.parts if part.key in self.devices), "")
 
 
 def read_cluster(slices: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, Any]]) -> Cluster:
-    """Returns devices and claims, with the allocated amount of each device."""
+    """Returns the devices and claims, with each device's allocated amount."""
     devices: dict[Key, Device] = {}
     generations: dict[tuple[str, str], int] = {}
     for one in sorted(slices, key=_generation):
@@ -138,7 +138,7 @@ def read_cluster(slices: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[s
         if driver not in DRIVERS:
             continue
         if generations.setdefault((driver, pool), _generation(one)) < _generation(one):
-            # Only slices of the newest generation of a pool are valid; older ones are about to be deleted.
+            # Only the slices of a pool's newest generation are valid. Older ones are about to be deleted.
             devices = {key: device for key, device in devices.items() if key[:2] != (driver, pool)}
             generations[driver, pool] = _generation(one)
         for document in _dicts(spec.get("devices")):
@@ -200,7 +200,7 @@ def _claim(document: Mapping[str, Any]) -> Claim:
 
 
 def read_pod(document: object) -> Pod:
-    """Returns a pod's claims, the containers that do not run, and why it has no node."""
+    """Returns a pod's claims, its containers that are not running, and the reason if it has no node."""
     spec, status = (_dict(_dict(document).get(name)) for name in ("spec", "status"))
     made = {
         one.get("name"): str(one.get("resourceClaimName") or "") for one in _dicts(status.get("resourceClaimStatuses"))
@@ -216,7 +216,7 @@ def read_pod(document: object) -> Pod:
 
 
 def _waiting(status: Mapping[str, Any]) -> Waiting | None:
-    """Returns why a container does not run, or None if it runs, has succeeded, or is being created."""
+    """Returns why a container is not running, or None if it is running, has succeeded, or is being created."""
     state = _dict(status.get("state"))
     ended = [_dict(_dict(status.get(key)).get("terminated")) for key in ("state", "lastState")]
     found = [_dict(state.get("waiting")), *ended]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to the cluster: runs the user's own ``kubectl``, with the user's rights, as a child process."""
+"""Access to the cluster. Runs the user's own ``kubectl`` as a child process, with the user's rights."""
 
 import json
 import re
@@ -12,22 +12,22 @@ from urllib.parse import quote, urlencode
 ENVIRONMENT: Final = "KUBECTL"
 """Environment variable with the path of the ``kubectl`` to use."""
 _PAGE: Final = 500
-"""Maximum number of objects in the answer to one request."""
+"""Maximum number of objects in the response to one request."""
 MOST_LISTED: Final = 250_000
-"""Maximum number of objects that are read of one list. Kubernetes supports 150,000 pods in a cluster."""
+"""Maximum number of objects that are read from one list. Kubernetes supports 150,000 pods in a cluster."""
 MAX_NESTING: Final = 64
-"""Maximum depth of lists and maps that is read. Objects of the Kubernetes API have about 20 levels."""
-# Strings match as a whole, so that brackets in them do not count. Nothing is matched twice, so the time is linear.
+"""Maximum nesting depth of lists and maps that is read. Kubernetes API objects have about 20 levels."""
+# Strings match as a whole, so brackets in them do not count. Nothing is matched twice, so the time is linear.
 _BRACKET: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}]', re.DOTALL)
 _FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 
 
 class KubectlError(Exception):
-    """kubectl is not installed or has failed. The text contains its error message."""
+    """Raised if kubectl is not installed or fails. The text contains the error message."""
 
 
 class Kubectl:
-    """Runs ``kubectl`` with the options that select cluster and user."""
+    """Runs ``kubectl`` with the options that select the cluster and the user."""
 
     def __init__(self, program: str, flags: Sequence[str]) -> None:
         self._command = (program, *flags)
@@ -44,16 +44,17 @@ class Kubectl:
         return done.stdout.decode(errors="replace")
 
     def get(self, path: str) -> Any:
-        """Returns the parsed JSON answer to a GET of a path of the API. Raises KubectlError."""
+        """Returns the parsed JSON response to a GET request for an API path. Raises KubectlError."""
         try:
             return json.loads(shallow(self._output("get", "--raw", path)))
         except ValueError as error:
             raise KubectlError(f"the answer to GET {path} is not JSON") from error
 
     def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
-        """Yields the objects of a list, which is read page by page.
+        """Yields the objects in a list, which is read page by page.
 
-        Raises KubectlError, also if the list has no end, since only the server decides whether another page follows.
+        Raises KubectlError. It is also raised if the list does not end, since only the server decides whether another
+        page follows.
         """
         more, seen = "", set[str]()
         for _ in range(MOST_LISTED // _PAGE):
@@ -80,9 +81,9 @@ class Kubectl:
     def execute(
         self, namespace: str, pod: str, container: str, command: Sequence[str], given: str = ""
     ) -> tuple[int, str]:
-        """Runs a command in a container with ``given`` as its standard input. Its standard output is inherited.
+        """Runs a command in a container with ``given`` as standard input. The command inherits standard output.
 
-        Returns its exit status and its standard error. Raises KubectlError.
+        Returns the command's exit status and standard error. Raises KubectlError.
         """
         arguments = ["exec", *(["-i"] if given else []), "-n", namespace, pod, "-c", container, "--", *command]
         whole = [*self._command, *arguments]
@@ -96,9 +97,9 @@ class Kubectl:
         return done.returncode, done.stderr.decode(errors="replace")
 
     def forward(self, namespace: str, pod: str, local: int, port: int, *, show: bool) -> int:
-        """Forwards a local port to a pod until the user ends it, and opens the browser if ``show``.
+        """Forwards a local port to a pod until the user interrupts it, and opens the browser if ``show``.
 
-        Returns the exit status of kubectl. Raises KubectlError.
+        Returns kubectl's exit status. Raises KubectlError.
         """
         arguments = ["port-forward", "-n", namespace, f"pod/{pod}", f"{local or ''}:{port}"]
         try:
@@ -111,7 +112,7 @@ class Kubectl:
                 for line in child.stdout:
                     if match := _FORWARDING.match(line):
                         address = f"http://localhost:{match[1]}/"
-                        print(f"{address}   (Ctrl-C ends it)", flush=True)
+                        print(f"{address}   (Ctrl-C stops it)", flush=True)
                         if show:
                             webbrowser.open(address)
             finally:
@@ -120,10 +121,10 @@ class Kubectl:
 
 
 def shallow(text: str) -> str:
-    """Returns a JSON text with null in place of each value that is nested deeper than MAX_NESTING levels.
+    """Returns a JSON text with null in place of each value nested deeper than MAX_NESTING levels.
 
     Anyone who may create a claim can nest its parameters thousands of levels deep. Such a claim must not hide the other
-    claims of the list, and the depth that the JSON parser supports depends on the interpreter.
+    claims in the list, and the depth that the JSON parser supports depends on the interpreter.
     """
     kept, depth, start = [], 0, 0
     for token in _BRACKET.finditer(text):
@@ -139,13 +140,13 @@ def shallow(text: str) -> str:
 
 
 def path_of(group: str, plural: str, namespace: str = "", name: str = "") -> str:
-    """Returns the path of objects in the API. Names are quoted, so that a name cannot lead to another path."""
+    """Returns the API path of objects. Names are quoted, so a name cannot lead to another path."""
     root = f"/apis/{group}/v1" if group else "/api/v1"
     inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     return f"{root}{inside}/{plural}" + (f"/{quote(name, safe='')}" if name else "")
 
 
 def labels_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the labels of an object."""
+    """Returns an object's labels."""
     found = (document.get("metadata") or {}).get("labels")
     return found if isinstance(found, dict) else {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lists of ``nodes``, ``free`` and ``claims``: documents for programs, and the rows of tables. Pure.
+"""The lists that ``nodes``, ``free`` and ``claims`` print: documents for programs, and table rows. Pure.
 
-A document contains numbers, with the unit in the key, and lists. ``-o json`` and ``-o yaml`` print the documents, and
-the rows of tables are made from the same documents, so that all forms show the same facts.
+A document contains numbers, with the unit in the key, and lists. ``-o json`` and ``-o yaml`` print the documents. Table
+rows are made from the same documents, so all forms show the same facts.
 """
 
 from collections import defaultdict
@@ -14,18 +14,18 @@ from kubectl_numa.quantity import format_bytes, format_cpus, parse_cpus
 from kubectl_numa.tables import Row
 
 ENFORCED: Final = {"True": "yes", "False": "no", "Unknown": "not known"}
-"""Words for the status of a claim's condition ``Enforced``, the same as on the page of a node."""
+"""Words for the status of a claim's condition ``Enforced``, the same as on a node's page."""
 _NOT_REPORTED: Final = "not reported"
 _TRUTH: Final = {"True": True, "False": False}
 _AMOUNTS: Final = {CPUS: "cpus", MEMORY: "memoryBytes"}
-"""Keys of amounts in a document by kind of device; those of hugepages are in ``hugepagesBytes``, by page size."""
+"""Keys of amounts in a document, by kind of device. Hugepage amounts are in ``hugepagesBytes``, by page size."""
 _HUGEPAGES: Final = "hugepages-"
 
 Document = Mapping[str, Any]
 
 
 def node_documents(cluster: Cluster) -> list[Document]:
-    """Returns a document for each node: free and total amounts, claims that are not enforced, and taints."""
+    """Returns a document for each node with free and total amounts, claims that are not enforced, and taints."""
     by_node: defaultdict[str, list[Key]] = defaultdict(list)
     for key, device in cluster.devices.items():
         by_node[device.node].append(key)
@@ -55,7 +55,7 @@ def _node(cluster: Cluster, node: str, keys: Sequence[Key], claims: Sequence[Cla
 
 
 def free_documents(cluster: Cluster, node: str = "") -> list[Document]:
-    """Returns a document for each NUMA node (or other group of devices), with the amounts that are free for claims."""
+    """Returns a document for each NUMA node (or other group of devices), with the amounts free for claims."""
     places: defaultdict[tuple[str, int], list[Key]] = defaultdict(list)
     for key, device in cluster.devices.items():
         if not device.tainted and not device.observes and node in ("", device.node):
@@ -69,7 +69,7 @@ def free_documents(cluster: Cluster, node: str = "") -> list[Document]:
 
 
 def claim_documents(cluster: Cluster) -> list[Document]:
-    """Returns a document for each claim with a device of our drivers."""
+    """Returns a document for each claim that has a device from our drivers."""
     return [_claim(cluster, claim) for claim in cluster.claims if claim.parts]
 
 
@@ -101,7 +101,7 @@ def _kind(cluster: Cluster, key: Key) -> str:
 
 
 def node_row(document: Document) -> Row:
-    """Returns the row of a node."""
+    """Returns a node's row."""
     return {
         "node": document["node"],
         "numa nodes": document["numaNodes"],
@@ -116,7 +116,7 @@ def node_row(document: Document) -> Row:
 
 
 def free_row(document: Document) -> Row:
-    """Returns the row of a NUMA node."""
+    """Returns a NUMA node's row."""
     devices, numa = document["devices"], document["numaNode"]
     return {
         "node": document["node"],
@@ -127,7 +127,7 @@ def free_row(document: Document) -> Row:
 
 
 def claim_row(document: Document, *, namespaced: bool = True) -> Row:
-    """Returns the row of a claim, with its namespace if ``namespaced``."""
+    """Returns a claim's row, with the namespace if ``namespaced``."""
     cpus, count = document["cpus"], document["cpuCount"]
     enforced = {True: "True", False: "False", None: "Unknown"}[document["enforced"]]
     return {
@@ -144,7 +144,7 @@ def claim_row(document: Document, *, namespaced: bool = True) -> Row:
 
 
 def _kinds(cluster: Cluster, keys: Iterable[Key]) -> dict[str, list[Key]]:
-    """Returns devices by kind: CPUs, memory, then hugepages by size."""
+    """Returns the devices by kind: CPUs, memory, then hugepages by size."""
     kinds: defaultdict[str, list[Key]] = defaultdict(list)
     for key in keys:
         kinds[cluster.devices[key].kind].append(key)
@@ -152,14 +152,14 @@ def _kinds(cluster: Cluster, keys: Iterable[Key]) -> dict[str, list[Key]]:
 
 
 def _by_key(amounts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns amounts by the keys of a document, from amounts by kind."""
+    """Converts amounts by kind to amounts by a document's keys."""
     found = {_AMOUNTS[kind]: amount for kind, amount in amounts.items() if kind in _AMOUNTS}
     pages = {kind.removeprefix(_HUGEPAGES): amount for kind, amount in amounts.items() if kind not in _AMOUNTS}
     return found | ({"hugepagesBytes": pages} if pages else {})
 
 
 def _cells(document: Document) -> Row:
-    """Returns the cells of a document's amounts, with the kinds of devices as the columns."""
+    """Returns the cells for a document's amounts, with a column for each kind of device."""
     cells = {kind: _amount(document[key], kind) for kind, key in _AMOUNTS.items() if key in document}
     pages = document.get("hugepagesBytes", {})
     return cells | {f"{_HUGEPAGES}{size}": _amount(amount, _HUGEPAGES) for size, amount in pages.items()}

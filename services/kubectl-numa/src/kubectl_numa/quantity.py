@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses and formats quantities of the Kubernetes API and lists of CPUs."""
+"""Parses and formats Kubernetes quantities and CPU lists."""
 
 import re
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ _SCALES: Final = {
 }
 
 UNITS: Final = ("Ki", "Mi", "Gi", "Ti", "Pi")
-"""Units of amounts of memory. The driver's commands and the page of a node use the same ones."""
+"""Units for amounts of memory. The driver's commands and a node's page use the same units."""
 _MOST: Final = (1 << 63) - 1
 """Largest quantity that the API server stores (apimachinery/pkg/api/resource/quantity.go)."""
 _RANGE: Final = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
 _MOST_CPUS: Final = 8192
-"""Maximum number of CPUs that a kernel can be built for (NR_CPUS of x86)."""
+"""Maximum number of CPUs for which a kernel can be built (NR_CPUS on x86)."""
 _LONGEST_LIST: Final = 65536
-"""Maximum length of a list of CPUs, in characters."""
+"""Maximum length of a CPU list, in characters."""
 
 
 def parse_quantity(text: object) -> int:
-    """Parses a quantity and rounds it up. Returns 0 for other texts, so that one object cannot hide the others."""
+    """Parses a quantity and rounds it up. Returns 0 for any other text, so one object cannot hide the others."""
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
         return 0
@@ -37,14 +37,14 @@ def parse_quantity(text: object) -> int:
 
 
 def format_bytes(size: int) -> str:
-    """Formats bytes with at most one decimal, which is cut and not rounded: ``1.5Gi``."""
+    """Formats bytes with at most one decimal, such as ``1.5Gi``. Further decimals are truncated, not rounded."""
     power = min(max(size.bit_length() - 1, 0) // 10, len(UNITS))
     tenths = size * 10 >> (10 * power)
     return f"{tenths // 10}{f'.{tenths % 10}' if tenths % 10 else ''}{('', *UNITS)[power]}"
 
 
 def parse_cpus(text: str) -> list[int]:
-    """Parses a list of CPUs in the kernel's format, ``0-3,8``. Returns [] if it is not such a list, or is too long."""
+    """Parses a CPU list in the kernel's format, ``0-3,8``. Returns [] for any other text or a list that is too long."""
     found: list[int] = []
     for part in text.split(",") if len(text) <= _LONGEST_LIST else ():
         match = _RANGE.fullmatch(part)

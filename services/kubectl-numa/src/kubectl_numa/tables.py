@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formats rows as tables, and documents as JSON and YAML. Pure.
 
-The author of a claim chooses some of the texts, and they are printed to a terminal, so all texts are escaped.
+Claim authors choose some of the texts, and the texts are printed to a terminal, so all of them are escaped.
 """
 
 import json
@@ -10,19 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 Row = Mapping[str, Any]
-"""Cells by column. A column with a name that begins with ``+`` is shown only by ``-o wide``."""
+"""Cells by column. A column whose name begins with ``+`` is shown only by ``-o wide``."""
 _PLAIN: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9./-]*", re.ASCII)
-"""Texts that YAML reads as text without quotes, except _YAML_WORDS."""
+"""Texts that YAML reads as strings without quotes, except for _YAML_WORDS."""
 _YAML_WORDS: Final = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
 
 
 def safe(value: object) -> str:
-    """Escapes control characters and characters that change the direction of writing."""
+    """Escapes control characters and characters that change the text direction."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(value))
 
 
 def table(rows: Sequence[Row], *, wide: bool = False, headers: bool = True) -> str:
-    """Formats rows as a table with one line for each row. An empty cell is shown as ``-``."""
+    """Formats rows as a table with one line per row. Shows an empty cell as ``-``."""
     columns = [name for name in dict.fromkeys(name for row in rows for name in row) if wide or not name.startswith("+")]
     lines = [[name.removeprefix("+").upper() for name in columns]] if headers else []
     lines += [[safe(row.get(name, "")) or "-" for name in columns] for row in rows]
@@ -41,7 +41,7 @@ def yaml_text(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _yaml(value: Any) -> Iterator[str]:
-    """Yields the lines of a value. Maps and lists are blocks, unless they are empty; other values are one line."""
+    """Yields a value's lines. Maps and lists that are not empty become blocks. Any other value is one line."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _member(f"{_scalar(key)}:", inner, "  " if isinstance(inner, Mapping) else "")
@@ -66,7 +66,7 @@ def _member(key: str, value: Any, indent: str) -> Iterator[str]:
 def _scalar(value: Any) -> str:
     """Formats a value as JSON, which YAML reads as the same value. A text that needs no quotes is unchanged.
 
-    Other characters are escaped with ``\\U`` of YAML, since JSON writes a character above 16 bits as two escapes.
+    Non-ASCII characters use YAML's ``\\U`` escape, since JSON writes a character above 16 bits as two escapes.
     """
     if not isinstance(value, str):
         return json.dumps(value)

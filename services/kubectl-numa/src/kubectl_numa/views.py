@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of ``explain`` about a pod and its claims. Pure."""
+"""The text that ``explain`` prints about a pod and its claims. Pure."""
 
 from collections.abc import Iterator
 
@@ -11,18 +11,18 @@ NO_POD = Pod(())
 
 
 def explain_pod(pod: Pod, namespace: str, name: str) -> Iterator[str]:
-    """Yields the reason why the pod has no node, and its containers that do not run."""
+    """Yields the reason why the pod has no node, and the pod's containers that are not running."""
     if not pod.claims:
-        yield f"pod {namespace}/{name} has no claims: it runs in the shared pool of its node"
+        yield f"pod {namespace}/{name} has no claims: it runs in its node's shared pool"
     if pod.unscheduled:
         yield f"pod {namespace}/{name} has no node yet; the scheduler's reason: {pod.unscheduled}"
     for one in pod.waiting:
-        what = "was refused" if one.refused else "does not run"
+        what = "was refused" if one.refused else "is not running"
         yield f"container {one.container} {what}: " + ": ".join(filter(None, (one.reason, one.message)))
 
 
 def explain_missing(use: ClaimName, namespace: str, *, template_exists: bool | None) -> Iterator[str]:
-    """Yields the lines about a claim that a pod names and that does not exist."""
+    """Yields the lines about a claim that a pod names but that does not exist."""
     yield f"claim {use.name or use.entry}"
     if use.name and not use.template:
         yield f"  does not exist: create ResourceClaim {use.name} in namespace {namespace}, or name another in the pod"
@@ -36,16 +36,16 @@ def explain_missing(use: ClaimName, namespace: str, *, template_exists: bool | N
 
 
 def explain(cluster: Cluster, claim: Claim, pod: Pod = NO_POD) -> Iterator[str]:
-    """Yields the lines about the devices of a claim, or about its unmet requests. ``pod`` uses the claim."""
+    """Yields the lines about a claim's devices, or about its unmet requests. ``pod`` is a pod that uses the claim."""
     yield f"claim {claim.namespace}/{claim.name}"
     if not claim.allocated:
-        yield "  not allocated: the scheduler allocates it together with a node for the pod, which must fit there, too"
+        yield "  not allocated: the scheduler allocates it when it finds a node for the pod, which must also fit there"
         for request in claim.requests:
             yield from _waiting(cluster, request)
         return
     for part in claim.parts:
         device = cluster.devices.get(part.key)
-        where = f"on {device.node}" if device else "of a device that is not published any more"
+        where = f"on {device.node}" if device else "from a device that is no longer published"
         amount = _amount(device.kind if device else CPUS, part.amount)
         yield f"  {part.request}: {amount} of {part.key.device} {where}{_cpus(part)}"
     if claim.pods[1:]:
@@ -54,14 +54,14 @@ def explain(cluster: Cluster, claim: Claim, pod: Pod = NO_POD) -> Iterator[str]:
 
 
 def _cpus(part: Part) -> str:
-    """Returns the CPUs of a part of a claim and how the container uses them; empty if they are unknown."""
+    """Returns a claim part's CPUs and how the container uses them, or "" if the CPUs are unknown."""
     pool = f"poolCPUs: {part.pool_cpus}" if part.pool_cpus else ""
     return ", ".join(filter(None, (f": CPUs {part.cpus}", part.isolation, pool))) if part.cpus else ""
 
 
 def _enforced(claim: Claim, pod: Pod) -> str:
     if not claim.parts:
-        return "no part of it is of this driver"
+        return "none of its devices belong to this driver"
     if pod.refused:
         return f"enforced: not for this pod: container {', '.join(pod.refused)} was refused, see above"
     if not claim.enforced:
@@ -70,7 +70,7 @@ def _enforced(claim: Claim, pod: Pod) -> str:
 
 
 def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[str]:
-    """Yields the amount that a request asks for, and the device with the most free."""
+    """Yields the requested amount and the device with the largest free amount."""
     document = request if isinstance(request, dict) else {}
     exact = document.get("exactly")
     name, exact = str(document.get("name")), exact if isinstance(exact, dict) else {}
@@ -86,12 +86,12 @@ def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[
         if published:
             yield f"{of_class}all of its devices are tainted, or their nodes only observe; see kubectl numa nodes"
         else:
-            yield f"{of_class}no ResourceSlice shows what is free of it"
+            yield f"{of_class}the ResourceSlices do not show how much of it is free"
         return
     fits = sum(cluster.free(key) >= wanted for key in most)
     best = cluster.devices[most[0]]
     largest = f"{_amount(kind, cluster.free(most[0]))} of {most[0].device} on {best.node}"
-    yield f"  {name}: asks for {_amount(kind, wanted)}; {fits} of {len(most)} devices have that, the most is {largest}"
+    yield f"  {name}: requests {_amount(kind, wanted)}; {fits} of {len(most)} devices have that, the most is {largest}"
 
 
 def _kind_of_class(name: str) -> str:

@@ -147,7 +147,7 @@ def test_a_node_that_only_observes_is_reported_as_one_that_refuses_claims(
         assert cli.main(["simulate", *one]) == 0
         printed.append(capsys.readouterr().out.splitlines())
     assert printed[1][:-1] == printed[0]
-    assert printed[1][-1].startswith("this node only observes and refuses every claim until driverConfig has ")
+    assert printed[1][-1].startswith("this node only observes: it refuses every claim until driverConfig has ")
 
 
 def _table(capsys: pytest.CaptureFixture[str], root: Path, example: str) -> str:
@@ -169,7 +169,7 @@ def test_manifests_of_workloads_fit(path: Path, root: Path, capsys: pytest.Captu
     assert [one["devices"][0]["request"] for row in outcome["outcomes"] for one in row["claims"]][:1] == ["cpus"]
     notes = [note for row in outcome["outcomes"] for note in row.get("notes", ())]
     if path.stem == "mpijob":
-        assert notes == ["one of the 2 pods of its template is simulated; -n N simulates N on this node"]
+        assert notes == ["only one of its template's 2 pods is simulated; -n N simulates N on this node"]
         status, outcome, _ = run(capsys, "--host-root", str(root), *both, "-n", "9")
         assert (status, outcome["fit"], outcome["of"]) == (3, 16, 18)
 
@@ -280,7 +280,7 @@ def test_a_class_of_another_driver_must_be_given(root: Path, capsys: pytest.Capt
     [
         (
             "dra.hugepages-32m",
-            "this node has no hugepages of the size of DeviceClass dra.hugepages-32m (page sizes of its kernel: 2Mi",
+            "this node has no hugepages of the size of DeviceClass dra.hugepages-32m (its kernel's page sizes: 2Mi",
         ),
         (
             "dra.memory-far",

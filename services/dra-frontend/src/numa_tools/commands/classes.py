@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DeviceClasses that a machine's devices need. Core.
+"""The DeviceClasses for a machine's devices. Core.
 
-Selectors use attributes that do not change between releases, and admit devices of the memory peer, too: it publishes
-the other spelling of page sizes and no tier.
+Selectors use attributes that do not change between releases. They also admit the devices of the other memory driver
+(dra-driver-memory), which spells page sizes differently and publishes no tier.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from numa_tools.scheduling.wanted import DeviceClass, read_class
 
 _STANDARD: Final = 'device.attributes["resource.kubernetes.io"]'
 _TIER: Final = f'device.attributes["{MEMORY_DRIVER}"].tier'
-# An attribute that a device does not have ends the whole scheduling attempt, unless it is asked for first.
+# Reading an attribute that a device lacks fails the whole scheduling attempt, unless the selector tests for it first.
 _LOCAL: Final = f'(!has({_TIER}) || {_TIER} == "{LOCAL_TIER}")'
 _FAR: Final = f'has({_TIER}) && {_TIER} == "{FAR_TIER}"'
 
 
 def device_classes(machine: Machine) -> list[dict[str, Any]]:
-    """Returns the classes: one for CPUs, one for plain memory and each hugepage size that the kernel has.
+    """Returns the classes: one for CPUs, one for plain memory, and one for each hugepage size that the kernel has.
 
-    Memory of NUMA nodes without CPUs has classes of its own, so that only claims that ask for it get it.
+    Memory of NUMA nodes without CPUs has its own classes, so only claims that request such memory get it.
     """
     nodes = machine.numa_nodes.values()
     far_nodes = [node for node in nodes if node.tier == FAR_TIER and node.memory_bytes]
@@ -37,7 +37,7 @@ def device_classes(machine: Machine) -> list[dict[str, Any]]:
 
 
 def known_classes(machine: Machine) -> dict[str, DeviceClass]:
-    """Returns the classes by name, in the form that the scheduler's simulation uses."""
+    """Returns the classes by name, in the form that the scheduler simulation uses."""
     return {one.name: one for one in map(read_class, device_classes(machine))}
 
 

@@ -45,13 +45,13 @@ from numa_tools.state_client import NoServiceError, StateClient
 
 _PATIENCE: Final = 5.0
 _MAX_CLAIMS: Final = 5000
-"""Maximum number of claims of a namespace that are searched for those of a pod."""
+"""Maximum number of a namespace's claims that are searched for a pod's claims."""
 
 
 def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[dict[str, Any], list[Problem]]:
     """Returns the explanation and the problems. Raises UnknownSubjectError.
 
-    ``alone``: of an archive, for which no API server can be asked.
+    ``alone`` is True for an archive, for which no API server can be queried.
     """
     known = read_known(settings)
     if (found := explain_known(known, subject)) is not None:
@@ -70,7 +70,7 @@ def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[d
 
 
 def read_known(settings: Settings) -> Known:
-    """Reads the files and the documents of the running service. Raises InventoryError or HostTreeError."""
+    """Reads the node's files and the running service's documents. Raises InventoryError or HostTreeError."""
     node = read_node(settings, settings.node_name)
     documents, silent = read_state(settings)
     containers = read_containers(documents.get("containers"))
@@ -78,7 +78,7 @@ def read_known(settings: Settings) -> Known:
     return Known(
         inventory=_as_published(node, devices),
         config=settings.config,
-        # If the record of a claim cannot be read, only its file shows the claim, and its CPUs are held.
+        # A claim whose record cannot be read is known only from its file. Its CPUs stay allocated.
         files={**node.claims.files, **read_records(documents.get("claims"))},
         containers=containers,
         backend=read_backend(documents.get("backend")),
@@ -95,7 +95,10 @@ def _hindrances(settings: Settings) -> tuple[str, ...]:
 
 
 def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
-    """Returns the service's documents by name, from the archive if there is one, or no documents and the reason."""
+    """Returns the service's documents by name, from the archive if there is one.
+
+    If they cannot be read, returns no documents and the reason.
+    """
     kept = Path(settings.host_root, STATE)
     with suppress(OSError, ValueError):
         return {name: read_archived(kept / f"{name}.json") for name in STATE_PATHS}, ""
@@ -107,7 +110,7 @@ def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
 
 
 def _releasing(settings: Settings) -> dict[ClaimKey, ClaimFile]:
-    """Returns released claims with containers that may still run, from the archive if there is one."""
+    """Returns released claims whose containers may still run, from the archive if there is one."""
     with suppress(OSError, ValueError):
         kept = read_archived(Path(settings.host_root, JOURNAL))
         return read_records(kept.get("releasing") if isinstance(kept, dict) else None)
@@ -116,7 +119,7 @@ def _releasing(settings: Settings) -> dict[ClaimKey, ClaimFile]:
 
 
 def _as_published(node: NodeFiles, devices: Iterable[PublishedDevice]) -> Inventory:
-    """Returns the inventory with the taints that the service has published."""
+    """Returns the inventory with the taints that the service published."""
     taints = {(one.driver, one.name): one.taints for one in devices}
 
     def tainted(driver: str, device: Device) -> Device:
@@ -132,7 +135,7 @@ def _as_published(node: NodeFiles, devices: Iterable[PublishedDevice]) -> Invent
 
 
 def _kernel_files(settings: Settings, containers: tuple[ContainerReport, ...]) -> dict[str, dict[str, str]]:
-    """Returns the containers' cgroup files by container and name; empty if the cgroup tree is not mounted."""
+    """Returns the containers' cgroup files by container and name, or nothing if the cgroup tree is not mounted."""
     cgroups = HostTree(on_node(settings.host_root, settings.config.cgroup_root))
     found: dict[str, dict[str, str]] = {}
     for report in containers:
@@ -155,7 +158,7 @@ async def _explain_pending(
         if not documents:
             raise UnknownSubjectError(
                 f"neither this node nor namespace {namespace} has a claim {name}, or a pod {name} with a claim; "
-                "say NAMESPACE/NAME for another namespace"
+                "use NAMESPACE/NAME for another namespace"
             )
         wanted = {cls for document in documents for cls in _class_names(document)}
         try:
@@ -173,7 +176,7 @@ async def _explain_pending(
 
 
 async def _claims(client: KubeClient, kind: str, namespace: str, name: str) -> list[dict[str, Any]]:
-    """Returns the claim with this name, else the claims that belong to a pod with this name or are reserved for it."""
+    """Returns the claim with this name, or else the claims that a pod with this name owns or has reserved."""
     if kind != "pod":
         document = await client.get_claim(namespace, name, patience=_PATIENCE)
         if document is not None:
@@ -195,7 +198,7 @@ def _belongs(document: Mapping[str, Any], pod: str) -> bool:
 
 
 def _class_names(document: Mapping[str, Any]) -> set[str]:
-    """Returns the classes that a claim names, or none if its spec cannot be read; explain_pending reports that."""
+    """Returns the classes that a claim names, or none if its spec cannot be read, which explain_pending reports."""
     with suppress(ManifestError):
         wanted = read_wanted(mapping(document, "spec"))
         return {wish.device_class for request in wanted.requests for wish in request.wishes}
@@ -203,7 +206,7 @@ def _class_names(document: Mapping[str, Any]) -> set[str]:
 
 
 async def _classes(client: KubeClient, names: set[str], own: dict[str, DeviceClass]) -> dict[str, DeviceClass]:
-    """Returns the cluster's classes. ``own``, the classes of this machine, replace those that cannot be read.
+    """Returns the cluster's classes. A class that cannot be read is taken from ``own``, this machine's classes.
 
     Raises KubeError if a class cannot be read and is not in ``own``.
     """

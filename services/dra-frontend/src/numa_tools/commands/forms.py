@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input and output of the commands: strictly validated files; aligned tables, JSON and YAML. Pure."""
+"""Input and output of the commands: strictly validated files, and aligned tables, JSON and YAML. Pure."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 
 
 class Input(BaseModel):
-    """Base of the models of input files: frozen, camelCase keys, no conversions, unknown keys refused."""
+    """Base model for input files: frozen, with camelCase keys, without conversions. Rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
 
@@ -23,7 +23,7 @@ _Model = TypeVar("_Model", bound=Input)
 
 
 def validated(model: type[_Model], document: Any, source: str) -> _Model:
-    """Validates the content of an input file. Raises ConfigError with every fault and its place."""
+    """Validates an input file's content. Raises ConfigError with every fault and its place."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -31,7 +31,7 @@ def validated(model: type[_Model], document: Any, source: str) -> _Model:
 
 
 def structured(document: Any, form: str) -> str:
-    """Formats a document as ``json`` or ``yaml``. The order of its keys is kept."""
+    """Formats a document as ``json`` or ``yaml`` and keeps the order of its keys."""
     if form == "json":
         return json.dumps(document, indent=2)
     text = yaml.dump(document, Dumper=PortableDumper, sort_keys=False, default_flow_style=None, width=120)

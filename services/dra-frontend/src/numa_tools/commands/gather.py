@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs the files that a bug report needs into one archive. Unpacked, it is a host root for the other commands."""
+"""Packs the files for a bug report into one archive. Other commands can use the unpacked archive as a host root."""
 
 import asyncio
 import json
@@ -82,7 +82,7 @@ class Bundle:
     def collect(self) -> None:
         """Reads everything. A file that cannot be read is listed as missing."""
         config = self._settings.config
-        # The copied files already contain the overlay. The path of the credentials stays private.
+        # The copied files already contain the overlay. The path of the credentials is left out to keep it private.
         shown = config.model_copy(update={"sysfs_overlay": "", "kubeconfig": ""})
         self.files[CONFIG] = json.dumps(shown.model_dump(mode="json", by_alias=True), indent=1)
         self._service()
@@ -97,14 +97,14 @@ class Bundle:
 
     def _doctor(self, facts: Facts) -> None:
         self.files["doctor.json"] = json.dumps(report(examine(facts), self._settings.node_name), indent=1)
-        # Only the settings that matter to the driver: the runtime's files may contain passwords of registries.
+        # Adds only the settings that matter to the driver: the runtime's files may contain registry passwords.
         if isinstance(facts.runtime, Unread):
             self.missing["runtime"] = facts.runtime.why
         else:
             self.files["runtime.json"] = json.dumps(settings_report(facts.runtime), indent=1)
 
     def _kubelet(self, kubelet: KubeletConfig | Unread | None) -> None:
-        """Adds the kubelet's settings, but not its files: those of k3s contain the token of the cluster."""
+        """Adds the kubelet's settings, but not its files, which with k3s contain the cluster's token."""
         if isinstance(kubelet, KubeletConfig):
             self.files[KUBELET] = json.dumps(archived(kubelet), indent=1)
 
@@ -166,7 +166,7 @@ class Bundle:
         self.files[JOURNAL] = json.dumps(said, indent=1)
 
     def mask(self) -> None:
-        """Replaces names in all files except the kernel's, which contain none."""
+        """Replaces the names in all files except the kernel's, which contain none."""
         masks = Masks()
         masks.add("node", self._settings.node_name)
         texts = {path: text for path, text in self.files.items() if not path.startswith(("/sys/", "/proc/"))}
@@ -181,13 +181,13 @@ class Bundle:
         self.missing = {masks.text(path): masks.text(why) for path, why in self.missing.items()}
 
     def _learn_published(self, masks: Masks) -> None:
-        """Adds the names of this node's pools and slices, which texts contain, if the machine can be read."""
+        """Adds the names of this node's pools and slices, which occur in texts, if the machine can be read."""
         node = self._settings.node_name
         with suppress(HostTreeError, InventoryError):
             for pool in read_node(self._settings, node, empty=True).inventory.pools:
                 masks.learn_pools([pool.name])
                 for name in (one["metadata"]["name"] for one in slice_documents(pool, node)):
-                    if pool.name not in name:  # a name that was too long has been shortened
+                    if pool.name not in name:  # a pool name that is too long is shortened in the slice's name
                         masks.add("slice", name)
 
     def write(self, file: BinaryIO, *, masked: bool) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class Bundle:
 
 
 def _json(text: str) -> Any:
-    """Parses a text as JSON. Returns None if it is not JSON, such as a damaged claim file."""
+    """Parses a text as JSON. Returns None for any other text, such as a damaged claim file."""
     try:
         return parse_json(text.encode(errors="replace"), MAX_BYTES, "file", "")
     except MalformedError:
@@ -239,7 +239,7 @@ def gather(settings: Settings, output: str, *, masked: bool) -> str:
 
 
 def _created(path: str) -> BinaryIO:
-    """Opens an empty file with mode 0600, whether or not it existed. A device keeps its mode. Raises ConfigError."""
+    """Creates or truncates a file and sets its mode to 0600. A device keeps its mode. Raises ConfigError."""
     made = -1
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -255,7 +255,7 @@ def _created(path: str) -> BinaryIO:
 
 @contextmanager
 def opened(path: str) -> Iterator[Path]:
-    """Unpacks an archive and yields its host root, or finds it in an unpacked one. Raises ConfigError."""
+    """Unpacks an archive, unless it is already unpacked, and yields its host root. Raises ConfigError."""
     for root in (Path(path), Path(path, "node")):
         if (root / MANIFEST).is_file():
             yield root
@@ -272,7 +272,7 @@ def opened(path: str) -> Iterator[Path]:
 
 
 def node_of(root: Path) -> str | None:
-    """Returns the name of the node of an archive, or None if its service did not answer."""
+    """Returns the name of an archive's node, or None if that node's service did not respond."""
     try:
         name = read_archived(root / STATE / "version.json")["node"]
     except (OSError, ValueError, KeyError, TypeError):

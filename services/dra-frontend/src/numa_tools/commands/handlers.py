@@ -30,15 +30,15 @@ from numa_tools.commands.provision_plan import plan, read_requested
 
 _FAILED, _BAD_INPUT, _DOES_NOT_FIT, _UNKNOWN = 1, 2, 3, 4
 _NODE: Final = "simulated"
-"""Name of the node for commands that publish nothing. It has no effect."""
+"""Node name for commands that publish nothing. It has no effect."""
 _WATCH_SECONDS: Final = 2.0
 _PEOPLE: Final = ("table", "wide")
-"""Values of ``-o`` whose output is a table or text."""
+"""Values of ``-o`` that print a table or text."""
 _CLEAR: Final = "\x1b[2J\x1b[H"
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
-    """Runs the command that the arguments name. Returns its output and exit status; output may be empty.
+    """Runs the command that the arguments name. Returns its output, which may be empty, and its exit status.
 
     Raises ConfigError, InventoryError, HostTreeError and OSError.
     """
@@ -49,7 +49,10 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
 
 @contextmanager
 def _source(arguments: argparse.Namespace) -> Iterator[None]:
-    """Unpacks the archive of --from and sets it as the host root; its configuration and node name are the defaults."""
+    """Unpacks the archive given by --from and uses it as the host root.
+
+    Its configuration and node name become the defaults.
+    """
     if getattr(arguments, "source", None) is None:
         yield
         return
@@ -90,7 +93,7 @@ def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
     settings = load_settings(arguments)
     if not arguments.claim + arguments.pod:
         raise ConfigError("command line", ["simulate needs --claim FILE or --pod FILE"])
-    # A test machine may have been captured under a name that is not valid.
+    # A test machine may have been captured under an invalid name.
     node = read_node(settings, _NODE, empty=arguments.empty)
     check(node.inventory, settings.config, node.claims)
     asked = prepared(arguments.claim, arguments.pod, node, settings.config, settings.node_name)
@@ -151,7 +154,7 @@ def _status(arguments: argparse.Namespace) -> tuple[str, int]:
             shown = _status_shown(status, arguments)
             if not arguments.watch:
                 break
-            # Clear the terminal and begin at the top left corner.
+            # Clear the terminal and move the cursor to the top left corner.
             print(f"{_CLEAR}{shown}" if sys.stdout.isatty() else shown, flush=True)
             time.sleep(_WATCH_SECONDS)
     except KeyboardInterrupt:

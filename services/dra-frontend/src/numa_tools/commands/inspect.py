@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of ``dra-frontend inspect`` for a machine: values for JSON and YAML, or a table. Pure."""
+"""The output of ``dra-frontend inspect``: values for JSON and YAML, or a table. Pure."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -17,7 +17,7 @@ from numa_tools.render import format_bytes
 
 
 def report(machine: Machine) -> dict[str, Any]:
-    """Returns the machine as values; CPUs are ids. Tests compare the first five keys with hwloc."""
+    """Returns the machine as values, with CPUs as ids. Tests compare the first five keys with hwloc."""
     nodes = [node for node in machine.numa_nodes.values() if node.online]
 
     def pools(pages: Callable[[HugepagePool], int]) -> dict[str, dict[str, int]]:
@@ -57,7 +57,7 @@ def report(machine: Machine) -> dict[str, Any]:
 
 
 def _memory(machine: Machine, node: NumaNode) -> dict[str, Any]:
-    """Returns the kind of a node's memory, its performance if known, and the NUMA nodes of the nearest CPUs."""
+    """Returns the kind of a node's memory, its performance if known, and the NUMA nodes with the nearest CPUs."""
     traits = node.traits
     return {
         "kind": traits.kind.value,
@@ -69,7 +69,7 @@ def _memory(machine: Machine, node: NumaNode) -> dict[str, Any]:
 
 
 def claimable(inventory: Inventory) -> dict[str, Any]:
-    """Returns the CPUs and memory reserved for the system, the source of that amount, and the memory for claims."""
+    """Returns the CPUs and memory reserved for the system, the memory reserve's source, and the memory for claims."""
     reserve = inventory.reserve
     return {
         "reserved": {
@@ -97,7 +97,7 @@ def claimable_table(inventory: Inventory) -> str:
 
 
 def _claimable_memory(inventory: Inventory) -> dict[int, int]:
-    """Returns the bytes of plain memory that are offered, by NUMA node."""
+    """Returns the bytes of plain memory offered by each NUMA node."""
     devices = [device for pool in inventory.pools for device in pool.devices]
     plain = [device for device in devices if isinstance(device, MemoryDevice) and not device.hugepages]
     return dict.fromkeys(inventory.machine.numa_nodes, 0) | {device.numa_node: device.amount for device in plain}
@@ -116,7 +116,7 @@ def _core_types(machine: Machine) -> list[tuple[CoreType, list[int]]]:
 
 
 def machine_table(machine: Machine, *, wide: bool = False) -> str:
-    """Returns a machine as text: a summary, then a row for each NUMA node. ``wide`` adds the node's performance."""
+    """Returns a machine as text: a summary, then a row for each NUMA node. ``wide`` adds the nodes' performance."""
     nodes = list(machine.numa_nodes.values())
     sizes = machine.page_sizes
     pages = [f"{kubernetes_page_size(size)} FREE/TOTAL" for size in sizes]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads manifests from files and standard input. Their size is checked before they are parsed."""
+"""Reads manifests from files and standard input. Checks their size before parsing them."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from numa_tools.scheduling.reading import ManifestError
 
 
 def read_manifests(files: Sequence[str]) -> Manifests:
-    """Reads the files; ``-`` is standard input. Raises ConfigError with the file and the object."""
+    """Reads the files. ``-`` is standard input. Raises ConfigError with the file and the object."""
     found = Manifests()
     for file in files:
         add_manifests(found, _read(file), "standard input" if file == "-" else file)
@@ -20,7 +20,7 @@ def read_manifests(files: Sequence[str]) -> Manifests:
 
 
 def add_manifests(found: Manifests, data: bytes, source: str) -> None:
-    """Adds the documents of a file. Raises ConfigError."""
+    """Adds a file's documents. Raises ConfigError."""
     if len(data) > MAX_FILE:
         raise ConfigError(source, [f"is larger than {MAX_FILE} bytes; leave out what is not simulated"])
     for document in parse_yaml_documents(data, source):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a node from its files: the machine, the prepared claims, and the CPUs and memory that are free.
+"""Reads a node from its files: the machine, the prepared claims, and the free CPUs and memory.
 
-Only the memory that the kubelet reserves is in no file; it is read from the running service.
+Only the amount of memory that the kubelet reserves is in no file. It is read from the running service.
 """
 
 import json
@@ -27,11 +27,11 @@ from numa_tools.state_client import NoServiceError, StateClient
 
 @dataclass(frozen=True, slots=True)
 class NodeFiles:
-    """A snapshot of the files of a node."""
+    """A snapshot of a node's files."""
 
     inventory: Inventory
     claims: DirectoryView
-    """The claim files; empty for a machine without a CDI directory."""
+    """Claim files. Empty for a machine without a CDI directory."""
 
     @property
     def ledger(self) -> Ledger:
@@ -40,7 +40,7 @@ class NodeFiles:
 
 
 def read_node(settings: Settings, node: str, *, empty: bool = False) -> NodeFiles:
-    """Reads the node, without its claims if ``empty``. Raises HostTreeError, or InventoryError for unusable names."""
+    """Reads the node, without its claims if ``empty``. Raises HostTreeError, and InventoryError for unusable names."""
     machine = discover(open_host(settings))
     claims = DirectoryView() if empty else claim_files(settings)
     inventory = build_inventory(
@@ -55,7 +55,7 @@ def read_node(settings: Settings, node: str, *, empty: bool = False) -> NodeFile
 
 
 def kubelet_reserve(settings: Settings) -> int | None:
-    """Returns the bytes of memory that the kubelet reserves, or None if the node's service has not reported them.
+    """Returns the bytes of memory that the kubelet reserves, or None if the node's service has not reported it.
 
     An archive contains the service's document. On a node, the service is queried.
     """
@@ -76,9 +76,9 @@ def kubelet_reserve(settings: Settings) -> int | None:
 
 
 def read_archived(path: Path) -> Any:
-    """Returns the value of a JSON file of an archive. Raises OSError or ValueError.
+    """Returns the value of a JSON file in an archive. Raises OSError or ValueError.
 
-    Only the nesting is limited. The commands show unexpected values in an archive as they are.
+    Only the nesting depth is limited. The commands show unexpected values in an archive unchanged.
     """
     data = path.read_bytes()
     if json_too_deep(data):
@@ -87,7 +87,7 @@ def read_archived(path: Path) -> Any:
 
 
 def claim_files(settings: Settings) -> DirectoryView:
-    """Returns the claim files of the node; empty if it has no CDI directory."""
+    """Returns the node's claim files, or an empty view if the node has no CDI directory."""
     return ClaimDirectory(on_node(settings.host_root, settings.config.cdi_dir)).refresh()
 
 
@@ -100,7 +100,7 @@ def check(inventory: Inventory, config: Config, claims: DirectoryView | None = N
 
 
 def _host_pages(machine: Machine, host_root: str, config: Config) -> dict[PageKey, int]:
-    """Returns the hugepages that are in use outside pods, if the cgroups show those of pods."""
+    """Returns the hugepages in use outside pods, if the cgroups show the hugepage usage of pods."""
     cgroups = HostTree(on_node(host_root, config.cgroup_root))
     pods = read_pod_pages(cgroups, machine.page_sizes)
     return {

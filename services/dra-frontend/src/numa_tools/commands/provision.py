@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets the kernel's hugepage pools to the planned sizes, and reports the pages that the kernel really allocated.
+"""Sets the kernel's hugepage pools to the planned sizes, and reports the pages that the kernel actually allocated.
 
-Each write is followed by a read.
+Every write is followed by a read.
 """
 
 import time
@@ -16,12 +16,12 @@ from numa_tools.commands.forms import table
 from numa_tools.commands.provision_plan import Target
 
 Row = dict[str, Any]
-"""Result of a target: ``pageSize``, ``node``, and the numbers of pages ``asked``, ``before``, ``got`` and ``short``.
+"""Result for a target: ``pageSize``, ``node``, and the numbers of pages ``asked``, ``before``, ``got`` and ``short``.
 The last two are None if nothing was written. ``problem`` is present only if a file could not be written."""
 
 
 def preview(targets: Sequence[Target], pools: KernelPools) -> list[Row]:
-    """Returns the present and the requested numbers of pages, and changes nothing."""
+    """Returns the current and the requested numbers of pages without changing anything."""
     return [_row(target, pools.pages(target.node, target.page_bytes), None) for target in targets]
 
 
@@ -44,14 +44,14 @@ def provision(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Row]:
-    """Sets every pool to its target, as far as the kernel can within ``seconds``. A pool of that size is not written.
+    """Sets every pool to its target, as far as the kernel can within ``seconds``.
 
-    If a pool cannot be written, the others still are.
+    A pool that already has its target size is not written. If a pool cannot be written, the others still are.
     """
     end = now() + seconds
     before = {target: pools.pages(target.node, target.page_bytes) for target in targets}
     problems: dict[Target, str] = {}
-    # Pools that shrink make room for the others. Large pages come first, since they need contiguous memory.
+    # Pools that shrink come first, to make room for the others, then large pages, which need contiguous memory.
     for target in sorted(targets, key=lambda each: (before[each] < each.pages, -each.page_bytes)):
         try:
             if before[target] > target.pages:
@@ -67,7 +67,7 @@ def provision(
 
 
 def report(rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns the rows, and the number of missing pages of all of them."""
+    """Returns the rows and their total number of missing pages."""
     missing = [row["short"] for row in rows]
     return {"pages": list(rows), "short": None if None in missing else sum(missing)}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses ``HugePageProvision`` files and computes the number of pages of each NUMA node. Pure."""
+"""Parses ``HugePageProvision`` files and computes the number of pages for each NUMA node. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ PageSize = Annotated[int, BeforeValidator(_page_bytes)]
 
 
 class Pages(Input):
-    """Pages of one size: on one NUMA node, or on all of them together."""
+    """Pages of one size, on one NUMA node or on all of them together."""
 
     size: PageSize
     count: Annotated[int, Field(ge=0)]
@@ -38,7 +38,7 @@ class Pages(Input):
 class _Spec(Input):
     pages: list[Pages]
     default_hugepages_size: PageSize | None = None
-    """A boot parameter of the kernel. It is accepted, and has no effect on a running machine."""
+    """A kernel boot parameter. It is accepted but has no effect on a running machine."""
 
 
 class _File(Input):
@@ -50,12 +50,12 @@ class _File(Input):
 
 
 Requested = tuple[str, Pages]
-"""The file and the place in it, and the entry."""
+"""The file and the position in it, and the entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Total number of pages of one size that a NUMA node should have."""
+    """Total number of pages of a given size that a NUMA node should have."""
 
     page_bytes: int
     node: int
@@ -70,9 +70,9 @@ def read_requested(document: Any, source: str) -> list[Requested]:
 
 
 def plan(machine: Machine, requested: Iterable[Requested]) -> list[Target]:
-    """Returns the targets of all entries, by page size and NUMA node. Raises ConfigError if entries contradict.
+    """Returns the targets from all entries, by page size and NUMA node. Raises ConfigError for contradictory entries.
 
-    An entry without a node is split evenly, and the lowest nodes get the remainder. NUMA nodes without CPUs (CXL, HBM)
+    An entry without a node is split evenly, with the remainder on the lowest nodes. NUMA nodes without CPUs (CXL, HBM)
     are used only if there are no others.
     """
     targets: dict[tuple[int, int], Target] = {}
@@ -80,7 +80,7 @@ def plan(machine: Machine, requested: Iterable[Requested]) -> list[Target]:
         other = targets.setdefault((target.page_bytes, target.node), target)
         if other.pages != target.pages:
             what = f"{target.pages} pages of {kubernetes_page_size(target.page_bytes)} on node {target.node}"
-            reason = f"{what}, but {other.source} says {other.pages}; leave one of them out"
+            reason = f"{what}, but {other.source} requests {other.pages}; remove one of them"
             raise ConfigError(target.source, [reason])
     _check_memory(machine, list(targets.values()))
     return [targets[key] for key in sorted(targets)]
@@ -104,9 +104,9 @@ def _targets(machine: Machine, source: str, pages: Pages) -> list[Target]:
 
 
 def _check_memory(machine: Machine, targets: Sequence[Target]) -> None:
-    """Raises ConfigError if the pages exceed the memory of a node: the kernel would evict everything else from it.
+    """Raises ConfigError if the pages exceed a node's memory: the kernel would evict everything else from it.
 
-    Pools of a size that no file contains for a node are not changed, and count with their present size.
+    Pools that no file mentions are not changed, and count with their current size.
     """
     for node in machine.numa_nodes.values():
         own = [target for target in targets if target.node == node.id]
@@ -115,7 +115,7 @@ def _check_memory(machine: Machine, targets: Sequence[Target]) -> None:
         present = sum(pool.total * pool.page_bytes for pool in node.hugepages if pool.page_bytes not in sizes)
         if own and wanted + present > node.memory_bytes:
             sources = ", ".join(dict.fromkeys(target.source for target in own))
-            beside = f" beside {present} bytes of other sizes, which stay" if present else ""
+            beside = f" in addition to {present} bytes of other sizes, which stay" if present else ""
             raise ConfigError(
                 sources, [f"{wanted} bytes of hugepages on node {node.id}{beside}, which has {node.memory_bytes}"]
             )

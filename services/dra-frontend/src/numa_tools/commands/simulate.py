@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates claims and pods on this node: allocates as kube-scheduler does, and prepares with the driver's code."""
+"""Simulates claims and pods on this node: allocates as kube-scheduler does and prepares with the driver's own code."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ from numa_tools.scheduling.simulation import Row, Simulation
 
 _ADD = "; add it to the files, and this node's ResourceSlices of its driver"
 _OBSERVES = (
-    "this node only observes and refuses every claim until driverConfig has enforcement: enforce; the result above "
+    "this node only observes: it refuses every claim until driverConfig has enforcement: enforce; the result above "
     "applies from then on"
 )
 _NO_PODS = (
@@ -34,9 +34,9 @@ _NO_PODS = (
 def prepared(
     claims: Sequence[str], pods: Sequence[str], node: NodeFiles, config: Config, name: str
 ) -> tuple[Simulation, list[Workload]]:
-    """Reads the files whose claims and the files whose pods are simulated. Raises ConfigError with the fault.
+    """Reads the files with the claims and the files with the pods to simulate. Raises ConfigError with the fault.
 
-    Templates, classes and slices of other drivers may be in any of the files. If the files have slices of several
+    Templates, classes and other drivers' slices may be in any of the files. If the files contain the slices of several
     nodes, only those of the node ``name`` count.
     """
     of_claims, of_pods = read_manifests(claims), read_manifests(pods)
@@ -54,7 +54,7 @@ def prepared(
 
 
 def _of_others(slices: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
-    """Returns this node's slices of other drivers. Raises ManifestError if it is unclear which node is meant."""
+    """Returns other drivers' slices on this node. Raises ManifestError if it is unclear which node is meant."""
 
     def foreign(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [one for one in found if mapping(one, "spec").get("driver") not in DRIVERS]
@@ -63,10 +63,11 @@ def _of_others(slices: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[s
 
 
 def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) -> Row:
-    """Runs each workload a number of times.
+    """Runs each workload ``times`` times.
 
-    Returns an outcome for each, how many fit, for how many that is unknown, the shared pool at the end, and whether the
-    node enforces claims or only observes. A node that observes refuses every claim, whatever fits.
+    Returns the outcome of each run, the number that fit, the number for which that is unknown, the shared pool at the
+    end, and whether the node enforces claims or only observes. A node that only observes refuses every claim, even if
+    it fits.
     """
     rows = [
         simulation.run(workload, workload.name if times == 1 else f"{workload.name}-{number}")
@@ -83,14 +84,14 @@ def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) 
 
 
 def _explained(why: str, machine: Machine) -> str:
-    """Returns the cause and the remedy of a missing DeviceClass.
+    """Returns the cause of a missing DeviceClass and its remedy.
 
-    The chart creates the classes of this driver for every page size, but a node has devices only for its own sizes.
+    The chart creates this driver's classes for every page size, but a node has devices only for its own sizes.
     """
     name = why.removeprefix(NO_CLASS).strip()
     if name.startswith("dra.hugepages-") and not name.endswith("-far"):
         sizes = ", ".join(map(kubernetes_page_size, machine.page_sizes)) or "none"
-        return f"this node has no hugepages of the size of DeviceClass {name} (page sizes of its kernel: {sizes})"
+        return f"this node has no hugepages of the size of DeviceClass {name} (its kernel's page sizes: {sizes})"
     if name.startswith(("dra.hugepages-", "dra.memory")):
         return f"this node has no memory of DeviceClass {name}: all of its NUMA nodes with such memory have CPUs"
     return f"{why}{_ADD}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of ``dra-frontend status``: devices, claims, CPUs and problems of this node on one screen.
+"""The output of ``dra-frontend status``: this node's devices, claims, CPUs and problems on one screen.
 
-The documents come from the running service. While it is down, they are computed from the claim files, the journal and
-the machine, and only containers are missing.
+The documents come from the running service. While the service is down, they are computed from the claim files, the
+journal and the machine, and only the containers are missing.
 """
 
 import time
@@ -135,7 +135,7 @@ def _dumped(documents: Iterable[StateDocument]) -> list[Document]:
 
 
 def _uses(cpus: Iterable[CpuDocument]) -> dict[str, str]:
-    """Returns the CPUs by use, as lists."""
+    """Returns the list of CPUs for each use."""
     found: dict[str, set[int]] = defaultdict(set)
     for cpu in cpus:
         found[cpu.use].add(cpu.cpu)
@@ -164,7 +164,7 @@ def _is(use: Any, record: AllocationRecord) -> bool:
 
 
 def status_screen(status: Document, *, wide: bool = False) -> str:
-    """Returns the status as text. ``wide`` adds the UIDs of claims, and the reasons for their enforcement status."""
+    """Returns the status as text. ``wide`` adds the claims' UIDs and the reasons for their enforcement status."""
     source = f"dra-driver-numa {status['version']}" if status["source"] == "service" else "the service is down"
     kept = {_BY_KERNEL: status["cpus"][_BY_KERNEL]} if _BY_KERNEL in status["cpus"] else {}
     cpus = "  ".join(f"{use} {members or '-'}" for use, members in {**status["uses"], **kept}.items())
@@ -176,14 +176,14 @@ def status_screen(status: Document, *, wide: bool = False) -> str:
 
 
 def _notice(one: Document) -> str:
-    """Returns the text of a problem or warning, with its code and the code of its cause if there is one."""
+    """Returns the text of a problem or warning, with its code and, if known, its cause's code."""
     return f"{one['text']} [{', '.join(filter(None, (one['code'], one['cause'])))}]"
 
 
 def _kept_apart(status: Document) -> str:
-    """Returns how claims are enforced if the kernel keeps no processes off claimed CPUs, or "" if it does.
+    """Returns how claims are enforced if the kernel does not keep processes off claimed CPUs, or "" if it does.
 
-    The CPUs that the kernel keeps free of other processes are in the list of CPUs by use.
+    The CPUs that the kernel does keep free of other processes are in the list of CPUs by use.
     """
     if status["exclusivity"] != "pool":
         return ""

@@ -74,9 +74,9 @@ class DenyingTree(KernelTree):
 @pytest.mark.parametrize(
     ("permitted", "uid_map", "code", "remedy"),
     [
-        (NO_SYS_ADMIN, IDENTITY, BackendCode.SYS_ADMIN_MISSING, "give the container backend the capability SYS_ADMIN"),
+        (NO_SYS_ADMIN, IDENTITY, BackendCode.SYS_ADMIN_MISSING, "give the backend container the capability SYS_ADMIN"),
         (ALL, "0 100000 65536\n", BackendCode.USER_NAMESPACE, "hostUsers: true"),
-        (ALL, IDENTITY, BackendCode.SECURITY_MODULE, "let SELinux or AppArmor allow it"),
+        (ALL, IDENTITY, BackendCode.SECURITY_MODULE, "have SELinux or AppArmor allow it"),
     ],
 )
 def test_the_remedy_for_a_missing_privilege_names_it(
@@ -98,7 +98,7 @@ def test_the_remedy_for_a_missing_dac_override(tmp_path: Path) -> None:
     problems = capability_problem(host(tmp_path, NONE)), caught.value.problem
     assert [one.code for one in problems] == [BackendCode.DAC_OVERRIDE_MISSING, BackendCode.PERMISSION_DENIED]
     for one in problems:
-        assert "give the container backend the capability DAC_OVERRIDE" in cause_of(one.code_text).remedy
+        assert "give the backend container the capability DAC_OVERRIDE" in cause_of(one.code_text).remedy
 
 
 def test_a_kernel_without_partitions_is_a_limit_of_the_node(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_kernel_without_partitions_is_a_limit_of_the_node(tmp_path: Path) -> N
     assert (old.kernel, "boot Linux 6.7 or later" in old.remedy) == (True, True)
     (tmp_path / "cpuset.cpus.exclusive").touch()
     kind = cause_of(tree.partition_obstacle().code_text)
-    assert (kind.kernel, "use a node that is not a container" in kind.remedy) == (True, True)
+    assert (kind.kernel, "use a node that is not itself a container" in kind.remedy) == (True, True)
 
 
 def test_the_remedy_for_a_missing_cdi_directory_names_the_volume(tmp_path: Path) -> None:

@@ -19,20 +19,20 @@ class Cause:
 
     remedy: str
     kernel: bool = False
-    """True if the node's kernel is the limit, so that no setting of the pod can help."""
+    """True if the node's kernel is the limitation, so no pod setting can help."""
 
 
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"
-_LOG: Final = "see the log of the container backend: kubectl logs POD -c backend"
+_LOG: Final = "see the backend container's log: kubectl logs POD -c backend"
 REFUSED: Final = f"change what the message names; {_LOG}"
 """Remedy for a rejected container whose cause has no remedy of its own."""
 _ENFORCE: Final = "set enforcement: enforce in driverConfig once you agree with the changes that /v1/backend lists"
 _DAC_OVERRIDE: Final = Cause(
-    "give the container backend the capability DAC_OVERRIDE and uid 0, as the chart's pod has them: remove whatever "
-    "drops them; if it has both, let SELinux or AppArmor allow the access (selinuxType and appArmorProfile)"
+    "give the backend container the capability DAC_OVERRIDE and uid 0, as in the chart's pod: remove whatever drops "
+    "them; if it has both, have SELinux or AppArmor allow the access (selinuxType and appArmorProfile)"
 )
 _INTERRUPTS: Final = Cause(
-    "mount the directory of the named file read-write into the container backend: the chart's volumes irq "
+    "mount the named file's directory read-write into the backend container: the chart's volumes irq "
     "and workqueue (hostInterrupts.mount: true) for /proc/irq and the workqueues, run-backend for interrupts.json; "
     "or set irqs: keep"
 )
@@ -45,38 +45,38 @@ CAUSES: Final = {
         f"set hostUsers: true there; {_WITHOUT}"
     ),
     BackendCode.SECURITY_MODULE: Cause(
-        "let SELinux or AppArmor allow it: set the chart's value selinuxType to a type that may write cgroups, such as "
-        f"spc_t, or load a profile that allows writes below /sys/fs/cgroup and set appArmorProfile; {_WITHOUT}"
+        "have SELinux or AppArmor allow it: set the chart's value selinuxType to a type that may write cgroups, such "
+        f"as spc_t, or load a profile that allows writes below /sys/fs/cgroup and set appArmorProfile; {_WITHOUT}"
     ),
     BackendCode.SYS_ADMIN_IN_EFFECT: Cause(
-        "let the seccomp profile of the container backend allow capget and capset, as RuntimeDefault does"
+        "have the backend container's seccomp profile allow capget and capset, as RuntimeDefault does"
     ),
     BackendCode.SYS_ADMIN_MISSING: Cause(
-        "give the container backend the capability SYS_ADMIN: remove whatever drops it from the chart's pod (an "
+        "give the backend container the capability SYS_ADMIN: remove whatever drops it from the chart's pod (an "
         f"admission policy, a mutating webhook, a patch); {_WITHOUT}"
     ),
     BackendCode.DAC_OVERRIDE_MISSING: _DAC_OVERRIDE,
     BackendCode.PERMISSION_DENIED: _DAC_OVERRIDE,
     BackendCode.NODE_IS_CONTAINER: Cause(
-        "use a node that is not a container itself if the kernel must keep other processes off claimed CPUs",
+        "use a node that is not itself a container if the kernel must keep other processes off claimed CPUs",
         kernel=True,
     ),
     BackendCode.KERNEL_TOO_OLD: Cause("boot Linux 6.7 or later", kernel=True),
     BackendCode.CLAIMS_DIRECTORY_MISSING: Cause(
-        "mount the node's cdiDir into the container backend (the chart's volume cdi), or correct cdiDir"
+        "mount the node's cdiDir into the backend container (the chart's volume cdi), or correct cdiDir"
     ),
     BackendCode.CLAIM_FILES_UNREADABLE: Cause("see claims.readable and claims.directory"),
     BackendCode.HOST_UNREADABLE: Cause(
-        "mount the node's /sys into the container backend at the host root, and see config.machine"
+        "mount the node's /sys into the backend container at the host root, and see config.machine"
     ),
     BackendCode.READ_ONLY_FILE_SYSTEM: Cause(
-        "mount the named directory read-write into the container backend: the chart's volumes cgroup and "
+        "mount the named directory read-write into the backend container: the chart's volumes cgroup and "
         "run-backend, and for /proc/irq and the workqueues its volumes irq and workqueue (hostInterrupts.mount: true); "
         "if the node's own file system is read-only, see the kernel's log"
     ),
     BackendCode.OPERATION_NOT_PERMITTED: Cause(
-        "mount the node's whole cgroup2 tree at cgroupRoot into the container backend (the chart's volume cgroup): the "
-        "kernel lets a container write no file of its own cgroup"
+        "mount the node's whole cgroup2 tree at cgroupRoot into the backend container (the chart's volume cgroup): the "
+        "kernel does not let a container write the files of its own cgroup"
     ),
     BackendCode.NO_SPACE_LEFT: Cause("free space in the file system of the named directory"),
     BackendCode.ENFORCEMENT_NOT_RECORDED: Cause(f"see driver.run-directory and host.space; {_LOG}"),
@@ -92,7 +92,7 @@ CAUSES: Final = {
     BackendCode.INTERRUPTS_NOT_MOVED: _INTERRUPTS,
     BackendCode.KERNEL_WORKERS_STAY: _INTERRUPTS,
     BackendCode.INTERRUPTS_MOVED_BACK: Cause(
-        "let irqbalance serve its socket, as it does by default, or set IRQBALANCE_BANNED_CPULIST: docs/exclusive.md"
+        "have irqbalance serve its socket, as it does by default, or set IRQBALANCE_BANNED_CPULIST: docs/exclusive.md"
     ),
     BackendCode.HOST_DAEMONS_NOT_MOVED: _HOST_DAEMONS,
     BackendCode.HOST_DAEMONS_STAY: _HOST_DAEMONS,
@@ -120,17 +120,17 @@ UNEXPLAINED: Final = frozenset(
         BackendCode.VARIABLES_MALFORMED,
     }
 )
-"""Causes without a remedy in this table. Their messages contain the details, and the log has more."""
+"""Causes without a remedy in this table. Their messages contain details, and the log has more."""
 
 
 def cause_of(code: str, otherwise: str = _LOG) -> Cause:
-    """Returns the cause for a code of the backend. Any other code gets a cause with the remedy ``otherwise``."""
+    """Returns the cause for a backend code. Returns a cause with the remedy ``otherwise`` for any other code."""
     known = known_code(code)
     return CAUSES.get(BackendCode(known), Cause(otherwise)) if known else Cause(otherwise)
 
 
 _BACKEND_LOG: Final = f"{_LOG} (--previous if it has restarted)"
-_FRONTEND_LOG: Final = "see the log of the container frontend: kubectl logs POD -c frontend"
+_FRONTEND_LOG: Final = "see the frontend container's log: kubectl logs POD -c frontend"
 EXPLAINED: Final = frozenset(
     {
         StatusCode.BACKEND_NOT_CONNECTED,  # runtime.nri
@@ -143,7 +143,7 @@ EXPLAINED: Final = frozenset(
         StatusCode.STATIC_MANAGER,  # kubelet.cpu-manager, kubelet.memory-manager
     }
 )
-"""Codes for which another check reports a finding with more evidence."""
+"""Codes for which another check reports a finding that has more evidence."""
 _REMEDIES: Final = {
     StatusCode.BACKEND_NOT_REPORTED: _BACKEND_LOG,
     StatusCode.BACKEND_SILENT: _BACKEND_LOG,
@@ -159,7 +159,7 @@ _REMEDIES: Final = {
     StatusCode.SLICES_NOT_PUBLISHED: "see api.reachable, api.served and api.rights",
     StatusCode.FEATURE_GATE_MISSING: "see api.gates",
     StatusCode.RUN_DIRECTORY_UNUSABLE: (
-        "mount the node's runDir read-write into the container frontend (the chart's volume run); see host.space"
+        "mount the node's runDir read-write into the frontend container (the chart's volume run); see host.space"
     ),
     StatusCode.CLAIMS_DIRECTORY_UNUSABLE: "see claims.directory and driver.pod",
     StatusCode.JOURNAL_UNUSABLE: "see driver.journal and host.space",
@@ -175,21 +175,21 @@ _REMEDIES: Final = {
     StatusCode.SLICE_LISTS_REFUSED: "see api.gates",
     StatusCode.SLICE_FIELDS_DROPPED: "see api.gates",
     StatusCode.CONDITIONS_DROPPED: (
-        "switch on the feature gate DRADeviceBindingConditions of the API server and the scheduler, or remove "
+        "enable the feature gate DRADeviceBindingConditions in the API server and the scheduler, or remove "
         "hugepagesOnDemand from driverConfig"
     ),
     StatusCode.HUGEPAGES_UNAVAILABLE: (
-        "free memory on the named NUMA node, or set the pages at boot; if the helper does not answer, see the "
-        "log of the container hugepages (docs/memory.md)"
+        "free memory on the named NUMA node, or set the pages at boot; if the helper does not respond, see "
+        "the hugepages container's log (docs/memory.md)"
     ),
     StatusCode.OBSERVE_MODE: _ENFORCE,
-    StatusCode.SETTING_RENAMED: "use the present name in driverConfig, since a later release may refuse the former one",
+    StatusCode.SETTING_RENAMED: "use the current name in driverConfig, since a later release may reject the old one",
     StatusCode.TASK_FAILING: _FRONTEND_LOG,
 }
 
 
 def remedy_of(notice: Notice) -> str:
-    """Returns the remedy for a problem or warning of the service, including codes of newer releases."""
+    """Returns the remedy for a problem or warning that the service reports, even with a code from a newer release."""
     if notice.code == StatusCode.BACKEND_PROBLEM or known_code(notice.code):
         return cause_of(notice.code).remedy
     return next((remedy for code, remedy in _REMEDIES.items() if code == notice.code), _FRONTEND_LOG)

@@ -264,7 +264,7 @@ async def test_each_missing_right_is_named(right: Right, node: AilingNode) -> No
         ("SysAdminMissing", "auto", "problem", "capability SYS_ADMIN"),
         ("KernelTooOld", "auto", "note", "boot Linux 6.7"),
         ("KernelTooOld", "partition", "problem", "boot Linux 6.7"),
-        ("NodeIsContainer", "auto", "note", "a node that is not a container"),
+        ("NodeIsContainer", "auto", "note", "a node that is not itself a container"),
         ("OfALaterRelease", "auto", "problem", "kubectl logs POD -c backend"),
         ("", "auto", "problem", "kubectl logs POD -c backend"),
     ],

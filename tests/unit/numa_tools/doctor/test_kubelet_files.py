@@ -264,7 +264,7 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "a directory that is not there": (
         process(1, "kubelet", "--config-dir=/none"),
         {},
-        "/none does not exist, and the kubelet does not start without it",
+        "/none does not exist, so the kubelet will not start",
     ),
     "a drop-in without its type": (
         process(1, "kubelet", "--config-dir=/d") | {"/d/1.conf": HEAD + STATIC, "/d/2.conf": "maxPods: 1\n"},
@@ -392,7 +392,7 @@ def test_a_file_that_changed_after_the_start_is_not_in_effect(tmp_path: Path) ->
     assert read_files(str(base), ROOT).unseen == ""
     for path in ("a", "d", "d/1.conf"):
         os.utime(base / path, (4102444900, 4102444900))
-        assert read_files(str(base), ROOT).unseen == f"/{path} was changed after the kubelet had started"
+        assert read_files(str(base), ROOT).unseen == f"/{path} was changed after the kubelet started"
         os.utime(base / path, (1, 1))
 
 
@@ -401,7 +401,7 @@ def test_an_argument_file_that_changed_after_the_start_is_not_in_effect(tmp_path
     files, _ = COMPLETE["MicroK8s that runs"]
     base, path = written(tmp_path, files), "/var/snap/microk8s/9072/args/kubelet"
     os.utime(f"{base}{path}", (4102444900, 4102444900))
-    assert read_files(str(base), ROOT).unseen == f"{path} was changed after the kubelet had started"
+    assert read_files(str(base), ROOT).unseen == f"{path} was changed after the kubelet started"
 
 
 def test_the_state_files_next_to_its_root_directory_are_read_first(tmp_path: Path) -> None:

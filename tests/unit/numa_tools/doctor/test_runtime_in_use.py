@@ -145,7 +145,7 @@ def test_docker_next_to_k3s_is_not_its_runtime(reported: Reported | None, tmp_pa
 def test_docker_alone_determines_nothing(tmp_path: Path) -> None:
     """The text contains the reason and the command."""
     why = unread(write(tmp_path, {PLAIN: DOCKER}), CONTAINERD_2)
-    assert f"/{PLAIN} switches containerd's CRI service off" in why.why
+    assert f"/{PLAIN} disables containerd's CRI service" in why.why
     assert "containerd config dump" in why.remedy
 
 

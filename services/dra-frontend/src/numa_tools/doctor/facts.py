@@ -31,13 +31,13 @@ class Kernel:
     """Major and minor number."""
     nohz_full: frozenset[int]
     rcu_nocbs: frozenset[int]
-    """CPUs of the boot option ``rcu_nocbs``."""
+    """CPUs in the boot option ``rcu_nocbs``."""
     clocksource: str
     """Current clock source, or "" if the kernel does not report it."""
     workqueues: frozenset[int]
-    """CPUs of unbound kernel workers. Empty if the kernel does not report them."""
+    """CPUs on which unbound kernel workers may run. Empty if the kernel does not report them."""
     open_files: tuple[int, int]
-    """Number of open files on the node, and the maximum."""
+    """Number of open files on the node, and its maximum."""
     interrupts: Mapping[int, frozenset[int]]
     """Effective CPU affinity of each device interrupt."""
 
@@ -52,7 +52,7 @@ class Cgroups:
     passed_on: frozenset[str]
     """Content of ``cgroup.subtree_control`` at the root."""
     pods: Mapping[str, frozenset[str]]
-    """Content of ``cgroup.subtree_control`` by path, for the cgroups above all pods."""
+    """Content of ``cgroup.subtree_control`` by path, for the cgroups above the pods."""
     can_kill: bool
     """True if cgroups have ``cgroup.kill`` (Linux 5.14)."""
     partitions: bool
@@ -63,7 +63,7 @@ class Cgroups:
     """CPUs that the processes of ``system.slice`` and similar cgroups may use. Cgroups without processes are
     omitted."""
     host_pages: Mapping[PageKey, int] | None
-    """Hugepages that no pod uses, or None if the kernel does not report the usage of pods."""
+    """Used hugepages that no pod uses, or None if the kernel does not report the pods' usage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class KubeletConfig:
     topology_manager: str
     gates: Mapping[str, bool]
     reserved_cpus: frozenset[int] | None
-    """CPUs of ``reservedSystemCPUs``, or None if it is not set."""
+    """CPUs in ``reservedSystemCPUs``, or None if it is not set."""
     reserved_memory: tuple[Document, ...]
     origins: Mapping[str, str] = field(default_factory=dict)
     """File or command line that sets each setting."""
@@ -86,14 +86,17 @@ class KubeletConfig:
     configured: Mapping[str, str] = field(default_factory=dict)
     """Policies of the managers in the files and flags that were seen."""
     runtime_endpoint: str = ""
-    """``containerRuntimeEndpoint``. Empty if it is not set, or may be set in a part that was not seen."""
+    """``containerRuntimeEndpoint``.
+
+    Empty if it is not set, or if a part of the configuration that could not be read might set it.
+    """
     unseen: Unread | None = None
-    """Set if a part of the configuration was not seen, so that a missing setting may be set there."""
+    """Set if a part of the configuration was not seen. A missing setting may then be set in that part."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodFault:
-    """A resource that the driver's pod lacks."""
+    """A resource that is missing from the driver's pod."""
 
     what: str
     remedy: str
@@ -115,7 +118,7 @@ class Service:
 
     @property
     def hindrances(self) -> tuple[str, ...]:
-        """Reasons why no claim can run here, whatever it requests. Includes those of the backend once known."""
+        """Reasons why no claim can run here, whatever it requests. Includes the backend's reasons once known."""
         return tuple(one.text for one in self.status.problems if one.unready or one.code in PREVENTS_PREPARE)
 
 
@@ -131,27 +134,27 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """The directory that all instances on a node share."""
+    """The directory shared by all instances on a node."""
 
     path: str
     mode: int
     active: str | None
     """Pod UID to which ``state.sock`` points, or None if the link is missing."""
     instances: Mapping[str, bool]
-    """Pod UIDs with a state socket, each with True if a process listens on it."""
+    """Pod UIDs with a state socket, and for each whether a process listens on the socket."""
     journal_problem: str
     space: Space
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The claim files of the CDI directory."""
+    """The claim files in the CDI directory."""
 
     files: Mapping[ClaimKey, ClaimFile]
     problems: Mapping[str, str]
     """Problems by file name. The name "" stands for the directory itself."""
     detached: bool
-    """True if the directory was replaced on the node, so that no other process uses the one mounted here."""
+    """True if the directory was replaced on the node. No other process then uses the one mounted here."""
     space: Space
 
     @property
@@ -162,14 +165,14 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Result of a dry run that creates a slice with every field that this node may publish."""
+    """Result of a dry run that creates a slice with every field that this node might publish."""
 
     dropped: tuple[str, ...]
     """Paths of fields that the API server dropped."""
     refused: tuple[str, ...]
     """Feature gates whose fields had to be removed before the API server accepted the slice."""
     server_ahead: float
-    """Seconds by which the server's clock is ahead of this node's. The server reports whole seconds."""
+    """Number of seconds by which the server's clock is ahead of this node's. The server reports whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,21 +187,21 @@ class Facts:
     kubelet: KubeletConfig | Unread
     runtime: RuntimeConfig | Unread
     sockets: Mapping[str, str] | Unread
-    """Reasons why the kubelet cannot reach the drivers at their sockets, by driver; "" if it can."""
+    """For each driver, the reason why the kubelet cannot reach its socket, or "" if it can."""
     pod: tuple[PodFault, ...]
-    """Directories and mounts of the node that the driver's pod lacks."""
+    """The node's directories and mounts that are missing from the driver's pod."""
     service: Service | Unread
     backend: BackendStatus | Unread
     run_directory: RunDirectory | Unread
     claims: Claims | Unread
     open_files: tuple[int, int]
-    """Limits of open files for a process of this container: soft and hard."""
+    """Soft and hard open-file limits for a process in this container."""
     server: str | Unread
-    """The API server's version, ``v1.36.1``."""
+    """The API server's version, such as ``v1.36.1``."""
     classes: frozenset[str] | Unread
     node: Document | Unread
     rights: Mapping[Right, bool] | Unread
     trial: Trial | Unread
     slices: tuple[Document, ...] | Unread
     api_claims: Mapping[str, Document | None] | Unread = field(default_factory=dict)
-    """Claim in the API server for the UID of each record, or None if no claim has that name and UID."""
+    """The API server's claim for each record's UID, or None if no claim has the record's name and UID."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads every source once. Works while the service or the API server is down."""
+"""Reads every source once. Also works while the service or the API server is down."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,18 +27,20 @@ from numa_tools.doctor.sources.runtimes import ELSEWHERE, read_given_runtime, re
 
 
 def read_machine(settings: Settings) -> Inventory | Unread:
-    """Returns the devices that this node can offer with its configuration. Blocks. Raises ConfigError for the
-    overlay."""
+    """Returns the devices that this node can offer with its configuration. Blocks.
+
+    Raises ConfigError if the overlay cannot be used.
+    """
     try:
         return build_inventory(discover(open_host(settings)), settings.config, settings.node_name)
     except (HostTreeError, InventoryError) as error:
-        return Unread(str(error), "see docs/live-machine.md, or hide the file by sysfsOverlay")
+        return Unread(str(error), "see docs/live-machine.md, or replace the file with sysfsOverlay")
 
 
 async def gather(settings: Settings, kubelet_config: str = "", runtime_config: str = "") -> Facts:
-    """Returns the facts. Takes a few seconds if a source does not answer. Raises ConfigError.
+    """Returns the facts. Takes a few seconds if a source does not respond. Raises ConfigError.
 
-    ``kubelet_config`` is a file with the kubelet's configuration, which replaces all other sources of it.
+    ``kubelet_config`` is a file with the kubelet's configuration, which is then read from no other source.
     ``runtime_config`` is a file with the configuration that the container runtime prints.
     """
     config, name = settings.config, settings.node_name

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merges the parts of a kubelet's configuration as the kubelet does. Pure.
 
-The kubelet reads the file of ``--config``, applies each drop-in of ``--config-dir`` as a JSON merge patch (RFC 7396) in
-the order of a directory walk, and finally parses its command line over the result (mergeKubeletConfigurations and
+The kubelet reads the ``--config`` file, applies each drop-in in ``--config-dir`` as a JSON merge patch (RFC 7396) in
+the order of a directory walk, and finally applies its command line to the result (mergeKubeletConfigurations and
 kubeletConfigFlagPrecedence in cmd/kubelet/app/server.go; KEP-3983). So the last part wins, maps are merged, and lists
-are replaced. Feature gates of the command line are added to those of the files.
+are replaced. Feature gates on the command line are added to those in the files.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ from numa_tools.doctor.model import Unread
 API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
 KIND: Final = "KubeletConfiguration"
 POLICIES: Final = {"cpu": "cpuManagerPolicy", "memory": "memoryManagerPolicy"}
-"""Settings of the managers that write a state file."""
+"""Policy settings of the managers that write a state file."""
 _GATES: Final = "featureGates"
 _RESERVED_CPUS: Final = "reservedSystemCPUs"
 _RESERVED_MEMORY: Final = "reservedMemory"
@@ -36,20 +36,20 @@ class Part:
     """One source of the configuration, in the form of a KubeletConfiguration."""
 
     origin: str
-    """Path of the file, or the process or unit whose command line sets the fields."""
+    """The file's path, or the process or unit whose command line sets the fields."""
     settings: Document
     is_command_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The effective settings of several parts."""
+    """The effective settings from several parts."""
 
     settings: Document
     origins: Mapping[str, str]
-    """Origin of each setting that a part sets. Feature gates have the names ``featureGates.GATE``.
+    """Origin of each setting that a part sets. Feature gates are named ``featureGates.GATE``.
 
-    The origin of a command-line setting begins with the flag: ``--cpu-manager-policy in the unit kubelet.service``.
+    A command-line setting's origin begins with the flag: ``--cpu-manager-policy in the unit kubelet.service``.
     """
 
 
@@ -60,13 +60,13 @@ class Reading:
     parts: tuple[Part, ...] = ()
     """Parts in the order in which the kubelet applies them."""
     running: Mapping[str, str] = field(default_factory=dict)
-    """Policies in use by manager (``cpu``, ``memory``), from the state files of the running kubelet."""
+    """Policies in use by manager (``cpu``, ``memory``), from the running kubelet's state files."""
     unseen: str = ""
     """Reason why parts may be missing, or "" if the reading is complete."""
 
 
 def merge(parts: Iterable[Part]) -> Merged:
-    """Applies the parts one after the other and returns the resulting settings."""
+    """Applies the parts in order and returns the resulting settings."""
     settings: Any = {}
     origins: dict[str, str] = {}
     for part in parts:
@@ -90,7 +90,7 @@ def _covers(name: str, other: str) -> bool:
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """Applies a JSON merge patch to a value. The parser has limited the nesting depth of both."""
+    """Applies a JSON merge patch to a value. The parser has already limited the nesting depth of both."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(target) if isinstance(target, dict) else {}
@@ -105,8 +105,8 @@ def merge_patch(target: Any, patch: Any) -> Any:
 def misspelled(settings: Document) -> list[str]:
     """Returns the keys that differ from a known setting only in case.
 
-    The kubelet ignores them in the file of ``--config``. In a drop-in they may hide the correctly spelled key, because
-    Go's JSON decoder compares names case-insensitively.
+    The kubelet ignores such keys in the ``--config`` file. In a drop-in, such a key may hide the correctly spelled one,
+    because Go's JSON decoder compares names case-insensitively.
     """
     known = {name.lower(): name for name in SETTINGS}
     return sorted(key for key in map(str, settings) if known.get(key.lower(), key) != key)
@@ -136,10 +136,10 @@ def kubelet_config(settings: object, source: str) -> KubeletConfig:
 
 
 def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
-    """Returns the configuration in a reading, or None if the node had no trace of a kubelet.
+    """Returns the configuration from a reading, or None if the node had no trace of a kubelet.
 
-    ``remedy`` is the remedy for checks that an incomplete reading leaves open. A value that the kubelet would reject
-    also makes the reading incomplete.
+    ``remedy`` is the remedy for checks that cannot be decided because the reading is incomplete. A value that the
+    kubelet would reject also makes the reading incomplete.
     """
     if not reading.parts and not reading.running:
         return None
@@ -170,7 +170,7 @@ def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
 
 
 def archived(kubelet: KubeletConfig) -> Document:
-    """Returns a kubelet's configuration as a document for an archive, without any field that may be secret."""
+    """Returns a kubelet's configuration as a document for an archive, without fields that may contain secrets."""
     settings = {
         **{POLICIES[manager]: policy for manager, policy in kubelet.configured.items()},
         "topologyManagerPolicy": kubelet.topology_manager,
@@ -190,7 +190,7 @@ def archived(kubelet: KubeletConfig) -> Document:
 
 
 def unarchived(document: object) -> KubeletConfig:
-    """Parses the configuration in an archive's document. Raises ConfigError and MalformedError."""
+    """Parses the configuration from an archive's document. Raises ConfigError and MalformedError."""
     if not isinstance(document, dict) or not isinstance(document.get("settings"), dict):
         raise ConfigError("kubelet.json", ["was not written by gather"])
     settings, running = document["settings"], _texts(document.get("running"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of the kubelet's configuration in common distributions. Pure.
+"""Paths to the kubelet's configuration in common distributions. Pure.
 
 The paths are those of kubeadm, nodeadm of awslabs/amazon-eks-ami, k3s-io/k3s and rancher/rke2, siderolabs/talos,
 openshift/machine-config-operator, k0sproject/k0s, GKE, Azure/AgentBaker and canonical/microk8s.
@@ -11,7 +11,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The file of ``--config`` and the directory of ``--config-dir`` of a distribution."""
+    """A distribution's ``--config`` file and ``--config-dir`` directory."""
 
     config: str
     drop_ins: str = ""
@@ -27,7 +27,7 @@ PLACES: Final = (
     Place("/etc/kubernetes/kubelet/kubelet-config.json", "/etc/kubernetes/kubelet/kubelet-config.json.d"),
     # Talos.
     Place("/etc/kubernetes/kubelet.yaml"),
-    # OpenShift. On a node of kubeadm, a file of this name is a kubeconfig.
+    # OpenShift. On a kubeadm node, a file with this name is a kubeconfig.
     Place("/etc/kubernetes/kubelet.conf", "/etc/openshift/kubelet.conf.d"),
     # k0s, newer and older releases.
     Place("/run/k0s/kubelet/config.yaml"),
@@ -43,9 +43,9 @@ ENVIRONMENT_FILES: Final = (
     "/etc/sysconfig/kubelet",
     "/etc/eks/kubelet/environment",
 )
-"""Environment files with flags, in the order in which kubeadm's unit passes them."""
+"""Environment files that contain flags, in the order in which kubeadm's unit passes them."""
 VARIABLES: Final = ("KUBELET_", "NODEADM_KUBELET_")
-"""Prefixes of the variables that contain flags in these files."""
+"""Prefixes of the variables in these files that contain flags."""
 UNIT_DIRECTORIES: Final = (
     "/etc/systemd/system",
     "/run/systemd/system",
@@ -53,25 +53,25 @@ UNIT_DIRECTORIES: Final = (
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 )
-"""Directories of systemd units, in order of precedence."""
+"""Directories with systemd units, in order of precedence."""
 MICROK8S_ARGUMENTS: Final = "/var/snap/microk8s/current/args/kubelet"
 
 
 @dataclass(frozen=True, slots=True)
 class Rancher:
-    """A distribution whose own configuration passes ``kubelet-arg`` to the kubelet."""
+    """A distribution that passes ``kubelet-arg`` from its own configuration to the kubelet."""
 
     name: str
     units: tuple[str, ...]
 
     @property
     def configuration(self) -> str:
-        """Path of its configuration file. Drop-ins are in the directory of the same name with ``.d``."""
+        """Path of the distribution's configuration file. Drop-ins are in the directory of the same name plus ``.d``."""
         return f"/etc/rancher/{self.name}/config.yaml"
 
     @property
     def data(self) -> str:
-        """Path of its data directory unless ``data-dir`` is set."""
+        """Path of the distribution's data directory unless ``data-dir`` is set."""
         return f"/var/lib/rancher/{self.name}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions of a check and its findings. Pure."""
+"""Definitions of checks and their findings. Pure."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ class Level(StrEnum):
     """Severity of a finding."""
 
     PROBLEM = "problem"
-    """A function fails, or a guarantee is not kept."""
+    """Something does not work, or a guarantee is not kept."""
     NOTE = "note"
-    """Information; the node works as configured."""
+    """Information. The node works as configured."""
     UNKNOWN = "unknown"
-    """The check could not be made."""
+    """The check could not be run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault of a node with its remedy. No text contains a line break."""
+    """A fault on a node, with its remedy. None of the texts contains a line break."""
 
     level: Level
     what: str
     """Cause, in one or two sentences."""
     why: str
-    """Consequence of the fault. For UNKNOWN, the reason why the check could not be made."""
+    """Consequence of the fault. For UNKNOWN, the reason why the check could not be run."""
     remedy: str
     evidence: tuple[str, ...] = ()
-    """Facts that prove the cause if ``what`` does not contain them, such as one for each affected NUMA node."""
+    """Facts that prove the cause and are not in ``what``, such as one for each affected NUMA node."""
 
 
 def problem(what: str, why: str, remedy: str, evidence: Iterable[str] = ()) -> Finding:
@@ -44,16 +44,16 @@ def note(what: str, why: str, remedy: str, evidence: Iterable[str] = ()) -> Find
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Placeholder for the facts of a source that could not be read."""
+    """Placeholder for the facts from a source that could not be read."""
 
     why: str
     remedy: str
     on_purpose: bool = False
-    """True if the source was skipped deliberately, so that its absence is not a problem."""
+    """True if the source was skipped deliberately, so its absence is not a problem."""
 
 
 def unknown(source: Unread) -> Finding:
-    """Returns the finding of a check whose source could not be read."""
+    """Returns the finding for a check whose source could not be read."""
     return Finding(Level.UNKNOWN, "", source.why, source.remedy)
 
 
@@ -61,25 +61,25 @@ _Read = TypeVar("_Read")
 
 
 def known(source: _Read | Unread) -> _Read | None:
-    """Returns the facts of a source, or None if it could not be read."""
+    """Returns a source's facts, or None if the source could not be read."""
     return None if isinstance(source, Unread) else source
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A rule for a healthy node, and the function that checks it."""
+    """A rule for a healthy node and the function that checks the rule."""
 
     id: str
     """Group and name, such as ``kernel.cgroup-v2``."""
     rule: str
-    """Condition of a healthy node, as a sentence."""
+    """Condition that a healthy node meets, as a sentence."""
     reads: tuple[str, ...]
-    """Required fields of Facts, the first arguments of ``judge``."""
+    """Required fields of Facts, which are the first arguments to ``judge``."""
     judge: Callable[..., Iterable[Finding]]
     also: tuple[str, ...] = ()
-    """Optional fields of Facts, the last arguments of ``judge``. Each may be an Unread."""
+    """Optional fields of Facts, which are the last arguments to ``judge``. Each may be an Unread."""
     always: bool = False
-    """True if ``judge`` also receives an Unread, because it checks whether the source is readable."""
+    """True if ``judge`` also accepts an Unread, because it checks whether the source is readable."""
 
     @property
     def group(self) -> str:
@@ -87,7 +87,7 @@ class Check:
         return self.id.partition(".")[0]
 
     def run(self, facts: Any) -> list[Finding]:
-        """Returns the findings, none on a healthy node. Never raises."""
+        """Returns the findings, of which a healthy node has none. Never raises."""
         sources = [getattr(facts, name) for name in self.reads]
         for source in sources:
             if isinstance(source, Unread) and not self.always:

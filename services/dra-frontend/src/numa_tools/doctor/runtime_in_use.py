@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines which of the container runtimes on a node the kubelet uses. Pure.
+"""Determines which of a node's container runtimes the kubelet uses. Pure.
 
-A node may have the files of several runtimes: Docker's containerd next to that of k3s, or leftovers of a removed
-distribution. The evidence, strongest first: the runtime that the kubelet reports to the API server, or that the backend
-is connected to; the running processes; the socket in the kubelet's configuration; a containerd without CRI service; and
-the existing sockets. If more than one runtime remains, the checks are unknown, and the finding names all of them.
+A node may have the files of several runtimes: Docker's containerd next to that of k3s, or leftovers from a removed
+distribution. The evidence, strongest first, is: the runtime that the kubelet reports to the API server or that the
+backend is connected to; the running processes; the socket in the kubelet's configuration; a containerd without CRI
+service; and the existing sockets. If several runtimes remain, the checks are unknown, and the finding names them all.
 """
 
 import re
@@ -30,9 +30,9 @@ from numa_tools.doctor.runtime_settings import (
 CRIO_STATUS: Final = "crio status config"
 _K3S: Final = ("k3s", "RKE2")
 _REPORTED: Final = re.compile(r"([\w-]+)(?:://|\s+|\Z)(?:v?(\d{1,4})\.(\d{1,4})\.(\d{1,4}))?(\S*)", re.ASCII)
-# First release of containerd 2 whose dump contains the settings under their names in 1.7.
+# First containerd 2 release whose dump contains the settings that are given under their 1.7 names.
 _WHOLE_DUMPS: Final = (2, 0, 6)
-# containerd releases by the version of their dump: the first release, and the first later one without it.
+# containerd releases by dump version: the first release with that version, and the first later one without it.
 _DUMP_OF: Final = {2: ((1, 7), (2, 0)), 3: ((2, 0), (2, 3)), 4: ((2, 3), (3, 0))}
 
 
@@ -43,9 +43,9 @@ class Place:
     owner: str
     software: str
     config: str
-    """Path of its configuration file."""
+    """Path of the runtime's configuration file."""
     socket: str
-    """Socket on which it serves the kubelet, or "" if unknown."""
+    """Socket on which the runtime serves the kubelet, or "" if unknown."""
     program: str = "containerd"
     """Program on the node that prints the settings in use."""
 
@@ -96,7 +96,7 @@ class Candidate:
 
     place: Place
     documents: Documents
-    """Configuration files in the order in which the runtime reads them."""
+    """The configuration files, in the order in which the runtime reads them."""
     fault: str = ""
     """Reason why these files do not determine the settings, or "" if they do."""
     remedy: str = ""
@@ -113,18 +113,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class FoundRuntimes:
-    """Runtimes of a node, as found in its files and processes."""
+    """A node's runtimes, as found in its files and processes."""
 
     candidates: tuple[Candidate, ...]
     sockets: frozenset[str] = frozenset()
-    """Existing sockets of known distributions and of the candidates."""
+    """Existing sockets of the known distributions and the candidates."""
     endpoint: str = ""
-    """Runtime endpoint of the kubelet, with or without ``unix://``, or "" if it was not seen."""
+    """The kubelet's runtime endpoint, with or without ``unix://``, or "" if it was not seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """Runtime as reported by the kubelet or the runtime itself."""
+    """A runtime as reported by the kubelet or by the runtime itself."""
 
     software: str
     """CONTAINERD, CRI_O, or the name of an unsupported runtime."""
@@ -135,7 +135,7 @@ class Reported:
 
 
 def reported_runtime(node: Mapping[str, Any] | Unread, backend: BackendStatus | Unread) -> Reported | None:
-    """Returns the runtime in the Node's status, else the one that the backend is connected to, else None."""
+    """Returns the runtime in the Node's status, or else the one that the backend is connected to, or else None."""
     texts = []
     if not isinstance(node, Unread):
         info = (node.get("status") or {}).get("nodeInfo") or {}
@@ -151,9 +151,9 @@ def reported_runtime(node: Mapping[str, Any] | Unread, backend: BackendStatus | 
 
 
 def with_endpoint(found: FoundRuntimes, kubelet: KubeletConfig | Unread) -> FoundRuntimes:
-    """Adds the endpoint of the kubelet's configuration, which includes its command line.
+    """Adds the endpoint from the kubelet's configuration, which includes its command line.
 
-    If the configuration has none, the endpoint on the command line of a running kubelet stays.
+    If the configuration has none, the endpoint from a running kubelet's command line stays.
     """
     configured = "" if isinstance(kubelet, Unread) else kubelet.runtime_endpoint
     return replace(found, endpoint=configured or found.endpoint)
@@ -168,20 +168,20 @@ def runtime_in_use(found: FoundRuntimes, reported: Reported | None, elsewhere: s
     if not useful:
         files = " and ".join(one.path for one in left)
         return Unread(
-            f"{files} switches containerd's CRI service off, so it is not the configuration of the kubelet's runtime",
+            f"{files} disables containerd's CRI service, so it is not the configuration of the kubelet's runtime",
             _dump_remedy(_PLAIN.command),
         )
     if len(useful) > 1:
         owners = " and ".join(f"{one.place.owner} ({one.path})" for one in useful)
         return Unread(
-            f"which runtime the kubelet uses cannot be determined: the node has files of {owners}",
+            f"which runtime the kubelet uses cannot be determined: the node has files from {owners}",
             " or ".join(dict.fromkeys(_dump_remedy(one.place.command) for one in useful)),
         )
     return _config_of(useful[0], reported)
 
 
 def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unread:
-    """Parses the settings that the runtime printed. Raises RuntimeConfigError for any other text."""
+    """Parses settings that a runtime printed. Raises RuntimeConfigError for any other text."""
     software, settings, dump = printed_settings(text)
     command = CRIO_STATUS if software == CRI_O else "containerd config dump"
     if reported is not None and reported.software != software:
@@ -201,7 +201,7 @@ def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unrea
 
 
 def _doubt_of(dump: Dump, release: Release | None) -> Unread | None:
-    """Returns the reason why a dump does not show the settings of the kubelet's containerd, or None."""
+    """Returns the reason why a dump does not show the settings of the kubelet's containerd, or None if it does."""
     first, end = _DUMP_OF[dump.version]
     if dump.is_off(dump.cri) or dump.is_off(CRI_OF_1):
         why = "the given dump is from a containerd without CRI service, which the kubelet cannot use"
@@ -210,7 +210,7 @@ def _doubt_of(dump: Dump, release: Release | None) -> Unread | None:
         why = f"the given dump is not from containerd {'.'.join(map(str, release))}, which the kubelet uses"
         return Unread(why, f"run the containerd that the kubelet uses; or {_NO_DUMP}")
     if dump.of_2_0 and (release is None or release < _WHOLE_DUMPS):
-        why = "the dump of containerd 2.0.0 to 2.0.5 lacks settings that are given under their names in 1.7"
+        why = "the dump of containerd 2.0.0 to 2.0.5 lacks settings that are given under their 1.7 names"
         return Unread(why, f"update containerd; or {_NO_DUMP}")
     return None
 
@@ -225,7 +225,7 @@ def _dump_remedy(command: str) -> str:
 
 
 def remedy_of(runtime: RuntimeConfig) -> str:
-    """Returns the remedy for settings that the runtime's files or its output leave open."""
+    """Returns the remedy for settings that neither the runtime's files nor its output determine."""
     return runtime.remedy or _dump_remedy(runtime.command)
 
 
@@ -251,8 +251,9 @@ def _nothing_seen(found: FoundRuntimes, reported: Reported | None, elsewhere: st
 
 
 def _may_be(place: Place, reported: Reported | None) -> bool:
-    """Returns True if the reported runtime may be the one at a place. Only containerd of k3s and RKE2 has a version
-    suffix.
+    """Returns True if the reported runtime may be the one at a place.
+
+    Only the containerd of k3s and RKE2 has a version suffix.
     """
     return reported is None or (
         place.software == reported.software and (place.owner in _K3S) == ("k3s" in reported.suffix)
@@ -272,7 +273,7 @@ def _of_the_kubelet(found: FoundRuntimes, reported: Reported | None) -> list[Can
 
 
 def _path_of(endpoint: str) -> str:
-    """Returns the socket path of an endpoint. Like the kubelet, accepts a URL or a bare path."""
+    """Returns an endpoint's socket path. Accepts a URL or a bare path, as the kubelet does."""
     return f"/{endpoint.removeprefix('unix:').lstrip('/')}"
 
 

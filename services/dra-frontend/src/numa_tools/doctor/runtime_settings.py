@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extracts the runtime settings that the driver depends on, from configuration files or from the runtime's output.
-Pure.
+"""Extracts the runtime settings that the driver depends on from the runtime's configuration files or output. Pure.
 
-A setting has a value only if every release that may be running reads the files to that value. Otherwise it is Unclear,
-and the checks that need it report "unknown". :mod:`numa_node.runtimes.settings` defines the settings and
-:mod:`numa_node.runtimes.containerd` the rules of containerd. CRI-O has had one rule since 1.30: each file replaces the
-keys that it contains (UpdateFromDropInFile in pkg/config).
+A setting has a value only if every release that may be running reads that value from the files. Otherwise the setting
+is Unclear, and the checks that need it are unknown. :mod:`numa_node.runtimes.settings` defines the settings, and
+:mod:`numa_node.runtimes.containerd` defines containerd's rules. CRI-O has had one rule since 1.30: each file replaces
+the keys that it contains (UpdateFromDropInFile in pkg/config).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,24 +41,24 @@ class Unclear:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeConfig:
-    """Settings of the runtime that the kubelet uses."""
+    """The settings of the kubelet's runtime."""
 
     software: str
     """Name of the runtime, CONTAINERD or CRI_O."""
     source: str
-    """Source of the settings, for messages."""
+    """The settings' source, for messages."""
     command: str
     """Command on the node that prints the settings in use."""
     settings: Mapping[str, Any]
-    """Value of each setting by name, or Unclear."""
+    """The value of each setting by name, or Unclear."""
     release: Release | None = None
     files: tuple[str, ...] = ()
     stray: tuple[str, ...] = ()
     """Drop-ins that mention NRI or CDI but are not imported by any file."""
     incomplete: str = ""
-    """Reason why not all files of the runtime were read, or "" if they were."""
+    """Reason why not all of the runtime's files were read, or "" if they were."""
     remedy: str = ""
-    """Remedy for unclear settings, or "" if ``command`` resolves them."""
+    """Remedy for unclear settings, or "" if ``command`` shows them."""
 
     def value(self, name: str) -> Any:
         """Returns a setting. Raises UndeterminedError."""
@@ -70,7 +69,7 @@ class RuntimeConfig:
 
 
 def settings_report(runtime: RuntimeConfig) -> dict[str, Any]:
-    """Returns the settings as plain values for JSON. An unclear setting is a map with the reason."""
+    """Returns the settings as plain values for JSON. An unclear setting becomes a map that contains the reason."""
     settings = {
         name: {"unclear": value.reason} if isinstance(value, Unclear) else value
         for name, value in runtime.settings.items()
@@ -90,11 +89,11 @@ _OPTIONAL: Final = (*REQUIRE_PLUGIN, "hugetlb")
 
 
 class NotTheKubeletsError(ValueError):
-    """Raised for files of a containerd without CRI service, which no kubelet can use."""
+    """Raised for the files of a containerd without CRI service, which no kubelet can use."""
 
 
 def containerd_settings(documents: Documents, release: Release | None) -> dict[str, Any]:
-    """Returns the settings in containerd's files, each a value or Unclear. Raises NotTheKubeletsError."""
+    """Returns the settings from containerd's files, each a value or Unclear. Raises NotTheKubeletsError."""
     outcomes: dict[str, Effective] = {}
     refusals: list[str] = []
     for rules in rules_for(release):
@@ -105,7 +104,7 @@ def containerd_settings(documents: Documents, release: Release | None) -> dict[s
     if not outcomes:
         number = ".".join(map(str, release or ()))
         return unclear("; ".join(refusals) or f"this release does not know how containerd {number} reads its files")
-    # A release for which the files disable the CRI service cannot be the running one.
+    # A release that would read the files as disabling the CRI service cannot be the running one.
     outcomes = {name: one for name, one in outcomes.items() if one.has_cri}
     if not outcomes:
         raise NotTheKubeletsError("disabled_plugins disables the CRI service")
@@ -118,7 +117,7 @@ def unclear(reason: str) -> dict[str, Any]:
 
 
 def crio_settings(documents: Documents, release: Release | None) -> dict[str, Any]:
-    """Returns the settings in CRI-O's files, each a value or Unclear."""
+    """Returns the settings from CRI-O's files, each a value or Unclear."""
     if release is not None and not OLDEST[CRI_O][:2] <= release[:2] <= _LAST_CRI_O:
         number = ".".join(map(str, release))
         return unclear(f"this release does not know how CRI-O {number} reads its files")
@@ -131,7 +130,7 @@ def crio_settings(documents: Documents, release: Release | None) -> dict[str, An
 def printed_settings(text: str) -> tuple[str, dict[str, Any], Dump | None]:
     """Parses the output of ``containerd config dump`` or ``crio status config``.
 
-    Returns the runtime, its settings and containerd's dump. Raises RuntimeConfigError.
+    Returns the runtime, its settings, and the dump if it is containerd's. Raises RuntimeConfigError.
     """
     try:
         document = parse_toml(text)
@@ -158,11 +157,11 @@ def _settings_of(dump: Dump) -> dict[str, Any]:
 
 
 def _found(setting: Setting, read: Effective) -> Any:
-    """Returns the value of a setting by the rules of one release, or Unclear."""
+    """Returns a setting's value under one release's rules, or Unclear."""
     if setting.name == "nri" and not read.has_nri:
         return False
     if setting.name == "hugetlb" and read.on_by_default:
-        return True  # the key only matters on 1.7
+        return True  # the key matters only in 1.7
     default = setting.default if read.on_by_default else setting.former
     section = read.cri if setting.cri else read.nri
     return _checked(setting, lambda: read.value(section, *setting.key), default, negative=setting.is_negative)
@@ -223,14 +222,14 @@ def _key(path: str, found: Any, keys: Sequence[str]) -> Any:
         if not isinstance(found, dict):
             raise UndeterminedError(f"{path} has a {key} that is not a table")
         if any(one != key and one.casefold() == key for one in found):
-            raise UndeterminedError(f"{path} has {key} in another spelling, which CRI-O accepts")
+            raise UndeterminedError(f"{path} has {key} in another spelling, which CRI-O also accepts")
         if (found := found.get(key)) is None:
             return None
     return found
 
 
 def _before_validator(name: str, found: Any, release: Release | None) -> Any:
-    """Returns a setting of the default validator for a release that may lack it."""
+    """Returns a default-validator setting for a release that may not have the validator."""
     default = next(one.default for one in SETTINGS if one.name == name)
     if release is not None or found == default or isinstance(found, Unclear):
         return default if release is not None else found

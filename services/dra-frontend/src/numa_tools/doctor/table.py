@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of all checks, ordered so that causes precede their effects. Runs them on facts. Pure."""
+"""Lists all checks, with causes before their effects, and runs them on facts. Pure."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,20 +22,20 @@ CHECKS: Final[tuple[Check, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Findings of one check."""
+    """The findings of one check."""
 
     check: Check
     findings: tuple[Finding, ...]
 
     @property
     def result(self) -> str:
-        """``good``, or the most severe level of the findings."""
+        """``good``, or the findings' most severe level."""
         levels = {one.level for one in self.findings}
         return next((level.value for level in (Level.PROBLEM, Level.UNKNOWN, Level.NOTE) if level in levels), "good")
 
 
 def examine(facts: Facts) -> list[Verdict]:
-    """Runs every check and returns its verdict."""
+    """Runs every check and returns the verdicts."""
     return [Verdict(check, tuple(check.run(facts))) for check in CHECKS]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text output of ``dra-frontend doctor``: the findings by group, then the checks that could not be made. Pure."""
+"""Text output of ``dra-frontend doctor``: the findings by group, then the checks that could not be run. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,13 @@ _MAX_NAMES: Final = 12
 
 
 def findings_text(verdicts: Sequence[Verdict], node_name: str) -> str:
-    """Formats findings: three lines each, one more for each piece of evidence, and a final line of totals."""
+    """Formats findings with three lines each, a line for each piece of evidence, and a final line with totals."""
     lines = [*_findings(verdicts), *_unknown(verdicts), _summary(verdicts, node_name)]
     return "\n".join(map(printable, lines))
 
 
 def rules_text(checks: Sequence[Check]) -> str:
-    """Formats the list of checks, one line each with its rule."""
+    """Formats the list of checks as one line each, with the check's rule."""
     return "\n".join(f"{check.id:<32} {check.rule}" for check in checks)
 
 
@@ -46,7 +46,7 @@ def _lines(name: str, finding: Finding) -> Iterator[str]:
 
 
 def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Groups the checks that could not be made by reason, so that an unreadable source is reported only once."""
+    """Groups the checks that could not be run by reason, so an unreadable source is reported only once."""
     sources: dict[tuple[str, str], list[str]] = {}
     for verdict in verdicts:
         for one in verdict.findings:
@@ -62,7 +62,7 @@ def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def _counted(names: Sequence[str]) -> str:
-    """Formats the names of checks that were not made for one reason, with their number if there are several."""
+    """Formats the names of checks that were not run for the same reason, with their number if there are several."""
     if len(names) == 1:
         return names[0]
     left_out = len(names) - _MAX_NAMES
@@ -76,4 +76,4 @@ def _summary(verdicts: Sequence[Verdict], node_name: str) -> str:
     return f"{node_name}: {', '.join(parts)}, of {len(verdicts)} checks"
 
 
-_WORDS = {"good": "good", "problem": "with problems", "note": "with notes", "unknown": "not made"}
+_WORDS = {"good": "good", "problem": "with problems", "note": "with notes", "unknown": "not run"}

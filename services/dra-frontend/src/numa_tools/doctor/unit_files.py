@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parses systemd units and environment files to determine a service's arguments. Pure.
 
-The rules are those of systemd.unit(5), systemd.service(5) and systemd.exec(5): an empty assignment resets a list,
-``$NAME`` as a word is split into words, ``${NAME}`` is replaced within a word, an unset variable is empty. Only the
-specifiers that depend on the unit's name are replaced: the units of k3s and RKE2 read the file ``/etc/default/%N``.
+The rules are those of systemd.unit(5), systemd.service(5) and systemd.exec(5): an empty assignment resets a list, a
+word ``$NAME`` is split into words, ``${NAME}`` is replaced within a word, and an unset variable is empty. Only the
+specifiers that depend on the unit's name are replaced, since the units of k3s and RKE2 read ``/etc/default/%N``.
 """
 
 import re
@@ -20,7 +20,7 @@ _MAX_WORDS: Final = 4096
 
 
 class UnitError(Exception):
-    """Raised if a unit does not determine the arguments of its service. The text is the reason."""
+    """Raised if a unit does not determine its service's arguments. The text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Service:
     files: tuple[str, ...]
     """Values of ``EnvironmentFile``. A leading ``-`` means that the file may be missing."""
     sets_environment: bool
-    """True if variables may come from elsewhere: PassEnvironment or ``systemctl set-environment``."""
+    """True if variables may also come from PassEnvironment or ``systemctl set-environment``."""
 
 
 def parse_service(texts: Sequence[str], unit: str) -> Service:
-    """Parses a unit's fragment and its drop-ins, in the order of systemd. Raises UnitError.
+    """Parses a unit's fragment and drop-ins, given in systemd's order. Raises UnitError.
 
-    ``unit`` is the name of the unit with its suffix.
+    ``unit`` is the unit's name with its suffix.
     """
     lists: dict[str, list[str]] = {"ExecStart": [], "Environment": [], "EnvironmentFile": []}
     sets_environment = False
@@ -62,7 +62,7 @@ def parse_service(texts: Sequence[str], unit: str) -> Service:
 
 
 def _specified(value: str, unit: str) -> str:
-    """Replaces the specifiers that depend on the unit's name; others remain."""
+    """Replaces the specifiers that depend on the unit's name and keeps all others."""
     name = unit.removesuffix(".service")
     known = {"%": "%", "n": unit, "N": name, "p": name}
     return _SPECIFIER.sub(lambda match: known.get(match[1], match[0]), value)
@@ -93,7 +93,7 @@ def _logical_lines(text: str, joint: str) -> Iterator[str]:
 
 
 def parse_environment(text: str) -> dict[str, str]:
-    """Parses the variables of an environment file. Raises UnitError."""
+    """Parses the variables in an environment file. Raises UnitError."""
     found: dict[str, str] = {}
     for line in _logical_lines(text, ""):
         name, equals, value = line.partition("=")
@@ -109,7 +109,7 @@ def parse_environment(text: str) -> dict[str, str]:
 
 
 def words(text: str) -> list[str]:
-    """Splits a line into words. Raises UnitError for an unclosed quote and for too many words."""
+    """Splits a line into words. Raises UnitError for an unclosed quote or too many words."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     try:
@@ -124,8 +124,8 @@ def words(text: str) -> list[str]:
 def arguments_of(service: Service, environment: Mapping[str, str], program: str) -> tuple[str, ...]:
     """Returns the arguments after the program's name in ``ExecStart``, with variables replaced.
 
-    The name may follow a wrapper program. Raises UnitError if no command contains it, or if a variable may have a value
-    that no file contains.
+    The name may follow a wrapper program. Raises UnitError if no command contains the name, or if a variable may have
+    a value that no file contains.
     """
     if not service.commands:
         raise UnitError("it has no ExecStart")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks, by subject. Each module has functions from facts to findings and lists its checks in CHECKS. Pure."""
+"""The checks, by subject. A module's functions derive findings from facts, and its CHECKS lists its checks. Pure."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that claims, their records and the containers that use them agree. Pure."""
+"""Checks that claims agree with their records and with the containers that use them. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -47,13 +47,13 @@ def _readable(claims: Claims) -> Iterator[Finding]:
             remedy = "mount the node's cdiDir into the driver's pod (the chart's volume cdi), or correct cdiDir"
             yield problem(f"The CDI directory cannot be used: {text}.", "no claim is prepared", remedy)
             continue
-        why = "its CPUs and memory stay allocated, and the pod of the claim cannot be restarted"
-        remedy = f"delete the pod of the claim: {_find(name)}; a copy of the file is in quarantine/ of runDir"
+        why = "its CPUs and memory stay allocated, and the claim's pod cannot be restarted"
+        remedy = f"delete the claim's pod: {_find(name)}; a copy of the file is in quarantine/ below runDir"
         yield problem(f"The claim file {name} cannot be used: {text}.", why, remedy)
 
 
 def _find(file: str) -> str:
-    """Returns the command that finds the claim of a file and its pods."""
+    """Returns the command that finds a file's claim and the claim's pods."""
     identity = parse_cdi_file_name(file)
     return f"kubectl get resourceclaims -A -o '{_COLUMNS}' | grep {identity[1]}" if identity else f"see {file}"
 
@@ -75,15 +75,13 @@ def _apart(claims: Claims, service: Service | Unread) -> Iterator[Finding]:
             record = named.get(name)
             yield problem(
                 f"The record in {name} was quarantined: {text}.",
-                "it contradicted the record of another claim and is being rebuilt; its containers may run on CPUs of "
-                "the "
-                "other claim",
-                f"delete the pod {_pods(record)}" if record else f"delete the pod of the claim: {_find(name)}",
+                "it contradicted another claim's record and is being rebuilt; its containers may use the other's CPUs",
+                f"delete the pod {_pods(record)}" if record else f"delete the claim's pod: {_find(name)}",
             )
 
 
 def _pods(record: AllocationRecord) -> str:
-    """Returns the pods of a claim, for a remedy."""
+    """Returns the names of a claim's pods, for a remedy."""
     names = [f"{record.claim.namespace}/{one.name}" for one in record.reserved_for[:_MAX_SHOWN]]
     return ", ".join(names) or f"of claim {_name(record)}"
 
@@ -93,7 +91,7 @@ def _attached(claims: Claims) -> Iterator[Finding]:
         yield problem(
             "The CDI directory was replaced on the node; the driver's pod still has the previous one mounted.",
             "the runtime does not see newly written claim files",
-            "the driver's containers restart by themselves to mount the new one; delete the pod if they do not",
+            "the driver's containers restart by themselves to mount the new directory; delete the pod if they do not",
         )
 
 
@@ -116,7 +114,7 @@ def _online(claims: Claims, machine: Inventory) -> Iterator[Finding]:
 
 
 def _memory_there(claims: Claims, machine: Inventory) -> Iterator[Finding]:
-    # For plain memory, the total counts: the part reserved for the system changes with the kubelet's reservations.
+    # For plain memory the total counts, because the part reserved for the system changes with the kubelet's settings.
     amounts = {memory_device_name(None, node.id): node.memory_bytes for node in machine.machine.numa_nodes.values()}
     amounts |= {one.name: one.amount for one in _memory_devices(machine) if one.hugepages}
     for name, size in Ledger(claims.files).claimed_bytes().items():
@@ -125,8 +123,8 @@ def _memory_there(claims: Claims, machine: Inventory) -> Iterator[Finding]:
             huge = name.startswith("hugepages-")
             yield problem(
                 f"Claims are allocated {held} of {name}, which has {there}.",
-                "a claim may get less than it was promised, and a process that touches a missing hugepage is killed",
-                f"{_ALLOCATE if huge else _ONLINE}, or delete a pod with a claim of it",
+                "a claim may get less than it was promised, and a process that accesses a missing hugepage is killed",
+                f"{_ALLOCATE if huge else _ONLINE}, or delete a pod with such a claim",
             )
 
 
@@ -142,7 +140,7 @@ def _used(service: Service) -> Iterator[Finding]:
         yield note(
             f"No container runs for the prepared claims {names}.",
             "their CPUs and memory are allocated but unused; a pod that is starting or crashing looks the same",
-            "see the Events of their pods: kubectl describe pod",
+            "see their pods' Events: kubectl describe pod",
         )
 
 
@@ -152,7 +150,7 @@ def _recorded(service: Service) -> Iterator[Finding]:
             uids = ", ".join(use.uid for use in one.unknown_claims[:_MAX_SHOWN])
             yield problem(
                 f"{_pod(one)} names claims without a record: {uids}.",
-                "its allocation is uncertain, and no new claim gets CPUs until it is known",
+                "its allocation is uncertain, and until it is known no new claim gets CPUs",
                 "wait: the record is rebuilt from the API server; if that does not happen, delete pod "
                 f"{one.pod_namespace}/"
                 f"{one.pod_name}",
@@ -189,7 +187,7 @@ def _kills(service: Service) -> Iterator[Finding]:
     for one in service.containers:
         if one.memory_kills:
             what = f"The kernel killed {one.memory_kills} processes of {_pod(one)} because they were out of memory."
-            yield note(what, "its memory claim or limit is too small", "claim more memory; see the Events of the pod")
+            yield note(what, "its memory claim or limit is too small", "claim more memory; see the pod's Events")
 
 
 def _on_their_cpus(service: Service) -> Iterator[Finding]:
@@ -206,10 +204,8 @@ def _on_their_cpus(service: Service) -> Iterator[Finding]:
 def _known_to_the_server(claims: Claims, api_claims: Mapping[str, Document | None]) -> Iterator[Finding]:
     for record in claims.records:
         if record.claim.uid in api_claims and api_claims[record.claim.uid] is None:
-            why = "no pod can use it any more, and its CPUs and memory are still allocated"
-            remedy = (
-                "wait: it is released when its containers have ended; otherwise see the log of the container frontend"
-            )
+            why = "pods can no longer use it, but its CPUs and memory are still allocated"
+            remedy = "wait: it is released when its containers have ended; otherwise see the frontend container's log"
             yield problem(f"{_name(record)} ({record.claim.uid}) was deleted from the API server.", why, remedy)
 
 
@@ -233,13 +229,13 @@ CHECKS: Final = (
     Check("claims.refused", "No container was refused.", ("service",), _started),
     Check(
         "claims.kept-by-kernel",
-        "The kernel isolates the CPUs of claims where the configuration requires it.",
+        "The kernel isolates claimed CPUs where the configuration requires it.",
         ("service", "config"),
         _exclusive,
     ),
     Check("claims.best-effort", "No pod with a claim is BestEffort.", ("service",), _quality),
     Check(
-        "claims.memory-kills", "No container with a memory claim was killed for lack of memory.", ("service",), _kills
+        "claims.memory-kills", "No container with a memory claim was killed for using too much.", ("service",), _kills
     ),
     Check("claims.pinned", "Containers run only on the CPUs of their claims.", ("service",), _on_their_cpus),
     Check(

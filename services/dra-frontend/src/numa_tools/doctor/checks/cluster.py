@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the API server serves and permits what the driver needs, and that its published slices are intact.
-Pure."""
+"""Checks that the API server serves the resources and grants the rights that the driver needs, and that the published
+slices are intact. Pure.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem
 
 _OLDEST: Final = (1, 34)
 _MAX_SECONDS: Final = 30.0
-"""Maximum difference between clocks. Tokens are valid from the moment they are issued."""
+"""Maximum clock difference. Tokens are valid from the moment at which they are issued."""
 _ON: Final = "enable it in the API server, scheduler, controller manager and kubelet"
 _GRANT: Final = "install the chart's ClusterRole, or add the rule to your own"
 
@@ -34,7 +35,7 @@ def _reachable(server: object) -> Iterator[Finding]:
 def _release(server: str) -> Iterator[Finding]:
     found = re.match(r"v(\d{1,3})\.(\d{1,4})", server, re.ASCII)
     if found and (int(found[1]), int(found[2])) < _OLDEST:
-        why = "resource.k8s.io/v1 is served since Kubernetes 1.34"
+        why = "resource.k8s.io/v1 has been served since Kubernetes 1.34"
         yield problem(f"The API server is {server}.", why, "update the cluster to Kubernetes 1.34 or later")
 
 
@@ -52,7 +53,7 @@ def _gates(trial: Trial, config: Config) -> Iterator[Finding]:
     if gates.SHARING in lost:
         yield problem(
             f"The API server drops the fields that let several claims share a device (feature gate {gates.SHARING}).",
-            "each device would be allocated whole, so nothing is published",
+            "devices could only be allocated whole, so nothing is published",
             f"{_ON}; it is on by default from Kubernetes 1.36",
         )
     if gates.TAINTS in lost:
@@ -62,7 +63,7 @@ def _gates(trial: Trial, config: Config) -> Iterator[Finding]:
         yield problem(
             "The API server does not accept the fields that publishNodeAllocatableResourceMapping adds (feature gate "
             f"{gates.COUNTING}).",
-            "claims do not count against the node's allocatable resources, although the configuration requires it",
+            "claims do not count against the node's allocatable resources, although the configuration requires that",
             f"{_ON}, from Kubernetes 1.37 on; or set publishNodeAllocatableResourceMapping: false",
         )
     if gates.LISTS in lost:
@@ -89,7 +90,7 @@ def _gates_off(trial: Trial) -> set[str]:
 def _clock(trial: Trial) -> Iterator[Finding]:
     if abs(trial.server_ahead) > _MAX_SECONDS:
         yield problem(
-            f"The clocks of this node and of the API server differ by {abs(trial.server_ahead):.0f} s.",
+            f"The clocks of this node and the API server differ by {abs(trial.server_ahead):.0f} s.",
             "tokens and certificates may seem expired or not yet valid, and times of Events are misleading",
             "run a time service (chrony, systemd-timesyncd) on both",
         )
@@ -101,7 +102,7 @@ def _classes(classes: frozenset[str], machine: Inventory) -> Iterator[Finding]:
     for node in nodes:
         far = node.tier == FAR_TIER
         wanted |= {memory_class_name(None, far=far)} if node.memory_bytes else set()
-        # The kernel has a pool for every supported page size, and most pools are empty.
+        # The kernel has a pool for every supported page size, but most pools are empty.
         wanted |= {memory_class_name(pool.page_bytes, far=far) for pool in node.hugepages if pool.total}
     if missing := sorted(wanted - classes):
         yield problem(
@@ -115,7 +116,7 @@ def _node(node: object, server: object) -> Iterator[Finding]:
     if isinstance(server, Unread):
         yield unknown(server)
     elif isinstance(node, Unread):
-        why = "slices belong to the Node object, and are deleted with it"
+        why = "slices are owned by the Node object and deleted with it"
         remedy = "set NODE_NAME, or hostnameOverride in driverConfig, to the name of the Node"
         yield problem(f"The Node object cannot be read: {node.why}.", why, remedy)
 
@@ -123,11 +124,11 @@ def _node(node: object, server: object) -> Iterator[Finding]:
 _EFFECTS: Final = {
     "resourceslices": "devices are not published, or not kept up to date",
     "resourceclaims": "no claim can be prepared",
-    "resourceclaims/status": "status.devices of claims stay empty",
-    "resourceclaims/driver": "status.devices of claims stay empty from Kubernetes 1.36 on",
+    "resourceclaims/status": "claims' status.devices stays empty",
+    "resourceclaims/driver": "claims' status.devices stays empty from Kubernetes 1.36 on",
     "nodes": "slices cannot be owned by their Node, so none is written",
     "deviceclasses": "explain and doctor cannot determine which classes exist",
-    "events": "pods and node get no Events of the driver",
+    "events": "pods and the node get no Events from the driver",
 }
 """Effects of missing rights, by resource."""
 
@@ -163,8 +164,8 @@ def _published(slices: tuple[Document, ...], service: Service | Unread) -> Itera
     evidence = [*_unlike(slices, known(service)), *_incomplete(slices)]
     if evidence:
         yield problem(
-            "The ResourceSlices of this node are not those that the driver writes.",
-            "the scheduler sees other devices than the driver offers, and ignores incomplete pools",
+            "This node's ResourceSlices are not those that the driver writes.",
+            "the scheduler sees devices other than those that the driver offers, and ignores incomplete pools",
             "see driver.status: the driver rewrites its slices within a minute; if they change again, find the "
             "other writer: kubectl get resourceslices -o yaml --show-managed-fields",
             evidence,
@@ -174,7 +175,7 @@ def _published(slices: tuple[Document, ...], service: Service | Unread) -> Itera
 
 
 def _unlike(slices: tuple[Document, ...], service: Service | None) -> Iterator[str]:
-    """Yields the devices that the slices lack and those that they should no longer contain."""
+    """Yields the devices that are missing from the slices, and those that the slices should no longer contain."""
     if service is None:
         return
     served = {
@@ -189,7 +190,7 @@ def _unlike(slices: tuple[Document, ...], service: Service | None) -> Iterator[s
 
 
 def _incomplete(slices: tuple[Document, ...]) -> Iterator[str]:
-    """Yields the pools with missing slices of the newest generation, or with leftover older slices."""
+    """Yields the pools that lack slices of the newest generation or have leftover older slices."""
     pools: dict[tuple[str, str], list[Document]] = {}
     for one in slices:
         pools.setdefault((str(one["spec"].get("driver")), one["spec"]["pool"]["name"]), []).append(one["spec"]["pool"])
@@ -210,7 +211,7 @@ def _owned(slices: tuple[Document, ...], node: Document) -> Iterator[Finding]:
     ]
     if strange:
         yield problem(
-            f"Slices {', '.join(strange)} do not belong to the current Node object.",
+            f"Slices {', '.join(strange)} are not owned by the current Node object.",
             "the garbage collector deletes slices whose Node no longer exists",
             f"kubectl delete resourceslice {' '.join(strange)}: the driver writes them again with the current owner",
         )
@@ -219,7 +220,7 @@ def _owned(slices: tuple[Document, ...], node: Document) -> Iterator[Finding]:
 CHECKS: Final = (
     Check("api.reachable", "The API server answers.", ("server",), _reachable, always=True),
     Check("api.served", "It serves resource.k8s.io/v1.", ("slices",), _served, always=True),
-    Check("api.node", "The Node object of this name exists.", ("node", "server"), _node, always=True),
+    Check("api.node", "The Node object with this name exists.", ("node", "server"), _node, always=True),
     Check("api.release", "The API server runs Kubernetes 1.34 or later.", ("server",), _release),
     Check("api.gates", "The API server stores every field that the driver publishes.", ("trial", "config"), _gates),
     Check("api.clock", f"The API server's clock is within {_MAX_SECONDS:.0f} s of this node's.", ("trial",), _clock),
@@ -232,5 +233,5 @@ CHECKS: Final = (
         _published,
         also=("service",),
     ),
-    Check("api.owner", "The slices belong to the current Node object.", ("slices", "node"), _owned),
+    Check("api.owner", "The slices are owned by the current Node object.", ("slices", "node"), _owned),
 )

@@ -25,7 +25,7 @@ def _machine(machine: object) -> Iterator[Finding]:
 
 def _fits(machine: Inventory) -> Iterator[Finding]:
     for driver, text in machine.refused.items():
-        why = "the setting is impossible on this machine, and the driver offers nothing rather than too much"
+        why = "the setting is impossible on this machine, so the driver offers nothing rather than too much"
         yield problem(f"{driver} offers nothing: {text}.", why, _OTHER)
     for one in machine.misfits:
         why = "less is offered or reserved than the configuration requests"
@@ -36,7 +36,7 @@ CHECKS: Final = (
     Check("config.machine", "The machine can be read.", ("machine",), _machine, always=True),
     Check(
         "config.fits",
-        "The machine has what the configuration names, and some of it is left for claims.",
+        "The machine has the resources that the configuration names, and some are left for claims.",
         ("machine",),
         _fits,
     ),

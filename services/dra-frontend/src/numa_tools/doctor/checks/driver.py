@@ -13,7 +13,7 @@ from numa_tools.causes import EXPLAINED, Cause, cause_of, remedy_of
 from numa_tools.doctor.facts import PodFault, RunDirectory, Service
 from numa_tools.doctor.model import Check, Finding, Level, Unread, note, problem
 
-_LOG: Final = "see the log of the container frontend"
+_LOG: Final = "see the frontend container's log"
 _LOG_OF_FORMER: Final = f"{_LOG}: kubectl logs POD -c frontend (--previous if it has restarted); see also driver.pod"
 
 
@@ -50,12 +50,12 @@ def _status(service: Service) -> Iterator[Finding]:
 
 def _effect(notice: Notice, level: Level) -> str:
     if level is Level.NOTE:
-        return "the driver works, except for what the text names"
+        return "the driver works, except for the parts that the text names"
     if notice.code in PREVENTS_PREPARE:
         return "a claim is prepared only while it can be enforced"
     if notice.unready:
         return "the pod is not ready: claims are not prepared, or the scheduler does not see the devices"
-    return "something is not enforced or offered as it should be"
+    return "something is not enforced or offered as intended"
 
 
 def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
 
 
 def _other_mode(cause: Cause) -> str:
-    """Adds the mode that needs no partition to a remedy that does not mention it."""
+    """Adds the mode that needs no partition to a remedy that does not mention that mode."""
     return cause.remedy if "cpuExclusivity" in cause.remedy else f"{cause.remedy}, or set cpuExclusivity: auto"
 
 
@@ -85,7 +85,7 @@ def _same_version(backend: BackendStatus, service: Service) -> Iterator[Finding]
     if backend.software and len({backend.software, frontend, __version__}) > 1:
         yield note(
             f"The frontend is {frontend}, the backend {backend.software}, this command {__version__}.",
-            "adjacent releases work together, as during a roll-out",
+            "only adjacent releases work together, as during a roll-out",
             "use images of one release in the chart",
         )
 
@@ -94,7 +94,7 @@ def _hand_over(run_directory: RunDirectory) -> Iterator[Finding]:
     active, where = run_directory.active, f"{run_directory.path}/state.sock"
     if not run_directory.instances.get(active or "", False):
         leads = f"leads to {active}, which does not answer" if active else "is not there"
-        why = "queries to the node's state endpoint fail; the active instance should have set the link within 2 s"
+        why = "requests to the node's state endpoint fail; the active instance should have set the link within 2 s"
         yield problem(f"The link {where} {leads}.", why, f"see driver.status; {_LOG}")
 
 
@@ -118,7 +118,7 @@ def _journal(run_directory: RunDirectory) -> Iterator[Finding]:
     if run_directory.journal_problem:
         why = "if claim files were lost, it would be unknown which claims were prepared"
         yield problem(
-            f"The journal is not usable: {run_directory.journal_problem}.", why, "check the file and the disk"
+            f"The journal is not usable: {run_directory.journal_problem}.", why, "check the file and its disk"
         )
 
 

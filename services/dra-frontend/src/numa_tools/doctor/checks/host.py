@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the rest of the node: host processes on claimed CPUs or in hugepages, disk space and open files. Pure."""
+"""Checks the rest of the node: host processes on claimed CPUs or with hugepages, disk space, and open files. Pure."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -12,16 +12,16 @@ from numa_tools.doctor.facts import Cgroups, Claims, Kernel, RunDirectory, Servi
 from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
 _MIN_BYTES: Final = 16 << 20
-"""Minimum free space. The journal takes 256 KiB, a record a few KiB, and the quarantine at most this much."""
+"""Minimum free space. The journal takes 256 KiB, a record a few KiB, and the quarantine at most the value set here."""
 _MIN_FILES: Final = 1024
 _MIN_OPEN: Final = 4096
-"""Minimum limit of open files per process. Each kubelet call, connection and watch takes one, and so do 500 cgroups."""
+"""Minimum open-file limit per process. Each kubelet call, connection, watch and container cgroup takes a file."""
 _FULL: Final = 0.9
 _MAX_SHOWN: Final = 20
 
 
 def _own_cpus(service: Service, *, without_kept: bool = False) -> frozenset[int]:
-    """Returns the CPUs of claims with running containers. ``without_kept`` skips claims that keep interrupts out."""
+    """Returns the CPUs of claims with running containers. ``without_kept`` skips claims with ``irqs: keep``."""
     held = {(record.driver, record.claim.uid): record for record in service.records}
     cpus = set[int]()
     for one in service.containers:
@@ -64,7 +64,7 @@ def _interrupts(kernel: Kernel, service: Service, config: Config) -> Iterator[Fi
     if evidence:
         yield note(
             "The kernel does other work on claimed CPUs.",
-            "each interrupt and each worker delays the program that claimed the CPU",
+            "each interrupt and each worker delays the program that runs on the claimed CPU",
             _remedy(config, managed=not workers),
             evidence,
         )
@@ -119,9 +119,9 @@ def _own_files(open_files: tuple[int, int]) -> Iterator[Finding]:
     hard = open_files[1]
     if 0 <= hard < _MIN_OPEN:
         yield problem(
-            f"A process of this container may have at most {hard} open files.",
-            "the services raise their soft limit to the hard one; a lower one makes them fail on a busy node",
-            f"set LimitNOFILE of the container runtime's unit to {_MIN_OPEN} or more, restart it, delete this pod",
+            f"A process in this container may have at most {hard} open files.",
+            "the services raise their soft limit to the hard limit; a lower hard limit makes them fail on a busy node",
+            f"set LimitNOFILE in the container runtime's unit to {_MIN_OPEN} or more, restart it, and delete this pod",
         )
 
 
@@ -129,8 +129,8 @@ def _node_files(kernel: Kernel) -> Iterator[Finding]:
     used, most = kernel.open_files
     if most and used > _FULL * most:
         what = f"{used} of {most} files are open on this node."
-        remedy = "find the process that leaks them, or raise fs.file-max by sysctl"
-        yield problem(what, "beyond the limit no program can open files", remedy)
+        remedy = "find the process that leaks them, or raise fs.file-max with sysctl"
+        yield problem(what, "once the limit is reached, no program can open files", remedy)
 
 
 CHECKS: Final = (

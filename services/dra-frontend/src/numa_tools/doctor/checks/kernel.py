@@ -22,13 +22,13 @@ _HIDDEN: Final = "the release has them: see kernel.delegated and kernel.kubepods
 
 def _version_two(cgroups: Cgroups) -> Iterator[Finding]:
     if cgroups.controllers is None:
-        why = "claims are enforced by files that only cgroup v2 has"
+        why = "claims are enforced with files that only cgroup v2 has"
         yield problem(f"{cgroups.root} is not a cgroup v2 tree: it has no cgroup.controllers.", why, _UNIFIED)
     elif missing := [one for one in _NEEDED if one not in cgroups.controllers]:
         yield problem(
             f"The cgroup v2 tree has no controller {', '.join(missing)}.",
-            "limits of claims that need them would not be enforced; without cpuset the backend does not start",
-            f"{_UNIFIED}, without cgroup_disable= for them; otherwise use a kernel that is built with them",
+            "claims' limits that need them would not be enforced; without cpuset the backend does not start",
+            f"{_UNIFIED}, without cgroup_disable= for them; otherwise use a kernel built with them",
         )
 
 
@@ -40,7 +40,7 @@ def _delegated(cgroups: Cgroups) -> Iterator[Finding]:
             file = f"{cgroups.root}{group.rstrip('/')}/cgroup.subtree_control"
             yield problem(
                 f"{file} does not enable {', '.join(missing)}.",
-                "the cgroups of pods lack these controllers' files, and claims that need them are rejected",
+                "pods' cgroups lack these controllers' files, and claims that need the files are rejected",
                 f'write "{" ".join(f"+{one}" for one in missing)}" to it; the kubelet does so with --cgroups-per-qos',
             )
 
@@ -49,7 +49,7 @@ def _pods_group(cgroups: Cgroups) -> Iterator[Finding]:
     if cgroups.controllers is not None and not cgroups.pods:
         yield problem(
             f"{cgroups.root} has no kubepods cgroup.",
-            "the backend finds no containers, and hugepages used by pods cannot be told from those of the host",
+            "the backend finds no containers, and pods' hugepages cannot be distinguished from the host's",
             "mount the node's cgroup2 tree there, or set cgroupRoot; the kubelet creates the cgroup",
         )
 
@@ -70,7 +70,7 @@ def _release(kernel: Kernel, cgroups: Cgroups, config: Config, machine: Inventor
     if kernel.release < _KILLS or not (cgroups.can_kill or cgroups.controllers is None):
         yield problem(
             f"The kernel, Linux {number}, has no cgroup.kill.",
-            "containers that must not run are killed through cgroup.kill (Linux 5.14); the backend does not start",
+            "containers that must not run are killed with it (Linux 5.14); the backend does not start without it",
             _BOOT,
         )
         return
@@ -90,7 +90,7 @@ def _release(kernel: Kernel, cgroups: Cgroups, config: Config, machine: Inventor
 
 
 class _Lacking(NamedTuple):
-    """Files that a kernel lacks."""
+    """Files that are missing from a kernel."""
 
     text: str
     since: tuple[int, int]
@@ -98,16 +98,16 @@ class _Lacking(NamedTuple):
 
 
 _EXCLUSIVE: Final = _Lacking("no cgroup has cpuset.cpus.exclusive", (6, 7))
-_NUMA_STAT: Final = _Lacking("the cgroups of pods have no hugetlb.*.numa_stat", (5, 17))
+_NUMA_STAT: Final = _Lacking("pods' cgroups have no hugetlb.*.numa_stat", (5, 17))
 
 
 def _lacking(cgroups: Cgroups, config: Config, machine: Inventory | None) -> Iterator[_Lacking]:
-    """Yields the files that are missing in the cgroup tree."""
+    """Yields the files that are missing from the cgroup tree."""
     if cgroups.controllers is None:
         return
     if config.cpu_exclusivity != "pool" and not cgroups.partitions:
         yield _EXCLUSIVE
-    # The page sizes are only known with the machine, and pages are only counted with the controller.
+    # Page sizes are known only if the machine could be read, and pages are counted only with the controller.
     if machine is not None and cgroups.host_pages is None and "hugetlb" in cgroups.controllers:
         yield _NUMA_STAT
 
@@ -127,7 +127,7 @@ def _reserved(machine: Inventory, kernel: Kernel) -> Iterator[Finding]:
     options = {"isolcpus": machine.machine.isolcpus & reserved, "nohz_full": kernel.nohz_full & reserved}
     effects = {
         "isolcpus": "the kernel does not balance load on isolcpus: all system threads stay on the CPU where they start",
-        "nohz_full": "nohz_full makes short-lived system threads slower, and these CPUs run no timers for other CPUs",
+        "nohz_full": "nohz_full slows down short-lived system threads, and these CPUs run no timers for other CPUs",
     }
     found = {option: cpus for option, cpus in options.items() if cpus}
     if found:
@@ -143,7 +143,7 @@ def _isolated_offered(machine: Inventory) -> Iterator[Finding]:
     if both := machine.machine.isolcpus - machine.reserved_cpus - machine.withheld_cpus:
         yield note(
             f"CPUs {format_cpu_list(both)} are in isolcpus and available to claims.",
-            "a program that does not pin its threads runs on one CPU only, and only isolated claims can keep them",
+            "a program that does not pin its threads runs on only one CPU, and only isolated claims can keep them",
             "set isolcpus: only or never in claims, or boot without isolcpus: isolation: isolated does the same",
         )
 
@@ -162,7 +162,7 @@ def _clocksource(kernel: Kernel) -> Iterator[Finding]:
     if kernel.clocksource in ("hpet", "acpi_pm", "jiffies", "refined-jiffies"):
         yield problem(
             f"The kernel's clock source is {kernel.clocksource}.",
-            "reading the clock takes a microsecond or more and a lock shared by all CPUs, which disturbs claimed CPUs",
+            "reading the clock takes a microsecond or more and a lock that all CPUs share, which disturbs claimed CPUs",
             "look in the kernel's log for why tsc was rejected; boot with tsc=reliable if the machine's tsc is known "
             "to be sound",
         )
@@ -177,7 +177,7 @@ CHECKS: Final = (
     ),
     Check(
         "kernel.delegated",
-        "The root cgroup and the cgroups of pods enable these controllers.",
+        "The root cgroup and the pods' cgroups enable these controllers.",
         ("cgroups",),
         _delegated,
     ),
@@ -185,8 +185,8 @@ CHECKS: Final = (
     Check("kernel.hugetlb-accounting", "Hugepages do not count as memory.", ("cgroups",), _hugetlb_accounting),
     Check(
         "kernel.release",
-        "The kernel can kill a cgroup (Linux 5.14), show the hugepages of pods (5.17), and isolate CPUs of a container "
-        "(6.7) if the configuration requires it.",
+        "The kernel can kill a cgroup (Linux 5.14), show pods' hugepages (5.17), and isolate a container's CPUs (6.7) "
+        "if the configuration requires it.",
         ("kernel", "cgroups", "config"),
         _release,
         also=("machine",),

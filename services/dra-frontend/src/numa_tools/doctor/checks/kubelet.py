@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the kubelet leaves CPUs and memory to claims and reserves the same amounts for the system. Pure."""
+"""Checks that the kubelet leaves CPUs and memory to claims, and reserves the same amounts for the system. Pure."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem
 
 _OLDEST: Final = (1, 34)
 _MAX_BEHIND: Final = 3
-"""Number of minor releases that a kubelet may lag behind the API server (version skew policy)."""
+"""Maximum number of minor releases that a kubelet may lag behind the API server (version skew policy)."""
 _GATES: Final = ("DynamicResourceAllocation", gates.SHARING)
 _OFF: Final = {"cpu": "cpuManagerPolicy: none", "memory": "memoryManagerPolicy: None"}
 """Settings that disable the kubelet's managers. The kubelet rejects any other spelling."""
@@ -25,9 +25,9 @@ _NAMES: Final = {"cpu": "CPU", "memory": "memory"}
 _CONFIGURATION: Final = "the kubelet's configuration"
 _SEEN: Final = {"cpu": "CPUs", "memory": "NUMA nodes"}
 _NO_FIGURES: Final = Unread(
-    "the Node has no capacity, or no allocatable amount", "see kubelet.ready: the kubelet sets both in the Node"
+    "the Node has no capacity or no allocatable amount", "see kubelet.ready: the kubelet sets both in the Node"
 )
-_PINNED: Final = "Guaranteed pods may be assigned CPUs or memory of claims, but do not get them: claims take precedence"
+_PINNED: Final = "Guaranteed pods may be assigned claimed CPUs or memory, but do not get them: claims take precedence"
 
 
 def _version(text: object) -> tuple[int, int] | None:
@@ -39,7 +39,7 @@ def _release(node: Document, server: str | Unread) -> Iterator[Finding]:
     said = str(((node.get("status") or {}).get("nodeInfo") or {}).get("kubeletVersion", ""))
     ours, theirs = _version(said), _version(known(server))
     if ours and ours < _OLDEST:
-        why = "dynamic resource allocation is stable since Kubernetes 1.34; older kubelets use another protocol"
+        why = "dynamic resource allocation has been stable since Kubernetes 1.34; older kubelets use another protocol"
         yield problem(f"The kubelet is {said}.", why, "update the node to Kubernetes 1.34 or later")
     elif ours and theirs and not 0 <= theirs[1] - ours[1] <= _MAX_BEHIND:
         newer = ours > theirs
@@ -60,7 +60,10 @@ def _ready(node: Document) -> Iterator[Finding]:
 def _if_seen(
     judge: Callable[..., Iterator[Finding]], settled: Callable[..., bool] = lambda *_: False
 ) -> Callable[..., Iterator[Finding]]:
-    """Returns a check that has findings only if the complete configuration was seen. ``settled`` holds regardless."""
+    """Returns a check that is unknown if it has no findings and a part of the configuration was not seen.
+
+    If ``settled`` is true, the result does not depend on the missing part.
+    """
 
     def run(kubelet: KubeletConfig | Unread, *others: Any) -> Iterator[Finding]:
         seen = None if isinstance(kubelet, Unread) else kubelet
@@ -74,14 +77,13 @@ def _if_seen(
 
 
 def _set(setting: str, origin: str) -> str:
-    """Returns the remedy that changes a setting at its origin: a file, or a flag, whose origin begins with the flag."""
+    """Returns the remedy that changes a setting at its origin. The origin is a file, or begins with a flag."""
     value = setting.partition(": ")[2].strip('"')
     return f"set {origin} to {value}" if origin.startswith("--") else f"set {setting} in {origin}"
 
 
 def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]]:
-    """Returns the check that a kubelet manager is not static, by its state file, its configuration and its
-    behaviour."""
+    """Returns the check that a kubelet manager is not static, judged by its state file, configuration and behaviour."""
     setting, name = _OFF[manager].partition(":")[0], _NAMES[manager]
 
     def judge(kubelet: KubeletConfig | None, config: Config, backend: BackendStatus | Unread) -> Iterator[Finding]:
@@ -95,10 +97,10 @@ def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]
             yield problem(f"The kubelet's {name} manager is {static}.", _PINNED, remedy, seen)
         elif kubelet and kubelet.configured.get(manager) == static:
             what = f"The kubelet's {name} manager is configured as {static}, but runs as {running}."
-            yield problem(what, "with another policy in its state file the kubelet does not start again", remedy, seen)
+            yield problem(what, "the kubelet does not restart while its state file has another policy", remedy, seen)
         elif kubelet and pins and (manager in kubelet.running or kubelet.unseen is None):
             what = f"Containers are pinned, although the kubelet's {name} manager is {running}."
-            other = "remove the other NRI plugin that pins them, or delete pods created while the manager was static"
+            other = "remove the NRI plugin that pins them, or delete the pods created while the manager was static"
             yield problem(what, _PINNED, other, seen)
         elif pins:
             what = f"The kubelet's static {manager} manager or another NRI plugin was seen to pin containers."
@@ -112,7 +114,7 @@ def _topology_manager(kubelet: KubeletConfig | None) -> Iterator[Finding]:
         origin = kubelet.origins.get("topologyManagerPolicy", _CONFIGURATION)
         yield note(
             f"The kubelet's topology manager is {kubelet.topology_manager}.",
-            "it does not know claims, and may reject a pod on the node that the scheduler chose for its claims",
+            "it does not consider claims, and may reject a pod on the node that the scheduler chose for its claims",
             f"{_set('topologyManagerPolicy: none', origin)}; "
             "to align claims, use matchAttribute: resource.kubernetes.io/numaNode instead",
         )
@@ -126,13 +128,13 @@ def _gates(kubelet: KubeletConfig | None, config: Config) -> Iterator[Finding]:
             why = (
                 "the kubelet prepares no claims"
                 if gate == _GATES[0]
-                else "it drops the consumed capacity of shared devices from claims"
+                else "it drops shared devices' consumed capacity from claims"
             )
             origin = kubelet.origins.get(f"featureGates.{gate}", _CONFIGURATION)
             remedy = f"remove {gate}: false from featureGates in {origin}"
             yield problem(f"The kubelet's feature gate {gate} is off.", why, remedy)
     if kubelet.gates.get("AllBeta") is False and _GATES[1] not in kubelet.gates:
-        why = f"{_GATES[1]} is a beta gate since Kubernetes 1.36: it is off, and the kubelet drops consumed capacities"
+        why = f"{_GATES[1]} is beta from Kubernetes 1.36 on, so it is off, and the kubelet drops consumed capacities"
         yield problem("The kubelet's feature gate AllBeta is off.", why, f"add {_GATES[1]}: true to featureGates")
     counting = gates.COUNTING
     is_known = kubelet.unseen is None or counting in kubelet.gates
@@ -159,7 +161,7 @@ def _reserved_cpus(kubelet: KubeletConfig | None, config: Config, node: Document
     elif counted is not None and counted < len(ours):
         yield problem(
             f"The driver reserves {len(ours)} CPUs, the kubelet {float(counted):g}.",
-            "the scheduler places pods for CPUs that neither claims nor pods can use",
+            "the scheduler counts on CPUs that neither claims nor pods can use",
             f'set reservedSystemCPUs: "{text}" in {_CONFIGURATION}, or the same number of CPUs in kubeReserved and '
             "systemReserved",
         )
@@ -168,7 +170,7 @@ def _reserved_cpus(kubelet: KubeletConfig | None, config: Config, node: Document
     elif not ours:
         yield note(
             "No CPU is reserved for the system.",
-            "kubelet, runtime and daemons only have the CPUs that claims leave over, at least one (withheldCPUs)",
+            "kubelet, runtime and daemons have only the CPUs that claims leave over, at least one (withheldCPUs)",
             "set reservedCPUs in driverConfig and the kubelet's reservedSystemCPUs to the same list: "
             "docs/node-tuning.md",
         )
@@ -181,7 +183,7 @@ def _reserved_memory(kubelet: KubeletConfig | None, config: Config, node: Docume
     total = sum(one.limits.get("memory", 0) for one in config.reserved_memory)
     if theirs and theirs != ours:
         yield problem(
-            f"The kubelet reserves memory of NUMA nodes {_numbers(theirs)}, the driver of {_numbers(ours)}.",
+            f"The kubelet reserves memory on NUMA nodes {_numbers(theirs)}, the driver on {_numbers(ours)}.",
             "claims may get memory that is promised to the system",
             "copy the kubelet's reservedMemory to reservedMemory in driverConfig",
         )
@@ -191,8 +193,8 @@ def _reserved_memory(kubelet: KubeletConfig | None, config: Config, node: Docume
         amounts = [format_quantity(int(one), binary=True) for one in (held, total)]
         yield note(
             f"The kubelet reserves {amounts[0]} of memory, the driver {amounts[1]} (reservedMemory).",
-            "claims of plain memory may get what the system and the eviction threshold need",
-            f"raise reservedMemory to {amounts[0]} over all NUMA nodes, or remove its entries for memory: the driver "
+            "claims for plain memory may get memory that the system and the eviction threshold need",
+            f"raise reservedMemory to {amounts[0]} across all NUMA nodes, or remove its entries for memory: the driver "
             "then reserves as much as the kubelet",
         )
 
@@ -239,20 +241,20 @@ CHECKS: Final = (
     ),
     Check(
         "kubelet.gates",
-        f"The gates {' and '.join(_GATES)} are not off; {gates.COUNTING} is on if claims count against the node.",
+        f"The gates {' and '.join(_GATES)} are not off, and {gates.COUNTING} is on if claims count against the node.",
         ("kubelet", "config"),
         _if_seen(_gates),
     ),
     Check(
         "kubelet.reserved-cpus",
-        "Kubelet and driver reserve the same CPUs, at least one.",
+        "The kubelet and the driver reserve the same CPUs, at least one.",
         _KUBELET,
         _if_seen(_reserved_cpus),
         always=True,
     ),
     Check(
         "kubelet.reserved-memory",
-        "Kubelet and driver reserve memory of the same NUMA nodes, and the driver reserves at least as much.",
+        "The kubelet and the driver reserve memory on the same NUMA nodes, and the driver reserves at least as much.",
         _KUBELET,
         _if_seen(_reserved_memory),
         always=True,

@@ -25,24 +25,24 @@ _WRONG: Final = {
     ),
     "hugetlb": (
         "the hugetlb controller of containerd 1.7 is switched off",
-        "containers get no hugepage limits from the runtime, only those that the backend writes for claims",
+        "the runtime sets no hugepage limits, so containers have only those that the backend writes for claims",
     ),
 }
-"""Fault and its effect, by setting."""
+"""The fault and its effect, by setting."""
 _HARMLESS: Final = frozenset({"hugetlb"})
 _TIMEOUT_EFFECTS: Final = {
     "plugin_request_timeout": "if a hook takes longer, the runtime starts the container without the plugin",
     "plugin_registration_timeout": "on a busy node the backend may never connect",
 }
 _TOLERATED: Final = ("tolerate_missing_plugins_annotation", "nri_validator_tolerate_missing_plugins_annotation")
-"""Keys of the annotation in the configurations of containerd and CRI-O."""
+"""Keys for the annotation in containerd's and CRI-O's configuration."""
 _NO_BACKEND: Final = Unread("", "")
 
 
 def _set_up(runtime: RuntimeConfig, option: str = "") -> str:
-    """Returns the remedy for a setting of the runtime."""
+    """Returns the remedy for a runtime setting."""
     if runtime.software == CRI_O:
-        return "correct it in a file below /etc/crio/crio.conf.d as docs/runtime.md lists it, and restart CRI-O"
+        return "correct it in a file below /etc/crio/crio.conf.d as docs/runtime.md shows, and restart CRI-O"
     return f"add the drop-in that nri-backend setup-runtime{option} prints, and restart containerd: docs/runtime.md"
 
 
@@ -50,7 +50,7 @@ def _connected(backend: BackendStatus) -> Iterator[Finding]:
     if not backend.synchronized:
         yield problem(
             "The backend is not connected to the container runtime.",
-            "containers of claims are not pinned, so no claim is prepared on this node",
+            "containers with claims are not pinned, so no claim is prepared on this node",
             "enable NRI and set nriSocket to its socket; docs/runtime.md",
         )
 
@@ -67,7 +67,7 @@ def _settings(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
 
 
 def _compared(runtime: RuntimeConfig, names: Sequence[str], config: Config) -> tuple[list[str], list[Finding]]:
-    """Returns the settings that differ from the driver's requirements, and a finding for unknown ones."""
+    """Returns the settings that differ from the driver's requirements, and a finding for each unknown one."""
     wrong: list[str] = []
     unclear: dict[str, Finding] = {}
     for name in names:
@@ -96,7 +96,7 @@ def _required(runtime: RuntimeConfig) -> Iterator[Finding]:
         yield Finding(
             Level.NOTE,
             "The runtime starts containers while the driver is not connected.",
-            "a container with a claim that starts then runs unpinned until the backend is back, about a second",
+            "a container with a claim that starts then runs unpinned until the backend is back, for about a second",
             "annotate the pods that must start before the driver, then require the plugin (containerd 2.2, CRI-O "
             f"1.34): {_set_up(runtime, ' --require-plugin')}",
         )

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of facts, one module per place. Each read is bounded, changes nothing, and returns an Unread if it fails."""
+"""Readers of facts, one module per place. Reads are bounded, change nothing, and return an Unread if they fail."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads facts from the API server: its version, the driver's rights, and this node's Node, slices and claims.
+"""Reads facts from the API server: its version, the driver's rights, and this node's Node object, slices and claims.
 
-Stores nothing: the trial of a slice is a dry run.
+Stores nothing: a slice is created only in a dry run.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _ELSEWHERE: Final = Unread(
 )
 _NO_CONFIGZ: Final = (
     "kubectl get --raw /api/v1/nodes/NODE/proxy/configz prints it; kubectl numa doctor NODE reads it with your own "
-    "rights and passes it on (--kubelet-config); or let the driver read it: doctor.kubeletProxy: true in the chart's "
+    "rights and passes it on (--kubelet-config); or have the driver read it: doctor.kubeletProxy: true in the chart's "
     "values grants get on nodes/proxy (docs/doctor.md)"
 )
 _GATE_OF: Final[Mapping[str, str]] = {LISTS_REFUSED: gates.LISTS, MAPPING_REFUSED: gates.COUNTING}
@@ -46,19 +46,19 @@ _Answer = TypeVar("_Answer")
 
 
 def nobody_asked() -> Mapping[str, Any]:
-    """Returns the facts of a command that runs outside the driver's pod and thus without the driver's rights."""
+    """Returns the facts for a command that runs outside the driver's pod, and thus without the driver's rights."""
     return dict.fromkeys(_KEYS, _ELSEWHERE)
 
 
 class Cluster:
-    """Queries of one run."""
+    """The queries to the API server in one run."""
 
     def __init__(self, connection: Connection, node_name: str) -> None:
         self._client, self._inquiry = KubeClient(connection), Inquiry(connection)
         self._node_name = node_name
 
     async def rights(self, config: Config) -> dict[tuple[str, str, str, str], bool]:
-        """Returns the rights that the driver needs, each with True if it is granted."""
+        """Returns, for each right that the driver needs, whether it is granted."""
         needed = RIGHTS + (RIGHTS_ON_DEMAND if config.hugepages_on_demand else ())
         answers = await asyncio.gather(*(self._inquiry.may(*right) for right in needed))
         return dict(zip(needed, answers, strict=True))
@@ -69,20 +69,20 @@ class Cluster:
         return tuple(item for items, _ in found for item in items)
 
     async def claims(self, records: Sequence[AllocationRecord]) -> dict[str, Document | None]:
-        """Returns the claims of records by UID, or None for a claim that was deleted or replaced."""
+        """Returns the records' claims by UID, with None for a claim that was deleted or replaced."""
         found: dict[str, Document | None] = {}
         for record in records[:_MAX_CLAIMS]:
             wanted = record.claim
             if wanted.uid in found:
                 continue
-            # One unreadable claim does not hide the others.
+            # One unreadable claim must not hide the others.
             with suppress(UnreadableError):
                 claim = await self._client.get_claim(wanted.namespace, wanted.name, patience=1.0)
                 found[wanted.uid] = claim if claim and claim["metadata"]["uid"] == wanted.uid else None
         return found
 
     async def trial(self, inventory: Inventory, *, counted: bool) -> Trial:
-        """Creates a slice with every possible field in a dry run and returns what the server changed."""
+        """Creates a slice with every possible field in a dry run and returns the server's changes."""
         pools = [pool for pool in inventory.pools if pool.devices]
         if not pools:
             raise KubeError("try a slice", "this node has no devices to offer; see the checks config.*")
@@ -98,7 +98,7 @@ class Cluster:
                 continue
             ahead = _stamp(answer) - time.time()
             dropped = differences(canonical(sent["spec"]), canonical(answer["spec"]))
-            # The reason is "" for the list of NUMA nodes, which no setting enables.
+            # The reason is "" for the list of NUMA nodes, which is not controlled by any setting.
             refused = tuple(_GATE_OF[reason] for reason in left_out if reason)
             return Trial(tuple(sorted(set(dropped))), refused, ahead)
         raise refusal
@@ -112,16 +112,16 @@ class Cluster:
         return await self._inquiry.server_version()
 
     async def configz(self) -> Document | Unread:
-        """Returns the kubelet's configuration. The driver does not need the right to read it."""
+        """Returns the kubelet's configuration. The right to read it is optional for the driver."""
         try:
             return await self._inquiry.kubelet_config(self._node_name)
         except ForbiddenError:
             return Unread("the driver may not query the kubelet through the API server (get nodes/proxy)", _NO_CONFIGZ)
         except KubeError as error:
-            return Unread(f"the kubelet does not answer through the API server: {error.detail}", _NO_CONFIGZ)
+            return Unread(f"the kubelet does not respond through the API server: {error.detail}", _NO_CONFIGZ)
 
     async def classes(self) -> frozenset[str]:
-        """Returns the names of all classes."""
+        """Returns the names of all DeviceClasses."""
         return await self._inquiry.list_classes()
 
 
@@ -135,7 +135,7 @@ def _stamp(answer: Document) -> float:
 async def read_cluster(
     load: Load, node_name: str, inventory: Inventory | None, records: Sequence[AllocationRecord], config: Config
 ) -> Mapping[str, Any]:
-    """Returns the facts by name. Each query fails by itself; all fail if the server is unreachable."""
+    """Returns the facts by name. Queries fail independently of each other, unless the server is unreachable."""
     connection = Connection(load, CALL_SECONDS)
     try:
         await connection.open()

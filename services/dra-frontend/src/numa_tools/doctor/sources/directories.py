@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the driver's directories on the node: run directory, journal, claim files and sockets. Every call blocks."""
+"""Reads the driver's directories on the node: the run directory, claim files and sockets. Every call blocks."""
 
 import os
 from pathlib import Path
@@ -17,13 +17,13 @@ _MAX_ENTRIES: Final = 256
 
 
 def read_space(path: Path) -> Space:
-    """Returns the free space of a directory's file system. Raises OSError."""
+    """Returns the free space in a directory's file system. Raises OSError."""
     status = os.statvfs(path)
     return Space(str(path), status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None)
 
 
 def read_run_directory(path: Path) -> RunDirectory | Unread:
-    """Returns the state of the run directory."""
+    """Returns the run directory's state."""
     try:
         mode = path.stat().st_mode & 0o7777
         instances = {}
@@ -50,7 +50,7 @@ def read_claims(path: Path) -> Claims | Unread:
 
 
 def read_sockets(kubelet_root: Path) -> dict[str, str] | Unread:
-    """Returns the reason why the kubelet cannot reach each driver, or "" if it can."""
+    """Returns, for each driver, the reason why the kubelet cannot reach it, or "" if it can."""
     if not (kubelet_root / "plugins_registry").is_dir():
         return Unread(f"{kubelet_root}/plugins_registry is not visible from here", "correct kubeletRootDir")
     found = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries the state endpoint of this pod's service over its unix socket. Every call blocks, up to a few seconds."""
+"""Queries the state endpoint of this pod's service over its unix socket. Every call blocks for up to a few seconds."""
 
 import socket
 from pathlib import Path
@@ -21,7 +21,7 @@ _SECONDS: Final = 5.0
 
 
 def find_service(run_directory: Path, pod_uid: str) -> StateClient:
-    """Returns a client for this pod's service, or for the node's active one if this is not the driver's pod."""
+    """Returns a client for this pod's service, or outside the driver's pod for the node's active service."""
     own = run_directory / pod_uid
     return StateClient(own if (own / STATE_SOCKET).exists() else run_directory)
 
@@ -50,9 +50,9 @@ def read_service(client: StateClient) -> tuple[Service | Unread, BackendStatus |
         )
         said = backend["status"]
     except (NoServiceError, KeyError, TypeError, ValueError, AttributeError) as error:
-        down = Unread(str(error), "see the log of the container frontend, and driver.endpoint")
+        down = Unread(str(error), "see the frontend container's log, and driver.endpoint")
         return down, down
     try:
         return service, BackendStatus.model_validate(said)
     except ValidationError:
-        return service, Unread("the backend has not reported yet", "see the log of the container backend")
+        return service, Unread("the backend has not reported yet", "see the backend container's log")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the API server that only the doctor sends. Each is sent once, without a retry."""
+"""Requests that only the doctor sends to the API server. Each is sent once and not retried."""
 
 from typing import Final
 
@@ -21,13 +21,13 @@ RIGHTS: Final = (
     ("get", "", "nodes", ""),
     *((verb, "events.k8s.io", "events", "") for verb in ("create", "patch")),
 )
-"""Rights of the driver in the chart's ClusterRole: verb, group, resource, name."""
+"""The driver's rights in the chart's ClusterRole: verb, group, resource and name."""
 RIGHTS_ON_DEMAND: Final = (("watch", _RESOURCES, "resourceclaims", ""),)
-"""Additional rights if hugepagesOnDemand is set."""
+"""Additional rights that hugepagesOnDemand requires."""
 
 
 class _Version(Call):
-    """Request for the server's version, whose path belongs to no API group (readable by system:public-info-viewer)."""
+    """Request for the server's version. Its path is in no API group, and system:public-info-viewer may read it."""
 
     @property
     def path(self) -> str:
@@ -36,7 +36,7 @@ class _Version(Call):
 
 
 class _Configz(Call):
-    """Request for the kubelet's effective configuration, including flags, through the API server's node proxy."""
+    """Request through the API server's node proxy for the kubelet's effective configuration, including flags."""
 
     @property
     def path(self) -> str:
@@ -45,18 +45,18 @@ class _Configz(Call):
 
 
 class Inquiry:
-    """Queries over one connection. Every failure raises KubeError."""
+    """Queries over one connection. All failures raise KubeError."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def server_version(self) -> str:
-        """Returns the server's version, ``v1.36.1``."""
+        """Returns the server's version, such as ``v1.36.1``."""
         document = await self._ask(_Version("get", "", "version"))
         return str(document.get("gitVersion", ""))
 
     async def kubelet_config(self, node: str) -> Document:
-        """Returns the effective KubeletConfiguration of a node. Needs ``get`` on ``nodes/proxy``."""
+        """Returns a node's effective KubeletConfiguration. Requires ``get`` on ``nodes/proxy``."""
         document = await self._ask(_Configz("get", "", "nodes/proxy", node))
         found = document.get("kubeletconfig")
         if not isinstance(found, dict):
@@ -70,9 +70,9 @@ class Inquiry:
         return frozenset(item["metadata"]["name"] for item in items)
 
     async def may(self, verb: str, group: str, resource: str, name: str = "") -> bool:
-        """Returns True if RBAC grants this right. Every user may ask (system:basic-user).
+        """Returns True if RBAC grants this right. Every user may send this request (system:basic-user).
 
-        An empty name asks for the right to all objects.
+        An empty name stands for all objects.
         """
         base, _, part = resource.partition("/")
         attributes = {"verb": verb, "group": group, "resource": base, "subresource": part, "name": name}

@@ -26,7 +26,7 @@ _CLOCK: Final = "/sys/devices/system/clocksource/clocksource0/current_clocksourc
 
 
 def read_kernel(tree: FileTree) -> Kernel | Unread:
-    """Returns the facts in the host's /proc and /sys."""
+    """Returns the facts from the host's /proc and /sys."""
     reader = Reader(tree)
     try:
         release = re.match(r"(\d{1,4})\.(\d{1,4})", reader.text("/proc/sys/kernel/osrelease") or "", re.ASCII)
@@ -47,7 +47,7 @@ def read_kernel(tree: FileTree) -> Kernel | Unread:
 
 
 def _cpus(text: str | None) -> frozenset[int]:
-    # Kernels that were built without an option print "(null)".
+    # A kernel built without the option prints "(null)".
     try:
         return parse_cpu_list(text or "")
     except MalformedError:
@@ -75,7 +75,7 @@ def _interrupts(reader: Reader, tree: FileTree) -> dict[int, frozenset[int]]:
 
 
 def read_cgroups(tree: FileTree, root: str, mountinfo: str, machine: Machine | None) -> Cgroups | Unread:
-    """Returns the facts of the cgroup tree. ``tree`` begins at its root; ``mountinfo`` is that of a process."""
+    """Returns the cgroup tree's facts. ``tree`` begins at its root, and ``mountinfo`` is a process's mountinfo."""
     try:
         controllers, names = tree.read("/cgroup.controllers"), tree.names("/")
         if names is None:
@@ -114,7 +114,7 @@ def _words(tree: FileTree, path: str) -> frozenset[str]:
 
 
 def _options(mountinfo: str, root: str) -> frozenset[str]:
-    """Returns the mount options of the cgroup2 file system at a path, or an empty set for any other file system."""
+    """Returns the mount options of the cgroup2 file system at a path, or nothing for any other file system."""
     above = mounts_over(root, parse_mounts(mountinfo))
     return above[-1].options if above and above[-1].kind == "cgroup2" else frozenset()
 
@@ -134,5 +134,5 @@ def _host_pages(tree: FileTree, machine: Machine | None) -> dict[PageKey, int] |
 
 
 def own_limits() -> tuple[int, int]:
-    """Returns the soft and hard limits of open files for a process of this container."""
+    """Returns the soft and hard open-file limits for a process in this container."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a kubelet's configuration from configz, a given file, an archive, or the node's files. Every call blocks.
 
-A container of the driver sees none of these files unless they are mounted, as they are with ``--host-root``.
+The driver's containers see none of the node's files unless they are mounted, as they are with ``--host-root``.
 """
 
 import sys
@@ -45,13 +45,13 @@ _ASK: Final = (
 
 
 def read_given_kubelet(path: str, node: str) -> KubeletConfig:
-    """Reads a KubeletConfiguration or a response of ``configz``; ``-`` is stdin. Raises ConfigError."""
+    """Reads a KubeletConfiguration or a ``configz`` response. The path ``-`` is stdin. Raises ConfigError."""
     # Opening /dev/stdin would fail if the runtime passes a socket as standard input.
     document = parse_yaml(sys.stdin.buffer.read(MAX_FILE), "standard input") if path == "-" else read_yaml(path)
     try:
         if isinstance(document, dict) and "kubeletconfig" in document:
             return kubelet_config(document["kubeletconfig"], path)
-        why = f"{path} is one file, and drop-ins and flags of the kubelet may override it"
+        why = f"{path} is one file, and the kubelet's drop-ins and flags may override it"
         found = kubelet_config(document, path)
     except MalformedError as error:
         raise ConfigError(path, [str(error)]) from error
@@ -60,9 +60,9 @@ def read_given_kubelet(path: str, node: str) -> KubeletConfig:
 
 
 def choose_kubelet(host_root: str, root: str, node: str, answer: Document | Unread) -> KubeletConfig | Unread:
-    """Returns the kubelet's configuration from its configz response, else from an archive, else from files.
+    """Returns the kubelet's configuration from its configz response, or else from an archive, or else from files.
 
-    ``root`` is the kubelet's root directory, ``answer`` the API server's response for configz.
+    ``root`` is the kubelet's root directory, and ``answer`` is the API server's response for configz.
     """
     if not isinstance(answer, Unread):
         try:
@@ -76,7 +76,7 @@ def choose_kubelet(host_root: str, root: str, node: str, answer: Document | Unre
 
 
 def read_archived_kubelet(host_root: str) -> KubeletConfig | None:
-    """Returns the configuration in an archive of ``gather``, or None if the host root is not an archive."""
+    """Returns the configuration from a ``gather`` archive, or None if the host root is not an archive."""
     path = Path(host_root, KUBELET)
     try:
         data = read_regular(str(path), _MAX_BYTES)
@@ -86,12 +86,12 @@ def read_archived_kubelet(host_root: str) -> KubeletConfig | None:
 
 
 def read_kubelet(host_root: str, root: str, node: str) -> KubeletConfig | None:
-    """Returns the configuration in a node's files, or None if it has no such files."""
+    """Returns the configuration from a node's files, or None if the node has no such files."""
     return kubelet_of_reading(read_files(host_root, root), _ASK.format(node=node))
 
 
 def read_files(host_root: str, root: str) -> Reading:
-    """Returns all parts of the configuration that a node's files contain."""
+    """Returns all parts of the configuration that are in a node's files."""
     files = HostFiles(host_root)
     try:
         launch = find_launch(files, root)
@@ -110,12 +110,12 @@ def read_files(host_root: str, root: str) -> Reading:
     if launch and launch.started:
         changed = documents.changed | {path: time for path, time in files.changed.items() if path == launch.origin}
         late = [path for path, time in changed.items() if time > launch.started + START_SLACK_SECONDS]
-        unseen = f"{late[0]} was changed after the kubelet had started" if late else unseen
+        unseen = f"{late[0]} was changed after the kubelet started" if late else unseen
     return Reading(tuple(parts), _states(files, command.root_dir or root), unseen)
 
 
 def _parts(files: HostFiles, command: Command, root: str, *, certain: bool) -> Iterator[Part]:
-    """Yields the file of ``--config`` and the drop-ins. Raises UnseenError."""
+    """Yields the ``--config`` file and the drop-ins. Raises UnseenError."""
     place = Place(command.config, command.config_dir)
     if not certain and not place.config:
         likely = _likely_place(files, root)
@@ -128,7 +128,7 @@ def _parts(files: HostFiles, command: Command, root: str, *, certain: bool) -> I
     for path, document in read_drop_ins(files, place.drop_ins) if place.drop_ins else ():
         yield _part(path, document)
         if odd := misspelled(document):
-            raise UnseenError(f"{path} has {odd[0]!r}, which may hide the setting of that name in other letters")
+            raise UnseenError(f"{path} has {odd[0]!r}, which may hide the correctly spelled setting")
 
 
 def _part(path: str, document: dict[str, Any]) -> Part:
@@ -140,13 +140,13 @@ def _base(files: HostFiles, path: str, *, certain: bool) -> dict[str, Any]:
     if document is None:
         raise UnseenError(f"{path}, which the kubelet's command line names, is not visible")
     if not _is_configuration(document, bare=not certain):
-        raise UnseenError(f"{path} is not a {KIND} of {API_VERSION}, and the kubelet does not start with it")
+        raise UnseenError(f"{path} is not a {KIND} of {API_VERSION}, so the kubelet will not start with it")
     settings: dict[str, Any] = document
     return settings
 
 
 def _is_configuration(document: object, *, bare: bool) -> bool:
-    """Returns True for a KubeletConfiguration. With ``bare``, apiVersion and kind may be missing."""
+    """Returns True for a KubeletConfiguration. If ``bare`` is true, apiVersion and kind may be missing."""
     if not isinstance(document, dict):
         return False
     return (document.get("apiVersion", API_VERSION if bare else ""), document.get("kind", KIND if bare else "")) == (
@@ -156,7 +156,7 @@ def _is_configuration(document: object, *, bare: bool) -> bool:
 
 
 def _likely_place(files: HostFiles, root: str) -> Place:
-    """Returns the paths of the distribution whose files exist. Raises UnseenError if there are several."""
+    """Returns the paths of the distribution whose files exist. Raises UnseenError for several distributions."""
     own = f"{root}/config.yaml"
     places = [replace(one, config=one.config.replace(ROOT, root)) for one in PLACES]
     found = [one for one in places if _may_be_configuration(files, one.config, bare=one.config == own)]
@@ -167,7 +167,7 @@ def _likely_place(files: HostFiles, root: str) -> Place:
 
 
 def _may_be_configuration(files: HostFiles, path: str, *, bare: bool) -> bool:
-    """Returns True for a KubeletConfiguration or an unreadable file, whose later use then fails."""
+    """Returns True for a KubeletConfiguration, and for an unreadable file, which then fails when it is used."""
     try:
         return _is_configuration(files.document(path), bare=bare)
     except UnseenError:
@@ -175,7 +175,7 @@ def _may_be_configuration(files: HostFiles, path: str, *, bare: bool) -> bool:
 
 
 def _states(files: HostFiles, root: str) -> dict[str, str]:
-    """Returns the policies in use by manager, from the managers' state files."""
+    """Returns each manager's policy in use, from its state file."""
     found: dict[str, str] = {}
     for manager, name in _STATES.items():
         try:

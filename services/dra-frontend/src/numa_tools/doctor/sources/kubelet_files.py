@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads files of a kubelet's configuration below a host root, within limits and without following links out of it."""
+"""Reads a kubelet's configuration files below a host root, within limits and without following links out of it."""
 
 import os
 import stat
@@ -17,9 +17,9 @@ from numa_node.files import read_regular
 from numa_tools.doctor.kubelet_config import API_VERSION, KIND
 
 _MAX_BYTES: Final = 256 << 10
-"""Maximum size of one file. A KubeletConfiguration fills about one screen."""
+"""Maximum size of a file. A KubeletConfiguration fills about one screen."""
 _MAX_IN_ALL: Final = 4 << 20
-"""Maximum size of all files together."""
+"""Maximum total size of all files."""
 _MAX_DROP_INS: Final = 256
 _MAX_ENTRIES: Final = 4096
 _MAX_LEVELS: Final = 16
@@ -31,7 +31,7 @@ class UnseenError(Exception):
 
 
 class HostFiles:
-    """Files of the node. Every call blocks."""
+    """The node's files. Every call blocks."""
 
     def __init__(self, host_root: str) -> None:
         self.root = host_root
@@ -40,14 +40,14 @@ class HostFiles:
         """Modification time of each file and directory that was read, in seconds since the epoch."""
 
     def where(self, path: str) -> str:
-        """Resolves a path of the node to a path here. Raises UnseenError."""
+        """Resolves a path on the node to a path on this host. Raises UnseenError."""
         try:
             return on_node(self.root, path)
         except HostTreeError as error:
             raise UnseenError(str(error)) from error
 
     def data(self, path: str, most_bytes: int = _MAX_BYTES) -> bytes | None:
-        """Returns the content of a file, or None if it does not exist. Raises UnseenError."""
+        """Returns a file's content, or None if the file does not exist. Raises UnseenError."""
         try:
             real = self.where(path)
             data = read_regular(real, min(most_bytes, self._left), follow=True)
@@ -62,7 +62,7 @@ class HostFiles:
         return data
 
     def text(self, path: str, most_bytes: int = _MAX_BYTES) -> str | None:
-        """Returns the text of a file, or None if it does not exist. Raises UnseenError."""
+        """Returns a file's text, or None if the file does not exist. Raises UnseenError."""
         data = self.data(path, most_bytes)
         try:
             return None if data is None else data.decode()
@@ -72,7 +72,7 @@ class HostFiles:
     def names(self, path: str, most: int = _MAX_ENTRIES) -> list[str]:
         """Returns the names in a directory in the order of Go's os.ReadDir. Raises UnseenError.
 
-        A directory that does not exist has no names.
+        Returns no names if the directory does not exist.
         """
         try:
             found = os.listdir(self.where(path))  # noqa: PTH208 - names are all that is needed
@@ -85,7 +85,7 @@ class HostFiles:
         return sorted(found, key=os.fsencode)
 
     def document(self, path: str) -> Any:
-        """Returns the value of a YAML or JSON file, or None if it does not exist. Raises UnseenError."""
+        """Returns a YAML or JSON file's value, or None if the file does not exist. Raises UnseenError."""
         data = self.data(path)
         if data is None:
             return None
@@ -97,15 +97,16 @@ class HostFiles:
             raise UnseenError(str(error)) from error
 
     def drop_ins(self, directory: str) -> Iterator[str]:
-        """Yields the drop-ins of ``--config-dir`` in the kubelet's order. Raises UnseenError.
+        """Yields the drop-ins in ``--config-dir`` in the kubelet's order. Raises UnseenError.
 
-        The kubelet walks the directory with filepath.WalkDir: entries in lexical order, each directory at its place. It
-        follows no symbolic link to a directory, not even for the first directory. It reads every other entry whose name
-        ends in .conf. A kubelet whose drop-in directory is missing does not start.
+        The kubelet walks the directory with filepath.WalkDir, which visits the entries in lexical order and descends
+        into each directory when it reaches it. The walk follows no symbolic link to a directory, not even for
+        ``--config-dir`` itself. The kubelet reads every other entry whose name ends in .conf, and does not start if
+        the drop-in directory is missing.
         """
         mode = self._mode(directory)
         if mode is None:
-            raise UnseenError(f"{directory} does not exist, and the kubelet does not start without it")
+            raise UnseenError(f"{directory} does not exist, so the kubelet will not start")
         if stat.S_ISDIR(mode):
             yield from self._walk(directory, _MAX_LEVELS, [_MAX_ENTRIES])
 
@@ -125,7 +126,7 @@ class HostFiles:
                 yield path
 
     def _mode(self, path: str) -> int | None:
-        """Returns the mode of an entry without following a symbolic link."""
+        """Returns an entry's mode without following a symbolic link."""
         above, _, name = path.rstrip("/").rpartition("/")
         try:
             return os.lstat(f"{self.where(above or '/')}/{name}").st_mode
@@ -137,18 +138,21 @@ class HostFiles:
 
 
 def read_drop_ins(files: HostFiles, directory: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields path and content of each drop-in. Raises UnseenError, also if the kubelet would reject a drop-in."""
+    """Yields the path and content of each drop-in.
+
+    Raises UnseenError if one cannot be read or the kubelet would reject it.
+    """
     for number, path in enumerate(files.drop_ins(directory)):
         if number >= _MAX_DROP_INS:
             raise UnseenError(f"{directory} has more than {_MAX_DROP_INS} drop-ins")
         document = files.document(path)
         if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != (API_VERSION, KIND):
-            raise UnseenError(f"{path} is not a {KIND} of {API_VERSION}, and the kubelet does not start with it")
+            raise UnseenError(f"{path} is not a {KIND} of {API_VERSION}, so the kubelet will not start with it")
         yield path, document
 
 
 def _json_or_yaml(data: bytes, path: str) -> Any:
-    """Parses a text that begins with a brace: JSON, or YAML in flow style."""
+    """Parses a text that begins with a brace, which is JSON or flow-style YAML."""
     try:
         return parse_json(data, _MAX_BYTES, "file", path)
     except MalformedError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the kubelet's command line in its process, systemd unit or distribution. Every call blocks."""
+"""Finds the kubelet's command line from its process, systemd unit or distribution. Every call blocks."""
 
 import posixpath
 from collections.abc import Iterator, Mapping
@@ -25,20 +25,20 @@ from numa_tools.doctor.unit_files import UnitError, arguments_of, parse_environm
 _MAX_UNIT_BYTES: Final = 256 << 10
 _MAX_DROP_INS: Final = 64
 _PROGRAMS: Final = ("kubelet", "kubelite")
-"""Names of programs that contain the kubelet. The second one is MicroK8s' program."""
+"""Names of programs that contain the kubelet. MicroK8s uses the second one."""
 _UNIT: Final = "kubelet.service"
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Arguments with which the kubelet runs, or would be started."""
+    """Arguments with which the kubelet runs or would be started."""
 
     origin: str
     arguments: tuple[str, ...]
     unclear: str = ""
-    """Reason why arguments may be missing, or "" if they are complete."""
+    """Reason why some arguments may be missing, or "" if they are complete."""
     started: float | None = None
-    """Start time of the process, in seconds since the epoch."""
+    """The process's start time, in seconds since the epoch."""
 
 
 class _Started(NamedTuple):
@@ -46,14 +46,15 @@ class _Started(NamedTuple):
 
     arguments: tuple[str, ...]
     variables: frozenset[str]
-    """Names of its environment variables."""
+    """Names of the program's environment variables."""
 
 
 def find_launch(files: HostFiles, root: str) -> Launch | None:
     """Returns the command line, or None if the node has no trace of one. Raises UnseenError if it is ambiguous.
 
-    A running process is certain. Without one, exactly one unit or distribution must be installed, since a node may have
-    leftovers of another. Environment files without the unit that uses them may contain only some of the flags.
+    A running process settles the question. Without one, exactly one unit or distribution must be installed, since a
+    node may have leftovers from another. Environment files whose unit is not visible may contain only some of the
+    flags.
     """
     if running := list(_running(files)):
         if len({one.arguments for one in running}) > 1:
@@ -69,7 +70,7 @@ def find_launch(files: HostFiles, root: str) -> Launch | None:
 
 
 def _running(files: HostFiles) -> Iterator[Launch]:
-    """Yields the running kubelets: root processes in the host's PID namespace, where ordinary pods cannot be.
+    """Yields the running kubelets: root processes in the host's PID namespace, where ordinary pods cannot run.
 
     Raises UnseenError.
     """
@@ -118,7 +119,7 @@ def _unit_arguments(files: HostFiles, unit: str, program: str) -> _Started | Non
 
 
 def _unit_texts(files: HostFiles, unit: str) -> list[str]:
-    """Returns the texts of a unit's fragment and drop-ins in the order of systemd, or nothing without a fragment."""
+    """Returns the texts of a unit's fragment and drop-ins in systemd's order, or nothing if there is no fragment."""
     fragment = next((text for place in UNIT_DIRECTORIES if (text := _unit_text(files, f"{place}/{unit}"))), None)
     if fragment is None:
         return []
@@ -137,7 +138,7 @@ def _unit_text(files: HostFiles, path: str) -> str | None:
 
 
 def _of_microk8s(files: HostFiles, path: str = MICROK8S_ARGUMENTS) -> Launch | None:
-    """Returns the arguments in MicroK8s' file, one per line, with the variables of the snap replaced."""
+    """Returns the arguments from MicroK8s' file, which has one per line, with the snap's variables replaced."""
     try:
         text = files.text(path, _MAX_UNIT_BYTES)
     except UnseenError as error:
@@ -168,11 +169,11 @@ def _of_ranchers(files: HostFiles) -> list[Launch]:
 
 
 def _of_rancher(files: HostFiles, rancher: Rancher) -> Launch | None:
-    """Returns the kubelet's arguments of k3s or RKE2. Raises UnitError and UnseenError.
+    """Returns the kubelet's arguments under k3s or RKE2. Raises UnitError and UnseenError.
 
-    The lists of configuration file and command line are joined. The file of ``--config`` and the directory of
-    ``--config-dir`` are copied into a drop-in directory of the distribution, the only one that the kubelet reads
-    (extractConfigArgs in pkg/daemons/agent/agent.go of k3s).
+    The lists from the configuration file and the command line are joined. The ``--config`` file and the
+    ``--config-dir`` directory are copied into the distribution's own drop-in directory, the only one that the kubelet
+    reads (extractConfigArgs in pkg/daemons/agent/agent.go of k3s).
     """
     started = next((one for unit in rancher.units if (one := _unit_arguments(files, unit, rancher.name))), None)
     given = started.arguments if started else ()
@@ -196,7 +197,7 @@ def _of_rancher(files: HostFiles, rancher: Rancher) -> Launch | None:
 
 
 def _rancher_settings(files: HostFiles, rancher: Rancher, given: tuple[str, ...]) -> Mapping[str, Any]:
-    """Returns the configuration file merged with its drop-ins: later values replace earlier ones, ``KEY+`` appends."""
+    """Returns the configuration file merged with its drop-ins. Later values replace earlier ones; ``KEY+`` appends."""
     path = ([*_values(given, "--config", "-c"), rancher.configuration])[0]
     directory = f"{path}.d"
     drop_ins = [f"{directory}/{name}" for name in files.names(directory) if name.endswith((".yaml", ".yml"))]
@@ -217,7 +218,7 @@ def _listed(value: object) -> list[str]:
 
 
 def _values(arguments: tuple[str, ...], *names: str) -> list[str]:
-    """Returns the values of a flag in a command line: ``--flag value`` and ``--flag=value``."""
+    """Returns a flag's values on a command line, given as ``--flag value`` or ``--flag=value``."""
     found = []
     for place, one in enumerate(arguments):
         name, equals, value = one.partition("=")
@@ -227,7 +228,7 @@ def _values(arguments: tuple[str, ...], *names: str) -> list[str]:
 
 
 def _of_environment_files(files: HostFiles, root: str, why: str) -> Launch | None:
-    """Returns the flags in environment files of a unit that is not visible or runs a script."""
+    """Returns the flags from the environment files of a unit that is not visible or runs a script."""
     origins, arguments = [], []
     for path in (one.replace(ROOT, root) for one in ENVIRONMENT_FILES):
         try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the programs that run on a node, in /proc below a host root. Every call blocks.
+"""Finds the programs that run on a node, from /proc below a host root. Every call blocks.
 
-A container of the driver sees none of them, since it has its own PID namespace.
+The driver's containers see none of them in their own /proc, since they have their own PID namespaces.
 """
 
 import posixpath
@@ -18,7 +18,7 @@ START_SLACK_SECONDS: Final = 2.0
 """Uncertainty of a process's start time, because the kernel reports the boot time in whole seconds."""
 _MAX_PROCESSES: Final = 1 << 17
 _MAX_BYTES: Final = 2 << 20
-"""Maximum size of a file of a process. execve(2) accepts a command line of 2 MiB with the default stack limit."""
+"""Maximum size of a process's file. With the default stack limit, execve(2) accepts a command line of 2 MiB."""
 _TICKS: Final = 100
 """USER_HZ, the unit of times in /proc/PID/stat."""
 _START: Final = 19
@@ -27,14 +27,14 @@ _START: Final = 19
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, with the facts that could be read."""
+    """A process and the facts that could be read about it."""
 
     program: str
     number: str
     command: tuple[str, ...]
-    """Command line; empty if the process has ended or is not readable."""
+    """Command line. Empty if the process has ended or is not readable."""
     namespaces: int | None
-    """Number of nested PID namespaces, 1 on the node itself, or None if the kernel does not report it."""
+    """Number of nested PID namespaces (1 on the node itself), or None if the kernel does not report it."""
     is_root: bool
     """True if its real and effective users are root."""
     started: float | None
@@ -42,7 +42,7 @@ class Process:
 
 
 def find_processes(tree: HostTree, programs: Collection[str]) -> Iterator[Process]:
-    """Yields the processes of these programs by PID. Raises HostTreeError if /proc is too large."""
+    """Yields the processes of these programs, ordered by PID. Raises HostTreeError if /proc is too large."""
     numbers = [name for name in tree.names("/proc") or () if name.isascii() and name.isdigit()]
     if len(numbers) > _MAX_PROCESSES:
         raise HostTreeError("/proc", f"has more than {_MAX_PROCESSES} processes")
@@ -63,15 +63,15 @@ def find_processes(tree: HostTree, programs: Collection[str]) -> Iterator[Proces
 
 
 def variables_of(tree: HostTree, process: Process) -> frozenset[str]:
-    """Returns the names of a process's environment variables, or nothing if it has ended or is not readable."""
+    """Returns the names of a process's environment variables, or nothing if the process has ended or is unreadable."""
     return frozenset(one.partition("=")[0] for one in _text(tree, process.number, "environ").split("\0"))
 
 
 def _text(tree: HostTree, number: str, name: str) -> str:
-    """Returns a file of a process, or of /proc if no number is given. Empty if it cannot be read."""
+    """Returns a process's file, or a file in /proc itself if ``number`` is empty. Returns "" if it is unreadable."""
     try:
         path = tree.real(posixpath.join("/proc", number, name))
-        # Invalid UTF-8 is replaced: such a path is then not found, but findings remain printable.
+        # Invalid UTF-8 is replaced. A path that contained it is then not found, but findings remain printable.
         return read_regular(path, _MAX_BYTES, follow=True).decode(errors="replace")
     except (OSError, ValueError, HostTreeError):
         return ""
@@ -79,7 +79,7 @@ def _text(tree: HostTree, number: str, name: str) -> str:
 
 def _start(tree: HostTree, number: str) -> float | None:
     boot = re.search(r"^btime (\d{1,12})$", _text(tree, "", "stat"), re.MULTILINE | re.ASCII)
-    # The second field is the name in parentheses, which may contain any characters.
+    # The second field is the name in parentheses, which may contain any character.
     fields = _text(tree, number, "stat").rpartition(")")[2].split()
     if boot is None or len(fields) <= _START or not re.fullmatch(r"\d{1,18}", fields[_START], re.ASCII):
         return None

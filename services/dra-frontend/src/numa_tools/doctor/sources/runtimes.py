@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the files and processes of the container runtimes of a node. Every call blocks.
+"""Reads the files and processes of a node's container runtimes. Every call blocks.
 
-A container of the driver sees neither unless they are mounted, as they are with ``--host-root``. The number and size of
-files are limited, since imports may match any file.
+The driver's containers see neither unless they are mounted, as they are with ``--host-root``. The number and size of
+the files are limited, since imports may match any file.
 """
 
 import posixpath
@@ -36,18 +36,18 @@ _MAX_IMPORTS: Final = 256
 _MAX_BYTES: Final = 1 << 20
 _MAX_GIVEN: Final = 4 << 20
 _MAX_TOGETHER: Final = 4 << 20
-"""Maximum number of characters in all files of a runtime."""
+"""Maximum total number of characters in a runtime's files."""
 _DROP_INS: Final = "/etc/containerd/conf.d"
 _PROGRAMS: Final = ("containerd", "crio", "kubelet")
 _CRIO_DIRECTORY: Final = "/etc/crio/crio.conf.d"
-# Options of containerd with a value, and options of CRI-O that override keys of its files (internal/criocli).
+# containerd's options that take a value, and CRI-O's options that override keys in its files (internal/criocli).
 _CONTAINERD_VALUES: Final = frozenset({"config", "c", "address", "a", "root", "state", "log-level", "l"})
 _CRIO_REPLACES: Final = re.compile(r"enable-nri|nri-.*|cdi-spec-dirs", re.ASCII)
 _CRIO_VARIABLES: Final = frozenset({"CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR", "CONTAINER_CDI_SPEC_DIRS"})
 
 
 def read_runtimes(tree: HostTree) -> FoundRuntimes:
-    """Returns the runtimes found in the file tree of a node."""
+    """Returns the runtimes found in a node's file tree."""
     processes = _processes(tree)
     running = [one for one in (_current(tree, process, _running(tree, process)) for process in processes) if one]
     known = {one.place.config for one in running}
@@ -58,7 +58,7 @@ def read_runtimes(tree: HostTree) -> FoundRuntimes:
 
 
 def read_given_runtime(path: str, reported: Reported | None) -> RuntimeConfig | Unread:
-    """Reads the settings that a runtime printed from a file; ``-`` is standard input. Raises ConfigError."""
+    """Reads settings that a runtime printed from a file. The path ``-`` is standard input. Raises ConfigError."""
     try:
         # Opening /dev/stdin would fail if the runtime passes a socket as standard input.
         data = sys.stdin.buffer.read(_MAX_GIVEN + 1) if path == "-" else read_regular(path, _MAX_GIVEN, follow=True)
@@ -89,7 +89,7 @@ def _candidate(
 
 
 class _Files:
-    """Reads the files of one runtime in the runtime's order, until one is unusable."""
+    """Reads a runtime's files in the order in which the runtime does, until one is unusable."""
 
     def __init__(self, tree: HostTree) -> None:
         self._tree = tree
@@ -120,7 +120,7 @@ class _Files:
             self.fault = str(error)
 
     def crio(self, config: str, directory: str) -> None:
-        """Reads crio.conf, then every file below the drop-in directory by name."""
+        """Reads crio.conf, then every file below the drop-in directory in order of name."""
         try:
             self._document(config)
             for path in _below(self._tree, directory):
@@ -145,7 +145,7 @@ class _Files:
 
 
 def _text(tree: HostTree, path: str) -> str | None:
-    """Returns the text of a file, or None if it does not exist. Raises UndeterminedError."""
+    """Returns a file's text, or None if the file does not exist. Raises UndeterminedError."""
     try:
         return read_regular(tree.real(path), _MAX_BYTES, follow=True).decode()
     except (FileNotFoundError, NotADirectoryError):
@@ -157,9 +157,9 @@ def _text(tree: HostTree, path: str) -> str | None:
 
 
 def _matching(tree: HostTree, pattern: str) -> list[str]:
-    """Returns the files that a pattern of imports matches, in the order of Go's filepath.Glob.
+    """Returns the files that match a pattern in imports, in the order of Go's filepath.Glob.
 
-    As in containerd (resolveImports), only a path with a star is a pattern; any other file must exist. Raises
+    As in containerd (resolveImports), only a path with a star is a pattern. Any other path must exist. Raises
     UndeterminedError and HostTreeError.
     """
     if "*" not in pattern:
@@ -198,7 +198,10 @@ def _below(tree: HostTree, directory: str) -> Iterator[str]:
 
 
 def _is_directory(tree: HostTree, path: str) -> bool:
-    """Returns True for a directory. Not for a link to one: filepath.Walk reports a file, and CRI-O fails to start."""
+    """Returns True for a directory, but not for a link to one.
+
+    filepath.Walk reports such a link as a file, and CRI-O then fails to start.
+    """
     try:
         parent, _, name = path.rpartition("/")
         return stat.S_ISDIR(Path(tree.real(parent), name).lstat().st_mode)
@@ -214,7 +217,7 @@ def _is_socket(tree: HostTree, path: str) -> bool:
 
 
 def _stray(tree: HostTree, documents: Documents) -> tuple[str, ...]:
-    """Returns the drop-ins that mention NRI or CDI and are not among the files that containerd reads."""
+    """Returns the drop-ins that mention NRI or CDI but are not among the files that containerd reads."""
     read = {path for path, _ in documents}
     try:
         others = [f"{_DROP_INS}/{name}" for name in tree.names(_DROP_INS) or () if name.endswith(".toml")]
@@ -228,7 +231,10 @@ def _is_ours(text: str) -> bool:
 
 
 def _processes(tree: HostTree) -> list[Process]:
-    """Returns the runtimes and kubelets that run on the node itself, not in its containers; none without /proc."""
+    """Returns the runtimes and kubelets that run on the node itself, not in containers.
+
+    Returns none if /proc is not readable.
+    """
     try:
         return [one for one in find_processes(tree, _PROGRAMS) if one.command and one.namespaces in (None, 1)]
     except HostTreeError:
@@ -240,12 +246,12 @@ def _arguments(process: Process) -> tuple[str, ...]:
 
 
 def _current(tree: HostTree, process: Process, found: Candidate | None) -> Candidate | None:
-    """Returns a running candidate, marked with a fault if one of its files is newer than its process."""
+    """Returns a running candidate, with a fault if one of its files is newer than its process."""
     if found is None or found.fault or process.started is None:
         return found
     for path, _ in found.documents:
         if _changed_at(tree, path) > process.started + START_SLACK_SECONDS:
-            why = f"{path} was changed after the runtime was started, and takes effect only after a restart"
+            why = f"{path} was changed after the runtime started, and the change takes effect only after a restart"
             return replace(found, fault=why, remedy=f"restart the runtime of {found.place.config}")
     return found
 
@@ -258,7 +264,7 @@ def _changed_at(tree: HostTree, path: str) -> float:
 
 
 def _running(tree: HostTree, process: Process) -> Candidate | None:
-    """Returns the runtime of a process, or None for another process or a command that only prints."""
+    """Returns the runtime that a process runs, or None for any other process or a command that only prints."""
     arguments = _arguments(process)
     if process.program == "crio":
         return None if arguments and not arguments[0].startswith("-") else _running_crio(tree, process)
@@ -289,7 +295,7 @@ def _running_crio(tree: HostTree, process: Process) -> Candidate | None:
 
 
 def _has_command(arguments: Sequence[str]) -> bool:
-    """Returns True if containerd was started with a command such as ``config dump``, so it is not the service."""
+    """Returns True if containerd was started with a command such as ``config dump`` and is not the service."""
     takes_value = False
     for one in arguments:
         if not one.startswith("-") and not takes_value:
@@ -299,7 +305,7 @@ def _has_command(arguments: Sequence[str]) -> bool:
 
 
 def _option(arguments: Sequence[str], *names: str) -> str:
-    """Returns the last value of an option, ``--name=value`` or ``--name value``, or "" if it is absent."""
+    """Returns an option's last value, given as ``--name=value`` or ``--name value``, or "" if it is absent."""
     found = ""
     for one, following in zip(arguments, (*arguments[1:], ""), strict=False):
         if one.startswith("-") and _name(one) in names:
@@ -312,7 +318,7 @@ def _name(argument: str) -> str:
 
 
 def _endpoint(processes: Sequence[Process]) -> str:
-    """Returns the runtime endpoint on the kubelet's command line, or "" if it has none."""
+    """Returns the runtime endpoint from the kubelet's command line, or "" if it has none."""
     kubelets = [one for one in processes if one.program == "kubelet"]
     given = [_option(_arguments(one), "container-runtime-endpoint") for one in kubelets]
     return next(filter(None, given), "")

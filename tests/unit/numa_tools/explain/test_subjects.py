@@ -117,7 +117,7 @@ def test_reasons_after_a_change() -> None:
     empty = tuple(one.model_copy(update={"cpus": frozenset()}) for one in first.cpus)
     assert "has no CPUs for it" in why(knowing([first.model_copy(update={"cpus": empty})]), "u0")["text"]
     gone = first.model_copy(update={"cpus": tuple(one.model_copy(update={"device": "x"}) for one in first.cpus)})
-    assert "does not offer x any more" in why(knowing([gone]), "u0")["text"]
+    assert "this node no longer offers x" in why(knowing([gone]), "u0")["text"]
 
 
 def user(record: AllocationRecord, **more: Any) -> ContainerReport:
@@ -197,7 +197,7 @@ def test_missing_enforcement_and_missing_reports_are_findings() -> None:
     dead = knowing([record], backend=BackendDocument(live=False, problem="no lease for 12 s"))
     assert told(dead, "u0")[1] == ["nothing enforces claims"]
     found, problems = told(knowing([record], silent="no such socket"), "u0")
-    assert (found["has"][0]["cpus"], problems) == (_listed(record), ["enforcement is not known"])
+    assert (found["has"][0]["cpus"], problems) == (_listed(record), ["enforcement is unknown"])
 
 
 def test_text_from_others_stays_on_its_line() -> None:
@@ -349,7 +349,7 @@ def test_a_claim_that_is_allocated_and_not_prepared() -> None:
     ("asked_for", "hindrances", "remedy"),
     [
         (cpus(2), (), "change what the message names"),
-        (memory("1Gi"), (), "see the events of the pod"),
+        (memory("1Gi"), (), "see the pod's Events"),
         (memory("1Gi"), ("NRI is off",), "run dra-frontend doctor"),
     ],
 )

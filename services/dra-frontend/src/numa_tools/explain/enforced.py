@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes how a claim's containers are enforced, as reported by backend and kernel, and any deviation."""
+"""Describes how a claim is enforced for its containers, as the backend and the kernel report it, and any deviation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -22,7 +22,7 @@ KERNEL_FILES: Final = (
     "memory.low",
     "memory.min",
 )
-"""Cgroup files of a container that are shown."""
+"""The cgroup files shown for a container."""
 Problem = dict[str, str]
 
 
@@ -37,7 +37,7 @@ def refused_remedy(report: ContainerReport) -> str:
 
 
 def container_view(known: Known, report: ContainerReport) -> dict[str, Any]:
-    """Returns a container as the backend reports it, with its cgroup's files if they are readable."""
+    """Returns a container as the backend reports it, with the files of its cgroup if they are readable."""
     found: dict[str, Any] = {
         "container": report.name,
         "pod": f"{report.pod_namespace}/{report.pod_name}",
@@ -61,11 +61,11 @@ def _kernel(known: Known, report: ContainerReport) -> dict[str, Any]:
 def problems_of(known: Known, records: Sequence[AllocationRecord]) -> list[Problem]:
     """Returns the deviations from the records."""
     if known.silent:
-        return [problem("enforcement is not known", known.silent, "start the driver's pod on this node")]
+        return [problem("enforcement is unknown", known.silent, "start the driver's pod on this node")]
     found = []
     if known.backend and not known.backend.live:
         why = known.backend.problem or "its lease has expired"
-        found.append(problem("nothing enforces claims", why, "see the nri-backend container's log"))
+        found.append(problem("nothing enforces claims", why, "see the backend container's log"))
     cpus, uid = frozenset[int]().union(*(one.cpus_of() for one in records)), records[0].claim.uid
     for report in known.users(uid):
         who = f"container {report.name} of pod {report.pod_namespace}/{report.pod_name}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Current state of a node for ``explain``, from its files and the running service."""
+"""A node's current state for ``explain``, from its files and the running service."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,21 +19,21 @@ from numa_contract.state.service import BackendDocument
 from pydantic import ValidationError
 
 STATE_PATHS = ("claims", "containers", "backend", "devices")
-"""Documents of the state endpoint (``/v1/...``) that are used."""
+"""Documents from the state endpoint (``/v1/...``) that are used."""
 
 
 _Model = TypeVar("_Model", bound=Document)
 
 
 class PublishedDevice(Document):
-    """Fields of ``/v1/devices`` that cannot be derived from machine and configuration."""
+    """Fields of ``/v1/devices`` that cannot be derived from the machine and the configuration."""
 
     driver: str
     name: str
     health: str = "healthy"
     message: str = ""
     taints: tuple[str, ...] = ()
-    """Keys of the taints."""
+    """The taints' keys."""
 
 
 @dataclass(frozen=True)
@@ -43,23 +43,23 @@ class Known:
     inventory: Inventory
     config: Config
     files: Mapping[ClaimKey, ClaimFile]
-    """Claims as reported by the service. Claim files add damaged claims, or all claims if the service is silent."""
+    """Claims that the service reports. Claim files add damaged claims, or all claims if the service is down."""
     containers: tuple[ContainerReport, ...] = ()
     backend: BackendDocument | None = None
-    """Document of ``/v1/backend``, or None if it is unknown or unreadable."""
+    """The ``/v1/backend`` document, or None if it is unknown or unreadable."""
     published: tuple[PublishedDevice, ...] = ()
     silent: str = ""
-    """Reason why the service did not answer, or "". Without the service, containers are unknown."""
+    """Reason why the service did not respond, or "". Without the service, the containers are unknown."""
     hindrances: tuple[str, ...] = ()
-    """Reasons why this node cannot run any claim at present, regardless of its requests."""
+    """Reasons why this node cannot currently run any claim, regardless of the claim's requests."""
     kernel: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Cgroup files of the containers by container id and file name, if visible."""
+    """The containers' cgroup files by container id and file name, if visible."""
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Claims being released. They keep their resources while one of their containers may still run."""
+    """Claims that are being released. A claim keeps its resources while one of its containers may still run."""
 
     @property
     def exclusivity_reason(self) -> str:
-        """Reason why the pool enforces all claims of the node, or "" if the kernel does or it is unknown."""
+        """Reason why the pool enforces all of the node's claims, or "" if the kernel does or the reason is unknown."""
         status = self.backend.status if self.backend else None
         return status.exclusivity_reason if status else ""
 
@@ -71,7 +71,7 @@ class Known:
 
     @cached_property
     def devices(self) -> dict[str, tuple[str, Device]]:
-        """Returns driver and device by device name."""
+        """Returns each device and its driver by device name."""
         return {one.name: (pool.driver, one) for pool in self.inventory.pools for one in pool.devices}
 
     def records_of(self, uid: str) -> list[AllocationRecord]:
@@ -84,7 +84,7 @@ class Known:
 
 
 def read_records(documents: Any) -> dict[ClaimKey, ClaimFile]:
-    """Returns the records of ``/v1/claims``. Skips unreadable ones, which another release wrote."""
+    """Returns the records in ``/v1/claims``. Skips unreadable records, which another release wrote."""
     found = {}
     for document in documents if isinstance(documents, list) else ():
         try:
@@ -96,17 +96,17 @@ def read_records(documents: Any) -> dict[ClaimKey, ClaimFile]:
 
 
 def read_backend(document: Any) -> BackendDocument | None:
-    """Returns the document of ``/v1/backend``, or None if it is unreadable."""
+    """Returns the ``/v1/backend`` document, or None if it is unreadable."""
     return next(_readable(BackendDocument, [document]), None)
 
 
 def read_containers(documents: Any) -> tuple[ContainerReport, ...]:
-    """Returns the containers of ``/v1/containers``, without unreadable ones."""
+    """Returns the containers in ``/v1/containers``, without unreadable ones."""
     return tuple(_readable(ContainerReport, documents))
 
 
 def read_devices(documents: Any) -> tuple[PublishedDevice, ...]:
-    """Returns the devices of ``/v1/devices``, without unreadable ones."""
+    """Returns the devices in ``/v1/devices``, without unreadable ones."""
     return tuple(_readable(PublishedDevice, documents))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains a claim that this node has not prepared: which devices fit, what is missing, and whether preparing would
+"""Explains a claim that this node has not prepared: which devices fit, what is missing, and whether preparing it would
 fail.
 """
 
@@ -26,15 +26,15 @@ _WAITS = (
     "this node can serve the claim; if it stays pending, the pod itself does not fit (requests, taints, affinity) or "
     "waits for another claim: the pod's condition PodScheduled contains the reason (kubectl numa explain POD)"
 )
-_UNDECIDED = "read the pod's events, which contain the scheduler's own result; or rewrite the selector"
+_UNDECIDED = "read the pod's Events, which contain the scheduler's own result; or rewrite the selector"
 _UNPREPARED = "the claim is not prepared here"
-_EVENTS = "see the events of the pod: kubectl describe pod"
+_EVENTS = "see the pod's Events: kubectl describe pod"
 
 
 def joined_devices(known: Known, document: Mapping[str, Any]) -> frozenset[Key]:
-    """Returns other drivers' devices whose attributes affect the choice of a claim's CPUs.
+    """Returns the other drivers' devices whose attributes affect the choice of a claim's CPUs.
 
-    Returns nothing if the claim cannot be parsed.
+    Returns no devices if the claim cannot be parsed.
     """
     with suppress(Refused):
         return needed_devices(parse_claim(document), known.inventory)
@@ -42,7 +42,7 @@ def joined_devices(known: Known, document: Mapping[str, Any]) -> frozenset[Key]:
 
 
 def allocation_problem(known: Known, document: Mapping[str, Any], node: str, others: OtherDevices) -> Problem | None:
-    """Returns the reason why an allocated claim is not prepared here, or None if it is not allocated."""
+    """Returns the reason why an allocated claim is not prepared here, or None if the claim is not allocated."""
     try:
         view = parse_claim(document)
         if not view.allocated:
@@ -68,10 +68,10 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str, oth
 
 
 def verdicts(simulation: Simulation, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Request], list[str]]:
-    """Returns the verdict of each request on each device of this node.
+    """Returns, for each request, the verdict on each device of this node.
 
-    Also returns the requests for such devices, and the reasons why a request can be met on no node: a faulty class or
-    selector.
+    Also returns the requests that match such devices, and the faults in classes or selectors for which no node can
+    meet a request.
     """
     rows: list[dict[str, Any]] = []
     ours: list[Request] = []
@@ -109,9 +109,9 @@ def explain_pending(
     node: str,
     others: OtherDevices = NO_OTHERS,
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Returns the explanation of a claim and its problems. Without problems, nothing prevents the claim.
+    """Returns a claim's explanation and its problems. Without problems, nothing keeps the claim from being prepared.
 
-    ``others`` contains the devices of :func:`joined_devices`.
+    ``others`` contains the devices that :func:`joined_devices` returns.
     """
     metadata = mapping(document, "metadata")
     namespace, name = value(metadata, "namespace", str, "default"), value(metadata, "name", str)
@@ -125,7 +125,7 @@ def explain_pending(
     simulation = Simulation(known.inventory, known.config, classes, dict(known.files))
     found["requests"], ours, faults = verdicts(simulation, wanted)
     hindered = [
-        problem("this node accepts no claims at present", one, "run dra-frontend doctor") for one in known.hindrances
+        problem("this node currently accepts no claims", one, "run dra-frontend doctor") for one in known.hindrances
     ]
     unreadable = [
         problem("a request cannot be met on any node", one, "create the class, or change the claim") for one in faults

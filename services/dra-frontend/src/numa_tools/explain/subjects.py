@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains a claim, a pod, a CPU or a device of this node."""
+"""Explains one of this node's claims, pods, CPUs or devices."""
 
 import re
 from collections.abc import Sequence
@@ -19,16 +19,18 @@ from numa_tools.render import cpu_use
 
 Explained = tuple[dict[str, Any], list[Problem]]
 KINDS: Final = ("claim", "pod", "cpu", "device")
-# A bare number has a limited number of digits, since a claim's name may also consist of digits.
+# The number of digits of a bare CPU number is limited, since a claim's name may also consist of digits.
 _CPU = re.compile(r"(?:cpu)?(\d{1,5})|cpu/(\d{1,9})", re.ASCII)
 
 
 class UnknownSubjectError(Exception):
-    """Raised if nothing has that name. The text says where it was searched."""
+    """Raised if nothing has the given name. The text contains the places that were searched."""
 
 
 def split_kind(subject: str) -> tuple[str, str]:
-    """Splits a subject into kind and name: ``claim/NAME``, ``cpu/3``, ``cpu3``, ``3``. A bare name has no kind.
+    """Splits a subject, such as ``claim/NAME``, ``cpu/3``, ``cpu3`` or ``3``, into kind and name.
+
+    A bare name has no kind.
 
     Raises UnknownSubjectError for ``cpu/`` without a number.
     """
@@ -41,7 +43,7 @@ def split_kind(subject: str) -> tuple[str, str]:
 
 
 def explain_known(known: Known, subject: str) -> Explained | None:
-    """Returns the explanation of a subject, or None if the node does not know it. Raises UnknownSubjectError."""
+    """Returns a subject's explanation, or None if the node does not know the subject. Raises UnknownSubjectError."""
     kind, name = split_kind(subject)
     if kind == "cpu":
         return explain_cpu(known, int(name))
@@ -74,13 +76,13 @@ def _pods_named(known: Known, asked: str) -> list[str]:
 
 
 def _pods(known: Known) -> set[tuple[str, str, str]]:
-    """Returns UID, namespace and name of every known pod."""
+    """Returns the UID, namespace and name of every known pod."""
     reserved = {(pod.uid, one.claim.namespace, pod.name) for one in known.ledger.records for pod in one.reserved_for}
     return reserved | {(one.pod_uid, one.pod_namespace, one.pod_name) for one in known.containers}
 
 
 def explain_claim(known: Known, uid: str) -> Explained:
-    """Returns the resources of a prepared claim, the reasons for them, and how they are enforced."""
+    """Returns a prepared claim's resources, the reasons for their choice, and how they are enforced."""
     records = known.records_of(uid)
     first = records[0]
     found: dict[str, Any] = {
@@ -93,7 +95,7 @@ def explain_claim(known: Known, uid: str) -> Explained:
         "containers": [container_view(known, one) for one in known.users(uid)],
     }
     if any(record.rebuilt for record in records):
-        found["rebuilt"] = "the record was lost and rebuilt from the CPUs of its containers"
+        found["rebuilt"] = "the record was lost and rebuilt from the CPUs of the claim's containers"
     return found, problems_of(known, records)
 
 
@@ -132,7 +134,10 @@ def explain_pod(known: Known, uid: str) -> Explained:
 
 
 def explain_cpu(known: Known, number: int) -> Explained | None:
-    """Returns a CPU's location, its user and what keeps others off it, or None if the CPU does not exist."""
+    """Returns a CPU's location and user, and the mechanism that keeps other processes off it.
+
+    Returns None if the CPU does not exist.
+    """
     machine = known.inventory.machine
     uid = known.ledger.cpu_holders().get(number)
     cpu = machine.cpus.get(number)
@@ -171,7 +176,7 @@ def _remark(known: Known, uid: str) -> str:
 
 
 def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
-    """Returns the use of a CPU: the web page's word for it, with the claim or an explanation of the word."""
+    """Returns a CPU's use in the web page's words, with the claim or an explanation of the word."""
     if uid is not None:
         word = _use_of_claimed(known, number, uid) if online else "offline"
         return f"{word}: claimed by {claim_name(known, uid)}{_remark(known, uid)}"
@@ -192,7 +197,7 @@ def _use_of_claimed(known: Known, number: int, uid: str) -> str:
 
 
 def explain_device(known: Known, name: str) -> Explained:
-    """Returns a device's capacity, its users with their amounts, and the free amount."""
+    """Returns a device's capacity, its users and the amount of each, and the free amount."""
     driver, device = known.devices[name]
     shown = next((one for one in known.published if one.name == name), None)
     binary = not isinstance(device, CpuDevice)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats an explanation as text: one fact per line, with details indented below."""
+"""Formats an explanation as text: one fact per line, with its details indented below."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -13,7 +13,7 @@ _INDENT: Final = "  "
 
 
 def explanation_text(found: Mapping[str, Any], problems: Sequence[Problem]) -> str:
-    """Formats an explanation. The problems come last, where readers look first."""
+    """Formats an explanation. The problems come last, since the end of the output is read first."""
     lines = list(_whole(found))
     for one in problems:
         lines += ["", f"PROBLEM  {one['problem']}", f"WHY      {one['why']}", f"REMEDY   {one['remedy']}"]

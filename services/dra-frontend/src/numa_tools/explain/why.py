@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains why a request got its CPUs: the parameters, the candidate places, and why others were not chosen."""
+"""Explains why a request got its CPUs: the parameters, the candidate places, and why other places were not chosen."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from numa_tools.explain.known import Known
 
 
 def shape(machine: Machine, cpus: frozenset[int]) -> dict[str, Any]:
-    """Returns the cores, L3 groups, NUMA nodes and sockets of the online CPUs in a set."""
+    """Returns the cores, L3 groups, NUMA nodes and sockets of a set's online CPUs."""
     found = [machine.cpus[cpu] for cpu in sorted(cpus & machine.online)]
     siblings: dict[int, set[int]] = {}
     for cpu in machine.cpus.values():
@@ -36,20 +36,20 @@ def shape(machine: Machine, cpus: frozenset[int]) -> dict[str, Any]:
 
 
 def stated(parameters: CpuParameters) -> dict[str, Any]:
-    """Returns the parameters of the choice: the strategy, and everything that is not the default."""
+    """Returns the parameters for the choice: the strategy, and all other parameters that differ from the default."""
     given = parameters.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return {"strategy": parameters.strategy, **given}
 
 
 def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> dict[str, Any]:
-    """Returns the reasons for a request's CPUs, or that they are no longer known."""
+    """Returns the reasons for a request's CPUs, or a text stating that they are no longer known."""
     inventory, uid, parameters = known.inventory, record.claim.uid, record.parameters_of(part.request)
     _, device = known.devices.get(part.device, ("", None))
     found: dict[str, Any] = {"parameters": stated(parameters), "shape": shape(inventory.machine, part.cpus)}
     if not part.cpus:
         return {**found, "text": "the record has no CPUs for it, so there was nothing to choose"}
     if not isinstance(device, CpuDevice):
-        return {**found, "text": f"this node does not offer {part.device} any more; the claim keeps its CPUs"}
+        return {**found, "text": f"this node no longer offers {part.device}; the claim keeps its CPUs"}
     if device.kind is DeviceKind.CPU:
         return {**found, "text": "the scheduler chose this CPU: each CPU is a device (cpuDeviceMode: individual)"}
     if parameters.cpuset is not None:
@@ -84,7 +84,7 @@ def _taken(known: Known, device: CpuDevice, ignoring: str) -> list[dict[str, str
 
 
 def claim_name(known: Known, uid: str) -> str:
-    """Returns namespace and name of a claim, or its UID if no record contains them."""
+    """Returns a claim's namespace and name, or its UID if no record contains them."""
     released = [file.record for (_, other), file in known.releasing.items() if other == uid and file.record]
     return next((one.claim.full_name for one in [*known.records_of(uid), *released]), uid)
 
@@ -105,7 +105,7 @@ def _again(
 def _places(
     inventory: Inventory, device: CpuDevice, held: frozenset[int], mine: frozenset[int], parameters: CpuParameters
 ) -> list[dict[str, Any]]:
-    """Returns each place of the device with CPUs that the request could have got, and how good it is."""
+    """Returns the device's places with CPUs that the request could have got, and how good each place is."""
     places = suitable(device.cpus, held, inventory.layout, parameters, mine)
     own = [place for place in places if not mine.isdisjoint(place.cpus)]
     return [
@@ -126,7 +126,7 @@ def _named(place: Place) -> str:
 
 
 def _verdict(place: Place, own: Sequence[Place], need: int, parameters: CpuParameters) -> str:
-    """Returns the reason why a place was not chosen, by the allocator's order of comparison."""
+    """Returns the reason why a place was not chosen, following the allocator's order of comparison."""
     if parameters.numa == "distribute" or len(own) != 1:
         return "not needed" if own else "free"
     if not has(place.amounts, need):

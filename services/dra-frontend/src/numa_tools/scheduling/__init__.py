@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulation of kube-scheduler on one node: the devices that the claims of a manifest get, or what is missing. Pure.
+"""Simulation of kube-scheduler on one node: the devices that a manifest's claims get, or what is missing. Pure.
 
-This package only chooses devices. ``dra_frontend.allocation`` chooses the CPUs of a device that a claim gets.
+This package chooses only devices. ``dra_frontend.allocation`` chooses a device's CPUs for a claim.
 """

@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses devices for all claims of a pod at once, as kube-scheduler's DRA plugin does.
+"""Chooses devices for all of a pod's claims at once, as kube-scheduler's DRA plugin does.
 
-The search is depth first over the requests of all claims in order. For each request it tries every alternative
+The search goes depth-first through the requests of all claims, in order. For each request it tries every alternative
 (``firstAvailable``), and for each alternative every combination of devices that the selectors admit, in the order of
-the slices. A device is skipped if it lacks capacity, has an untolerated taint, or breaks a constraint of its claim.
-When no device is left, the last choice is undone and the next one tried. The first complete assignment is the result:
+the slices. A device is skipped if it lacks capacity, has a taint that is not tolerated, or breaks a constraint of its
+claim. When no device is left, the last choice is undone and the next one is tried. The first complete assignment is the
+result:
 
   request a        request b
-  takes dev-0      dev-0 is in use, dev-1 breaks a constraint with dev-0: undo the choice for a
+  takes dev-0      dev-0 is in use, dev-1 breaks a constraint with dev-0: undo the choice for request a
   takes dev-1      takes dev-0: found
 
-Selectors need care, because a selector that this package cannot evaluate makes the outcome unknown. Up to two searches
-resolve that:
+A selector that this package cannot evaluate can make the outcome unknown. Up to two searches determine whether it
+does:
 
-* The exact search takes the scheduler's steps. If it ends before it reaches a device for which a selector is unknown,
-  the scheduler ends there as well, so the outcome is certain.
-* Otherwise the generous search assumes for every unknown selector the value that suits the request best, and skips
+* The exact search takes the same steps as the scheduler. If it ends before it reaches a device for which a selector is
+  unknown, the scheduler ends there as well, so the outcome is certain.
+* Otherwise the generous search assumes that every unknown selector has the value that suits the request best, and skips
   devices for which a selector fails. If even this search finds no devices, none fit, whatever the selectors evaluate
   to.
 
-Devices that a claim with an unknown outcome might be allocated are disputed: a later claim certainly fits only if it
-does without them.
+Devices that might be allocated to a claim with an unknown outcome are disputed: a later claim fits with certainty only
+if it needs none of them.
 """
 
 from collections import Counter
@@ -38,10 +39,10 @@ from numa_tools.scheduling.published import Key, Published
 from numa_tools.scheduling.reading import ManifestError
 from numa_tools.scheduling.wanted import DeviceClass, Wanted, Wish
 
-# The scheduler gives up after 10 s (DRASchedulerFilterTimeout). This limit corresponds to a few seconds.
+# The scheduler gives up after 10 s (DRASchedulerFilterTimeout). This limit is reached within a few seconds.
 _MAX_EFFORT: Final = 2_000_000
 _MAX_TOGETHER: Final = 640
-"""Maximum sum of devices and requests of all claims, because the search recurses once for each of them."""
+"""Maximum sum of all claims' devices and requests, because the search recurses once for each of them."""
 _STEP, _CAPACITY, _TAINT = 10, 10, 2
 
 
@@ -77,7 +78,7 @@ class Choice:
 
 
 class Search:
-    """Search on one node, with its devices, the cluster's classes, and the devices in use."""
+    """A search on one node, with the node's devices, the cluster's classes, and the devices in use."""
 
     def __init__(
         self, devices: Sequence[Published], classes: Mapping[str, DeviceClass], in_use: InUse | None = None
@@ -117,7 +118,7 @@ class Search:
             raise
 
     def _allocatable(self) -> set[Key]:
-        """Returns every device that some request could be allocated, ignoring the other requests."""
+        """Returns every device that could be allocated to some request if there were no other requests."""
         ways = [way for request in self._requests for way in request.ways]
         tried = ((way.wish, one.device) for way in ways for one in way.found if one.usable)
         return {device.key for wish, device in tried if not verdict(wish, device, self.in_use).why}
@@ -143,7 +144,7 @@ class Search:
         raise UnschedulableError([f"each request can be met, but not all together{self._limits()}"])
 
     def _search(self, *, exact: bool, keep: bool = True) -> bool:
-        """Returns True if the requests can be met together. With ``keep``, their devices are then in use."""
+        """Returns True if the requests can be met together, and then marks their devices as in use if ``keep``."""
         self._steps, self._effort, self._limited = 0, Effort(), False
         self._agreements = [Agreement(one.constraints, self._effort) for one in self._claims]
         self._chosen, self._taken, self._exact = [], Counter(), exact
@@ -156,14 +157,14 @@ class Search:
         return done
 
     def _check_size(self) -> None:
-        """Raises UndecidedError if the requests and devices are too many for one search."""
+        """Raises UndecidedError if there are too many requests and devices for one search."""
         most = sum(1 + max((way.count for way in one.ways), default=0) for one in self._requests)
         if most > _MAX_TOGETHER:
             many = f"{len(self._requests)} requests for {most - len(self._requests)} devices"
             raise UndecidedError([f"{many} are more than can be simulated together; split them into several pods"])
 
     def verdicts(self, wish: Wish) -> list[Verdict]:
-        """Returns the verdict on each device that the selectors admit or may admit.
+        """Returns a verdict on each device that the selectors admit or may admit.
 
         Raises ManifestError if the class is missing or a selector fails.
         """
@@ -174,7 +175,7 @@ class Search:
         return [replace(each, unknown="" if each.why else one.unknown) for one, each in judged]
 
     def _from(self, place: int) -> bool:
-        """Returns True if all requests from an index on can be met. Their devices are then in use."""
+        """Returns True if all requests from an index on can be met, and then marks their devices as in use."""
         if place == len(self._requests):
             return True
         request = self._requests[place]
@@ -187,7 +188,7 @@ class Search:
         return False
 
     def _devices_for(self, place: int, wish: Wish, found: Sequence[Candidate], left: int, start: int) -> bool:
-        """Tries the devices of one request in ascending order, so that it never gets a shared device twice."""
+        """Tries the devices for one request in ascending order, so the request never gets a shared device twice."""
         for index in range(start, len(found) - left + 1):
             self._check_certain(found[index])
             one = verdict(wish, found[index].device, self.in_use)
@@ -196,14 +197,14 @@ class Search:
                 if self._from(place + 1) if left == 1 else self._devices_for(place, wish, found, left - 1, index + 1):
                     return True
                 self._give_back()
-        # The scheduler also evaluates the selectors of the remaining devices, although they are too few for the
+        # The scheduler also evaluates the selectors for the remaining devices, although these are too few for the
         # request.
         for other in found[max(start, len(found) - left + 1) :]:
             self._check_certain(other)
         return False
 
     def _check_certain(self, candidate: Candidate) -> None:
-        """Raises UndecidedError if a selector is unknown for the device, and UnschedulableError if it fails."""
+        """Raises UndecidedError if a selector is unknown for the device, and UnschedulableError if a selector fails."""
         if not self._exact:
             return
         if candidate.failed:
@@ -218,7 +219,7 @@ class Search:
             raise UndecidedError([text])
 
     def _take(self, claim: int, wish: Wish, one: Verdict) -> bool:
-        """Allocates a device and returns True, unless its verdict or a constraint of the claim rules it out."""
+        """Allocates a device and returns True, unless its verdict or one of the claim's constraints rules it out."""
         self._count(one.device)
         if one.why or not self._agreements[claim].add(wish.name, one.device):
             return False
@@ -234,7 +235,7 @@ class Search:
         self._agreements[last.claim].remove(last.wish.name, last.device)
 
     def _count(self, device: Published) -> None:
-        """Adds the cost of one combination. Raises UndecidedError if the search becomes too expensive."""
+        """Adds the cost of a combination. Raises UndecidedError if the search becomes too expensive."""
         self._steps += 1
         self._effort.spent += _STEP + _CAPACITY * len(device.capacity) + _TAINT * len(device.taints)
         if self._effort.spent > _MAX_EFFORT:
@@ -252,7 +253,7 @@ class Search:
 def allocated(
     claim: Mapping[str, Any], wanted: Wanted, choices: Sequence[Choice], classes: Mapping[str, DeviceClass]
 ) -> dict[str, Any]:
-    """Returns the claim with its allocation, as the scheduler writes it. ``choices`` are those of this claim."""
+    """Returns a claim with its allocation as the scheduler writes it. ``choices`` are the devices chosen for it."""
     results: list[dict[str, Any]] = []
     configs: list[dict[str, Any]] = []
     for index, one in enumerate(choices):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests of all claims of a pod, each with the devices that its class and selectors admit or may admit."""
+"""The requests of all of a pod's claims, each with the devices that its class and selectors admit or may admit."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from numa_tools.scheduling.wanted import DeviceClass, Wanted, Wish
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One alternative of a request, with the devices that may meet it."""
+    """One alternative of a request, with the devices that may meet that alternative."""
 
     wish: Wish
     found: Sequence[Candidate]
@@ -29,7 +29,7 @@ class Way:
     def possible(self) -> Sequence[Candidate]:
         """Devices with which the request is easiest to meet, whatever the unknown selectors evaluate to.
 
-        A request for all devices is easiest to meet if the unknown selectors admit no further device.
+        A request for all devices is easiest to meet if the unknown selectors admit no other devices.
         """
         usable = [one for one in self.found if one.usable]
         certain = [one for one in usable if not one.unknown]
@@ -47,8 +47,10 @@ class Way:
 
     @property
     def count(self) -> int:
-        """Minimum number of devices that this alternative requires; 0 if it requests all devices and none is
-        possible."""
+        """Minimum number of devices that this alternative requires.
+
+        It is 0 if all devices are requested and none is possible.
+        """
         if self.wish.count is not None:
             return self.wish.count
         possible = self.possible
@@ -63,7 +65,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request of a claim with its alternatives."""
+    """One request of a claim, with its alternatives."""
 
     claim: int
     """Index of the claim among the pod's claims."""
@@ -77,9 +79,7 @@ class Asked:
 
 
 def asked(claims: Sequence[Wanted], classes: Mapping[str, DeviceClass], devices: Sequence[Published]) -> list[Asked]:
-    """Returns all requests in order. Raises ManifestError if a class is missing, as the scheduler reports an error
-    then.
-    """
+    """Returns all requests in order. Raises ManifestError if a class is missing, an error in the scheduler as well."""
     requests = [(place, request) for place, claim in enumerate(claims) for request in claim.requests]
     for _, request in requests:
         for wish in request.wishes:
@@ -93,7 +93,7 @@ def asked(claims: Sequence[Wanted], classes: Mapping[str, DeviceClass], devices:
 
 
 def too_large(requests: Sequence[Asked]) -> list[str]:
-    """Returns a reason in the scheduler's words for each claim that requests more devices than a claim may have."""
+    """Returns a reason, in the scheduler's words, for each claim that requests more devices than a claim may have."""
     reasons = []
     for claim in sorted({one.claim for one in requests}):
         own = [one for one in requests if one.claim == claim]
@@ -105,7 +105,7 @@ def too_large(requests: Sequence[Asked]) -> list[str]:
 
 
 def unmet(requests: Sequence[Asked], in_use: InUse) -> list[str]:
-    """Returns a reason for each request that cannot be met even without the others."""
+    """Returns a reason for each request that could not be met even without the others."""
     reasons: list[str] = []
     for request in requests:
         missing = [way.missing(in_use) for way in request.ways]
@@ -114,9 +114,9 @@ def unmet(requests: Sequence[Asked], in_use: InUse) -> list[str]:
 
 
 def room(requests: Sequence[Asked]) -> list[int]:
-    """Returns, for each request, the maximum number of devices of it and the earlier requests of its claim together.
+    """Returns, for each request, the maximum number of devices for it and the claim's earlier requests together.
 
-    The rest of the claim's maximum is reserved for the minimum needs of the claim's later requests.
+    The rest of the claim's maximum is reserved for the minimum numbers of its later requests.
     """
     found, behind = [], Counter[int]()
     for one in reversed(requests):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the constraints of a claim while its devices are chosen one by one and given back in reverse order.
+"""Checks a claim's constraints while its devices are chosen one by one and given back in reverse order.
 
-A constraint that fails for some devices also fails for any larger set. Therefore each device is checked once, when it
-is chosen, against the values that the devices chosen before it have in common or in use.
+A constraint that fails for some devices also fails for any larger set. Therefore each device is checked only once, when
+it is chosen: against the values that all earlier devices share, or that any of them has.
 """
 
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ from numa_tools.scheduling.published import Published, Values
 from numa_tools.scheduling.wanted import Constraint
 
 _PIECE: Final = 8
-"""Number of values in a list attribute that cost as much to compare as one single value."""
+"""Number of values in a list attribute that cost as much to compare as a single value."""
 
 
 @dataclass(slots=True)
 class Effort:
-    """Cost of a search so far, in comparisons of one value."""
+    """Cost of a search so far, in comparisons of single values."""
 
     spent: int = 0
 
@@ -32,7 +32,7 @@ class _Held(Protocol):
 
 
 class _Common:
-    """A matchAttribute constraint: all devices have a value in common."""
+    """A matchAttribute constraint: all devices share a value."""
 
     def __init__(self) -> None:
         self._shared: list[Values] = []
@@ -48,7 +48,7 @@ class _Common:
 
 
 class _Distinct:
-    """A distinctAttribute constraint: no two devices have a value in common."""
+    """A distinctAttribute constraint: no two devices share a value."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[type, object]] = set()
@@ -80,7 +80,7 @@ class Agreement:
         return self._covering[request]
 
     def add(self, request: str, device: Published) -> bool:
-        """Adds a device to a request and returns True, or returns False if a constraint fails. Counts the cost."""
+        """Adds a device to a request and returns True, or returns False if a constraint fails. Also counts the cost."""
         covering = self._of(request)
         for place, (attribute, held) in enumerate(covering):
             values = device.values(attribute)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether a device meets a request, and names what is missing in the scheduler's terms."""
+"""Decides whether a device meets a request, and describes what is missing in the scheduler's terms."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +18,11 @@ from numa_tools.scheduling.reading import ManifestError
 from numa_tools.scheduling.wanted import DeviceClass, Wish
 
 NO_CLASS: Final = "there is no DeviceClass"
-"""First words of the message about a request with an unknown class."""
+"""First words of the message for a request with an unknown class."""
 _MAX_VALUES: Final = 10_000_000
 _MAX_NAMED: Final = 4
 _HUGEPAGES: Final = "dra.hugepages-"
-"""Name prefix of this driver's DeviceClasses for hugepages."""
+"""Name prefix of this driver's hugepage DeviceClasses."""
 _EXHAUSTED: Final = "the selectors before it cost too much"
 _MAX_SHOWN: Final = 400
 """Maximum length of a selector in a message, in characters."""
@@ -34,12 +34,12 @@ class InUse:
     """Allocations of devices to claims."""
 
     whole: set[Key] = field(default_factory=set)
-    """Devices that are entirely allocated to one claim."""
+    """Devices allocated to one claim as a whole."""
     parts: dict[Key, dict[str, Fraction]] = field(default_factory=dict)
-    """Consumed amount of each capacity of shared devices."""
+    """Consumed amount of each capacity, for shared devices."""
 
     def add(self, key: Key, consumed: Mapping[str, Fraction] | None, sign: int = 1) -> None:
-        """Adds an allocation, or removes it if ``sign`` is -1. If ``consumed`` is None, it is the whole device."""
+        """Adds an allocation, or removes it if ``sign`` is -1. ``consumed`` is None for a whole device."""
         if consumed is None:
             (self.whole.add if sign > 0 else self.whole.discard)(key)
             return
@@ -63,14 +63,14 @@ class Verdict:
 
     device: Published
     why: Callable[[], str] | None = None
-    """Function that returns the reason why the device does not meet the request, or None if it does.
+    """Function that returns the reason why the device does not meet the request, or None if the device meets it.
 
     A search needs the text of only a few verdicts, so the text is created on demand.
     """
     consumed: Mapping[str, Fraction] | None = None
-    """Amounts that the request consumes of a shared device, or None if it is allocated the whole device."""
+    """Amounts of a shared device that the request consumes, or None if the request gets the whole device."""
     unknown: str = ""
-    """Selector that decides but cannot be evaluated, or ""."""
+    """Selector that decides the verdict but cannot be evaluated, or ""."""
 
     @property
     def missing(self) -> str:
@@ -86,19 +86,19 @@ def class_of(wish: Wish, classes: Mapping[str, DeviceClass]) -> DeviceClass:
 
 
 def budget() -> Budget:
-    """Returns the budget that the selectors of one pod share. It corresponds to a few seconds."""
+    """Returns the budget that one pod's selectors share. It corresponds to a few seconds."""
     return Budget(_MAX_VALUES, "with all selectors before it, it handles")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A device that the selectors of class and request admit, may admit, or fail for."""
+    """A device that the selectors of the class and the request admit, may admit, or cannot be evaluated for."""
 
     device: Published
     unknown: str = ""
     """Selector whose value for this device is unknown, or "" if the device is admitted."""
     failed: str = ""
-    """Selector that fails for this device, or "". The scheduler stops with an error when it reaches the device."""
+    """Selector whose evaluation fails for this device, or "". The scheduler then stops with an error at this device."""
     excluded: bool = False
     """True if the device cannot meet the request, whatever the unknown selector evaluates to."""
 
@@ -109,7 +109,7 @@ class Candidate:
 
 
 def matching(wish: Wish, device_class: DeviceClass, devices: Iterable[Published], whole: Budget) -> list[Candidate]:
-    """Returns the devices that the selectors of class and request do not exclude. All selectors share a budget."""
+    """Returns the devices that the selectors of the class and the request do not exclude. They share one budget."""
     selectors = [(f"DeviceClass {wish.device_class}: selectors[{n}]", e) for n, e in enumerate(device_class.selectors)]
     selectors += [(f"request {wish.name}: selectors[{n}]", e) for n, e in enumerate(wish.selectors)]
     if whole.exhausted and selectors:
@@ -121,8 +121,8 @@ def matching(wish: Wish, device_class: DeviceClass, devices: Iterable[Published]
 def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Budget) -> Candidate | None:
     """Evaluates the selectors in the scheduler's order until one is false or fails.
 
-    After an unknown selector, one that is false or fails excludes the device. The device still stays in the list: the
-    unknown selector may fail in the cluster, which makes the scheduler stop with an error when it reaches the device.
+    A selector that is false or fails after an unknown one excludes the device. The device still stays in the list: the
+    unknown selector may fail in the cluster, and the scheduler would then stop with an error at this device.
     """
     unknown = ""
     for where, expression in selectors:
@@ -145,7 +145,7 @@ def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Bu
 
 
 def verdict(wish: Wish, device: Published, in_use: InUse) -> Verdict:
-    """Compares the request with a device that the selectors admit."""
+    """Compares a request with a device that its selectors admit."""
     for key, said, effect in device.taints:
         tolerated = any(
             one.key in ("", key) and one.value in (None, said) and one.effect in ("", effect)
@@ -205,7 +205,7 @@ def _too_little(name: str, share: Share, free: Fraction, wanted: Fraction) -> st
 
 
 def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
-    """Describes the devices that a request of ``count`` devices lacks by itself, or returns "" if it can be met."""
+    """Describes what a request for ``count`` devices lacks even without other requests, or returns ""."""
     if not verdicts:
         text = f"no device of this node is of class {wish.device_class}"
         if wish.selectors:
@@ -222,10 +222,10 @@ def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
 
 
 def _hugepages_of_class(name: str) -> str:
-    """Returns the page size of this driver's DeviceClass for local hugepages, such as ``2Mi``, else ""."""
+    """Returns the page size of one of this driver's local hugepage DeviceClasses, such as ``2Mi``, or else ""."""
     if not name.startswith(_HUGEPAGES):
         return ""
     try:
         return kubernetes_page_size(parse_page_size(name.removeprefix(_HUGEPAGES)))
-    except MalformedError:  # also for "-far": the node may have pages elsewhere
+    except MalformedError:  # also raised for "-far", since the node may have such pages elsewhere
         return ""

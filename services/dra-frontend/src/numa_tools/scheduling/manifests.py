@@ -22,37 +22,37 @@ _PARENTS: Final = {
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
     "PodTemplate": ("template",),
 }
-"""Built-in kinds of Kubernetes, which must contain a pod template at this path."""
+"""Kubernetes' built-in kinds, each with the path at which it must contain a pod template."""
 _GROUPS: Final = ("", "v1", "apps", "batch")
-"""Prefixes of the ``apiVersion`` of these kinds, since other API groups also define a Job."""
+"""``apiVersion`` prefixes of these kinds. They are checked because other API groups also define a Job."""
 _MAX_PODS: Final = 4096
 """Maximum number of pods and pod templates in all files."""
 _DEFINITIONS: Final = ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice")
 _IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
 _NODE_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 Name = tuple[str, str]
-"""Namespace and name of an object."""
+"""An object's namespace and name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim to simulate: a ResourceClaim, one made from a template, or one made for extended resources."""
+    """A claim to simulate: a ResourceClaim, or a claim made from a template or for extended resources."""
 
     namespace: str
     name: str
     wanted: Wanted
     users: tuple[str, ...] = ()
-    """Containers of the pod that use the claim at the same time."""
+    """The pod's containers that use the claim at the same time."""
 
     @property
     def document(self) -> dict[str, Any]:
-        """The ResourceClaim before its allocation."""
+        """The ResourceClaim before it is allocated."""
         return {"metadata": {"namespace": self.namespace, "name": self.name}}
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Claims that must fit together: all claims of a pod, or a single claim."""
+    """Claims that must fit together: all of a pod's claims, or a single claim."""
 
     name: str
     claims: tuple[Claim, ...]
@@ -62,19 +62,19 @@ class Workload:
 
 @dataclass(slots=True)
 class Manifests:
-    """Objects of all files."""
+    """The objects from all files."""
 
     claims: dict[Name, Claim] = field(default_factory=dict)
     templates: dict[Name, Claim] = field(default_factory=dict)
     classes: dict[str, DeviceClass] = field(default_factory=dict)
     slices: list[Mapping[str, Any]] = field(default_factory=list)
     pods: list[tuple[Name, PodTemplate]] = field(default_factory=list)
-    """Pods and pod templates with the name of the object that contains them."""
+    """Pods and pod templates, each with the name of the object that contains it."""
     generated: Counter[tuple[str, Name]] = field(default_factory=Counter)
-    """Number of objects for each kind and generated name."""
+    """Number of objects of each kind with the same generated name."""
 
     def add(self, document: Any) -> None:
-        """Adds a document, or each item of a list. Raises ManifestError with the name of the object."""
+        """Adds a document, or each item of a List. Raises ManifestError with the object's name."""
         if document is None:
             return
         if not isinstance(document, dict):
@@ -116,7 +116,7 @@ class Manifests:
         return name if number == 1 else (name[0], f"{name[1]}{number}")
 
     def _add_pods(self, kind: str, document: Mapping[str, Any]) -> None:
-        """Adds a pod, or the pod templates of an object of any other kind."""
+        """Adds a pod, or the pod templates inside an object of any other kind."""
         builtin = str(document.get("apiVersion") or "").partition("/")[0] in _GROUPS
         found = pod_templates(document)
         if builtin and (kind == "Pod" or kind in _PARENTS):
@@ -132,7 +132,7 @@ class Manifests:
             raise ManifestError(f"the files have more than {_MAX_PODS} pods and pod templates")
 
     def with_all(self, other: "Manifests") -> "Manifests":
-        """Merges the objects of both."""
+        """Returns new Manifests with the objects of both."""
         return Manifests(
             self.claims | other.claims,
             self.templates | other.templates,
@@ -142,11 +142,11 @@ class Manifests:
         )
 
     def of_claims(self) -> list[Workload]:
-        """Returns a workload for each claim and each claim template."""
+        """Returns a workload for each claim and claim template."""
         return [Workload(claim.name, (claim,)) for claim in (*self.claims.values(), *self.templates.values())]
 
     def of_pods(self, definitions: "Manifests", classes: Mapping[str, DeviceClass]) -> list[Workload]:
-        """Returns the pods with their claims from ``definitions``. Raises ManifestError with the name of the pod."""
+        """Returns the pods with their claims from ``definitions``. Raises ManifestError with the pod's name."""
         found = []
         for name, template in self.pods:
             try:
@@ -158,20 +158,20 @@ class Manifests:
 
 
 def _number(template: PodTemplate) -> Iterable[str]:
-    """Yields a note if a template has several pods, of which one is simulated."""
+    """Yields a note if a template has several pods, since only one of them is simulated."""
     if template.pods > 1:
-        yield f"one of the {template.pods} pods of its template is simulated; -n N simulates N on this node"
+        yield f"only one of its template's {template.pods} pods is simulated; -n N simulates N on this node"
 
 
 def _named(document: Mapping[str, Any]) -> str:
-    """Returns the object's name for an error, preceded by a space, or "" if it has none."""
+    """Returns an object's name for an error message, preceded by a space, or "" if the object has no name."""
     metadata = document.get("metadata")
     name = metadata.get("name", metadata.get("generateName")) if isinstance(metadata, dict) else None
     return "" if name is None else f" {name if isinstance(name, str) else shown(name)}"
 
 
 def _name_of(metadata: Mapping[str, Any]) -> str:
-    """Returns the object's name. For ``generateName``, which the API server completes, the name ends with ``*``."""
+    """Returns an object's name, or its ``generateName`` with ``*`` in place of the API server's suffix."""
     generated = value(metadata, "generateName", str, "")
     return value(metadata, "name", str, f"{generated}*" if generated else None)
 
@@ -192,13 +192,13 @@ def _workload(
     lasting = [one for one in containers if one not in before or one.get("restartPolicy") == "Always"]
     claims = {inner: replace(one, users=_users(inner, lasting)) for inner, one in claims.items()}
     if claims and not any(map(_requests, (spec, *containers))):
-        notes.append("no container requests cpu or memory: the pod is BestEffort, and killed first (docs/workloads.md)")
+        notes.append("no container requests cpu or memory: the pod is BestEffort and killed first (docs/workloads.md)")
     made = [Claim(name[0], f"{name[1]}-extended-resources", extended)] if extended.requests else []
     return Workload(name[1], (*claims.values(), *made), tuple(notes))
 
 
 def _users(claim: str, containers: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Returns the containers that use a claim at the same time. The fields of ``containers`` are already validated."""
+    """Returns the containers that use a claim at the same time. The fields in ``containers`` are already validated."""
     return tuple(
         value(container, "name", str, "")
         for container in containers
@@ -220,7 +220,7 @@ def _claim_of_pod(pod: Name, entry: Mapping[str, Any], definitions: Manifests) -
     )
     found = there.get((pod[0], str(template or claim)))
     if found is None:
-        raise ManifestError(f"{named} {pod[0]}/{template or claim} is in none of the files")
+        raise ManifestError(f"{named} {pod[0]}/{template or claim} is not in any of the files")
     return inner, Claim(pod[0], f"{pod[1]}-{inner}" if template else found.name, found.wanted)
 
 
@@ -233,7 +233,7 @@ def _check_use(use: Mapping[str, Any], claims: Mapping[str, Claim]) -> None:
 
 
 def _extended(containers: Iterable[Mapping[str, Any]], classes: Mapping[str, DeviceClass]) -> tuple[Wanted, list[str]]:
-    """Returns the claim that the scheduler makes for extended resources (KEP-5004), and notes on unserved resources."""
+    """Returns the claim that the scheduler makes for extended resources (KEP-5004), and notes on the unserved ones."""
     requests, notes = [], []
     for index, container in enumerate(containers):
         resources = mapping(container, "resources")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the pods that an object creates, by one rule for all kinds.
 
-A pod template is a map with a list ``spec.containers`` or ``spec.resourceClaims``, under a key ``template`` or one that
-ends with ``Template``. The rule needs no knowledge of the kind, so it covers JobSet, LeaderWorkerSet, MPIJob,
-RayCluster, Kueue's Workload and others. A complete Pod inside another object counts as well. The number of pods of a
-template is known if the maps around it have the usual fields for replicas.
+A pod template is a map that contains a list ``spec.containers`` or ``spec.resourceClaims``, under a key that is
+``template`` or ends with ``Template``. The rule does not depend on the object's kind, so it covers JobSet,
+LeaderWorkerSet, MPIJob, RayCluster, Kueue's Workload and others. A complete Pod inside another object counts as well.
+A template's number of pods is known if the maps around the template have the usual fields for replicas.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,12 +14,12 @@ from typing import Any, Final
 from numa_tools.scheduling.reading import ManifestError
 
 MAX_TEMPLATES: Final = 256
-"""Maximum number of pod templates of one object."""
+"""Maximum number of pod templates in one object."""
 _MAX_LEVELS: Final = 64
 _MAX_VALUES: Final = 100_000
 _MAX_PODS: Final = 1_000_000
 _UNNAMED: Final = ("spec", "template", "items")
-"""Keys that do not help to tell the templates of an object apart."""
+"""Keys that do not help to distinguish an object's templates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class PodTemplate:
     """A pod specification inside an object."""
 
     part: str
-    """Part of the object that distinguishes this template from its others, such as the name of a replica group."""
+    """Name that distinguishes this template from the object's others, such as that of a replica group."""
     spec: Mapping[str, Any]
     pods: int
-    """Number of pods that run at the same time if the object specifies it, else 1."""
+    """Number of pods that run at the same time, if the object specifies it, or else 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Place:
 
 
 def pod_templates(document: Mapping[str, Any]) -> list[PodTemplate]:
-    """Returns the pod templates of an object in order. Raises ManifestError if it is too large or nested too deeply."""
+    """Returns an object's pod templates in order. Raises ManifestError if it is too large or nested too deeply."""
     found: list[PodTemplate] = []
     waiting = [_Place(document, "", "", 1, 0)]
     for _ in range(_MAX_VALUES):
@@ -74,7 +74,7 @@ def _is_pod(place: _Place) -> bool:
 
 
 def _below(place: _Place) -> Iterator[_Place]:
-    """Yields the maps and lists inside a map or list. Raises ManifestError if they are nested too deeply."""
+    """Yields the maps and lists directly inside a map or list. Raises ManifestError if they are nested too deeply."""
     inner: list[tuple[str, str, Any]] = []
     if isinstance(place.value, dict):
         inner = [(str(key), "" if str(key) in _UNNAMED else str(key), one) for key, one in place.value.items()]
@@ -99,10 +99,10 @@ def _name(entry: Any) -> str:
 
 
 def _replicas(place: Any, key: str) -> int:
-    """Returns the number of copies that a map requests of the pods under one of its keys."""
+    """Returns the number of copies that a map requests for the pods under one of its keys."""
     if not isinstance(place, dict):
         return 1
-    # The replica counts of a Job or a replica group apply only to the template that it contains.
+    # The replica counts of a Job or replica group apply only to the template that it contains.
     if "template" in key.lower():
         times = _count(place, "replicas") * _count(place, "count")
         together = _count(place, "parallelism")
@@ -113,7 +113,7 @@ def _replicas(place: Any, key: str) -> int:
 
 
 def _of_group(place: Mapping[str, Any], key: str) -> int:
-    """Returns the pods of a template in each group of a LeaderWorkerSet: one leader, all others workers."""
+    """Returns the number of a template's pods in each LeaderWorkerSet group: one leader, and all others workers."""
     if key != "workerTemplate" or "size" not in place:
         return 1
     return max(1, _count(place, "size") - ("leaderTemplate" in place))

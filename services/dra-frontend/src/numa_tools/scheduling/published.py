@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices of all drivers as published in ResourceSlices, and the amounts that requests consume of shared devices."""
+"""All drivers' devices as published in ResourceSlices, and the amounts of shared devices that requests consume."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,29 +15,29 @@ from numa_tools.cel.values import CelError, Domains, Quantity
 from numa_tools.scheduling.reading import ManifestError, items, mapping, quantity, value
 
 Key = tuple[str, str, str]
-"""Driver, pool and name of a device, as in an allocation result."""
+"""A device's driver, pool and name, as in an allocation result."""
 Values = frozenset[tuple[type, Any]]
-"""Values of an attribute, each with its type, because values of different types never match."""
+"""An attribute's values, each with its type, because values of different types never match."""
 _NONE: Final[Values] = frozenset()
 _MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A capacity of a device, with its policy for requests of a part of it."""
+    """A capacity of a device, with its policy for requests that consume a part of the capacity."""
 
     value: Fraction
     default: Fraction
-    """Amount for a request that specifies none."""
+    """Amount for a request that specifies no amount."""
     minimum: Fraction | None = None
     maximum: Fraction | None = None
     step: Fraction | None = None
     choices: tuple[Fraction, ...] = ()
-    """Valid amounts in ascending order. If empty, the range from minimum to maximum applies."""
+    """Valid amounts in ascending order. If there are none, the range from minimum to maximum applies."""
     binary: bool = False
 
     def consumed(self, asked: Fraction | None) -> Fraction | None:
-        """Rounds the requested amount up by the request policy. Returns None if no valid amount is large enough."""
+        """Rounds a requested amount up as the policy requires. Returns None if no valid amount is large enough."""
         amount = self.default if asked is None else asked
         if self.choices:
             return next((one for one in self.choices if one >= amount), None)
@@ -48,11 +48,11 @@ class Share:
         return None if self.maximum is not None and amount > self.maximum else amount
 
     def amount(self, text: str) -> Fraction:
-        """Parses the consumed amount in an allocation result. Raises ManifestError."""
+        """Parses a consumed amount from an allocation result. Raises ManifestError."""
         return quantity(text)
 
     def text(self, amount: Fraction) -> str:
-        """Formats an amount in the unit of the capacity, such as ``2Gi`` for bytes."""
+        """Formats an amount in the capacity's unit, such as ``2Gi`` for bytes."""
         return format_quantity(amount, binary=self.binary)
 
 
@@ -64,28 +64,30 @@ class Published:
     pool: str
     name: str
     attributes: Mapping[str, Any]
-    """Values by name with domain. A list is a Python list, a version a Semver."""
+    """Values by name including the domain. A list is a Python list, and a version is a Semver."""
     capacity: Mapping[str, Share]
-    """Capacities by name as published."""
+    """Capacities by their published names."""
     shared: bool
-    """True if claims can consume parts of the device until its capacity is used up."""
+    """True if several claims can consume parts of the device, until its capacity is used up."""
     taints: tuple[tuple[str, str, str], ...] = ()
     """Triples of key, value and effect."""
 
     @property
     def key(self) -> Key:
-        """Driver, pool and name, as in an allocation result."""
+        """The device's driver, pool and name, as in an allocation result."""
         return self.driver, self.pool, self.name
 
     def values(self, attribute: str) -> Values:
-        """Returns the values of a list attribute (KEP-5491), the single value of another, or an empty set if it is
-        missing.
+        """Returns an attribute's values.
+
+        A list attribute (KEP-5491) may have several values, any other attribute has one, and a missing attribute has
+        none.
         """
         return self.listed.get(attribute, _NONE)
 
     @cached_property
     def listed(self) -> Mapping[str, Values]:
-        """All attributes in the form of :meth:`values`."""
+        """All attributes in the form that :meth:`values` returns."""
         listed = {name: one if isinstance(one, list) else [one] for name, one in self.attributes.items()}
         return {name: frozenset(map(_comparable, all_of_it)) for name, all_of_it in listed.items()}
 
@@ -114,10 +116,10 @@ def _by_domain(driver: str, values: Mapping[str, Any]) -> Domains:
 
 
 def of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
-    """Returns the slices of one node and those that belong to no single node. Raises ManifestError.
+    """Returns a node's slices and those that do not belong to a single node. Raises ManifestError.
 
-    If the slices name only one node, they are used whatever its name: a captured machine rarely carries the node's
-    name.
+    If the slices name only one node, they are used whatever its name is, because a captured machine rarely has the
+    node's name.
     """
     named = sorted({name for one in documents for name in _nodes(mapping(one, "spec"))})
     if len(named) < 2:
@@ -134,13 +136,13 @@ def of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[s
 
 
 def _nodes(spec: Mapping[str, Any]) -> set[str]:
-    """Returns the nodes that a slice or its devices name."""
+    """Returns the nodes named by a slice or its devices."""
     places = [spec, *items(spec, "devices", lambda one: one)] if spec.get("perDeviceNodeSelection") else [spec]
     return {value(one, "nodeName", str, "") for one in places} - {""}
 
 
 def _part(spec: Mapping[str, Any], node: str) -> Mapping[str, Any]:
-    """Returns the slice without the devices that are only available on other nodes."""
+    """Returns a slice without the devices that are available only on other nodes."""
     if not spec.get("perDeviceNodeSelection"):
         return spec
     devices = items(spec, "devices", lambda one: one)
@@ -148,7 +150,7 @@ def _part(spec: Mapping[str, Any], node: str) -> Mapping[str, Any]:
 
 
 def read_slices(documents: Iterable[Mapping[str, Any]]) -> list[Published]:
-    """Reads the devices of the newest generation of each pool, in the scheduler's order. Raises ManifestError."""
+    """Reads the devices in each pool's newest generation, in the scheduler's order. Raises ManifestError."""
     named = sorted(((value(mapping(one, "metadata"), "name", str), one) for one in documents), key=lambda one: one[0])
     specs = [(name, mapping(one, "spec")) for name, one in named]
     pools: dict[tuple[str, str], list[tuple[int, str, Mapping[str, Any]]]] = {}
@@ -184,7 +186,7 @@ def _device(driver: str, pool: str, document: Mapping[str, Any]) -> Published:
 
 
 def _attribute(name: str, found: Any) -> Any:
-    """Reads the value of an attribute, or its list of values. Raises ManifestError."""
+    """Reads an attribute's value or list of values. Raises ManifestError."""
     said = list(found.values()) if isinstance(found, dict) else []
     each = said[0] if said and isinstance(said[0], list) else said
     if len(said) != 1 or not all(isinstance(one, str | int) for one in each):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads fields of hand-written API objects. Each field has a type, and errors contain the path of the field."""
+"""Reads fields from hand-written API objects. Each field has a type, and errors contain the field's path."""
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -9,7 +9,7 @@ from numa_contract.errors import MalformedError, shown
 from numa_contract.quantity import parse_quantity
 
 MAX_ITEMS: Final = 1024
-"""Maximum number of entries of a list. The API's own limits are lower."""
+"""Maximum number of entries in a list. The API's own limits are lower."""
 _KINDS: Final[Mapping[type, str]] = {
     str: "a string",
     bool: "true or false",
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class ManifestError(Exception):
-    """Raised for a manifest that the API server would reject or that is not simulated. Names object and field."""
+    """Raised for a manifest that the API server would reject or that is not simulated. Names the object and field."""
 
 
 def value(document: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    """Returns a field, or the default if it is absent or null. Raises ManifestError."""
+    """Returns a field, or the default if the field is absent or null. Raises ManifestError."""
     found = document.get(key)
     if found is None:
         if default is None:
@@ -46,7 +46,7 @@ def mapping(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 def items(
     document: Mapping[str, Any], key: str, read: Callable[[Mapping[str, Any]], T], most: int = MAX_ITEMS
 ) -> tuple[T, ...]:
-    """Applies ``read`` to each map of a list of at most ``most`` entries. Raises ManifestError with the path."""
+    """Applies ``read`` to each map in a list of at most ``most`` entries. Raises ManifestError with the path."""
     found = value(document, key, list, [])
     if len(found) > most:
         raise ManifestError(f"{key}: has {len(found)} entries; the API accepts at most {most}")

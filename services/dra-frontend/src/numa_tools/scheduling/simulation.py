@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates a node in memory: schedules claims on it, and prepares them with the service's own allocation code."""
+"""Simulates a node in memory: schedules claims on it and prepares them with the service's own allocation code."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,12 +28,12 @@ Row = dict[str, Any]
 
 
 def own_devices(inventory: Inventory, node: str) -> list[Published]:
-    """Returns the devices that this driver publishes for the node, as the scheduler reads them."""
+    """Returns the devices that this driver publishes for a node, in the form in which the scheduler reads them."""
     return read_slices(document for pool in inventory.pools for document in slice_documents(pool, node))
 
 
 def in_use(ledger: Ledger, devices: Sequence[Published]) -> InUse:
-    """Returns the device allocations of prepared claims, matching devices by driver and name only, not by pool."""
+    """Returns the device allocations of prepared claims. Devices are matched by driver and name only, not by pool."""
     by_name = {(device.driver, device.name): device for device in devices}
     used = InUse()
     for record in ledger.records:
@@ -54,22 +54,22 @@ class Simulation:
     config: Config
     classes: Mapping[str, DeviceClass]
     files: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Claim files of the prepared claims."""
+    """The prepared claims' files."""
     others: Sequence[Published] = ()
-    """Devices of other drivers."""
+    """Other drivers' devices."""
     search: Search = field(init=False)
     _made: int = 0
 
     def __post_init__(self) -> None:
-        """Makes the devices available that prepared claims do not use."""
+        """Makes those devices available that prepared claims do not use."""
         devices = [*own_devices(self.inventory, NODE), *self.others]
         self.search = Search(devices, self.classes, in_use(Ledger(self.files), devices))
 
     def run(self, workload: Workload, name: str) -> Row:
-        """Schedules and prepares a workload and returns a row for its report.
+        """Schedules and prepares a workload and returns a row for the report.
 
-        The row contains the devices of each claim, the reasons why the claims do not fit, or the reason why that is
-        unknown (``fits`` is None).
+        The row contains each claim's devices, or the reasons why the claims do not fit, or the reasons why it is
+        unknown whether they do (``fits`` is None).
         """
         row: Row = {"name": name, "fits": True}
         if workload.notes:
@@ -86,7 +86,7 @@ class Simulation:
             try:
                 given, records = self._prepared(claim, own)
             except Refused as error:
-                # The devices stay allocated. In a cluster the scheduler does not try others either: the pod waits.
+                # The devices stay allocated. In a cluster the scheduler would not try others either, and the pod waits.
                 self.files = before
                 return {**row, "fits": False, "stage": "preparing", "reasons": [str(error)]}
             row["claims"].append(given)
@@ -113,7 +113,7 @@ class Simulation:
         return {"name": claim.name, "devices": [_given(one, records) for one in choices]}, records
 
     def pool(self) -> str:
-        """Returns the CPUs of containers without a claim: the online reserved CPUs if no others are left."""
+        """Returns the CPUs for containers without a claim, which are the online reserved CPUs if no others are left."""
         online, reserved = self.inventory.machine.online, self.inventory.reserved_cpus
         return format_cpu_list(online - reserved - Ledger(self.files).held_cpus() or online & reserved)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the spec of ResourceClaims and DeviceClasses (resource.k8s.io/v1)."""
+"""Reads the specs of ResourceClaims and DeviceClasses (resource.k8s.io/v1)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dra_frontend.allocation.claim import MAX_CONSTRAINTS, covers
 
 from numa_tools.scheduling.reading import ManifestError, items, mapping, quantities, texts, value
 
-# Limits of lists that the API server enforces (resource.k8s.io, DeviceRequestsMaxSize and so on).
+# List limits that the API server enforces (resource.k8s.io, DeviceRequestsMaxSize and so on).
 _MAX_REQUESTS: Final = 32
 _MAX_ALTERNATIVES: Final = 8
 _MAX_SELECTORS: Final = 32
@@ -21,7 +21,7 @@ _MAX_COUNT: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """Taints that a request tolerates. An empty key or effect matches all."""
+    """A request's toleration of taints. An empty key or effect matches all."""
 
     key: str
     value: str | None
@@ -31,7 +31,7 @@ class Toleration:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One alternative of a request: a number of devices of a class."""
+    """One alternative of a request: a number of devices of one class."""
 
     name: str
     """``request`` or ``request/subrequest``, as in allocation results."""
@@ -45,7 +45,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, with its alternatives in the order in which the scheduler tries them (``firstAvailable``)."""
+    """A request, with its alternatives in the order in which the scheduler tries them (``firstAvailable``)."""
 
     name: str
     wishes: tuple[Wish, ...]
@@ -53,21 +53,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """An attribute that the devices of some requests must have in common, or must not."""
+    """An attribute whose value the devices for some requests must share or must not share."""
 
     requests: frozenset[str]
-    """Names of the requests to which it applies; if empty, all requests."""
+    """Names of the requests to which the constraint applies. If empty, it applies to all requests."""
     attribute: str
     distinct: bool
 
     def covers(self, request: str) -> bool:
-        """Returns True if it applies to results of a request, given with or without the subrequest."""
+        """Returns True if the constraint applies to a request, given with or without the subrequest."""
         return covers(self.requests, request)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The parsed spec of a claim."""
+    """A claim's parsed spec."""
 
     requests: tuple[Request, ...]
     constraints: tuple[Constraint, ...]
@@ -75,7 +75,7 @@ class Wanted:
 
     @property
     def constraint_documents(self) -> list[dict[str, Any]]:
-        """The constraints in the form of the API."""
+        """The constraints in the API's form."""
         return [
             {"requests": sorted(one.requests), "distinctAttribute" if one.distinct else "matchAttribute": one.attribute}
             for one in self.constraints

@@ -95,7 +95,7 @@ class ApiServer:
         return path
 
     def fail_next(self, count: int, answer: int | str, **fault: Any) -> None:
-        """Makes the next ``count`` requests fail: with an HTTP code, ``"hang"`` or ``"drop"``. Further fields are those
+        """Makes the next ``count`` requests fail: with an HTTP code, ``"hang"`` or ``"drop"``. Other fields are those
         of Fault.
         """
         self.faults.append(Fault(count, str(answer), **fault))

@@ -130,7 +130,7 @@ class Store:
         return document if dry_run else self._put(resource, document, None)
 
     def update(self, resource: Resource, namespace: str, name: str, document: Document, part: str = "") -> Document:
-        """Replaces the object, or only its status with part ``status``; the other part and the identity are kept."""
+        """Replaces the object, or with part ``status`` only its status; the other part and the identity are kept."""
         old = self.get(resource, namespace, name)
         metadata = document.get("metadata") or {}
         self._check_version(resource, old, metadata.get("uid"), metadata.get("resourceVersion"))

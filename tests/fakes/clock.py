@@ -37,5 +37,5 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], JumpingLoop]]:
-    """Makes pytest use such loops for all tests of a folder whose conftest.py imports this function."""
+    """Has pytest use such loops for all tests in a folder whose conftest.py imports this function."""
     return {"jumping": JumpingLoop}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain ends of an NRI connection for tests of misbehaviour: a runtime that sends anything, and another plugin."""
+"""Plain ends of an NRI connection for tests of misbehaviour: a runtime that sends arbitrary bytes, and another
+plugin.
+"""
 
 import asyncio
 import contextlib
@@ -64,7 +66,7 @@ async def bare_runtime(socket: Path, methods: Connected) -> AsyncIterator["async
 async def other_plugin(
     socket: Path, *, name: str = "other", events: int = 0x7FF, **methods: Method
 ) -> AsyncIterator[None]:
-    """Registers a plugin that responds as the test wants, until the block ends or the runtime disconnects it.
+    """Registers a plugin that responds as the test requires, until the block ends or the runtime disconnects it.
 
     A method without a given response responds without any changes.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""resource.Quantity for the fakes, independent of the driver's own implementation, so that an error in either one is
+"""resource.Quantity for the fakes, independent of the driver's own implementation, so an error in either one is
 noticed.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fake containerd: the runtime's side of NRI over a real socket, a container store, and the kubelet's CRI calls.
 
-It is independent of the plugins it calls, and behaves like containerd where that matters to them: one event at a time
-on the whole node, plugins in the order of their index, a late or broken plugin is disconnected and the operation
+It is independent of the plugins it calls, and behaves like containerd where that matters to plugins: one event at a
+time on the whole node, plugins in the order of their index, a late or broken plugin is disconnected and the operation
 continues without it, an error response fails the operation, updates of other containers are applied one by one and
 their failures are only logged. The gap between snapshot and first event, which CRI-O has, is not imitated.
 """
@@ -21,7 +21,7 @@ from tests.fakes.runtime_plugins import HookCall
 from tests.fakes.runtime_store import Container, OperationError, Pod, resources
 from tests.fakes.waiting import PATIENCE
 
-# Higher than any pid that Linux assigns, so that no caller can affect a real process.
+# Higher than any pid that Linux assigns, so no caller can affect a real process.
 _FIRST_PID = 1 << 23
 
 

@@ -108,7 +108,7 @@ class FakeCgroups:
     def start(
         self, cgroup_parent: str, container_id: str, pid: int, resources: pb.LinuxResources | None = None
     ) -> Path:
-        """Does what ``runc create`` does: creates the cgroup with its limits and the waiting process. Raises
+        """Imitates ``runc create``: creates the cgroup with its limits and the waiting process. Raises
         CgroupRefusedError.
         """
         directory = self.directory(cgroup_parent, container_id)

@@ -63,7 +63,7 @@ class FakeNode:
             raise OperationError(str(error)) from error
 
     async def make_group(self, container: Container, pid: int) -> None:
-        """Does what ``runc create`` does, as far as a plugin can see it. Raises OperationError."""
+        """Imitates ``runc create``, as far as a plugin can see it. Raises OperationError."""
         message = container.message
         message.pid = pid
         for mount in message.mounts:

@@ -37,8 +37,6 @@ class PluginGoneError(Exception):
 class HookCall:
     """A call to a plugin. ``outcome`` is ok, error, timeout or closed. If the call succeeded, ``seconds`` is the time
     between the bytes of the request and those of the response.
-
-    ``seconds`` is the time between the bytes of the request and those of the response if the call succeeded.
     """
 
     plugin: str

@@ -207,7 +207,7 @@ class Machine:
         if rejection is not None:
             assert rejection.strip(), f"the {what} of {box.id} was rejected without a text"
             if before is not None and before.power.dead:
-                # The instance died while it was moving other containers. A real one would not have answered.
+                # The instance died while it was moving other containers. A real instance would not have answered.
                 verdict = None
             assert verdict is not True, f"the {what} of {box.id} was rejected, and nothing is against it: {rejection}"
             return False

@@ -232,7 +232,7 @@ class World:
         return Host(self.online, SIZES, self.partitions, NO_PROBLEM if self.partitions else NO_SUCH_KERNEL)
 
     def stamp_ns(self) -> int:
-        """Returns the time stamp that a file would get now, by the clock of the loop."""
+        """Returns the time stamp that a file would currently get, by the loop's clock."""
         return _BASE_NS + int(asyncio.get_running_loop().time() * 1e9) + self._stamps
 
     def hotplug(self, online: frozenset[int]) -> None:

@@ -138,8 +138,8 @@ class Oracle:
 
     @property
     def excused(self) -> bool:
-        """The one exception to the rule about hugepages: files and journal were lost, and the scheduler over-allocates.
-        Then nothing on the node or in the cluster shows which of the allocated claims was prepared.
+        """The only exception to the rule about hugepages: files and journal were lost, and the scheduler
+        over-allocates. Then nothing on the node or in the cluster shows which of the allocated claims was prepared.
         """
         return self.over_allocating and self.journal_was_lost and self.claim_was_lost
 
@@ -229,7 +229,7 @@ class Oracle:
             demand(promised <= made * page_bytes, f"{promised} bytes of {device} promised, {made} pages made")
 
     def check(self) -> None:
-        """Checks the rules about CPUs, about records that stay, and about claims that must not come back."""
+        """Checks the rules about CPUs, about records that must stay, and about claims that must not come back."""
         demand(not self.faults, "; ".join(self.faults))
         files = read_files(self.directory)
         self.damaged -= {key for key, file in files.items() if file.whole}

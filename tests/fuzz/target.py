@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 _STUCK = 10
-"""A parser is stopped after this multiple of the allowed CPU time plus one second."""
+"""A parser is stopped after this multiple of its CPU time limit plus one second."""
 _MEASURED = 3
-"""How many times a slow input is run. The fastest run counts, because a busy machine slows down single runs."""
+"""Number of times that a slow input is run. The fastest run counts, because a busy machine slows down single runs."""
 
 
 class FuzzError(Exception):
@@ -25,7 +25,7 @@ class _StuckError(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A parser. Every input is bytes, so that one engine can mutate and store all of them."""
+    """A parser. Every input is bytes, so one engine can mutate and store all inputs."""
 
     name: str
     parse: Callable[[bytes], object]

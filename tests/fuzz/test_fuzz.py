@@ -94,7 +94,7 @@ def test_an_input_that_is_not_a_trace_is_not_reduced() -> None:
 
 
 def test_a_job_without_a_delay_ends_before_its_caller_continues() -> None:
-    """With any delay the caller continues first, so that traces take both ways through the backend's worker."""
+    """With any delay, the caller continues first, so traces take both paths through the backend's worker."""
     order: list[str] = []
 
     async def program() -> None:

@@ -17,9 +17,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """A loop with such a clock, which starts at 0."""
 
     def __init__(self, delays: Iterator[float | None]) -> None:
-        """``delays`` are the seconds until each job for a thread starts, or None if it ends before the caller goes on.
+        """``delays`` are the seconds until each thread job starts, or None if it ends before the caller continues.
 
-        The worker of the backend then gets the result without another turn of the loop (HOLD_SECONDS).
+        The worker of the backend then gets the result without another iteration of the loop (HOLD_SECONDS).
         """
         self._virtual = VirtualClock()
         self._delays = delays

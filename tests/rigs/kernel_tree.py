@@ -36,7 +36,7 @@ class KernelTree(CgroupTree):
         self.read_files: list[tuple[str, str]] = []
         """Path and name of each file that the program has read."""
         self._lock = threading.RLock()
-        """Held during a write: the test and the program write from different threads, one at a time."""
+        """Lock held during a write: the test and the program write from different threads, one at a time."""
         root.mkdir(exist_ok=True)
         (root / "cgroup.controllers").write_text("cpuset cpu memory hugetlb\n")
 
@@ -153,8 +153,8 @@ def _read(file: str) -> str | None:
 
 
 def _write(file: str, text: str) -> None:
-    # It is a single write, because the program may read the file at the same time and the kernel never shows half a
-    # value. It reuses the same file, because the program may have it open.
+    # The value is written in a single write, because the program may read the file at the same time and the kernel
+    # never shows half a value. The file is reused, because the program may have it open.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
     data = f"{text}\n".encode()
     os.write(descriptor, data.ljust(os.fstat(descriptor).st_size, b"\n"))

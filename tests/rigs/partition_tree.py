@@ -35,7 +35,7 @@ class PartitionTree(KernelTree):
             self._made.add(part)
 
     def remove(self, path: str) -> None:
-        """Removes a cgroup and returns its CPUs. The exclusive CPUs that its ancestors list stay."""
+        """Removes a cgroup and returns its CPUs. The exclusive CPUs that its ancestors list remain."""
         super().remove(path)
         self.settle(path)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes of a node on one event loop, with a clock that jumps and a disk that keeps the state of a killed process.
 
-Equal inputs give equal traces: the clock of the loop advances only when every task waits, and jobs for worker threads
-run at once, in the thread of the loop. Each task belongs to a process by a context variable. A process can be killed
-between two file operations: the directory is copied at that moment, and the copy is written back when the job has
-ended, so the further actions of a dead process have no effect.
+Equal inputs result in equal traces: the clock of the loop advances only when every task waits, and jobs for worker
+threads run at once, in the thread of the loop. A context variable assigns each task to a process. A process can be
+killed between two file operations: the directory is copied at that moment, and the copy is written back when the job
+has ended, so the further actions of a dead process have no effect.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class Disk(ThreadPoolExecutor):
         self._root = root
         self._stamp = 0
         self.after_job: Callable[[Process], None] = lambda _: None
-        """Called when a job of a process has ended, and when its process was killed in the middle."""
+        """Called when a process's job has ended, even if the process was killed during the job."""
 
     def submit(self, job: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Runs a job and returns its outcome. A job whose process is dead, or is killed during the job, has no

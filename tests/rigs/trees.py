@@ -101,8 +101,8 @@ def captured(name: str) -> MemoryTree:
 
 @cache
 def captured_memory(name: str) -> MemoryTree:
-    """Returns all files of a captured machine; including, for machines with several kinds of memory, the links of
-    /sys/bus/nd.
+    """Returns all files of a captured machine, including the links in /sys/bus/nd for machines with several kinds of
+    memory.
     """
     path = (_MEMORY if name in MEMORY_NAMES else _DATA) / f"{name}.tar.bz2"
     files: dict[str, bytes | Link] = {}

@@ -60,7 +60,7 @@ def _make_base(in_memory: bool) -> Path:
 
 
 class Stage:
-    """The stage, used with ``with``. Entering starts the fakes; :meth:`add_instance` starts a driver."""
+    """The stage, used with ``with``. Entering the block starts the fakes; :meth:`add_instance` starts a driver."""
 
     def __init__(self, settings: StageSettings | None = None) -> None:
         self.settings = settings or StageSettings()

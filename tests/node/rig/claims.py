@@ -136,7 +136,7 @@ class ClaimPod:
     def run(
         self, name: str = "main", command: Sequence[str] = FOREVER, *, mode: str | None = "", **options: Any
     ) -> Container:
-        """Creates and starts a container, and asserts that the kernel isolates its CPUs as it should.
+        """Creates and starts a container, and asserts that the kernel isolates its CPUs as expected.
 
         `mode` is the expected cpuset.cpus.partition; "" stands for the one that settings and claims request, and None
         asserts nothing.
@@ -168,7 +168,7 @@ class ClaimPod:
             self._sandbox = None
 
     def end(self) -> None:
-        """Ends the pod: containers, then the claims. Ending it twice changes nothing."""
+        """Ends the pod: first its containers, then the claims. Ending it twice changes nothing."""
         self.remove_sandbox()
         if self.claims:
             # The resources stay allocated until the containers are reported as ended; a kubelet would retry.

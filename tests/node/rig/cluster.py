@@ -45,7 +45,7 @@ _USUAL: dict[str, Any] = {
     "cpuExclusivity": os.environ.get("EXCLUSIVITY", "auto"),
     # A page that one test has poisoned stays lost.
     "hardwareErrors": {"uncorrected": 0},
-    # A working set that survives any pressure needs ``min`` and nearly all of a small machine's memory.
+    # A working set that survives any pressure requires ``min`` and nearly all of a small machine's memory.
     "memoryProtection": {"allowed": ["low", "min"], "maxFraction": 1.0},
 }
 """The driverConfig of tests that do not request another one."""
@@ -118,8 +118,8 @@ class Cluster:
     def configure(
         self, settings: Mapping[str, Any], values: Mapping[str, Any] | None = None, *, lacking: str = ""
     ) -> None:
-        """Replaces the driver's pod with one that has other chart values, unless it has them already; arguments are
-        those of chart_values().
+        """Replaces the driver's pod with one that has other chart values, unless the pod already has them; arguments
+        are those of chart_values().
 
         The old pod is removed first, as with maxSurge 0. `lacking` is a right to remove from the rendered pod
         (removal.py).

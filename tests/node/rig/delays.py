@@ -36,7 +36,7 @@ def cyclictest(cpus: Collection[int], *, every: int, seconds: int = 0, priority:
 
 @contextmanager
 def inside(group: Cgroup, command: list[str]) -> Iterator["subprocess.Popen[str]"]:
-    """Starts a process inside a cgroup with root's capabilities, which cyclictest needs; kills it at the end."""
+    """Starts a process inside a cgroup with root's capabilities, which cyclictest requires, and kills it at the end."""
     enter = ["sh", "-c", f'echo $$ >{group.directory}/cgroup.procs && exec "$@"', "sh", *command]
     with subprocess.Popen(enter, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:

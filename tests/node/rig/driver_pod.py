@@ -33,7 +33,9 @@ def node_facts(name: str) -> NodeFacts:
 
 
 class DriverContainer:
-    """A container of the pod. Each start creates a new one with the next attempt; the last one that ended is kept."""
+    """A container of the pod. Each start creates a new container with the next attempt; the last one that ended is
+    kept.
+    """
 
     def __init__(self, pod: "DriverPod", plan: Container) -> None:
         self._pod = pod
@@ -193,7 +195,9 @@ class DriverPod:
 
 
 def make_volume(volume: Volume) -> None:
-    """Creates a volume as the kubelet does before it starts a pod. Raises NotADirectoryError like its type check."""
+    """Creates a volume as the kubelet does before it starts a pod. Raises NotADirectoryError like the kubelet's type
+    check.
+    """
     path = Path(volume.path)
     if volume.host_type == "Directory" and not path.is_dir():
         raise NotADirectoryError(f"hostPath type check failed: {path} is not a directory")

@@ -12,7 +12,7 @@ from tests.node.rig.wait import until
 from tests.stage.wires import AnsweredError, ask_unix
 
 RUN_DIRECTORY = Path("/run/dra-driver-numa")
-STARTING = 90.0  # seconds; two interpreters import gRPC and FastAPI on emulated CPUs, next to other work
+STARTING = 90.0  # seconds; two interpreters import gRPC and FastAPI on emulated CPUs, alongside other work
 _UNREACHABLE = (AnsweredError, OSError, http.client.HTTPException)
 
 

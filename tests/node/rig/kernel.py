@@ -25,8 +25,8 @@ class Cgroup:
         return CGROUPS / self.path.lstrip("/")
 
     def read(self, file: str) -> str:
-        """Returns the file's content without the line end. Raises FileNotFoundError if cgroup or controller do not
-        exist.
+        """Returns the file's content without the trailing newline. Raises FileNotFoundError if the cgroup or the
+        controller does not exist.
         """
         return (self.directory / file).read_text().strip()
 

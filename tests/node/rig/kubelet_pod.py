@@ -3,8 +3,8 @@
 Pure.
 
 Each field of the pod template is translated, or listed in OTHERS with the component that reads it; any other field
-raises UnknownFieldError, so that chart and rig cannot diverge. The rules are those of Kubernetes 1.34 to 1.36 with
-cgroup v2: pkg/kubelet/kuberuntime, pkg/kubelet/cm and pkg/securitycontext.
+raises UnknownFieldError, so chart and rig cannot diverge. The rules are those of Kubernetes 1.34 to 1.36 with cgroup
+v2: pkg/kubelet/kuberuntime, pkg/kubelet/cm and pkg/securitycontext.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +60,7 @@ class NodeFacts:
     resolvers: tuple[str, ...] = ()
     root: str = "/var/lib/kubelet"
     thermal_throttle: tuple[str, ...] = ()
-    """Existing directories ``thermal_throttle`` of the CPUs, which Kubernetes masks since 1.33."""
+    """Existing directories ``thermal_throttle`` of the CPUs, which Kubernetes has masked since 1.33."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Container:
 
     name: str
     config: pb.ContainerConfig
-    """Configuration of the first start; started() returns that of another one."""
+    """Configuration of the first start; started() returns that of a later one."""
     probes: Mapping[str, Probe]
     """Probes by kind: startup, liveness, readiness."""
     hosts_file: str
@@ -137,7 +137,7 @@ class KubeletPod:
 
 
 def translate(objects: Iterable[Document], identity: Identity, node: NodeFacts) -> KubeletPod:
-    """Returns the pod of the one DaemonSet among rendered objects. Raises UnknownFieldError or UntranslatableError."""
+    """Returns the pod of the only DaemonSet among rendered objects. Raises UnknownFieldError or UntranslatableError."""
     objects = list(objects)
     (daemonset,) = (one for one in objects if one["kind"] == "DaemonSet")
     files = {one["metadata"]["name"]: one["data"] for one in objects if one["kind"] == "ConfigMap"}

@@ -90,7 +90,9 @@ class PodCgroups:
 
 
 def _start_slice(unit: str, limits: Mapping[str, int]) -> None:
-    """Starts a slice. systemd must know its limits, since it writes them again when a unit below starts."""
+    """Starts a slice. systemd must know the limits of the slice, since it writes them again when a unit below it
+    starts.
+    """
     properties = ["DefaultDependencies", "b", "false"]
     for name in ("MemoryAccounting", "CPUAccounting", "IOAccounting", "TasksAccounting"):
         properties += [name, "b", "true"]
@@ -102,8 +104,8 @@ def _start_slice(unit: str, limits: Mapping[str, int]) -> None:
 
 
 def _switch_on_controllers(group: Cgroup) -> None:
-    """Enables them in a cgroup and in all above it, as the library does: systemd alone would leave hugetlb and cpuset
-    disabled.
+    """Enables the controllers in a cgroup and in all cgroups above it, as the library does: systemd alone would leave
+    hugetlb and cpuset disabled.
     """
     controllers = (CGROUPS / "cgroup.controllers").read_text().split()
     levels = [Cgroup("/"), *(Cgroup(f"/{parent}") for parent in reversed(Path(group.path.lstrip("/")).parents)), group]

@@ -74,7 +74,7 @@ class Services:
             service.kill()
 
     def add(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Service:
-        """Adds a program that is not started yet; the name is unique within the test."""
+        """Adds a program without starting it; the name is unique within the test."""
         if name in self._all:
             raise RuntimeError(f"{name} is already a service of this test")
         self._all[name] = Service(name, command, self._logs / f"{name}.log", env or {})

@@ -97,7 +97,7 @@ def test_the_log_explains_the_effect_of_missing_partitions(
 
 
 async def test_a_task_that_ends_is_named_in_the_error(tmp_path: Path) -> None:
-    """If a task that must never end does so, the process ends, and the error names the task."""
+    """If a task that must never end ends nevertheless, the process ends, and the error names the task."""
 
     async def ends() -> None:
         return

@@ -104,7 +104,7 @@ async def test_a_connection_has_a_few_seconds() -> None:
 
 
 async def test_the_oldest_idle_connection_makes_room() -> None:
-    """The newest one, the kubelet's probe, is answered, however many others are open."""
+    """The newest connection, the kubelet's probe, is answered, however many others are open."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port, contextlib.AsyncExitStack() as stack:
         first, _ = await stack.enter_async_context(peer(port))
         for _ in range(3 * probes.MAX_CONNECTIONS):

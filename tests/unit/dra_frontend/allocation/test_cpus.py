@@ -131,7 +131,7 @@ def test_the_refusal_names_conflicting_requests() -> None:
 )
 def test_waiting_is_advised_only_if_it_helps(amount: int, fields: dict[str, Any], worth_waiting: bool) -> None:
     """The device has three CPUs, all allocated. The text for a request that would not fit even if they were free must
-    not suggest to wait.
+    not suggest waiting.
     """
     inventory = build_inventory(machine(1), Config(reserved_cpus=frozenset({0})), NODE)
     refusal = outcome(inventory, {"a": (amount, fields)}, "a", held=frozenset({1, 2, 3}))

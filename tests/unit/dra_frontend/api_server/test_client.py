@@ -109,7 +109,7 @@ async def test_claims_are_published_after_their_reader_has_them(pair: Pair) -> N
 
 
 async def test_only_a_404_of_the_claim_itself_means_that_it_is_gone(tmp_path: Path) -> None:
-    """A 404 for the whole API, or one sent by a proxy, does not prove that a claim is gone: believing it would release
+    """A 404 for the whole API, or one sent by a proxy, does not prove that a claim is gone: trusting it would release
     the claim's CPUs.
     """
     async with client_of(tmp_path, Options(not_served={"resource.k8s.io"})) as (_, client):
@@ -327,7 +327,7 @@ async def test_unreadable_kubeconfig_names_the_file(tmp_path: Path, text: str | 
 
 
 def test_calls_beyond_the_burst_are_spread() -> None:
-    """A burst passes at once, further calls are spread at the configured rate, and idle time refills the bucket."""
+    """A burst passes at once, later calls are spread at the configured rate, and idle time refills the bucket."""
     now = [0.0]
     pace = Pace(per_second=10, burst=3, clock=lambda: now[0])
     assert [pace.take() for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
@@ -715,7 +715,9 @@ async def connection_to(
     ],
 )
 async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: str | None, said: str) -> None:
-    """Following it would send the request, and on the same host also the token, to wherever the response points."""
+    """Following a redirect would send the request, and on the same host also the token, to any address in the
+    response.
+    """
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -945,8 +947,8 @@ async def test_only_whole_lines_are_events(pair: Pair) -> None:
 
 
 async def test_an_event_in_many_small_pieces_takes_linear_time(tmp_path: Path) -> None:
-    """The bytes of an incomplete line are not copied for each further piece, so the cost is linear and other tasks are
-    not blocked.
+    """The bytes of an incomplete line are not copied for each additional piece, so the cost is linear and other tasks
+    are not blocked.
     """
     whole = b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "' + b"7" * (3 << 20) + b'"}}}\n'
     crumbs = b"".join(b"%x\r\n%s\r\n" % (len(whole[n : n + 16]), whole[n : n + 16]) for n in range(0, len(whole), 16))

@@ -50,7 +50,7 @@ def view(clock: Clock) -> BackendView:
 
 
 def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
-    """A busy node may renew it late; after ten seconds without a report the lease has expired."""
+    """A busy node may renew its lease late; the lease expires after ten seconds without a report."""
     clock.now += LEASE_SECONDS - 0.1
     view.renew(status())
     clock.now += LEASE_SECONDS - 0.1
@@ -272,7 +272,9 @@ def test_a_former_name_in_the_configuration_is_a_warning() -> None:
 
 
 def test_an_observation_that_a_report_leaves_out_remains(view: BackendView) -> None:
-    """The backend sends it only together with metrics. After a restart of the backend the previous one is dropped."""
+    """The backend sends the observation only together with metrics. After a restart of the backend the previous one is
+    dropped.
+    """
     found = Observation(total=3, complete=True)
     view.renew(BackendStatus(instance="b", generation=1, observation=found, counters={}, metrics=()), [])
     view.renew(BackendStatus(instance="b", generation=1))

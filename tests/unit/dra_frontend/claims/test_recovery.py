@@ -55,7 +55,7 @@ def use(uid: str, held: frozenset[int] = frozenset(), driver: str = "dra.cpu") -
 
 @pytest.mark.parametrize("how", ["gone", "truncated", "record damaged"])
 async def test_a_claim_without_a_container_is_rebuilt_at_the_start(node: Frontend, how: str) -> None:
-    """The kubelet does not prepare it again, so its container could never be created. The claim is read by name,
+    """The kubelet does not prepare the claim again, so its container could never be created. The claim is read by name,
     without a list.
     """
     held = node.cpus("u")
@@ -208,7 +208,9 @@ async def test_a_listed_claim_that_cannot_be_used_now_is_not_given_up(node: Fron
 
 
 async def test_no_cpus_are_allocated_before_the_backend_knows_of_a_lost_claim(tmp_path: Path) -> None:
-    """Another instance prepared it and its container was started just before; the report about that has not arrived."""
+    """Another instance prepared the claim, and its container was started just before; the report about that has not
+    arrived.
+    """
     api = Claims(claim("u", cpus(1)), claim("v", cpus(1)))
     other, node = Frontend(tmp_path, api=api), Frontend(tmp_path, api=api, enforced=False, wait=20.0)
     await node.store.start()
@@ -696,7 +698,7 @@ async def test_without_files_and_journal_no_hugepages_are_given_away_before_the_
 
 @pytest.mark.parametrize("fault", ["not reserved", "disk full", "API server away"])
 async def test_the_pages_of_a_lost_claim_count_before_its_record_is_written(lost: Frontend, fault: str) -> None:
-    """The response of the API server contains them. Without a response no page is allocated."""
+    """The API server's response contains the claim's pages. Without a response, no page is allocated."""
     again = await restarted(lost)
     for uid in ("a", "b") if fault == "not reserved" else ():
         again.api.documents[f"claim-{uid}"]["status"]["reservedFor"] = []
@@ -947,7 +949,7 @@ async def test_a_release_without_a_file_does_not_count_as_a_record(lost: Fronten
 
 
 async def test_releases_without_a_file_are_bounded(node: Frontend) -> None:
-    """The oldest are dropped. Without complete reports of the backend none of them would end."""
+    """The oldest releases are dropped. Without complete reports of the backend, none of them would end."""
     node.enforce(complete=False)
     for n in range(300):
         await node.unprepare(f"x{n}")

@@ -109,7 +109,7 @@ def test_memory_is_offered_only_once() -> None:
 
 @pytest.mark.parametrize("drift", [0, 4096, 12345, 8 * MIB])
 def test_capacity_survives_the_drift_between_boots(drift: int) -> None:
-    """A few pages less after a reboot do not change the capacity, and so not the slice."""
+    """If a few pages are missing after a reboot, neither the capacity nor the slice changes."""
     size = 33 * GIB + 20 * MIB
     device = memory_device(offered(machine(memory=size - drift, hugepages=())), "memory", "memory-numa000")
     assert device.amount == (33 * 16 - 27) * MEMORY_STEP, "less a twentieth, in whole steps"

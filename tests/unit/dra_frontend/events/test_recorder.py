@@ -147,7 +147,9 @@ async def test_a_restarted_recorder_continues_counting(rig: Rig) -> None:
 
 
 async def test_two_instances_count_together(rig: Rig) -> None:
-    """During an upgrade both observe the same node; the resource version in a patch prevents lost updates."""
+    """During an upgrade, both instances observe the same node; the resource version in a patch prevents lost
+    updates.
+    """
     first, second = rig.recorder, rig.another()
     for recorder, instance in ((first, "a"), (second, "b"), (first, "a"), (second, "b"), (first, "a")):
         rig.recorder = recorder

@@ -111,7 +111,7 @@ PAGES = f"{NODE}/hugepages/hugepages-2048kB"
     ],
 )
 def test_changes_of_the_offer_change_the_fingerprint(changes: dict[str, str | None], seen: bool) -> None:
-    """CPUs, nodes, pages and memory that appear or disappear require a new discovery; values that change all the time
+    """CPUs, nodes, pages and memory that appear or disappear require a new discovery; values that change continuously
     do not.
     """
     changed = read_fingerprint(small_machine().changed(changes)).shape != read_fingerprint(small_machine()).shape

@@ -146,7 +146,9 @@ class LiveTree(MemoryTree):
 
 
 def test_base_page_size() -> None:
-    """On the running machine it comes from the kernel; for another root it is the smallest mapping's, or else 4 KiB."""
+    """On the running machine, the page size comes from the kernel; for another root it is the smallest mapping's, or
+    else 4 KiB.
+    """
     smaps = "KernelPageSize:     2048 kB\nKernelPageSize:       16 kB\n"
     assert look({}).base_page_bytes == 4 * KIB
     assert look({"/proc/self/smaps": smaps}).base_page_bytes == 16 * KIB

@@ -134,7 +134,7 @@ async def test_the_kubelets_reserve_changes_the_capacity_once() -> None:
 
 async def test_counters_of_errors_are_read_every_ten_seconds() -> None:
     """The counters are also read before the first offer. The faults stay the same object until they change, because the
-    offer compares identity.
+    offer compares by identity.
     """
     now = [0.0]
     host = Host(small_machine().changed(edac(0, "F19h", ue=1)))

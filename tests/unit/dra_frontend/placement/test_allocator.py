@@ -153,7 +153,7 @@ def test_no_more_l3_groups_than_needed(found: Machine, data: st.DataObject) -> N
 
 @given(machines() | odd_machines(), st.data())
 def test_a_claim_that_fits_into_one_group_is_not_spread(found: Machine, data: st.DataObject) -> None:
-    """A claim that fits into one socket, one of its NUMA nodes, or one L3 therein is not spread over several. If the
+    """A claim that fits into one socket, one of its NUMA nodes, or one L3 inside it is not spread over several. If the
     claim got a single core type, only CPUs of that type count.
     """
     free = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1))

@@ -231,7 +231,7 @@ def test_memory_that_fails_is_tainted_whatever_its_page_size() -> None:
 
 
 def test_a_failing_cpu_taints_the_device_that_contains_it() -> None:
-    """The taint is on its group or on its own device. A CPU that no claim can get causes no taint."""
+    """The taint is on the CPU's group or on its own device. A CPU that no claim can get causes no taint."""
     for mode, name in (({}, "cpudevnuma000"), ({"cpuDeviceMode": "individual"}, "cpudev001")):
         seen = snapshot(offered(machine(), **mode), ledger(), Snapshot(), [fault("uncorrected", cpu=1)])
         assert tainted(seen) == {name: [("dra.cpu/hardware-errors", "uncorrected", "NoSchedule")]}

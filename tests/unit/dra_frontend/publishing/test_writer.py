@@ -90,8 +90,8 @@ async def test_only_foreign_writes_are_changes(rig: Rig) -> None:
 
 
 async def test_the_gate_is_checked_by_a_dry_run(rig: Rig) -> None:
-    """If the gate is off, no device may be published as unshared even for a moment; one dry run per process finds
-    out.
+    """If the gate is off, no device may be published as unshared even for a moment; one dry run per process determines
+    that.
     """
     rig.server.options.gates["DRAConsumableCapacity"] = False
     with pytest.raises(GateOffError, match="DRAConsumableCapacity"):

@@ -109,8 +109,8 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
 
 
 async def test_the_enforcement_of_a_cpu_is_shown(endpoint: Endpoint) -> None:
-    """The value comes from the backend's report of the container that uses the claim. Without a running container there
-    is none.
+    """The value comes from the backend's report of the container that uses the claim. Without a running container,
+    there is no value.
     """
     assert "exclusivity" not in (await endpoint.get("/v1/cpus"))[1]
     for fields in ({"exclusivity": "partition"}, {"exclusivity": "pool", "fallbackReason": "the kernel refused"}):
@@ -121,7 +121,7 @@ async def test_the_enforcement_of_a_cpu_is_shown(endpoint: Endpoint) -> None:
 
 
 def test_the_page_and_the_list_of_cpus_use_one_word() -> None:
-    """Only for claimed CPUs does ``/v1/node`` distinguish more uses. A withheld CPU has the same word in both."""
+    """``/v1/node`` distinguishes more uses only for claimed CPUs. A withheld CPU has the same word in both."""
     config = Config(reserved_cpus=frozenset({0}), withheld_cpus=2)
     books = ledger()
     inventory = build_inventory(WATCH.machine, config, NODE, held=books.held_cpus())

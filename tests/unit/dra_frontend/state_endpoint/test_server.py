@@ -47,7 +47,7 @@ async def test_a_probe_gets_one_answer_and_the_connection_ends() -> None:
 
 
 async def test_a_service_that_cannot_start_is_healthy_and_lists_the_faults() -> None:
-    """The kubelet must not restart it, and an operator sees the reason; there are no metrics yet."""
+    """The kubelet must not restart the service, and an operator sees the reason; there are no metrics yet."""
     async with serve_port(ANY, port_application(preflight_endpoints(["no /sys", "no token"]))) as port:
         assert await is_healthy(port)
         assert (await get(port, "/readyz")).endswith(b"\r\n\r\nno /sys\nno token\n")
@@ -163,7 +163,9 @@ async def test_a_connection_has_a_few_seconds() -> None:
 
 @pytest.mark.parametrize("sent", [b"", LINE, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"])
 async def test_the_oldest_connection_makes_room(sent: bytes) -> None:
-    """The newest one, the kubelet's probe, is answered, however many others are open and whatever they have sent."""
+    """The newest connection, the kubelet's probe, is answered, however many others are open and whatever they have
+    sent.
+    """
     async with serve_port(ANY, APP) as port, contextlib.AsyncExitStack() as stack:
         first, _ = await stack.enter_async_context(peer(port))
         for _ in range(3 * PORT.connections):

@@ -119,7 +119,7 @@ def test_an_unreadable_record_is_rejected_as_missing() -> None:
 
 
 def test_an_unusable_record_affects_its_own_claim_alone() -> None:
-    """No share can be computed from it. The other claims of the node and of the container stay usable."""
+    """No share can be computed from such a record. The other claims of the node and of the container stay usable."""
     broken = cpu_record("c9", "cpus=7").model_copy(update={"cpus": (None,)})
     files = files_of(ONE) | {("dra.cpu", "c9"): ClaimFile("dra.cpu", "c9", broken, frozenset({7}))}
     evidence = read_evidence((*env_of(ONE), "DRA_CPUSET_c9=7"))

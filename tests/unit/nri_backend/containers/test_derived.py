@@ -35,7 +35,7 @@ def test_a_derived_value_is_computed_again_after_each_change_of_the_state() -> N
 
 
 def test_problems_of_containers_follow_the_state_and_are_computed_once() -> None:
-    """Each report to the frontend contains them, and so does each comparison with the previous report."""
+    """Each report to the frontend contains the problems, and so does each comparison with the previous report."""
     state = NodeState(config())
     scope = AuditScope(state)
     state.put(tracked("a"))

@@ -34,7 +34,7 @@ ONE = cpu_record("c1", "cpus=2-3")
 
 
 async def test_containers_are_moved_when_a_claim_is_prepared_or_deleted(node: Node) -> None:
-    """No hook is called. Its claim file alone reserves the CPUs, and removing the file returns them."""
+    """No hook is called. The claim file alone reserves the CPUs, and removing the file returns them."""
     plain = await node.run("plain")
     node.claim(ONE)
     await node.until(lambda: node.cpus(plain) == "1,4-7")  # a tick of the audit finds the file
@@ -118,7 +118,9 @@ async def test_a_standby_uses_the_limit_of_the_last_update(memory: Path, before:
 
 @pytest.mark.parametrize("known_by", ["listed", "started"])
 async def test_a_claim_container_without_a_cgroup_is_stopped(memory: Path, known_by: str) -> None:
-    """The runtime lists it as running although it has ended, or its end was reported to another instance only."""
+    """The runtime lists the container as running although it has ended, or its end was reported to another instance
+    only.
+    """
     node = Node(memory)
     node.stored = Resources(cpus="2-3")
     stored = replace(container("claim", *node.claim(ONE)), state=ContainerState.RUNNING)

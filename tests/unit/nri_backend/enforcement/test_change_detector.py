@@ -133,7 +133,9 @@ async def test_a_container_that_was_moved_is_not_read_again_by_the_next_tick(mem
 
 
 async def test_a_container_that_has_to_leave_cpus_is_read_once_after_the_write(memory: Path) -> None:
-    """The state contains the CPUs on which it was seen. If it only gains CPUs, its file may contain them already."""
+    """The state contains the CPUs on which the container was seen. If it only gains CPUs, its file may contain them
+    already.
+    """
     node = Node(memory, tree=CountingTree)
     tree, auditor = node.kernel, node.enforcer._auditor
     assert isinstance(tree, CountingTree)
@@ -198,7 +200,7 @@ async def test_a_container_that_starts_or_ends_does_not_make_the_audit_read_othe
 
 
 async def test_the_end_of_a_claim_makes_the_next_tick_read_the_limits_of_its_pod_alone(memory: Path) -> None:
-    """The limits that the claim has raised in its pod are lowered. The others are compared in the periodic full
+    """The limits that the claim has raised in its pod are lowered. All other limits are compared in the periodic full
     audits.
     """
     node = Node(memory, tree=CountingTree)

@@ -76,7 +76,7 @@ async def test_the_pods_limit_is_restored_when_the_last_process_of_the_claim_end
 
 
 async def test_a_new_instance_restores_the_limit_that_the_previous_one_raised(memory: Path) -> None:
-    """The original limit is stored on the cgroup of the pod. Otherwise the new instance would raise the raised limit
+    """The original limit is stored on the cgroup of the pod. Otherwise, the new instance would raise the raised limit
     again.
     """
     async with enforcing(Node(memory)) as node:
@@ -96,7 +96,7 @@ async def test_a_new_instance_restores_the_limit_that_the_previous_one_raised(me
 async def test_the_operator_chooses_how_a_claim_changes_the_pods_cpu_limit(
     memory: Path, choice: Literal["raise", "lift", "keep"], of_pod: str
 ) -> None:
-    """A claim of two CPUs is in a pod limited to three. Its own container is unthrottled in any case."""
+    """A claim of two CPUs is in a pod limited to three. The claim's own container is never throttled."""
     async with enforcing(Node(memory, cpu_quota=choice)) as node:
         node.pod_quota = "300000"
         path = await node.run("claim", *node.claim(ONE), quota=200_000)
@@ -224,7 +224,7 @@ async def ticks(node: Node, seconds: float) -> None:
 
 
 async def test_an_audit_of_all_containers_compares_their_limits(tmp_path: Path) -> None:
-    """In partition mode no other audit looks at the reservation limit of a container without a claim."""
+    """In partition mode, no other audit checks the reservation limit of a container without a claim."""
     async with enforcing(Node(tmp_path, guard=True, tree=PartitionTree)) as node:
         path = await node.run("plain")
         await ticks(node, 30)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts that fail or are affected by changes. A runtime may run the container in spite of the error, as CRI-O does."""
+"""Starts that fail or are affected by changes. A runtime may run the container despite the error, as CRI-O does."""
 
 import asyncio
 import errno

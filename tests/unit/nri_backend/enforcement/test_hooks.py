@@ -29,8 +29,6 @@ GIGA = 1 << 30
 async def test_a_claim_container_is_pinned_and_others_leave_its_cpus(node: Node) -> None:
     """Other containers leave the CPUs before the creation is answered. The answer contains CPUs and mems, and the start
     applies all settings.
-
-    The answer contains CPUs and mems, and the start applies all settings.
     """
     plain = await node.run("plain", of="p9")
     assert node.cpus(plain) == "1-7"
@@ -273,7 +271,9 @@ async def test_a_start_after_a_stop_enforces_the_claim(node: Node) -> None:
 
 
 async def test_a_removed_container_keeps_its_cpus_while_a_process_lives(node: Node) -> None:
-    """The runtime has forgotten it and the record is gone. Its CPUs return to the pool when its cgroup is gone."""
+    """The runtime has forgotten the container and the record is gone. The CPUs return to the pool when the container's
+    cgroup is gone.
+    """
     path = await node.run("claim", *node.claim(ONE))
     node.unprepare(ONE)
     await node.enforcer.remove_container(pod(), container("claim"))

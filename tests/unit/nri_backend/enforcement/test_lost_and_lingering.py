@@ -48,8 +48,8 @@ async def test_a_claim_without_any_record_survives_a_reconnection_of_the_runtime
 
 
 async def test_a_container_that_is_not_listed_keeps_its_cpus_while_a_process_lives(memory: Path) -> None:
-    """The runtime reported its end while no instance was connected. The CPUs stay out of the pool, even across a
-    restart of the backend.
+    """The runtime reported the container's end while no instance was connected. The CPUs stay out of the pool, even
+    across a restart of the backend.
     """
     async with enforcing(Node(memory)) as node:
         path = await node.run("claim", *node.claim(ONE))
@@ -154,8 +154,8 @@ async def overlap(node: Node, db: str, sibling: str) -> None:
 async def test_the_pool_holds_the_cpus_of_an_ended_container_whose_partition_is_invalidated(
     memory: Path, end: str
 ) -> None:
-    """One of its processes is still running. The kernel returns the CPUs to all others, and does not report that in
-    this test.
+    """One of the container's processes is still running. The kernel returns the CPUs to all others, and does not report
+    that in this test.
 
     An invalid partition must not outlive its cgroup, so it becomes a member.
     """
@@ -177,7 +177,7 @@ async def test_the_pool_holds_the_cpus_of_an_ended_container_whose_partition_is_
 
 
 async def test_the_pool_holds_the_cpus_of_an_ended_partition_that_are_online_again(memory: Path) -> None:
-    """All of them were offline, which invalidates the partition. A process of the container is still running."""
+    """All CPUs of the partition were offline, which invalidates it. A process of the container is still running."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         plain, db = await node.run("plain", of="p2"), await node.run("db", *node.claim(ONE))
         await node.enforcer.stop_container(pod("p1"), container("db"))
@@ -189,7 +189,7 @@ async def test_the_pool_holds_the_cpus_of_an_ended_partition_that_are_online_aga
 
 
 async def test_a_running_partition_is_made_again_when_its_cpus_are_online_again(memory: Path) -> None:
-    """All of them were offline, which invalidates the partition. No other container has to be moved."""
+    """All CPUs of the partition were offline, which invalidates it. No other container has to be moved."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         plain, db = await node.run("plain", of="p2"), await node.run("db", *node.claim(ONE))
         # No tick reads the machine before the kernel's files have changed as well, and neither does a job with an older
@@ -240,7 +240,7 @@ def set_online(node: Node, cpus: str) -> None:
 
 
 async def test_a_restarted_container_waits_for_an_earlier_life_whose_partition_was_invalidated(memory: Path) -> None:
-    """Both cgroups would have the same CPUs, and the kernel would refuse the new partition."""
+    """Both cgroups would have the same CPUs, and the kernel would reject the new partition."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
         node.enforcer.starter.clear_seconds = 0.0

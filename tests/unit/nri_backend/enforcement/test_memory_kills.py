@@ -91,7 +91,9 @@ async def test_a_kill_of_a_claim_container_is_reported_once(node: Node, seen_by:
 
 
 async def test_a_kill_is_attributed_although_the_audit_found_the_container_gone_before(node: Node) -> None:
-    """The audit marks it as stopped before the kills are counted. The next container that ends is not blamed."""
+    """The audit marks the container as stopped before the kills are counted. The next container that ends is not
+    blamed.
+    """
     env = node.claim(ONE)
     second = node.claim(TWO)
     await node.run("side", *second, name="side")
@@ -122,7 +124,7 @@ async def test_kills_of_containers_without_a_memory_claim_are_not_reported(node:
 async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cannot_be_written(
     node: Node, memory: Path
 ) -> None:
-    """The audit has not run since its creation, so the start reads the counts of the pod."""
+    """The audit has not run since the container's creation, so the start reads the counts of the pod."""
     (memory / "enforcement-records").write_text("in the way")
     side = await node.run("side", name="side")
     node.kernel.kill_for_memory(side)
@@ -137,7 +139,7 @@ async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cann
 async def test_a_pod_is_read_between_the_creation_and_the_start_of_its_first_claim_container(memory: Path) -> None:
     """The start reads no count then. Kills before the reading are not attributed to the container, but later ones are.
 
-    This includes a kill that removes the container's cgroup before its own count was read, and without a report.
+    This includes a kill that removes the container's cgroup before its own count was read, even without a report.
     """
     node = Node(memory, tree=RecordingTree)
     assert isinstance(node.kernel, RecordingTree)
@@ -353,7 +355,7 @@ def test_kills_before_the_first_reading_are_not_attributed() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=30))
 def test_every_kill_is_attributed_exactly_once(steps: list[tuple[str, bool, bool]]) -> None:
-    """For any order of kills, readings and ends, each container is finally attributed as many kills as it had."""
+    """For any order of kills, readings and ends, each container is finally attributed exactly the kills that it had."""
     pod, total = PodKills(total=0), 0
     own = dict.fromkeys("abc", 0)
     happened, attributed = dict.fromkeys("abc", 0), dict.fromkeys("abc", 0)

@@ -132,7 +132,9 @@ class Observed:
 
 
 async def test_hooks_answer_nothing_and_refuse_claims(tmp_path: Path) -> None:
-    """A container without a claim starts with the runtime's settings. One with a claim is rejected with a remedy."""
+    """A container without a claim starts with the runtime's settings. A container with a claim is rejected with a
+    remedy.
+    """
     observed = Observed(tmp_path)
     async with enforcing(observed.node) as node:
         assert not observed.enforcer.active
@@ -155,7 +157,7 @@ async def test_hooks_answer_nothing_and_refuse_claims(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["damaged record", "other pod"])
 async def test_a_claim_with_a_file_is_refused_although_its_record_allows_nothing(tmp_path: Path, fault: str) -> None:
-    """The container would run on the CPUs of other containers. One that names a claim without a file starts."""
+    """The container would run on the CPUs of other containers. A container that names a claim without a file starts."""
     observed = Observed(tmp_path)
     async with enforcing(observed.node) as node:
         env, without_file = node.claim(cpu_record("c1", "r=2-3")), env_of(cpu_record("c2", "r=4"))

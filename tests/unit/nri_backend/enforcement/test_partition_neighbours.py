@@ -140,7 +140,7 @@ async def test_an_attempt_that_is_listed_as_created_does_not_block_the_next_part
 
 
 async def test_an_attempt_that_is_listed_next_to_a_running_one_does_not_get_its_claims(tmp_path: Path) -> None:
-    """The kubelet runs one attempt of a container at a time. Otherwise the first one would break the partition."""
+    """The kubelet runs one attempt of a container at a time. Otherwise, the first attempt would break the partition."""
     record = cpu_record("c1", "r=2-3", isolation="isolated")
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         stored, _ = await node.create("first", *node.claim(record))
@@ -213,7 +213,7 @@ async def test_a_partition_keeps_its_cpus_without_record_and_enforcement_record(
         await advance(restarted)
         assert restarted.reports["db"].cpus == {2, 3}
         assert (restarted.partition(db), restarted.kernel.get(sidecar, "cpuset.cpus")) == ("root", "1,4-7")
-        # Nothing contains its partition type, so an invalid partition cannot be made again.
+        # Its partition type is not recorded anywhere, so an invalid partition cannot be created again.
         plain = await restarted.run("plain", of="p2")
         restarted.kernel.set(sidecar, "cpuset.cpus", "0-7")
         await restarted.until(lambda: restarted.cpus(plain) == restarted.cpus(sidecar) == "1,4-7")
@@ -276,7 +276,7 @@ async def test_a_standby_accepts_the_pool_if_the_enforcement_record_contains_it(
 
 
 async def test_an_isolated_container_is_rejected_if_its_partition_cannot_be_made_again(tmp_path: Path) -> None:
-    """A sibling has broken the partition of its previous life.
+    """A sibling has broken the partition of the container's previous life.
 
     Each start tries again, even if the audit has failed before.
     """

@@ -85,8 +85,6 @@ async def test_an_isolated_claim_is_a_partition_without_load_balancing_or_is_rej
 async def test_a_claim_that_cannot_be_a_partition_is_enforced_by_the_pool(tmp_path: Path, mode: str) -> None:
     """The other containers leave its CPUs before it runs, and it becomes a partition as soon as that is possible. With
     ``cpuExclusivity: partition`` it is rejected.
-
-    With ``cpuExclusivity: partition`` it is rejected.
     """
     async with enforcing(Node(tmp_path, exclusivity=mode, tree=PartitionTree)) as node:  # type: ignore[arg-type]
         plain = await node.run("plain", of="p2")
@@ -231,7 +229,7 @@ async def test_exclusive_cpus_of_an_ended_partition_are_released_for_the_next_on
 async def test_an_invalid_partition_is_repaired_after_its_cause(tmp_path: Path) -> None:
     """The sibling is moved first, and the partition is written as member before root.
 
-    Otherwise the kernel would move the container to other CPUs.
+    Otherwise, the kernel would move the container to other CPUs.
     """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         sidecar = await node.run("sidecar", name="sidecar")
@@ -264,7 +262,7 @@ def test_settling_changes_neither_live_partitions_nor_other_slices(tmp_path: Pat
 
 @pytest.mark.parametrize("unreadable", [TOP, PODS, ""])
 def test_settling_removes_no_cpus_if_cgroups_cannot_be_listed(tmp_path: Path, unreadable: str) -> None:
-    """A live partition below them would lose its CPUs. The error does not end the calling task."""
+    """A live partition below these cgroups would lose its CPUs. The error does not end the calling task."""
     tree = PartitionTree(tmp_path / "cgroup")
     path = f"{PODS}/pod/c"
     tree.make(path)

@@ -33,7 +33,7 @@ HUGE = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
 async def restarted_with(
     memory: Path, env: tuple[str, ...], mebibytes: int, records: type[EnforcementRecords] = EnforcementRecords
 ) -> AsyncIterator[tuple[Node, Container, str]]:
-    """Starts an instance to which the runtime lists a running container with this limit of 2 MiB pages.
+    """Starts an instance, to which the runtime reports a running container with this limit of 2 MiB pages.
 
     Yields the node, the container and its cgroup.
     """

@@ -79,7 +79,9 @@ async def test_a_sandbox_leaves_claimed_cpus_before_a_claim_container_starts(mem
 
 
 async def test_the_next_instance_finds_a_running_sandbox(memory: Path) -> None:
-    """The runtime lists its containers as running. They are stopped when the last process of the sandbox has ended."""
+    """The runtime lists the sandbox's containers as running. They count as stopped when the last process of the sandbox
+    has ended.
+    """
     node = Node(memory)
     one = replace(container("vm", of="p2"), state=ContainerState.RUNNING)
     path, env = create_sandbox(node, KATA, one), node.claim(ONE)

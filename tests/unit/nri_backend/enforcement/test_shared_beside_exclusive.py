@@ -74,7 +74,7 @@ async def test_a_mixed_container_leaves_out_the_partitions_of_its_pod(tmp_path: 
 
 
 async def test_a_partition_in_another_pod_does_not_wait_for_a_mixed_container(tmp_path: Path) -> None:
-    """The kernel takes the CPUs of the partition from it and gives them back, without any write."""
+    """The kernel removes the partition's CPUs from the container and returns them, without any write."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         vpp = await node.run("vpp", *node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7")))
@@ -87,7 +87,7 @@ async def test_a_partition_in_another_pod_does_not_wait_for_a_mixed_container(tm
 
 
 async def test_a_partition_is_rejected_on_exclusive_cpus_of_a_mixed_container(tmp_path: Path) -> None:
-    """Two records contain the same CPU. The kernel would take it from the running container."""
+    """Two records contain the same CPU. The kernel would take this CPU from the running container."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         vpp = await node.run("vpp", *node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7")))

@@ -88,7 +88,7 @@ async def connected(path: Path) -> AsyncIterator[tuple[StateServer, Backend]]:
 
 
 async def test_containers_are_reported_with_the_first_lease_and_after_each_change(path: Path) -> None:
-    """Leases between changes omit them. A change is reported within a second, in one request."""
+    """Leases between changes omit the containers. A change is reported within a second, in one request."""
     async with connected(path) as (server, backend):
         assert server.requests[0] == ("PUT", "/v1/backend")
         await server.until(lambda: len(server.leases) >= 2)
@@ -124,7 +124,7 @@ async def test_a_change_of_the_status_alone_is_reported_at_once(path: Path) -> N
 
 
 async def test_a_frontend_that_lost_the_state_gets_all_containers(path: Path) -> None:
-    """The first one answers with generation 0 on the same connection, the second one drops the connection as well."""
+    """The first frontend answers with generation 0 on the same connection, the second one also drops the connection."""
     async with connected(path) as (server, backend):
         server.forget("frontend-2")
         # With the next report, which is due at the next tick. The report with all containers follows at once.
@@ -271,7 +271,7 @@ async def test_the_end_of_a_connection_is_noticed_between_two_reports(path: Path
 
 
 async def test_reports_contain_the_time_at_which_they_were_made(path: Path) -> None:
-    """The frontend uses it to ignore a report that arrives after a later one."""
+    """The frontend uses the time to ignore a report that arrives after a later one."""
     async with merging(path) as (server, backend):
         backend.create("cc")
         await server.until(lambda: present(server, backend))
@@ -379,7 +379,7 @@ async def test_a_frontend_that_cannot_report_records_still_receives_reports(path
 
 
 async def test_a_frontend_that_never_answers_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The cause may be a run directory that is not mounted, which does not end by itself."""
+    """The cause may be a run directory that is not mounted, which does not resolve itself."""
     backend = Backend(tmp_path / "missing.sock")
     client = FrontendClient(
         str(backend.path),

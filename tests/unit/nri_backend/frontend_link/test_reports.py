@@ -201,7 +201,7 @@ def test_a_container_keeps_its_place_and_a_new_one_comes_last() -> None:
 
 
 def test_measurements_that_a_status_does_not_have_are_left_out() -> None:
-    """A frontend that reads changes retains them; an empty list would replace them."""
+    """A frontend that reads changes retains the values; an empty list would replace them."""
     reports = Reports(synchronized())
     reports.refresh()
     assert json.loads(reports.body(STATUS, 1)).keys() & {"counters", "metrics"} == set()

@@ -133,7 +133,7 @@ async def running(
 
 
 async def test_the_next_active_instance_restores_the_originals(tree: IrqTree) -> None:
-    """The first one dies while CPU 2 is vacated. The second one writes nothing until it is active."""
+    """The first instance dies while CPU 2 is vacated. The second instance writes nothing until it is active."""
     before, desired = tree.all_affinities(), vacate(2)
     async with running(interrupts(tree), lambda: desired) as evictor:
         evictor.wake()
@@ -196,7 +196,7 @@ async def test_a_failed_pass_is_a_problem_and_is_repeated(tree: IrqTree) -> None
 
 
 async def test_an_unexpected_exception_is_a_problem_and_does_not_end_the_task(tmp_path: Path) -> None:
-    """The end of this task would end the backend, and with it the enforcement of claims."""
+    """If this task ended, the backend would end, and with it the enforcement of claims."""
 
     class Broken(IrqTree):
         """Raises an exception that reading the kernel's files does not raise."""

@@ -100,7 +100,7 @@ async def test_without_a_kernel_root_no_interrupt_is_moved(tmp_path: Path) -> No
 
 
 async def test_problems_with_interrupts_and_host_daemons_have_codes(tmp_path: Path) -> None:
-    """The problems are a slice that allows only claimed CPUs, a damaged file of originals, and a program that moves
+    """The causes are a slice that allows only claimed CPUs, a damaged file of originals, and a program that moves
     interrupts back.
     """
     tree, state = KernelTree(tmp_path / "cgroup"), NodeState(Config(host_slices=True, reserved_cpus=frozenset({0})))

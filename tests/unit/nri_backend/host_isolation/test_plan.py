@@ -27,7 +27,9 @@ def stored(original: Cpus, *expected: Cpus) -> OriginalAffinity:
 
 
 def test_an_affinity_loses_the_cpus_to_vacate() -> None:
-    """If no online CPU remains, it becomes all other CPUs if it may relocate, and otherwise stays unchanged."""
+    """If no online CPU remains, the affinity becomes all other CPUs if the object may relocate, and otherwise stays
+    unchanged.
+    """
     assert reduced_affinity(ALL, cpus(2, 3), ONLINE, may_relocate=True) == ALL - {2, 3}
     assert reduced_affinity(cpus(1), cpus(2, 3), ONLINE, may_relocate=True) == {1}
     assert reduced_affinity(cpus(2, 9), cpus(2, 3), ONLINE, may_relocate=True) == ONLINE - {2, 3}

@@ -74,7 +74,9 @@ def test_the_first_instance_is_active_and_the_second_one_follows_it(run: Run) ->
 
 
 def test_a_frozen_holder_is_replaced(run: Run) -> None:
-    """A synchronized standby replaces it after three missed heartbeats. With heartbeats the holder stays active."""
+    """A synchronized standby replaces the holder after three missed heartbeats. With heartbeats the holder stays
+    active.
+    """
     one, two = run.pair()
     for _ in range(10):
         run.later(TICK_SECONDS, one)

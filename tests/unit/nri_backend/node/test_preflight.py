@@ -89,7 +89,7 @@ def test_another_mount_of_the_tree_is_only_a_warning(tmp_path: Path) -> None:
 def test_a_cgroup_root_with_another_file_system_mounted_over_it_is_an_error(
     line: str, top: str, tmp_path: Path
 ) -> None:
-    """A file system mounted below the tree and the same tree mounted twice are fine."""
+    """A file system mounted below the tree, and the same tree mounted twice, are accepted."""
     root, host = node(tmp_path, UNIFIED + line, "cpuset memory hugetlb\n")
     fault = f"at {root}, on top {top}; unmount all but the node's cgroup v2 tree, or set cgroupRoot"
     with pytest.raises(PreflightError, match=f"the cgroup root {root} is ambiguous: .*{fault}"):
@@ -130,7 +130,7 @@ def test_an_unreadable_file_is_an_error_and_invalid_mount_lines_are_skipped(tmp_
 
 
 def test_the_run_directory_is_created_with_mode_0700(tmp_path: Path) -> None:
-    """The container that starts first creates it. The mode of an existing directory is not changed."""
+    """The container that starts first creates the directory. The mode of an existing directory is not changed."""
     path = tmp_path / "a" / "run"
     make_run_directory(str(path))
     assert path.stat().st_mode & 0o777 == 0o700
@@ -162,7 +162,9 @@ def test_the_containers_own_cgroup_is_not_accepted_as_the_nodes_tree(tmp_path: P
 
 
 def test_a_process_in_the_root_cgroup_of_the_machine_is_accepted(tmp_path: Path) -> None:
-    """Without systemd a process outside a container may be in it. Only the root cgroup has no cgroup.events."""
+    """Without systemd, a process outside a container may be in the root cgroup. Only the root cgroup has no
+    cgroup.events.
+    """
     root, host = node(tmp_path, UNIFIED, "cpuset memory hugetlb\n")
     (tmp_path / "cgroup/cgroup.procs").write_text(f"1\n{os.getpid()}\n")
     assert check_node(root, host, []) == []

@@ -215,7 +215,7 @@ def test_cgroups_of_a_killed_probe_are_removed_at_each_start(tmp_path: Path, per
 
 
 def test_a_leftover_that_cannot_be_removed_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A process may have been moved into it. The backend starts nevertheless."""
+    """A process may have been moved into the probe's cgroup. The backend starts nevertheless."""
     (tmp_path / "dra-driver-numa-probe-01234567/partition/file").mkdir(parents=True)
     read_privileges(CgroupTree(str(tmp_path)), host(tmp_path, ALL), partitions=False)
     (record,) = (record for record in caplog.records if "rmdir" in record.message)

@@ -69,7 +69,7 @@ async def test_messages_around_and_above_4096_bytes_pass_both_ways(tmp_path: Pat
 async def test_the_stand_in_closes_the_connection_as_the_go_reader_does(
     tmp_path: Path, wire: bytes, reason: str
 ) -> None:
-    """Without these limits of the fake runtime, the test above would pass with any framing."""
+    """Without the fake runtime's limits, the test above would pass with any framing."""
     async with _linked(tmp_path) as (link, end, run):
         link._writer.write(wire)
         assert await run == "the runtime closed the connection"

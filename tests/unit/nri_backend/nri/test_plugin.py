@@ -154,8 +154,8 @@ async def test_a_rejection_is_an_error_response_with_its_message() -> None:
 
 
 async def test_a_hook_that_is_cancelled_at_its_deadline_can_wait_for_its_clean_up() -> None:
-    """The hook waits for several things before and after. A start that is cancelled kills its container, for
-    example.
+    """The hook waits several times before and after the cancellation. For example, a start that is cancelled kills its
+    container.
     """
     rig, steps = _Rig(), list[str]()
 

@@ -89,7 +89,7 @@ def test_code_zero_and_no_payload_are_a_success(response: ttrpc_pb2.Response, pa
 
 
 def test_only_a_response_to_an_open_call_is_accepted() -> None:
-    """Earlier responses, a second response, and one on a stream that was never opened are not."""
+    """Earlier responses, a second response, and one on a stream that was never opened are no errors."""
     answer = encode_frame(1, RESPONSE, ttrpc_pb2.Response(payload=b"a").SerializeToString())
     client = ClientConnection()
     with pytest.raises(OversizedError):

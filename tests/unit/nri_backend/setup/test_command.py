@@ -162,7 +162,7 @@ def test_standard_input_that_does_not_end_is_an_error_with_a_remedy() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_wait_for_input(number: signal.Signals) -> None:
-    """A handler is needed, as the kernel ignores signals without one for the first process of a container."""
+    """A handler is required, because the kernel ignores signals without one for the first process of a container."""
     with waiting("version = 3\n") as process:
         until = time.monotonic() + 30
         # Bit (signal number - 1) of SigCgt shows that the process handles the signal.

@@ -105,7 +105,7 @@ def test_a_complete_configuration_is_left_alone(node: Node) -> None:
 
 @pytest.mark.parametrize("outcome", [COMPLETE, WITHOUT_NRI, "nonsense"])
 def test_no_other_user_can_read_the_dump(node: Node, outcome: str) -> None:
-    """The dump may contain passwords: its mode is 0600 even if an older file was readable, and it is removed."""
+    """The dump may contain passwords: its file has mode 0600 even if an older file was readable, and is removed."""
     for name in ("containerd-dump.toml", "numa.toml"):
         (node.root / "run" / name).write_text("old")
     node.typed(node.check, outcome)
@@ -144,7 +144,7 @@ def test_containerd_imports_the_drop_in_whatever_its_configuration_was(
 
 
 def test_requiring_the_plugin_adds_a_second_drop_in(node: Node) -> None:
-    """The same commands install it under the next name. Running them again changes nothing."""
+    """The same commands install the second drop-in under the next name. Running them again changes nothing."""
     node.typed(node.check, WITHOUT_NRI)
     node.typed(node.install)
     newer = COMPLETE + '[plugins."io.containerd.nri.v1.nri".default_validator]\nenable = false\n'

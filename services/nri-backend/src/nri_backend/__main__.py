@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry point of the command ``nri-backend``: runs the service, or the command that sets up a container runtime."""
+"""Entry point of ``nri-backend``: runs the service, or the command that sets up a container runtime."""
 
 import gc
 import sys
@@ -11,13 +11,13 @@ from numa_node.lazy_modules import add_lazy_modules
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Imported here, so that neither command loads the modules of the other.
+    # Imported here, so neither command loads the other's modules.
     if arguments[:1] == ["setup-runtime"]:
         from nri_backend.setup.command import main as set_up  # noqa: PLC0415
 
         return set_up(arguments[1:])
-    # Imports create 40,000 objects, and nearly all of them stay alive. Full collections would visit all of them again
-    # and again. So only the youngest generation is collected until app.py sets the service's thresholds.
+    # Imports create 40,000 objects, nearly all of which stay alive. Full collections would visit them over and over. So
+    # only the youngest generation is collected until app.py sets the service's thresholds.
     gc.set_threshold(10_000, 1000, 1000)
     add_lazy_modules("google.protobuf.internal.python_message")  # replaced by C code
     from nri_backend.app import main as run  # noqa: PLC0415

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the backend from its parts and runs it. All tasks of the process are started here.
+"""Builds the backend from its parts and runs it. All of the process's tasks are started here.
 
-The plugin connects to the runtime before this instance holds the active lock, so that a standby knows every container
-when it becomes active. Nothing here waits for the frontend. On shutdown all tasks end before the lock is released, so
-that two instances never enforce at the same time.
+The plugin connects to the runtime before this instance holds the active lock, so a standby knows every container when
+it becomes active. Nothing here waits for the frontend. On shutdown all tasks end before the lock is released, so two
+instances never enforce at the same time.
 """
 
 import asyncio
@@ -62,17 +62,17 @@ MAX_PROBLEMS: Final = 20
 _THREADS: Final = 2 * MAX_STUCK
 _log = logging.getLogger(__name__)
 _NO_CLAIMS: Final = (
-    "{} does not exist, so no claim is known here; mount the node's CDI directory there (the volume cdi of the chart)"
+    "{} does not exist, so no claim is known here; mount the node's CDI directory there (the chart's volume \"cdi\")"
 )
 _NOT_READY: Final = Page(b"not synchronised with the container runtime; see the log\n", 503)
 
 
 class EssentialTaskError(Exception):
-    """Raised if a task ends that must run as long as the process."""
+    """Raised when a task that must run for the process's lifetime ends."""
 
 
 def no_claims(cdi_dir: str) -> Problem:
-    """Returns the problem of a CDI directory that does not exist in this container."""
+    """Returns the problem to report if the CDI directory does not exist in this container."""
     return Problem(_NO_CLAIMS.format(cdi_dir), BackendCode.CLAIMS_DIRECTORY_MISSING)
 
 
@@ -133,7 +133,7 @@ class Backend:
         await self._session.drain(REQUEST_SECONDS)
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        """Returns the tasks that run as long as the process, by name."""
+        """Returns the tasks that run for the process's lifetime, by name."""
         observer = {"observer": self._observe(self._observer)} if self._observer else {}
         return {
             **observer,
@@ -255,7 +255,7 @@ def _log_exclusivity(pool_reason: str, configured: str) -> None:
 
 def _settle_memory() -> None:
     # A full collection visits the 40,000 objects of the imported libraries, which takes 28 ms; a hook has 50 ms. Frozen
-    # objects are not visited again, and a full collection takes 3 us. The others contain few reference cycles, so
+    # objects are not visited again, so a full collection takes 3 us. The other objects form few reference cycles, so
     # collections may be less frequent.
     gc.collect()
     gc.freeze()
@@ -272,7 +272,7 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
 
 
 def _node_files(config: Config) -> NodeFiles:
-    """Returns the writer of node files, which only records the changes with ``enforcement: observe``."""
+    """Returns the writer of node files; with ``enforcement: observe`` it only records the changes."""
     return ObservedFiles() if config.observes else NodeFiles()
 
 
@@ -291,7 +291,8 @@ async def run(settings: Settings) -> None:
         _log.warning(note)
     make_run_directory(config.run_dir)
     make_run_directory(settings.own_dir, writable=True)
-    # This changes the capabilities of the current thread, which new threads inherit, so it precedes all threads.
+    # This changes the capabilities of the current thread, which new threads inherit, so it comes before any thread is
+    # created.
     tree = CgroupTree(config.cgroup_root, _node_files(config))
     privileges = read_privileges(tree, settings.host_root, partitions=config.cpu_exclusivity != "pool")
     for problem in privileges.problems:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """All time limits of the hooks and of the audit, and how they add up.
 
-A runtime waits for the answer to a hook for its request timeout (``plugin_request_timeout``, 2 s by default). After it
-the runtime closes the connection and continues without the plugin, so the container would run without enforcement.
-Therefore every hook is answered earlier, with an error if necessary, and the kubelet retries the container.
+A runtime waits for the answer to a hook for its request timeout (``plugin_request_timeout``, 2 s by default). After
+that, the runtime closes the connection and continues without the plugin, so the container would run without
+enforcement. Therefore every hook is answered earlier, with an error if necessary, and the kubelet retries the
+container.
 
   0 s                                                          1.2 s       1.5 s             2 s
   ├── CLEAR: wait for other containers to leave the CPUs ────────┤           │                 │
@@ -13,10 +14,10 @@ Therefore every hook is answered earlier, with an error if necessary, and the ku
   └── the runtime's request timeout ───────────────────────────────────────────────────────────┘
 
 * The wait for other containers ends first, because its rejection names the container that has not left.
-* The last 0.3 s before the deadline are for the hook's own job in the cgroup worker. It may have to wait for one job of
-  the audit, which takes JOB_SECONDS, or PASS_BY_SECONDS if it hangs. The job itself takes 1 to 5 ms.
-* A cancelled hook may leave a container that runs nevertheless (CRI-O starts it in spite of the error). A container
-  with a claim is then killed, within KILL_SECONDS after the deadline.
+* The last 0.3 s before the deadline are for the hook's own job in the cgroup worker. This job may have to wait for one
+  audit job, which takes JOB_SECONDS, or PASS_BY_SECONDS if it hangs. The job itself takes 1 to 5 ms.
+* A container may run although its hook was cancelled (CRI-O starts it despite the error). A container with a claim is
+  then killed, within KILL_SECONDS after the deadline.
 * The remaining quarter of a second is for sending the answer and for pauses of this process.
 
 The intervals of the audit determine how long a fault can last that no event reports: see "What only polling finds" in
@@ -35,18 +36,18 @@ KILL_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = 0.05
 """Interval between two requests to move the same containers while a hook waits for them."""
 MAX_TRIES: Final = 3
-"""Maximum number of jobs that a start runs because its plan changes: the first one, and one after each change of the
-plan during a job. Repetitions for other reasons are not counted.
+"""Maximum number of jobs that a start runs while its plan keeps changing: the first one, and another one each time the
+plan has changed during a job. Repetitions for other reasons are not counted.
 """
 
 JOB_SECONDS: Final = 0.01
-"""Time after which a job of the audit leaves its remaining steps to the next job."""
+"""Time after which an audit job leaves its remaining steps to the next job."""
 HOLD_SECONDS: Final = 0.002
-"""Time for which the event loop waits for the job of a hook and does nothing else. A start takes half of it."""
+"""Maximum time for which the event loop blocks on a hook's job. A start takes half of this time."""
 PASS_BY_SECONDS: Final = 0.1
 """Time after which the worker continues without a job that hangs in the kernel."""
 MAX_STUCK: Final = 4
-"""Maximum number of hung jobs at the same time; beyond it no new job begins."""
+"""Maximum number of hung jobs at the same time; at this number no new job begins."""
 REPORTED_SECONDS: Final = 2.0
 """Time after which a hung kernel call is reported as a problem."""
 
@@ -56,19 +57,19 @@ multiple of a tick (numa_node/ticks.py) and equal to the period of the reports t
 wakes up once for both.
 """
 RECORDS_SECONDS: Final = 20.0
-"""Interval between two comparisons of the content of claim files and of the list of enforcement records."""
+"""Interval at which the content of claim files and the list of enforcement records are compared."""
 ALL_SECONDS: Final = 60.0
-"""Interval between two audits of everything: of limits, of containers that no claim depends on, and of partitions that
-the kernel has refused before. Each tick (2 s) compares the CPUs, and the mems if they are claimed; if there is a
-difference, the next tick compares the limits.
+"""Interval between two audits of everything: limits, containers that no claim depends on, and partitions that the
+kernel has refused. Each tick (2 s) compares the CPUs, and the mems if they are claimed; if there is a difference, the
+next tick compares the limits.
 """
 READ_SECONDS: Final = 600.0
 """Interval between two audits of everything that read and parse all files, not only those that have changed. This only
 matters for the sub-cgroup that crun may create in a container's cgroup.
 """
 OBSERVE_SECONDS: Final = 10.0
-"""Interval between two passes over all cgroups while ``enforcement`` is ``observe``. A change of the state starts one,
-too.
+"""Interval between two passes over all cgroups while ``enforcement`` is ``observe``. A state change also starts a
+pass.
 """
 KILLS_SECONDS: Final = 6.0
 """Interval between two counts of the processes that the kernel has killed in pods with memory claims."""

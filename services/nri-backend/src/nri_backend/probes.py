@@ -25,7 +25,7 @@ answer."""
 _CONNECTIONS_PER_TURN: Final = 8
 """Maximum number of connections accepted in one turn of the event loop, so that a flood does not stall other work."""
 _BACKLOG: Final = 1024
-"""Number of connections that wait in the kernel in the meantime (listen(2))."""
+"""Number of connections that may wait in the kernel until they are accepted (listen(2))."""
 
 
 @dataclass(frozen=True, slots=True)

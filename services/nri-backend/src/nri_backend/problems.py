@@ -42,7 +42,7 @@ NO_PROBLEM: Final = Problem("", None)
 
 
 def read_problem(text: str, code: str) -> Problem:
-    """Returns a problem that was stored as text and code. Its code is None if it is not one of this release."""
+    """Returns a problem that was stored as text and code. Its code is None if this release does not know it."""
     return Problem(text, BackendCode(known) if (known := known_code(code)) else None)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects the backend's metrics. They are sent to the frontend with the lease, which serves them to Prometheus."""
+"""Collects the backend's metrics. They are sent with the lease to the frontend, which serves them to Prometheus."""
 
 import time
 from bisect import bisect_left
@@ -14,7 +14,7 @@ from numa_contract.reports import Metric, MetricSample
 _HOOK_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 _MOVER_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 MAX_SERIES: Final = 64
-"""Maximum number of time series of one metric. Label values are fixed words, so more of them indicate a bug."""
+"""Maximum number of time series of one metric. Label values are fixed words, so a larger number indicates a bug."""
 
 
 GAUGES: Final = {
@@ -139,8 +139,8 @@ class Telemetry:
     ) -> tuple[Metric, ...]:
         """Returns all counters, and the gauges with their current values.
 
-        ``containers`` is their number by kind, ``exclusivity`` the mode in effect and the configured mode,
-        ``enforcement`` the key of the configuration.
+        ``containers`` maps each kind to its number, ``exclusivity`` is the mode in effect and the configured mode,
+        ``enforcement`` is the configured value.
         """
         if self._last_event is not None:
             gauges["last_event_age_seconds"] = self._clock() - self._last_event

@@ -49,7 +49,7 @@ def test_a_missing_cgroup_and_a_missing_file_are_different_errors(tree: CgroupTr
     """A missing cgroup means that no process is in it; a missing file means that its controller is not enabled."""
     with pytest.raises(CgroupGoneError, match=r"the cgroup .*/a/c does not exist"):
         tree.read("a/c", "cpuset.cpus")
-    switch = f"the hugetlb controller is not in {tmp_path}/a/cgroup.subtree_control; let kubelet or systemd"
+    switch = f"the hugetlb controller is not in {tmp_path}/a/cgroup.subtree_control; have the kubelet or systemd"
     with pytest.raises(MissingFileError, match=f"a/b/hugetlb.2MB.max: does not exist: {switch}"):
         tree.write("a/b", "hugetlb.2MB.max", "0")
     with pytest.raises(MissingFileError, match=r"cgroup\.kill: does not exist: the kernel is older than 5\.14"):

@@ -2,9 +2,10 @@
 """Authorizes the use of claims. A container's environment is evidence; only the root-owned records are authoritative.
 
 CDI sets environment variables that name the claim and its requests, but the author of a pod or an image can set the
-same variables. Therefore a container holds a claim only if all of this is true: a variable names the claim, the claim
-has a readable record, the record reserves the claim for the pod, the values of the variables equal those of the record,
-and no other container owns the claim. Two containers of one pod may use a claim whose record has ``sharing: pod``.
+same variables. Therefore a container holds a claim only if all of these conditions are met: a variable names the claim,
+the claim has a readable record, the record reserves the claim for the pod, the variables have the values that the
+record requires, and no other container owns the claim. Two containers of one pod may use a claim whose record has
+``sharing: pod``.
 
 Each claim is checked on its own: a rejected claim does not change the result for the others. A rejected claim that has
 already been enforced for the container stays in its entitlement while the container runs, since its processes may rely
@@ -37,7 +38,7 @@ _PODS_SHOWN: Final = 3
 
 
 class Variable(NamedTuple):
-    """An environment variable with a prefix of this driver."""
+    """An environment variable with one of this driver's prefixes."""
 
     name: str
     value: str
@@ -86,7 +87,7 @@ _CODES: Final = {
     Reason.UNENFORCED: BackendCode.NOT_ENFORCED,
     Reason.OBSERVE: BackendCode.NODE_OBSERVES,
 }
-"""Code of a rejection by its reason, for rejections whose cause has no code itself."""
+"""Code of a rejection by its reason, for rejections whose cause has no code of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,33 +105,33 @@ class Rejection:
 
     @property
     def problem(self) -> Problem:
-        """The text with the code of its cause."""
+        """The text, with the cause's code."""
         return Problem(self.text, self.cause or _CODES[self.reason])
 
 
 class Claims:
-    """The claims of the node and their users."""
+    """The node's claims and their users."""
 
     def __init__(
         self,
         files: Mapping[ClaimKey, ClaimFile] = MappingProxyType({}),
         first_users: Mapping[ClaimKey, Owner] = MappingProxyType({}),
-        lives: Callable[[Owner], bool] = lambda _: True,
+        is_alive: Callable[[Owner], bool] = lambda _: True,
     ) -> None:
-        """``lives`` returns True if a container of this name is alive in the pod."""
+        """``is_alive`` returns True if a container of this name is alive in the pod."""
         self.files: Mapping[ClaimKey, ClaimFile] = {}
         self.known: dict[ClaimKey, Held | str] = {}
         """Each claim with all of its requests, or the reason why no container can hold it."""
         self.first_users = dict(first_users)
         """Container that first used each claim, as far as this instance knows."""
-        self._lives = lives
+        self._is_alive = is_alive
         self._set_files(files)
 
     def _set_files(self, files: Mapping[ClaimKey, ClaimFile]) -> set[ClaimKey]:
         """Sets the current claim files and returns the claims that have changed.
 
-        An unchanged file must be the same object as before. The shares of the changed claims are computed here, so that
-        hooks do not compute them.
+        An unchanged file must be the object that was passed before. The changed claims' shares are computed here, so
+        hooks need not compute them.
         """
         before, known = self.files, self.known
         changed = {key for key in before.keys() | files.keys() if before.get(key) is not files.get(key)}
@@ -147,7 +148,7 @@ class Claims:
         for owner in (held.record.owner, self.first_users.get(held.key)):
             if owner is None or owner.pod_uid not in held.share.pods:
                 continue
-            if owner.pod_uid != user.pod_uid or self._lives(owner):
+            if owner.pod_uid != user.pod_uid or self._is_alive(owner):
                 return owner
         return None
 
@@ -184,11 +185,12 @@ def read_evidence(env: Sequence[str]) -> Evidence:
 def authorize(
     evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()
 ) -> tuple[Entitlement, tuple[ClaimUse, ...], Rejection | None]:
-    """Returns a container's entitlement, the claims in it that no record allows any more, and the rejection of others.
+    """Returns a container's entitlement, those of its claims that no record allows any longer, and the rejection of the
+    other claims.
 
     The rejection is None if the container may use every claim that the environment names. ``proven`` contains the
-    claims that have been enforced for the container since its start; these stay in the entitlement if they are rejected
-    now.
+    claims that have been enforced for the container since its start; these stay in the entitlement even if they are
+    rejected now.
     """
     found = {key: _judge(key, variables, user, claims) for key, variables in evidence.claims.items()}
     held = [result for result in found.values() if isinstance(result, Held)]
@@ -215,8 +217,8 @@ def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Cl
         return _no_record(key, variables, held)
     if user.pod_uid not in held.share.pods:
         return _not_reserved(held.record, variables)
-    # The backend adds the variables of share.env to the container, so all later messages of the runtime about it
-    # contain them.
+    # The backend adds the variables of share.env to the container, so all of the runtime's later messages about the
+    # container contain them.
     stated = {(variable.name, variable.value) for variable in variables}
     if stated - held.share.env.items() != held.share.expected.items():
         requests = _requests(held.record, variables)
@@ -238,7 +240,7 @@ kubelet retries"
 
 
 def use(claim: ClaimKey, variables: Sequence[Variable]) -> ClaimUse:
-    """Returns the use of a claim that variables name, with its requests in the order of the variables."""
+    """Returns the claim that these variables name, with its requests in the order of the variables."""
     requests = dict.fromkeys(variable.key.request for variable in variables if variable.key.request)
     return ClaimUse(uid=claim[1], driver=claim[0], requests=tuple(requests))
 
@@ -248,9 +250,9 @@ def _name_of(record: AllocationRecord) -> str:
 
 
 def _not_reserved(record: AllocationRecord, variables: Sequence[Variable]) -> Rejection:
-    """Returns the rejection of a pod that the record does not reserve the claim for.
+    """Returns the rejection for a pod for which the record does not reserve the claim.
 
-    Either the claim has been reserved for another pod since the record was written, or the variable is forged.
+    Either the claim has been reserved for this pod since the record was written, or the variable is forged.
     """
     text = f"{_name_of(record)} is recorded for {_pods(record)} and not for this pod (seen in {variables[0].name}). If \
 the pod names the claim in spec.resourceClaims, dra-frontend now reads from the API server which pods it is reserved \
@@ -272,9 +274,9 @@ def _owned(record: AllocationRecord, owner: Owner, user: Owner) -> Rejection:
     pods = {pod.uid: f"{record.claim.namespace}/{pod.name}" for pod in record.reserved_for}
     text = f"{_name_of(record)} belongs to container {owner.container} of pod {pods.get(owner.pod_uid, owner.pod_uid)}"
     if owner.pod_uid == user.pod_uid:
-        remedy = "give this container a claim of its own, let the claim be shared in the pod (sharing: pod), or let an \
+        remedy = "give this container a claim of its own, share the claim in the pod (sharing: pod), or have an \
 init container end before this one uses it"
-        return Rejection(Reason.SHARED, f"{text} while that one lives; {remedy}")
+        return Rejection(Reason.SHARED, f"{text} while that container is running; {remedy}")
     remedy = "give this pod a claim of its own, as resourceClaimTemplateName does, or delete that pod"
     return Rejection(Reason.SHARED, f"{text}, and pods cannot share it; {remedy}")
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes a container's entitlement: the sum of its claims, restricted to the requests that the container names.
 
-``share_of()`` computes the share of one claim from its record. That is done when the claim's file is read, for a
-container that names all requests of the claim. Hooks only add up the shares of the claims that a container holds.
-``entitlement_from()`` also applies rules that involve several claims, such as contradicting values of ``isolation``. A
+``share_of()`` computes the share of one claim from its record. This is done when the claim's file is read, for a
+container that names all of the claim's requests. Hooks only add up the shares of the claims that a container holds.
+``entitlement_from()`` also applies rules that involve several claims, such as contradictory values of ``isolation``. A
 container that names only some of the requests gets its own share, computed in the same way.
 
 A memory claim results in NUMA nodes or a memory policy, a limit, and a protection. The parameters ``limit``, ``high``
@@ -86,7 +86,7 @@ class Share:
     """The resources that a claim gives to a container, and the environment variables that the container must have for
     them.
 
-    They depend on the requests of the claim that the container names.
+    Both depend on which of the claim's requests the container names.
     """
 
     pods: frozenset[str]
@@ -184,12 +184,12 @@ class Entitlement:
     """CPUs of its claims; empty without a CPU claim."""
     near: frozenset[int] = frozenset()
     """CPUs near its own that it may use as well if they are in the shared pool. If none of them is in the pool, the
-    container uses the whole pool. Empty if it may use its own CPUs only.
+    container uses the whole pool. Empty if it may use only its own CPUs.
     """
     interrupted: frozenset[int] = frozenset()
     """Claimed CPUs from which interrupts are not moved (``irqs: keep``)."""
     lift_quota: bool = False
-    """True if it has a CPU claim and every request of it has ``quota: lift``."""
+    """True if it has CPU claims and all of their requests have ``quota: lift``."""
     partition: PartitionKind = ""
     """Partition type for its cgroup. Empty without CPUs, if a claim is shared in the pod, or if the container also uses
     the shared pool."""
@@ -209,7 +209,7 @@ class Entitlement:
     def unbounded(self) -> "Entitlement":
         """Returns a copy without NUMA nodes and upper memory limits.
 
-        It is used while a further memory claim of the container is unknown, which may allow more of both.
+        It is used while another of the container's memory claims is unknown, since that claim may allow more of both.
         """
         if self.memory is None:
             return self

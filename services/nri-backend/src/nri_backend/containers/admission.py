@@ -56,8 +56,9 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
 def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> dict[str, str]:
     """Returns the containers that were last seen on other CPUs and would have to leave those of a claim container.
 
-    The result maps container ids to cgroups. With ``in_pod`` it contains only containers of the same pod. In pool mode
-    it can contain every container of the node, so whole classes are copied instead of checking each container.
+    The result maps container ids to cgroups. With ``in_pod`` the result contains only containers of the same pod. In
+    pool mode it can contain every container on the node, so whole classes are copied instead of checking each
+    container.
     """
     if not (own := tracked.entitlement.cpus):
         return {}
@@ -136,7 +137,7 @@ def resources_for(tracked: Tracked, state: NodeState, *, huge: bool = False) -> 
 def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
     """Returns the CPUs for the runtime, which writes them when it creates the cgroup.
 
-    They contain offline CPUs of the claim, unlike the effective ones with which plan.cpuset_of() compares.
+    They include the claim's offline CPUs, unlike the effective ones with which plan.cpuset_of() compares.
     """
     if tracked.identity.own_pod:
         # The driver's own containers get no cpuset: they inherit that of their pod, which apply.py writes.
@@ -225,14 +226,16 @@ def offline(tracked: Tracked, state: NodeState) -> Rejection | None:
     if not tracked.entitlement.cpus or tracked.entitlement.cpus & state.host.online:
         return None
     cpus = format_cpu_list(tracked.entitlement.cpus)
-    return Rejection(Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one back, it is retried")
+    return Rejection(
+        Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one online, and the kubelet retries"
+    )
 
 
 def _unknown_sibling(tracked: Tracked, state: NodeState) -> Rejection | None:
     """Returns a rejection if the container's pages could be used up by a sibling, else None.
 
     A pod's limits are sums. While the memory claims of a running sibling are unknown, the sum is unknown as well: the
-    limit of the pod can be raised for this container, but the sibling may already use as much.
+    pod's limit can be raised for this container, but the sibling may already be using that amount.
     """
     if not (tracked.entitlement.hugepages or tracked.protected):
         return None
@@ -244,14 +247,14 @@ def _unknown_sibling(tracked: Tracked, state: NodeState) -> Rejection | None:
     name = unknown[0].identity.name
     text = f"the memory of its claim cannot be guaranteed, since container {name} of the same pod runs with a memory \
 claim of which this node has no record, and the limits of the pod are the sum of both; dra-frontend rebuilds the \
-record from the API server and the kubelet retries; if that claim does not exist any more, delete the pod"
+record from the API server and the kubelet retries; if that claim no longer exists, delete the pod"
     return Rejection(Reason.NO_RECORD, text)
 
 
 def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
-    """Returns a rejection that names the containers which still run on these CPUs, at least one.
+    """Returns a rejection that names the containers that still run on these CPUs (at least one).
 
-    It announces that they are being moved, or contains the kernel's error if one of them cannot be moved.
+    The text states that they are being moved, or contains the kernel's error if one of them cannot be moved.
     """
     immovable = [one for one in occupants if one.problem]
     named = (immovable or occupants)[:3]
@@ -287,8 +290,8 @@ def unenforced(
 ) -> Rejection | None:
     """Returns a standby's rejection of a claim container that no active instance has set up, else None.
 
-    ``seen`` contains the CPUs and nodes with which the container would run. When it is created, the runtime may call
-    the active instance after this one. When it is started (``starting``), its CPUs and nodes must be set.
+    ``seen`` contains the CPUs and nodes with which the container would run. During creation, the runtime may call the
+    active instance after this one. At the start (``starting``), the container's CPUs and nodes must be set.
     """
     if not tracked.identity.evidence.claims or (not starting and leader.fresh and not leader.first):
         return None

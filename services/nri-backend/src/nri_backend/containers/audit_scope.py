@@ -54,6 +54,8 @@ def _cgroups_of_ending(state: NodeState) -> set[str]:
 
 
 def _needs_ticks(tracked: Tracked) -> bool:
-    """Returns True if the container has claims, was not observed yet, or has ended and may still have processes."""
+    """Returns True if the container has claims, has not been observed yet, or has ended and may still have
+    processes.
+    """
     claims = tracked.enforced or tracked.identity.evidence.claims
     return bool(claims) or tracked.observed.cpus is None or tracked.phase in ENDED

@@ -47,7 +47,7 @@ class Identity:
     own_pod: bool = False
     """True for the driver's own containers."""
     user: Owner = field(init=False, repr=False, compare=False)
-    """The container as a user of claims: the same after a restart of the container."""
+    """The container as a user of claims. The value stays the same when the container is restarted."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "user", Owner(pod_uid=self.pod.uid, container=self.name))
@@ -59,13 +59,13 @@ class Identity:
 
     @property
     def sandboxed(self) -> bool:
-        """True if its processes are in a virtual machine or a sandbox, so that the pod's cgroup stands for its own."""
+        """True if its processes are in a virtual machine or a sandbox, so the pod's cgroup represents it."""
         return bool(self.cgroup) and self.cgroup == self.pod_cgroup
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The last reading of a container's cgroup. A value is None if its file does not exist or was not read yet."""
+    """The last reading of a container's cgroup. A value is None if its file does not exist or has not been read yet."""
 
     cpus: frozenset[int] | None = None
     """CPUs on which it may run: ``cpuset.cpus.effective``, or derived from ``cpuset.cpus`` (enforcement/apply.py)."""
@@ -76,8 +76,9 @@ class Observation:
     partition: PartitionKind = ""
     """Partition type of its cgroup. In a partition the kernel keeps all other processes off its CPUs."""
     exclusive: frozenset[int] = frozenset()
-    """``cpuset.cpus.exclusive`` of the partition that it was found to be. No other container gets these CPUs, even if
-    the record and the enforcement record are lost."""
+    """``cpuset.cpus.exclusive``, if the cgroup was found to be a partition. No other container gets these CPUs, even if
+    the record and the enforcement record are lost.
+    """
     failure: Problem = NO_PROBLEM
     """Description of the settings that could not be applied to its cgroup; empty if all were applied."""
     memory_kills: int = 0
@@ -98,9 +99,9 @@ class Tracked:
     entitlement: Entitlement = NOTHING
     """Claims that the container holds, with the sum of their CPUs and memory."""
     orphaned: tuple[ClaimUse, ...] = ()
-    """Claims of the entitlement whose record is gone or does not allow the use any more."""
+    """Claims in the entitlement whose record is gone or no longer allows the use."""
     rejection: Rejection | None = None
-    """Rejection of claims that the container names and may not use. While the container runs, the other claims are
+    """Rejection of claims that the container names but may not use. While the container runs, the other claims are
     still enforced.
     """
     enforced: tuple[Held, ...] = ()
@@ -108,33 +109,35 @@ class Tracked:
     fallback: Problem = NO_PROBLEM
     """Reason why its cgroup is not a partition although it holds CPUs; the shared pool excludes them instead."""
     excluded: frozenset[int] = frozenset()
-    """CPUs of other claims and partitions of its pod: a partition ends when a sibling's cpuset overlaps with it."""
+    """CPUs of other claims and partitions of its pod, since a partition ends when a sibling's cpuset overlaps with
+    it.
+    """
     observed: Observation = UNSEEN
 
     @property
     def id(self) -> str:
-        """The runtime's id of the container."""
+        """The container's ID in the runtime."""
         return self.identity.id
 
     def after(self, event: Event) -> "Tracked":
-        """Returns the container after an event in its life."""
+        """Returns the container after a lifecycle event."""
         phase = TRANSITIONS[self.phase][event]
         return self if phase is self.phase else replace(self, phase=phase)
 
     def seen(self, **changes: Any) -> "Tracked":
-        """Returns the container with other values of its observation."""
+        """Returns a copy in which some values of the observation are replaced."""
         return replace(self, observed=replace(self.observed, **changes))
 
     def without_claims(self) -> "Tracked":
-        """Returns the container as one that names no claims, before it is authorized again."""
+        """Returns a copy that names no claims; it has to be authorized again."""
         without = replace(self, identity=replace(self.identity, evidence=NO_EVIDENCE), enforced=())
         return without.seen(exclusive=frozenset())
 
     def in_sandbox(self) -> "Tracked | None":
-        """Returns a container without a cgroup as one in the sandbox of its pod, or None if that is impossible.
+        """Returns a container that has no cgroup as one in its pod's sandbox, or None if that is impossible.
 
-        Claims are enforced by the container's own cgroup alone. The kubelet puts the UID of a pod into the name of its
-        cgroup; a cgroup with another name may belong to other pods as well.
+        Claims are enforced only through the container's own cgroup. The kubelet puts a pod's UID into the name of the
+        pod's cgroup; a cgroup with another name may belong to other pods as well.
         """
         identity = self.identity
         name, uid = identity.pod_cgroup.rpartition("/")[2], identity.pod.uid
@@ -155,32 +158,32 @@ class Tracked:
 
     @property
     def unsettled(self) -> bool:
-        """True if it runs with claims that have no record here, so that limits which they have set must stay."""
+        """True if it runs with claims that have no record here, so the limits that these claims have set must stay."""
         return self.phase in OCCUPYING and self.rejection is not None and bool(self.rejection.unknown)
 
     @property
     def unknown_memory(self) -> bool:
-        """True if it runs with memory claims that have no record here, so that limits may be raised but not lowered."""
+        """True if it runs with memory claims that have no record here, so limits may be raised but not lowered."""
         unknown = self.rejection.unknown if self.rejection is not None and self.unsettled else ()
         return any(use.driver == MEMORY_DRIVER for use in unknown)
 
     @property
     def kept_cpus(self) -> frozenset[int]:
-        """CPUs that no other container may use: its claimed ones, or those of its partition without a claim record.
+        """CPUs that no other container may use: those of its claims, or those of a partition without a claim record.
 
-        These are both sets if some of its claims have a record and others do not.
+        If only some of its claims have a record, the CPUs are the union of both sets.
         """
         exclusive = self.observed.exclusive
         return self.entitlement.cpus | exclusive if self.unsettled else self.entitlement.cpus or exclusive
 
     @property
     def fallback_reason(self) -> Problem:
-        """Reason why the pool enforces its claims although a partition could; empty if it does not."""
+        """Reason why the pool enforces its claims although a partition could; otherwise empty."""
         return self.fallback if self.entitlement.partition else NO_PROBLEM
 
     @property
     def pool_requested_by(self) -> str:
-        """Setting of its claims that makes the pool enforce them, or empty if there is none."""
+        """Setting in its claims that makes the pool enforce them; empty if there is none."""
         return "" if self.entitlement.partition else self.fallback
 
     @property

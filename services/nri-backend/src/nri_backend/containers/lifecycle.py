@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a container as a table of phases, events and transitions.
+"""A container's lifecycle as a table of phases, events and transitions.
 
 Two sources report on a container, and neither is complete. The runtime calls hooks, but its events are lost while no
 instance is connected, and it forgets a container whose process the kernel has not ended yet. The kernel shows whether
@@ -13,9 +13,9 @@ hides the cgroup tree. The phase combines both sources into the state that enfor
                                                                             └────────EMPTY──────────> ABSENT
 
 One rule decides most entries: **a container keeps its CPUs until the kernel shows that its last process has ended.**
-When the runtime reports the end, a process of the container may still live. So STOP leads to ENDING and REMOVE to
-LINGERING, and only EMPTY, which the kernel reports, leads to a phase without CPUs. A container that has never run
-(CREATED) has no process to wait for.
+When the runtime reports the end, one of the container's processes may still be running. So STOP leads to ENDING and
+REMOVE to LINGERING, and only EMPTY, which the kernel reports, leads to a phase without CPUs. A container that has never
+run (CREATED) has no process to wait for.
 
 Every (phase, event) pair has an entry, because events repeat and overtake each other: StopContainer may come twice or
 for a container that never started, an audit may find a cgroup gone while the hook that reports the end is running, and
@@ -44,7 +44,7 @@ class Phase(_HashedByIdentity):
     ABSENT = auto()
     """Not tracked: never seen, forgotten, or an attempt that a hook has rejected."""
     CREATED = auto()
-    """Its creation was answered. No process of it has run, and none will without a StartContainer."""
+    """Its creation was answered. None of its processes has run, and none will before StartContainer."""
     STARTING = auto()
     """The start hook is running: its cgroup exists and is being set up, and its process waits for the answer."""
     LISTED = auto()
@@ -55,9 +55,9 @@ class Phase(_HashedByIdentity):
     ENDING = auto()
     """The runtime has reported its end, or its processes were killed; one of them may still exist."""
     LINGERING = auto()
-    """As ENDING, but the runtime no longer knows it, so no event will report its removal."""
+    """Like ENDING, but the runtime no longer knows it, so no event will report its removal."""
     VANISHED = auto()
-    """Its cgroup is gone, so it has no process. The runtime has not reported that, and the cgroup may reappear if it
+    """Its cgroup is gone, so it has no process. The runtime has not reported its end, and the cgroup may reappear if it
     was only hidden by a mount.
     """
     STOPPED = auto()
@@ -65,7 +65,7 @@ class Phase(_HashedByIdentity):
 
 
 class Event(_HashedByIdentity):
-    """An event in a container's life, reported by the runtime (the first seven), by the hooks, or by the kernel."""
+    """A lifecycle event of a container, reported by the runtime (the first seven), by the hooks, or by the kernel."""
 
     CREATE = auto()
     """CreateContainer was answered."""
@@ -94,7 +94,7 @@ class Event(_HashedByIdentity):
     POPULATED = auto()
     """A process is in its cgroup, or the kernel does not show whether there is one."""
     CGROUP_GONE = auto()
-    """Its cgroup existed and does not exist any more."""
+    """Its cgroup existed and no longer exists."""
 
 
 def _row(phase: Phase, **changes: Phase) -> Mapping[Event, Phase]:
@@ -199,7 +199,7 @@ MAY_RUN: Final = frozenset({Phase.LISTED, Phase.RUNNING})
 OCCUPYING: Final = MAY_RUN | {Phase.ENDING, Phase.LINGERING}
 """Phases in which a process of the container may run on its CPUs: no container with a claim starts there."""
 ENDED: Final = frozenset({Phase.ENDING, Phase.LINGERING, Phase.VANISHED})
-"""Phases in which reap() reads from the kernel whether the container has a process."""
+"""Phases in which reap() asks the kernel whether the container still has a process."""
 OVER: Final = frozenset({Phase.ABSENT, Phase.VANISHED, Phase.STOPPED})
 """Phases in which the container has no process, and will have none without another event."""
 ALIVE: Final = frozenset(Phase) - OVER

@@ -57,15 +57,17 @@ class Desired:
     shown: frozenset[int] = frozenset()
     """Expected ``cpuset.cpus.effective`` after the write: ``cpus`` without offline CPUs."""
     own: frozenset[int] = frozenset()
-    """CPUs of ``shown`` that must be effective even if a part of the others is not."""
+    """CPUs of ``shown`` that must be effective even if some of the others are not."""
     shared: bool = False
-    """True if the container uses the shared pool. Then it is not a difference if the parent allows only a part of the
-    CPUs."""
+    """True if the container uses the shared pool. It is then not a difference if the parent allows only some of the
+    CPUs.
+    """
     online: frozenset[int] = frozenset()
     """Online CPUs if ``cpuset.cpus`` itself is compared, where an empty file stands for all of them; else empty. The
-    effective set cannot be compared while other cgroups are partitions, since it changes with these."""
+    effective set cannot be compared while other cgroups are partitions, since those partitions change it.
+    """
     lazy: bool = False
-    """True if a member of the pool may run on a part of the pool. CPUs that the pool has gained are not added then."""
+    """True if a member of the pool may run on a part of the pool. CPUs that the pool has gained are then not added."""
     needs_cpuset: bool = True
     """True if a missing ``cpuset.cpus`` is a difference. False for members of the pool while no CPU is held."""
     exact: bool = False
@@ -101,7 +103,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A file whose observed content is not the desired one."""
+    """A file whose observed content differs from the desired content."""
 
     kind: str
     """``cpus``, ``mems``, or the controller of a limit: ``cpu``, ``memory``, ``hugetlb``."""
@@ -121,7 +123,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Raises:
-    """Raises of the limits of one cgroup. A limit that was raised before and is not in ``files`` is restored."""
+    """Raises for the limits of one cgroup. A limit that was raised before and is not in ``files`` is restored."""
 
     files: Mapping[str, Raise] = field(default_factory=dict)
     """Raises by file."""
@@ -139,7 +141,7 @@ class Plan:
     enforcement/apply.py adds them.
     """
     groups: Mapping[str, Raises | None] = field(default_factory=dict)
-    """Raises to apply first in the cgroups above, by path; None for a cgroup that does not belong to a pod any more."""
+    """Raises to apply first in the cgroups above, by path; None for a cgroup that no longer belongs to a pod."""
     claimed: Mapping[int, int] | None = None
     """Claimed hugepages by page size; None for a container without a memory claim."""
     guarded: tuple[int, ...] = ()
@@ -199,7 +201,7 @@ def misplaced(state: NodeState) -> list[Tracked]:
         beside = state.pool.beside(kind.shared_near, kind.excluded)
         wanted = kind.exclusive & state.host.online or state.without_claim(kind.excluded, own_pod=kind.own_pod)
         wanted |= beside & state.host.online
-        # A container of the driver's pod follows the pod's cgroup, and its own cpuset may be narrower.
+        # A container in the driver's pod follows the pod's cgroup, and its own cpuset may be narrower.
         lazy = kind.own_pod or (state.lazy and not kind.exclusive)
         # If all claims are partitions, only the siblings of a claim's container must leave its CPUs. A sibling that
         # was not seen yet may have started before the claim's record appeared.
@@ -229,7 +231,7 @@ def _plan(
         return Plan(tracked, desired, full=full, online=state.host.online)
     if tracked.identity.sandboxed:
         return Plan(tracked, desired, full=full, beside=state.cgroups_beside(tracked))
-    # A partition whose CPUs are all offline is made again when one of them is online.
+    # A partition whose CPUs are all offline is created again when one of them comes online.
     superseded = tracked.identity.evidence == NO_EVIDENCE
     ended = bool(tracked.observed.partition) and not partition
     releases = ended and (superseded or state.is_partition(tracked))
@@ -285,8 +287,8 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
 def needs_no_thread(tracked: Tracked) -> bool:
     """Returns True if a start reads only the container's own cgroup, and writes only limits if the cpuset is in sync.
 
-    That is the case for a container that has no claims and has not been a partition. It is not the case for a
-    container in a sandbox, whose cgroup is that of the pod, or for those of the driver's own pod.
+    That is the case for a container that has no claims and has not been a partition. It is not the case for a container
+    in a sandbox, whose cgroup is that of the pod, or for one in the driver's own pod.
     """
     identity = tracked.identity
     special = identity.own_pod or identity.sandboxed or tracked.observed.partition
@@ -310,7 +312,7 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
 def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises | None]:
     """Returns the raises of cgroups as returned by groups_above(), for the claims of all containers of the node.
 
-    The value is None for a cgroup that does not belong to its pod any more; its limits are not changed.
+    The value is None for a cgroup that no longer belongs to its pod; its limits are not changed.
     """
     # A pod's cgroup depends on its own containers only; a loop over all containers of the node would slow each start.
     whose = (
@@ -340,7 +342,7 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
 
 
 def _pod_raises(state: NodeState, path: str, pod_uid: str, passed_on: Mapping[str, Raise]) -> Raises | None:
-    """Returns the raises that the claims of a pod's living containers need in the pod's cgroup."""
+    """Returns the raises that the claims of a pod's living containers require in the pod's cgroup."""
     members = state.containers.of_pod(pod_uid)
     # After the cgroups were listed, the pod may have been removed, or the runtime may have reported another cgroup for
     # it.
@@ -375,7 +377,7 @@ def differences(desired: Desired, observed: Observed) -> list[Difference]:
 
 
 def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
-    """Returns the difference of the CPUs, as a list of at most one."""
+    """Returns the difference in CPUs as a list, empty if there is none."""
     seen = observed.cpus
     exact = not desired.exact or observed.configured == desired.cpus
     if not desired.cpus or (seen == desired.shown and exact):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The claims of the node, and the shared pool: the CPUs that they leave to containers without a CPU claim.
 
-``NodeClaims`` contains the claim files, the first user of each claim, and the reason of each fallback. ``divide()``
-computes the ``Pool`` from these files and from the CPUs of the containers that run.
+``NodeClaims`` contains the claim files, the first user of each claim, and the reason for each fallback. ``divide()``
+computes the ``Pool`` from these files and from the CPUs of running containers.
 
 Held CPUs. The CPUs of a claim are *held* if the pool must exclude them. In pool mode that is the case for every claim.
 In partition mode it is the case if the claim may be shared by several containers, if its container also uses the pool,
@@ -15,7 +15,7 @@ Arithmetic. The pool is ``online - reserved - held``. If this is empty, it is ``
 as well, containers without a claim cannot start. A pool whose CPUs are all claimed counts as empty while any CPU is
 held: partitions may take all of it at any time, and the kernel then lets its members run on the CPUs of their parent,
 which include the held ones (docs/adr/0013-partitions.md). A container's own part of the pool also lacks its
-``excluded`` CPUs, those of other claims in its pod, as far as something remains without them.
+``excluded`` CPUs, those of other claims in its pod, unless no CPU would remain without them.
 
 Eight CPUs with CPU 0 reserved, a claim A of 1-3 whose container is a partition, and a claim B of 4-5 that is shared in
 its pod:
@@ -47,11 +47,11 @@ Weight = tuple[frozenset[int], PartitionKind]
 
 
 class NodeClaims(Claims):
-    """The claims of the node with indexes. Owned by NodeState."""
+    """The node's claims, with indexes. Owned by NodeState."""
 
-    def __init__(self, lives: Callable[[Owner], bool]) -> None:
-        """Creates an empty index; ``lives`` is as in Claims."""
-        super().__init__(lives=lives)
+    def __init__(self, is_alive: Callable[[Owner], bool]) -> None:
+        """Creates an empty index. ``is_alive`` returns True if a container of this name is alive in the pod."""
+        super().__init__(is_alive=is_alive)
         self.cpus = claimed_cpus(())
         """CPUs of all claims."""
         self.fallbacks: dict[ClaimKey, Problem] = {}
@@ -165,8 +165,8 @@ class Pool:
     shared: frozenset[int] = frozenset()
     """CPUs of containers without a claim; never any of ``held``.
 
-    If no other CPU is left, these are the reserved CPUs. If there are none of these either, the set is empty, and a
-    container without a claim cannot start: every runtime takes an empty cpuset for "no change"."""
+    If no other CPU is left, these are the reserved CPUs. If there are no reserved CPUs either, the set is empty, and a
+    container without a claim cannot start: every runtime interprets an empty cpuset as "no change"."""
     reserved: frozenset[int] = frozenset()
     """Reserved CPUs that are online and not held."""
     held: frozenset[int] = frozenset()
@@ -180,7 +180,7 @@ class Pool:
 
     @property
     def left(self) -> frozenset[int]:
-        """CPUs on which containers without a claim run now: the reserved ones if partitions have all others."""
+        """CPUs on which containers without a claim run now: the reserved ones if partitions have taken all others."""
         return self.shared - self.partitioned or self.reserved
 
     @property
@@ -191,7 +191,7 @@ class Pool:
     def without_claim(self, apart: frozenset[int], *, own_pod: bool) -> frozenset[int]:
         """Returns the CPUs of a container without a claim. The driver's own containers use reserved CPUs, if any.
 
-        The CPUs ``apart`` are excluded, as far as something remains without them.
+        The CPUs ``apart`` are excluded, unless no CPU would remain without them.
         """
         cpus = self.reserved if own_pod and self.reserved else self.shared
         remaining = cpus - apart
@@ -204,10 +204,10 @@ class Pool:
         return self.reserved - apart or (self.reserved if self.held else cpus - apart or cpus)
 
     def beside(self, near: frozenset[int], apart: frozenset[int]) -> frozenset[int]:
-        """Returns the CPUs of the pool that a container uses in addition to its own: those of the pool in ``near``.
+        """Returns the pool's CPUs that a container uses in addition to its own: those in ``near``.
 
-        If no unclaimed CPU of ``near`` is in the pool, it uses the whole pool. Empty if ``near`` is empty. The CPUs
-        ``apart`` are always excluded.
+        If no unclaimed CPU of ``near`` is in the pool, the container uses the whole pool. Returns an empty set if
+        ``near`` is empty. The CPUs ``apart`` are always excluded.
         """
         cpus = self.without_claim(apart, own_pod=False) - apart if near else frozenset[int]()
         return cpus & near if cpus & near - self.claimed else cpus

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of the node: containers, claim files, the machine, and the shared pool that is computed from them.
 
-Every setter recomputes the values that depend on its input: a changed claim file the pool, the entitlements, and the
-CPUs that siblings exclude; a container that starts or ends the pool, and the authorization of its siblings.
+Every setter recomputes the values that depend on its input: a changed claim file changes the pool, the entitlements,
+and the CPUs that siblings exclude; a container's start or end changes the pool and the authorization of its siblings.
 
 Containers are indexed by cpuset class as well. A node has hundreds of containers and few classes: two containers are in
 the same class if they were last seen on the same CPUs and have the same desired CPUs. The class alone decides whether a
@@ -41,13 +41,13 @@ class CpusetClass(NamedTuple):
     """Properties that containers with the same cpuset share."""
 
     cpus: frozenset[int] | None
-    """CPUs on which they were last seen; None if they were not seen yet."""
+    """CPUs on which they were last seen; None if they have not been seen yet."""
     exclusive: frozenset[int]
-    """CPUs that only they may use; empty for members of the shared pool."""
+    """CPUs exclusive to these containers; empty for members of the shared pool."""
     own_pod: bool
     """True for the driver's own containers."""
     excluded: frozenset[int]
-    """CPUs of other claims of their pod."""
+    """CPUs of other claims in their pod."""
     shared_near: frozenset[int]
     """CPUs near which they also use the shared pool; empty if they use none of it."""
 
@@ -126,7 +126,9 @@ class ContainerIndex:
 
 
 class ChangeLog:
-    """The latest changes of containers, for readers that look only at changed ones, and the functions to call."""
+    """The latest changes of containers, for readers that process only changed containers, and the functions to call
+    after each change.
+    """
 
     def __init__(self, changed: Callable[[], object]) -> None:
         self.count = 0
@@ -138,7 +140,7 @@ class ChangeLog:
         """Ids of the containers and attempts of the latest changes, oldest first."""
 
     def report(self, *ids: str) -> None:
-        """Reports a change of the state, and stores the ids of the containers and attempts that have changed."""
+        """Reports a state change, and stores the ids of the containers and attempts that have changed."""
         self.count += len(ids)
         self._ids.extend(ids)
         self._changed()
@@ -157,13 +159,13 @@ class ChangeLog:
 
 
 class NodeState:
-    """The state of the node. Mutable; only the event loop changes it."""
+    """The node's state. Mutable; only the event loop changes it."""
 
     def __init__(self, config: Config | None = None, changed: Callable[[], object] = lambda: None) -> None:
         """Creates the state of an unknown node; ``changed`` is called after each change."""
         self.config = config or Config()
         self.host = Host()
-        self.claims = NodeClaims(self._lives)
+        self.claims = NodeClaims(self._is_alive)
         self.containers = ContainerIndex()
         self.pool = Pool()
         self.changes = 0
@@ -193,15 +195,15 @@ class NodeState:
     def started(self, ids: Iterable[str]) -> list[Tracked]:
         """Returns the containers among ``ids`` whose cgroups are kept in sync.
 
-        They include ended containers: processes that are left of them must not run on CPUs of other claims. Partitions
-        of ended containers are left out: a write could make one valid again while its cgroup is being removed
+        These include ended containers: their remaining processes must not run on other claims' CPUs. Partitions of
+        ended containers are left out: a write could make one valid again while its cgroup is being removed
         (docs/adr/0029).
         """
         found = [one for i in ids if (one := self.containers.get(i)) is not None]
         return [one for one in found if one.phase in MAY_RUN or (one.phase in OCCUPYING and not self.is_partition(one))]
 
     def is_partition(self, tracked: Tracked) -> bool:
-        """Returns True if the container is a partition. The kernel ends one if all of its CPUs go offline."""
+        """Returns True if the container is a partition. The kernel ends a partition when all of its CPUs go offline."""
         return bool(tracked.observed.partition and tracked.kept_cpus & self.host.online)
 
     def put(self, tracked: Tracked) -> None:
@@ -251,8 +253,9 @@ class NodeState:
     def reject(self, tracked: Tracked) -> None:
         """Stores a rejected attempt to create or start a container; its id never appears again.
 
-        It is stored until the pod is removed or the container is created: the frontend reads the records of the claims
-        that it names again. Its evidence is dropped, since that of MAX_REJECTED attempts may be megabytes.
+        The attempt is stored until the pod is removed or the container is created, since the frontend rereads the
+        records of the claims that the attempt names. Its evidence is dropped, since the evidence of MAX_REJECTED
+        attempts may take megabytes.
         """
         if (earlier := self.rejected.pop(tracked.identity.user, None)) is not None:
             self.change_log.report(earlier.id)
@@ -269,9 +272,9 @@ class NodeState:
         self.change_log.report()
 
     def replace_containers(self, containers: Iterable[Tracked]) -> None:
-        """Sets the containers that the runtime has listed. If two of them name a claim, the first one gets it.
+        """Sets the containers that the runtime has listed. If two of them name the same claim, the first one gets it.
 
-        Containers that it has not listed stay until the kernel shows that their last process has ended.
+        Containers that the runtime has not listed stay until the kernel shows that their last process has ended.
         """
         containers = list(containers)
         listed = {container.id for container in containers}
@@ -297,7 +300,7 @@ class NodeState:
             self._recompute()
 
     def forget_views(self) -> None:
-        """Forgets the observed CPUs and nodes of running containers: they may be out of date."""
+        """Forgets the observed CPUs and nodes of running containers, since these may be out of date."""
         for tracked in self:
             if tracked.phase in MAY_RUN:
                 self.put(tracked.seen(cpus=None, mems=None))
@@ -324,7 +327,7 @@ class NodeState:
         # The pool comes first: even if authorizing a container fails, the pool must exclude the CPUs of new claims.
         self._recompute()
         self.claims.forget_users({held.key for one in self if one.phase in ALIVE for held in one.entitlement.claims})
-        # In order of insertion: if two containers name a claim, the first one gets it.
+        # In order of insertion: if two containers name the same claim, the first one gets it.
         for tracked in self:
             identity = tracked.identity
             concerned = identity.pod.uid in pods or not changed.isdisjoint(identity.evidence.claims)
@@ -332,7 +335,7 @@ class NodeState:
                 self.put(now)
 
     def authorized(self, tracked: Tracked) -> Tracked:
-        """Returns the container with its entitlement, rejection and excluded CPUs by the current records."""
+        """Returns the container with its entitlement, rejection and excluded CPUs according to the current records."""
         enforced = (tracked.entitlement.claims or tracked.enforced) if tracked.phase in OCCUPYING else ()
         identity, fallbacks = tracked.identity, self.claims.fallbacks
         entitlement, orphaned, rejection = authorize(identity.evidence, identity.user, self.claims, enforced)
@@ -358,7 +361,7 @@ class NodeState:
 
     def _ended(self, before: Tracked) -> None:
         """Repeats the decisions that depended on a container that has ended."""
-        # A container that has not run may only have failed to start: its CPUs stay held for the next attempt.
+        # A container that has not run may merely have failed to start: its CPUs stay held for the next attempt.
         if before.phase not in PENDING and self.claims.end_requested_fallback(before):
             self._recompute()
         # It may have owned a claim that another container of its pod was rejected for.
@@ -367,12 +370,12 @@ class NodeState:
             for one in self.containers.of_pod(before.identity.pod.uid)
             if one.phase in ALIVE and one.rejection is not None
         }
-        # In order of insertion: if two containers name a claim, the first one gets it.
+        # In order of insertion: if two containers name the same claim, the first one gets it.
         for tracked in self if rejected else ():
             if tracked.id in rejected and (now := self.authorized(tracked)) != tracked:
                 self.put(now)
 
-    def _lives(self, user: Owner) -> bool:
+    def _is_alive(self, user: Owner) -> bool:
         return any(
             tracked.identity.name == user.container and tracked.phase in ALIVE
             for tracked in self.containers.of_pod(user.pod_uid)
@@ -398,7 +401,7 @@ class NodeState:
 
     @property
     def kubelet_pins(self) -> frozenset[str]:
-        """Static managers of the kubelet, as requests for living containers have shown."""
+        """The kubelet's static managers, as detected in requests for living containers."""
         pinned = [self.containers.by_id[container_id] for container_id in self.containers.with_pins]
         return frozenset[str]().union(*(one.stated.kubelet_pins for one in pinned if one.phase in ALIVE))
 
@@ -410,7 +413,7 @@ class NodeState:
 
     @property
     def lazy(self) -> bool:
-        """True if running members of the pool are not given released CPUs until their cpuset is written anyway."""
+        """True if running members of the pool get released CPUs only when their cpuset is written anyway."""
         return self.config.pool_growth == "lazy" and not (self.pool.by_kernel and self.pool.held)
 
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
@@ -432,7 +435,9 @@ class NodeState:
         return kind == "isolated" or (bool(kind) and self.config.cpu_exclusivity == "partition")
 
     def counted_of(self, pod_uid: str) -> Counted:
-        """Returns the amounts that the kubelet has added to the limits of a pod for its claims, used or not."""
+        """Returns the amounts that the kubelet has added to a pod's limits for its claims, whether or not they are
+        used.
+        """
         alive = [one for one in self.containers.of_pod(pod_uid) if one.phase in ALIVE]
         held = [held for one in alive for held in one.entitlement.claims]
         counted = {one.key: one.share.counted for one in held if one.share.counted is not NOT_COUNTED}
@@ -440,7 +445,7 @@ class NodeState:
         return total_counted(counted.values()) if counted else NOT_COUNTED
 
     def cgroups_beside(self, tracked: Tracked) -> frozenset[str]:
-        """Returns the cgroups of the containers of its pod that do not run in the pod's sandbox."""
+        """Returns the cgroups of containers in the same pod that do not run in the pod's sandbox."""
         members = [one.identity for one in self.containers.of_pod(tracked.identity.pod.uid)]
         return frozenset(one.cgroup for one in members if not one.sandboxed)
 

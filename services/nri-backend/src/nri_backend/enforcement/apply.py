@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applies the plan of a container to its cgroup and the cgroups above it, for starts, moves and audits.
+"""Applies a container's plan to its cgroup and the cgroups above it, for starts, moves and audits.
 
 Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that the
-creation of cgroups takes as well, and may last milliseconds; on the event loop it would delay all answers. The one
-exception is the start of a container without claims whose cpuset is already right (Reconciler.apply()).
+creation of cgroups takes as well, and may take milliseconds; on the event loop it would delay all answers. The one
+exception is the start of a container without claims whose cpuset is already correct (Reconciler.apply()).
 
 Each cgroup is read and written where it differs (``_repair``). The written limits are then read again, to see whether
 the writes were effective. If a file of the cpuset was written, all files are read again, since the kernel derives the
-effective sets from it. Two kinds of files are written without a reading before, since the reading after the write
-verifies them: the CPUs of a container that has to leave others (``_last_seen``), and hugepage limits at a start
+effective sets from it. Two kinds of files are written without being read first, since the read after the write verifies
+them: the CPUs of a container that has to leave others (``_last_seen``), and hugepage limits at a start
 (``_present_limits``). A container's limit has no effect while a limit above it is lower, so the cgroups above come
-first. They get the original limit of the kubelet plus the amount that claims need.
+first. Each of them gets the kubelet's original limit plus the amount that claims need.
 """
 
 import contextlib
@@ -79,11 +79,11 @@ class Outcome:
     left: list[Problem] = field(default_factory=list)
     """Problems that remain; they name the file with its desired and observed value, or the controller."""
     partition: PartitionKind = ""
-    """Partition type that the plan requested and the cgroup has."""
+    """Partition type, if the plan requested it and the cgroup has it."""
     fallback: Problem = NO_PROBLEM
     """Reason why the cgroup is not the requested partition."""
     released: bool = False
-    """True if the cgroup was to stay a partition and is not one any more."""
+    """True if the cgroup was to remain a partition but no longer is one."""
     desired: Desired = NOTHING_DESIRED
     """Desired cpuset and limits of the container's own cgroup."""
     seen: Seen | None = None
@@ -110,7 +110,7 @@ def observe(
         # If none of its CPUs is online, the kernel lets it run on those of its parent.
         cpus = None if configured is None else configured & desired.online or desired.online
         if desired.own and cpus == desired.shown:
-            # The file is right, but the kernel may have given CPUs of the container to another partition.
+            # The file is correct, but the kernel may have given CPUs of the container to another partition.
             effective = tree.read_set(path, EFFECTIVE) or frozenset()
             cpus = cpus if desired.own <= effective else effective
     elif desired.cpus:
@@ -144,11 +144,11 @@ def apply_at_start(
 ) -> Outcome:
     """Applies the plan of a container that is being started, unless another container is on its CPUs.
 
-    Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not seen.
-    So one file of each container that would have to leave the claim's CPUs is read first, in the same job as the
+    Between two audits a CPU that goes offline, or another writer, may move containers to CPUs on which they were not
+    seen. So one file of each container that would have to leave the claim's CPUs is read first, in the same job as the
     writes: no other job of this process moves a container in between. The plans in ``before``, of siblings that have
     not started, are applied first. If one of them fails, the kernel refuses the partition. ``record`` is called if no
-    problem remains. Raises nothing that is foreseen.
+    problem remains. Raises no expected error.
     """
     done, entitlement, path = Outcome(plan.tracked.id), plan.tracked.entitlement, plan.tracked.identity.cgroup
     if entitlement.claims:
@@ -177,14 +177,16 @@ def audit(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
     except Exception as error:  # noqa: BLE001  a fault of one container must not stop the enforcement of all others
         return Outcome(plan.tracked.id, Observed(), left=[_unforeseen(error, plan.tracked.problem)])
     # After a repair the files were read again, so the recorded content is that of the observation. For a container in a
-    # sandbox it is not kept, since the cgroups of a sandbox are determined at each audit.
+    # sandbox it is not stored, since the cgroups of a sandbox are determined at each audit.
     if done.observed is not None and not (done.left or plan.tracked.identity.sandboxed):
         done.seen = recording.seen
     return done
 
 
 def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
-    """Applies the plan of a container, to the cgroups above it first. Raises no CgroupGoneError, CgroupAccessError."""
+    """Applies the plan of a container, to the cgroups above it first. Raises neither CgroupGoneError nor
+    CgroupAccessError.
+    """
     done, path = Outcome(plan.tracked.id, desired=plan.desired), plan.tracked.identity.cgroup
     if not path:
         done.left.append(Problem("the runtime names no cgroup for it", BackendCode.CGROUP_UNKNOWN))
@@ -227,7 +229,7 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
 def _last_seen(plan: Plan) -> Observed | None:
     """Returns the last observation of a container that has to leave CPUs, or None if its cgroup has to be read first.
 
-    Its cpuset is written in any case, and the reading after the write verifies it, so a reading before would only delay
+    Its cpuset is written in any case, and the reading after the write verifies it, so reading it first would only delay
     the container that waits for the CPUs. If it only gains CPUs, the file may contain them already.
     """
     seen, desired = plan.tracked.observed, plan.desired
@@ -238,7 +240,9 @@ def _last_seen(plan: Plan) -> Observed | None:
 
 
 def _apply_partition(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
-    """Makes the container's cgroup a partition, or a member if it is invalid and stays so. Raises CgroupGoneError."""
+    """Makes the container's cgroup a partition, or a member if its partition is invalid and is not restored. Raises
+    CgroupGoneError.
+    """
     path = plan.tracked.identity.cgroup
     if plan.partition:
         done.fallback = make_partition(tree, path, plan.partition, plan.desired.cpus)
@@ -299,7 +303,7 @@ def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 
 
 def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
-    """Returns a container whose plan requested a partition with its partition type or its fallback."""
+    """Returns the container with its partition type or its fallback, for a plan that requested a partition."""
     if outcome.fallback and outcome.fallback != tracked.fallback:
         text = "a claim is enforced by the shared pool, since the kernel refuses a partition"
         _log.warning(text, extra={**tracked.identity.names, "error": outcome.fallback})
@@ -335,9 +339,9 @@ def _unforeseen(error: Exception, known: str = "") -> Problem:
 def _hugepage_limits(
     tree: CgroupTree, notes: OriginalLimits, plan: Plan, original: Mapping[str, Limit] | None
 ) -> tuple[dict[str, DesiredLimit], Mapping[str, Limit]]:
-    """Returns the desired hugepage limits of a container, and the present ones as far as these need not be read.
+    """Returns a container's desired hugepage limits, and those of its current limits that need not be read.
 
-    ``original`` contains the original limits of the pod, or is None if they are unknown.
+    ``original`` contains the pod's original limits, or is None if they are unknown.
     """
     if not plan.full:
         return {}, _NONE_KNOWN
@@ -356,8 +360,8 @@ def _hugepage_limits(
 def _present_limits(plan: Plan, files: Iterable[str]) -> Mapping[str, Limit]:
     """Returns the hugepage limits of a container that is being started, or none for any other container.
 
-    Its cgroup is new, and stock containerd sets no hugepage limits, so it is taken to have none. The desired limits are
-    then written in any case.
+    Its cgroup is new, and stock containerd sets no hugepage limits, so the cgroup is assumed to have none. The desired
+    limits are then written in any case.
     """
     return dict.fromkeys(files) if plan.tracked.phase is Phase.STARTING else _NONE_KNOWN
 
@@ -365,7 +369,7 @@ def _present_limits(plan: Plan, files: Iterable[str]) -> Mapping[str, Limit]:
 def _pod_own(
     tree: CgroupTree, notes: OriginalLimits, plan: Plan, original: Mapping[str, Limit] | None
 ) -> dict[int, Limit]:
-    """Returns the original hugepage limits of the pod, without claims, by page size in bytes."""
+    """Returns the pod's original hugepage limits, without claims, by page size in bytes."""
     if not (path := plan.tracked.identity.pod_cgroup):
         return {}
     sizes = {hugepage_files(size)[0]: size for size in plan.page_sizes}
@@ -465,7 +469,8 @@ def _raise_above(tree: CgroupTree, notes: OriginalLimits, plan: Plan, done: Outc
 def _raise_limits(
     tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None, done: Outcome
 ) -> Mapping[str, Limit]:
-    """Applies the raises of one cgroup, and stores its original limits. Returns those of the files that were read.
+    """Applies the raises of one cgroup, and stores its original limits. Returns the original limits of the files that
+    were read.
 
     Raises CgroupGoneError or CgroupAccessError.
     """

@@ -285,8 +285,8 @@ class Auditor:
     async def run_forever(self) -> None:
         """Runs a round at each tick and after each event; never returns.
 
-        Raises DirectoryReplacedError if the mounted CDI directory was replaced, one tick after that was reported as a
-        problem: the new directory can only be mounted by a new container.
+        Raises DirectoryReplacedError if the mounted CDI directory was replaced, one tick after the replacement was
+        reported as a problem: the new directory can only be mounted by a new container.
         """
         news = self._reconciler.signals.audit
         self.partitions.listen()
@@ -329,7 +329,7 @@ class Auditor:
                 _log.error("audit failed, repeating it", exc_info=error)
             self._failure = Problem(text, BackendCode.INTERNAL_ERROR)
             self._next.full = 0.0
-            # Audits of everyone are not repeated at each tick, since they also retry refused partitions.
+            # Audits of all containers are not repeated at each tick, since they also retry refused partitions.
             self._next.everyone = min(self._next.everyone, self._deps.clock() + RECORDS_SECONDS)
         else:
             self._failure = NO_PROBLEM if complete else self._failure
@@ -351,7 +351,7 @@ class Auditor:
             await self._claim_files.refresh(thorough=due.tick and due.records and known)
             if not self._claim_files.settled:
                 # The time stamp of the directory is too recent to rule out a later change within its resolution.
-                # Reading it again soon spares the next hook that work.
+                # Reading it again soon saves the next hook that work.
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)
         if self._reconciler.signals.active:
             await self._look(self.partitions.pop_containers_to_audit(), full=False, final=True)
@@ -389,7 +389,8 @@ class Auditor:
         started, state = time.monotonic(), self._state
         while left := [i for i in self._scope.misplaced.value if i not in done]:
             pool, host = state.pool, state.host
-            # The list is computed again only after a change of the pool: that takes as long as the moves of a job.
+            # The list is computed again only after a change of the pool: computing it takes as long as the moves of one
+            # job.
             while left and (state.pool, state.host) == (pool, host):
                 plan = left[:MOVES]
                 done |= self._taken(plan, await self._reconciler.apply_some(plan, partial(self._taken, ()), full=False))
@@ -400,9 +401,9 @@ class Auditor:
     async def audit(self, *, full: bool, everyone: bool = False, reading: bool = False) -> None:
         """Compares the cgroups of running containers with their plans and repairs differences.
 
-        Ended containers count as running while a process of them may be left, unless they are partitions. With ``full``
-        it includes limits. With ``everyone`` it includes containers that no claim depends on, and with ``reading`` also
-        those whose files have not changed since their last reading.
+        Ended containers count as running while one of their processes may be left, unless they are partitions. With
+        ``full`` it includes limits. With ``everyone`` it includes containers that no claim depends on, and with
+        ``reading`` also those whose files have not changed since their last reading.
         """
         if full:
             await self._groups.audit_all()
@@ -430,7 +431,8 @@ class Auditor:
             await recorder.forget_others()
 
     async def _look(self, plan: Sequence[str], *, full: bool, again: bool = False, final: bool = False) -> None:
-        """Audits the containers in ``plan`` and stores the outcomes; that of a hung job is stored when it ends.
+        """Audits the containers in ``plan`` and stores the outcomes; the outcome of a hung job is stored when the job
+        ends.
 
         With ``again``, partitions that the kernel has refused are retried. If a partition turns out to be invalid, it
         is repaired in the next round after its siblings, unless ``final``: then the siblings come before it in
@@ -483,7 +485,7 @@ class Auditor:
         """Marks containers as stopped if the runtime has reported their end and their last process has ended.
 
         Every round does this, since a start that waits for their CPUs may reach its deadline before the next tick. With
-        ``vanished``, it includes containers that were taken for ended because their cgroup was gone: a mount may have
+        ``vanished``, it includes containers that were considered ended because their cgroup was gone: a mount may have
         hidden it.
         """
         ended = [one for one in self._scope.ended.value if vanished or one.phase is not Phase.VANISHED]
@@ -502,7 +504,7 @@ class Auditor:
                 await self._see(after)
 
     def _watch_ends(self) -> None:
-        """Watches ``cgroup.events`` of containers that have ended for the runtime until their last process ends."""
+        """Watches ``cgroup.events`` of containers whose end the runtime has reported, until their last process ends."""
         if self._ends.follow(self._scope.ending.value):
             self._reconciler.signals.audit.set()
 

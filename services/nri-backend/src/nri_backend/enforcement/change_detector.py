@@ -2,13 +2,13 @@
 """Finds the cgroups that an audit can skip, because neither the plan nor the content of a file has changed.
 
 An audit that leaves no problem stores a *reading*: the content of the files that it has read, with the plan that it has
-applied. The next audit computes the present plan. If it equals the stored one, the audit compares the files with the
-stored content, without parsing them, and skips the cgroup if they are the same: to apply the same plan to the same
+applied. The next audit computes the current plan. If it equals the stored one, the audit compares the files with the
+stored content, without parsing them, and skips the cgroup if they are the same: applying the same plan to the same
 content would have the same result. In all other cases the audit reads the cgroup.
 
 The plan of a container includes its state (``Plan.tracked``), so that each change of the container makes the audit read
 its files. But an audit stores in that state what it has observed, and a plan that is computed afterwards would never
-equal the one that was applied. ``follow`` therefore replaces the state in the stored plan by the state with this
+equal the one that was applied. ``follow`` therefore replaces the state in the stored plan with the state with this
 observation, which differs only in what the reading itself has shown. If a hook has changed the container since the plan
 was computed, ``follow`` does nothing, the plans differ, and the files are read again.
 
@@ -35,7 +35,7 @@ COMPARED_OPEN: Final = 512
 separate job, and the switch to a thread and back takes as long as comparing a hundred files.
 """
 _Batches = dict[str, list[str]]
-"""Cgroups to compare in one step, by the first one."""
+"""Cgroups to compare in one step, keyed by the first of them."""
 Plans = Mapping[str, object]
 """Plans by container id, or raises by the path of a cgroup above containers."""
 
@@ -85,7 +85,7 @@ class ChangeDetector:
         return self._stored(outcomes, plans)
 
     def follow(self, before: Tracked, after: Tracked) -> None:
-        """Replaces the state in a container's stored plan by the state with the observation of that reading."""
+        """Replaces the state in a container's stored plan with the state that includes the reading's observation."""
         plan = self._readings.plan(before.id)
         if isinstance(plan, Plan) and plan.tracked is before:
             self._readings.replace_plan(before.id, replace(plan, tracked=after))
@@ -105,7 +105,7 @@ class ChangeDetector:
             if outcome.seen is not None:
                 self._readings.store(outcome.id, plans[outcome.id], outcome.seen)
             else:
-                # The stored content is older than the present observation.
+                # The stored content is older than the current observation.
                 self._readings.forget([outcome.id])
         return outcomes
 

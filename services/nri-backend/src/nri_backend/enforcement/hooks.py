@@ -3,10 +3,10 @@
 
 CreateContainer reads the claim files, authorizes the container, waits until no other container is on its CPUs, and
 answers with the container's resources, which the runtime writes to the new cgroup. StartContainer repeats these steps,
-since the claim files and the cgroups may have changed in the meantime. It then writes what differs in the cgroup,
-verifies it, and writes an enforcement record; if this fails, it kills the container. The other hooks apply an event of
-the container's life (containers/lifecycle.py). A figure in DESIGN.md ("The backend") shows the way from here to the
-files of the cgroup.
+since the claim files and the cgroups may have changed in the meantime. It then writes the cgroup files that differ,
+verifies them, and writes an enforcement record; if this fails, it kills the container. The other hooks apply a
+lifecycle event of the container (containers/lifecycle.py). A figure in DESIGN.md ("The backend") shows the path from
+here to the files of the cgroup.
 """
 
 import asyncio
@@ -119,12 +119,12 @@ class Enforcer:
     def records_changed(self) -> None:
         """Requests that the audit reads the claim files now, since the frontend has reported a change.
 
-        They are also read by each creation, start and tick.
+        Each creation, start and tick reads them as well.
         """
         self._auditor.request_look()
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
-        """Replaces the state by the runtime's list of containers; the audit compares their cgroups afterwards."""
+        """Replaces the state with the runtime's list of containers; the audit compares their cgroups afterwards."""
         await self.claim_files.refresh(thorough=True)
         self.listed = {}
         if self._deps.tree.observes:
@@ -170,7 +170,7 @@ class Enforcer:
         if tracked.entitlement.hugepages:
             await self.reconciler.recorder.answered(tracked)
         if tracked.entitlement.memory is not None and pod.uid not in self._kills.pods:
-            # The audit reads the kills in the pod so far while the runtime creates the container.
+            # The audit reads the pod's kill count so far while the runtime creates the container.
             self.signals.audit.set()
         return adjustment(tracked, self.state)
 
@@ -198,12 +198,12 @@ class Enforcer:
         except RejectedError:
             raise
         except BaseException:
-            # This is mostly the cancellation at the deadline. CRI-O starts the container in spite of the error.
+            # This is usually the cancellation at the deadline. CRI-O starts the container despite the error.
             await self._start_failed(pod, container)
             raise
 
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
-        """Accepts the kubelet's changes, except those of values that follow from claims or the pool."""
+        """Accepts the kubelet's changes, except to values that follow from claims or the pool."""
         tracked = self._tracked(pod, container)
         if tracked.phase in OVER:
             return []
@@ -240,7 +240,7 @@ class Enforcer:
         await self._end(container.id, Event.REMOVE)
 
     async def remove_pod(self, pod: Pod) -> None:
-        """Forgets the containers of a sandbox; the pod may live on in a new sandbox."""
+        """Forgets the containers of a sandbox; the pod may continue in a new sandbox."""
         for tracked in self.state.containers.of_pod(pod.uid):
             if tracked.identity.pod.id == pod.id:
                 await self._end(tracked.id, Event.REMOVE)
@@ -255,18 +255,20 @@ class Enforcer:
         return await self._auditor.partitions.recall(await self.reconciler.recorder.recall(containers))
 
     async def _end(self, container_id: str, event: Event) -> None:
-        """Applies the runtime's report of an end. If a process is left, the audit begins to watch for its end."""
+        """Handles the runtime's report that a container has ended. If a process is left, the audit begins to watch for
+        the end of that process.
+        """
         before = self.state.containers.get(container_id)
         if self.reconciler.advance(container_id, event) is not None:
             await self.reconciler.reap([container_id])
             if (now := self.state.containers.get(container_id)) is not None and now.phase in OCCUPYING:
                 self.signals.audit.set()
         if before is not None and before.entitlement.claims and before.phase in OCCUPYING:
-            # The next tick lowers the limits of the pod, and above, that its claims have raised.
+            # The next tick lowers the limits that its claims have raised in the pod's cgroup and above.
             self._auditor.request_limits_of(before)
 
     def _starting(self, pod: Pod, container: Container) -> Tracked:
-        """Returns the container in the state before its process runs, authorized by the current records."""
+        """Returns the container in the state before its process runs, authorized according to the current records."""
         known = self.state.containers.get(container.id)
         if (
             known is not None
@@ -285,13 +287,13 @@ class Enforcer:
     async def _supersede(self, tracked: Tracked) -> None:
         """Takes the claims from earlier attempts to create the same container that have not been started.
 
-        Not every runtime reports the end of a failed attempt. One without a cgroup is forgotten. One with a cgroup may
-        exist as long as the pod: CRI-O creates the cgroup in CreateContainer, with a process that waits for the start.
-        If the kubelet is restarted before StartContainer, it creates the container again. It leaves the first attempt
-        to its garbage collection, which retains the latest dead container of each name. The attempt's cpuset contains
-        the CPUs of the claims, and the kernel refuses a partition beside a sibling's cpuset that overlaps with it. The
-        attempt is therefore treated as a sibling without claims that has not started: its cgroup gets other CPUs before
-        the new attempt becomes a partition (plans_before_partition).
+        Not every runtime reports the end of a failed attempt. An attempt without a cgroup is forgotten. An attempt with
+        a cgroup may exist as long as the pod: CRI-O creates the cgroup in CreateContainer, with a process that waits
+        for the start. If the kubelet is restarted before StartContainer, it creates the container again. It leaves the
+        first attempt to its garbage collection, which retains the latest dead container of each name. The attempt's
+        cpuset contains the CPUs of the claims, and the kernel refuses a partition beside a sibling's cpuset that
+        overlaps with it. The attempt is therefore treated as a sibling without claims that has not started: its cgroup
+        gets other CPUs before the new attempt becomes a partition (plans_before_partition).
         """
         siblings = self.state.containers.of_pod(tracked.identity.pod.uid)
         earlier = [one for one in siblings if one.identity.name == tracked.identity.name and one.id != tracked.id]
@@ -333,7 +335,7 @@ class Enforcer:
         return tracked_as(pod, container, requested=requested, include_claims=include_claims, own_pod=own_pod)
 
     async def _count_kills_of(self, tracked: Tracked) -> None:
-        """Starts to count the kills of a container whose process has not run. Earlier kills in its pod are excluded."""
+        """Starts counting the kills of a container whose process has not run. Earlier kills in its pod are excluded."""
         if (pod := self._kills.pods.get(tracked.identity.pod.uid)) is None:
             # The audit has not read the pod since the container was created.
             await self._kills.look([tracked.identity.pod.uid])

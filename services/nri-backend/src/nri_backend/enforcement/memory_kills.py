@@ -2,9 +2,9 @@
 """Counts the processes of containers with memory claims that the kernel has killed because they were out of memory.
 
 The counts are reported to the frontend. The ``memory.events`` of a cgroup includes the events of all cgroups below it
-(cgroup-v2.rst). A container's cgroup is removed when its last process has ended, and its own count with it, but the
-count of its pod still includes these kills. So both are read, and the difference is attributed to the container that
-has ended.
+(cgroup-v2.rst). A container's cgroup is removed when its last process has ended, and its own count is lost with it, but
+the count of its pod still includes these kills. So both are read, and the difference is attributed to the container
+that has ended.
 
 This requires a reading of the pod from before the container runs. CreateContainer requests it: it wakes the audit,
 which reads the pod while the runtime creates the container, and watches it from then on. If that has not happened yet
@@ -99,7 +99,7 @@ class KillWatch:
         """Serializes readings. If counts were accounted for in another order, old ones would be taken for new kills."""
 
     async def look(self, pod_uids: Iterable[str], *, ended: str = "") -> bool:
-        """Counts the kills in these pods, as far as they have a memory claim. Returns False if one cannot be read.
+        """Counts the kills in those of these pods that have a memory claim. Returns False if a pod cannot be read.
 
         ``ended`` is the container whose end the runtime has just reported.
         """

@@ -2,7 +2,7 @@
 """Computes the changes that enforcement would make on a node with ``enforcement: observe``, without making them.
 
 The tree of such an instance records writes instead of making them (node/node_files.py). The audit is not active: it
-only reads the machine and the claim files, and detects ends of containers. The hooks are those of
+only reads the machine and the claim files, and detects that containers have ended. The hooks are those of
 ``standby.ObservedHooks``: they change nothing in their answers, and reject containers with a claim.
 
 `Observer` repeats a *pass*. A pass applies the plans of all cgroups to the recording tree, as the first audit of an
@@ -44,7 +44,7 @@ _ENDED: Final = "CPUs of partitions that have ended"
 _log = logging.getLogger(__name__)
 
 Passes = Callable[[], Sequence[tuple[str, Callable[[], object]]]]
-"""Returns functions that record further changes, each with the reason of these changes."""
+"""Returns functions that record more changes, each with the reason for its changes."""
 Found = tuple[Change, str]
 """A change and its reason."""
 
@@ -64,7 +64,7 @@ class Observer:
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
-        """Requests a pass, since the state has changed."""
+        """Requests a pass after a state change."""
         self._changed.set()
 
     async def run_forever(self, active: Callable[[], bool], passed: Callable[[], object]) -> None:

@@ -11,7 +11,7 @@ has invalidated the partition, the shared pool therefore excludes them (``releas
 
 The cgroups above a partition list its CPUs in ``cpuset.cpus.exclusive``, and the kernel does not remove them from there
 when the partition ends (``settle``). If the CPUs of an ended partition are in no cgroup at all, the kernel's list of
-partitions is damaged, and no further partition is created (docs/adr/0029).
+partitions is damaged, and no more partitions are created (docs/adr/0029).
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from nri_backend.node.cgroup_watch import CgroupWatch
 from nri_backend.node.cgroups import PARTITION, CgroupTree
 
 _ENDED_AND_OCCUPYING: Final = ENDED & OCCUPYING
-"""Phases of a container that has ended and of which a process may still run."""
+"""Phases of an ended container that may still have a running process."""
 _log = logging.getLogger(__name__)
 
 
@@ -97,7 +97,7 @@ class PartitionManager:
 
     def _changed_by_kernel(self, changed: set[str]) -> None:
         self._add_changed(changed)
-        self._watched_at_generation = -1  # a partition whose file could not be read is not watched any more
+        self._watched_at_generation = -1  # a partition whose file could not be read is no longer watched
 
     def _add_changed(self, changed: set[str]) -> None:
         self._changed |= changed
@@ -110,9 +110,9 @@ class PartitionManager:
         self._changed.add(tracked.identity.cgroup)
 
     def mark_hanging(self, hanging: Iterable[Tracked]) -> None:
-        """Marks the containers that an audit has left out because an earlier job of theirs hangs.
+        """Marks the containers that an audit has skipped because one of their earlier jobs hangs.
 
-        Without this they would not be audited again at each tick, since audits leave out valid partitions.
+        Without this mark they would not be audited again at each tick, since audits skip valid partitions.
         """
         for tracked in hanging:
             self.mark_invalid(tracked)
@@ -144,7 +144,7 @@ class PartitionManager:
         return [one.id for one in sorted(members, key=lambda one: bool(one.observed.partition))]
 
     async def release_ended(self, *, every: bool = False) -> None:
-        """Lets the pool hold the CPUs of ended containers whose partition the kernel has invalidated.
+        """Has the pool hold the CPUs of ended containers whose partition the kernel has invalidated.
 
         While a container counts as a partition, the pool contains its CPUs, because the kernel keeps all other
         containers off them. Audits skip the partitions of ended containers, since nothing may be repaired there. So
@@ -168,7 +168,7 @@ class PartitionManager:
     async def settle(self, *, always: bool = False) -> None:
         """Releases the CPUs that ended partitions have reserved in the cgroups above, if a partition has changed.
 
-        With ``always``, it does so without a change. It also forbids further partitions if the kernel has lost CPUs.
+        With ``always``, it does so without a change. It also forbids new partitions if the kernel has lost CPUs.
         """
         if not (self._unsettled or always) or not self._state.host.partitions:
             return
@@ -194,7 +194,7 @@ class PartitionManager:
         self._unsettled = self._unsettled or bool(failure)
 
     def _check_lost_cpus(self, missing: frozenset[int]) -> None:
-        """Forbids further partitions if CPUs are in no cgroup at two readings in a row.
+        """Forbids new partitions if CPUs are in no cgroup at two readings in a row.
 
         A CPU that is just going offline is missing at one reading only. If a CPU is missing for the first time, the
         files are read again at the next tick.

@@ -106,7 +106,7 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
         if left == kind and effective and effective <= cpus:
             return NO_PROBLEM
         has = "" if effective is None else f" with the CPUs {format_cpu_list(effective)}"
-        # The kernel explains an invalid partition only by words in the file (perr_strings in kernel/cgroup/cpuset.c).
+        # The kernel explains an invalid partition only in words, in the file (perr_strings in kernel/cgroup/cpuset.c).
         code = BackendCode.SYS_ADMIN_MISSING if NOT_PERMITTED in left else BackendCode.PARTITION_REFUSED
         reason = Problem(f"{tree.root}/{path}/{PARTITION} says {left}{has}", code)
     _unmake(tree, path)
@@ -150,11 +150,12 @@ def _unmake(tree: CgroupTree, path: str) -> None:
 
 
 def release_partition(tree: CgroupTree, path: str, *, valid: bool = False) -> bool:
-    """Makes a cgroup a member if the kernel has invalidated its partition. With ``valid``, also if it is valid.
+    """Makes a cgroup a member if the kernel has invalidated its partition. With ``valid``, a valid partition is
+    released as well.
 
     If the cgroup of an invalid partition is removed, the kernel loses its CPUs and damages its list of partitions
-    (docs/adr/0029). Returns True if the cgroup is not a partition any more. Returns False if it is one, if no process
-    is in it, or if the kernel does not show whether there is one.
+    (docs/adr/0029). Returns True if the cgroup is no longer a partition. Returns False if it still is one, if it has no
+    process, or if the kernel does not show whether it has one.
     """
     with _CHANGING:
         try:
@@ -195,7 +196,9 @@ def _settle_top(tree: CgroupTree, top: str) -> str:
 
 
 def _has_pods(tree: CgroupTree, path: str, depth: int) -> bool:
-    """Returns True if this is the kubelet's cgroup, or if that is a few levels below (--cgroup-root)."""
+    """Returns True if this is the kubelet's cgroup, or if the kubelet's cgroup is a few levels below
+    (--cgroup-root).
+    """
     below = depth < _NESTED and any(_has_pods(tree, f"{path}/{child}", depth + 1) for child in tree.children(path))
     return "kubepods" in path.rpartition("/")[2] or below
 
@@ -216,7 +219,7 @@ def lost_cpus(tree: CgroupTree, online: frozenset[int]) -> frozenset[int] | None
 def lost_before(tree: CgroupTree, online: frozenset[int]) -> frozenset[int]:
     """Returns the CPUs that the kernel had lost before this process started.
 
-    A CPU that is just going offline is not lost. If any CPU seems to be, the files are read again after 0.1 s.
+    A CPU that is just going offline is not lost. If any CPU seems to be lost, the files are read again after 0.1 s.
     """
     found = lost_cpus(tree, online)
     if not found:

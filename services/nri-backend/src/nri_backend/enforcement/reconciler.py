@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps cgroups in sync with the state: computes plans, runs the jobs that apply them, and stores the outcomes.
 
-Every change of a container's cgroup except ``cgroup.kill`` (start.py) goes through here, with a different scope: a hook
-for one container, the audit for those that may differ, a change of the shared pool for those that are misplaced, a
+Every change of a container's cgroup except ``cgroup.kill`` (start.py) goes through here, each with its own scope: a
+hook for one container, the audit for those that may differ, a change of the shared pool for those that are misplaced, a
 partition event for the containers of one pod. The blocking part is apply.py, which node/worker.py runs one job at a
 time.
 """
@@ -56,7 +56,7 @@ from nri_backend.telemetry import Telemetry
 _log = logging.getLogger(__name__)
 _MIN_PLANS: Final = 4
 _MAX_PLANS: Final = 64
-"""Upper bound, with _MIN_PLANS as the lower one, of the number of containers planned for one job of apply_some()."""
+"""Maximum number of containers planned for one job of apply_some(); _MIN_PLANS is the minimum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Reconciler:
         return self._worker.stuck.keys()
 
     def advance(self, container_id: str, event: Event) -> Tracked | None:
-        """Applies an event of its life to a container; returns the container, or None if it is not tracked any more."""
+        """Applies a lifecycle event to a container. Returns the container, or None if it is no longer tracked."""
         known = self._state.containers.get(container_id)
         now = known.after(event) if known is not None else None
         if now is None or now.phase is Phase.ABSENT:
@@ -181,7 +181,7 @@ class Reconciler:
         write, and the worker repeats it.
         """
         if needs_no_thread(tracked) and not self._is_at_work(tracked.identity):
-            # The cpuset is usually right, since the answer to CreateContainer contained it. The kernel reads a cpuset
+            # The cpuset is usually correct, since the answer to CreateContainer contained it. The kernel reads a cpuset
             # under a spinlock (callback_lock), which no writer holds while it sleeps, and writes of hugepage limits
             # take no lock that is held for long. All of this takes less time than a switch to a thread.
             with contextlib.suppress(CpusetWriteError):
@@ -194,7 +194,7 @@ class Reconciler:
         return not busy.isdisjoint((identity.id, identity.pod_cgroup))
 
     def _start_step(self, tracked: Tracked, tree: CgroupTree) -> Step[Outcome]:
-        """Returns the step that applies a container's plan, with the containers whose CPUs it reads before.
+        """Returns the step that applies a container's plan, with the containers whose CPUs it reads first.
 
         These are the containers that would have to leave the container's CPUs. If it is to be a partition, only
         containers of its own pod are read: the kernel moves all others, but refuses a partition that overlaps with a
@@ -261,9 +261,10 @@ class Reconciler:
         return group_plans(self._state, {path: uid for path, uid in groups_above(self._state).items() if path in paths})
 
     def _lose_sight(self, name: str) -> None:
-        """Adds the CPUs that a hung job writes to the observed CPUs of its container: it may be on any of these.
+        """Adds the CPUs that a hung job writes to the observed CPUs of its container: the container may be on any of
+        them.
 
-        No claim container may start there. A container that was not seen yet stays unseen: it may be on any CPU.
+        No claim container may start there. A container that has not been seen yet stays unseen: it may be on any CPU.
         """
         tracked = self._state.containers.get(name)
         if tracked is not None and tracked.phase in MAY_RUN and tracked.observed.cpus is not None:
@@ -341,7 +342,7 @@ class Reconciler:
         return await asyncio.to_thread(observe_sets, self._tree, tracked.identity.cgroup)
 
     async def populated(self, containers: Sequence[Tracked]) -> list[bool]:
-        """Returns for each container True if it has a process, or if that cannot be read.
+        """For each container, returns True if it has a process or if that cannot be read.
 
         All of them are read in one thread, since the switch to a thread and back takes 20 times as long as one reading.
         """
@@ -359,7 +360,7 @@ class Reconciler:
         return found
 
     def _may_live(self, tracked: Tracked, lives: bool | CgroupAccessError) -> bool:
-        """Returns True if a process of the container may live. Logs an error once, until a reading succeeds."""
+        """Returns True if the container may have a process. Logs an error once, until a reading succeeds."""
         if isinstance(lives, bool):
             self._unreported.discard(tracked.id)
             return lives

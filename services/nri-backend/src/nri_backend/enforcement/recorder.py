@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enforcement records: their content, when they are written, and how the state of containers is restored from them.
+"""Enforcement records: their content, when they are written, and how the containers' state is restored from them.
 
 An enforcement record is a file with the claims that were applied to one container's cgroup. It is needed when other
 sources are lost while the container runs:
@@ -11,9 +11,9 @@ sources are lost while the container runs:
 * The runtime removes a container while no backend is connected, and one of its processes is left. Only its enforcement
   record then shows that it exists; ``lingering`` returns it, so that its CPUs stay occupied.
 
-A record is sufficient to give its container CPUs, so its directory is one of the backend where no pod can write. It
-contains the inode of the cgroup, which no other cgroup has until the next reboot. A container with the same id after a
-reboot, or one that was given this id on purpose, has another inode, and the record does not apply to it.
+A record is sufficient to give its container CPUs, so the records are in a directory of the backend to which no pod can
+write. A record contains the cgroup's inode, which no other cgroup has until the next reboot. A container with the same
+id after a reboot, or one that was given this id on purpose, has another inode, and the record does not apply to it.
 
 A record is written by the job that has applied the settings of a starting container with a claim and has read them
 back. It is written again, by the hook or an audit, if the claims, the ``answered`` mark or the fallback change. For a
@@ -64,8 +64,9 @@ MAX_PINS_BYTES: Final = 1 << 20
 MAX_AT_ONCE: Final = 64
 """Maximum number of records that one job writes; the next audit writes more."""
 Pins = Mapping[str, frozenset[str]]
-"""Static managers of the kubelet that requests for a container have shown, by container id."""
-# The ids that runtimes generate. The record of another id would be outside the directory or could not be created.
+"""The kubelet's static managers that requests for a container have revealed, by container id."""
+# The form of the ids that runtimes generate. With any other id, the record would be outside the directory or could not
+# be created.
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class EnforcementRecord(BaseModel):
     """True if the limits in the runtime include the claimed hugepages, which an answer of this plugin has added."""
     claims: tuple[Held, ...] = ()
     fallback_reason: str = ""
-    """Reason why the pool enforces the CPU claims although the cgroup should be a partition; empty if it does not."""
+    """Reason why the pool enforces the CPU claims although the cgroup should be a partition; otherwise empty."""
     fallback_code: str = ""
     """Code of the cause, as for ``fallback_reason``. Records of older releases have none."""
 
@@ -124,7 +125,9 @@ class KubeletPins(Document):
 
 
 def parse_enforcement_record(name: str, data: bytes) -> EnforcementRecord:
-    """Parses a record. Raises ContractError if it is damaged, of another container, or of an unsupported version."""
+    """Parses a record. Raises ContractError if it is damaged, belongs to another container, or has an unsupported
+    version.
+    """
     document = parse_json(data, MAX_BYTES, "enforcement record", name)
     check_version("enforcement record", document, VERSION)
     try:
@@ -132,7 +135,7 @@ def parse_enforcement_record(name: str, data: bytes) -> EnforcementRecord:
     except ValidationError as error:
         raise MalformedError("enforcement record", name, str(error)) from error
     if f"{record.container}.json" != name:
-        raise MalformedError("enforcement record", name, "is of another container")
+        raise MalformedError("enforcement record", name, "belongs to another container")
     return record
 
 
@@ -145,10 +148,10 @@ class EnforcementRecords:
         self._tree = tree
 
     def write(self, records: Sequence[EnforcementRecord]) -> dict[str, OSError | None]:
-        """Sets the inode of each record that names a cgroup to the present one, and writes the record.
+        """Sets the inode of each record that names a cgroup to the current one, and writes the record.
 
         Returns the error of each record by container id, or None for a record that was written. It is also an error if
-        a record is too large to be read again. Records whose cgroup is gone, and those of invalid ids, are left out.
+        a record is too large to be read again. Records whose cgroup is gone, and those with invalid ids, are left out.
         """
         results: dict[str, OSError | None] = {}
         for record in records:
@@ -173,9 +176,9 @@ class EnforcementRecords:
         return results
 
     def load(self, cgroups: Mapping[str, str]) -> dict[str, EnforcementRecord]:
-        """Returns the records of containers that apply to their present cgroups, which are given by container id.
+        """Returns the records that apply to the containers' current cgroups, which are given by container id.
 
-        Those that do not exist or cannot be read are left out.
+        Missing and unreadable records are left out.
         """
         records = {container_id: self._read(container_id) for container_id in cgroups}
         return {i: one for i, one in records.items() if one and (one.inode == 0 or self._applies(one, cgroups[i]))}
@@ -190,7 +193,7 @@ class EnforcementRecords:
         ]
 
     def retain(self, container_ids: Collection[str], starting: Collection[str] = ()) -> set[str]:
-        """Removes the records of all other containers, and temporary files of a crash. Returns the remaining ids.
+        """Removes the records of all other containers, and temporary files left by a crash. Returns the remaining ids.
 
         Files of containers in ``starting`` stay, including containers that are added to it during this call: their
         records and temporary files may be written at the same time.
@@ -288,8 +291,7 @@ class Recorder:
         return bool(self._written)
 
     async def answered(self, tracked: Tracked) -> None:
-        """Records that CreateContainer was answered, so that the limits in the runtime include the claimed
-        hugepages."""
+        """Records that CreateContainer was answered, so the limits in the runtime include the claimed hugepages."""
         self._answered.add(tracked.id)
         record = EnforcementRecord(container=tracked.id, inode=0, answered=True)
         async with self._turn:
@@ -319,7 +321,7 @@ class Recorder:
         """Writes the record of each container with enforced claims, if it has changed since the last write.
 
         A failed write becomes a problem and is retried by the next audit. ``every`` means that ``containers`` are all
-        containers of the node. Only then does success clear the problem, since that may be about any container,
+        containers of the node. Only then does success clear the problem, since the problem may concern any container,
         including one that has ended.
         """
         new: dict[str, _Content] = {}
@@ -373,13 +375,13 @@ class Recorder:
         return [_lingering(record) for record in await asyncio.to_thread(self._records.load_living, known)]
 
     async def fallback(self, tracked: Tracked) -> Problem:
-        """Returns the reason why the active instance lets the pool enforce a container's CPU claims, or NO_PROBLEM."""
+        """Returns the reason why the active instance has the pool enforce a container's CPU claims, or NO_PROBLEM."""
         found = await asyncio.to_thread(self._records.load, {tracked.id: tracked.identity.cgroup})
         record = found.get(tracked.id)
         return read_problem(record.fallback_reason, record.fallback_code) if record else NO_PROBLEM
 
     async def forget_others(self) -> None:
-        """Removes the records of containers that are not tracked any more.
+        """Removes the records of containers that are no longer tracked.
 
         A record that was deleted by another process is written again by the next audit.
         """
@@ -447,7 +449,7 @@ def _record_of(identity: Identity, content: _Content) -> EnforcementRecord:
 
 
 def _lingering(record: EnforcementRecord) -> Tracked:
-    """Returns the container of a record that the runtime does not list any more."""
+    """Returns the container of a record that the runtime no longer lists."""
     env = [
         f"{name}={value}"
         for held in record.claims

@@ -4,8 +4,8 @@
 A standby tracks every container and writes nothing, since another instance enforces.
 
 The runtime calls every connected plugin, and a rejection by one of them counts. So a standby rejects a claim container
-that no active instance has set up. At the creation it does so only if the active instance must have answered before it.
-At the start it compares the effective CPUs and nodes of the cgroup with the claims.
+that no active instance has set up. During creation, it does so only if the active instance must have answered before
+it. At the start, it compares the effective CPUs and nodes of the cgroup with the claims.
 """
 
 import asyncio
@@ -51,7 +51,9 @@ class Standby:
         self._leadership = leadership
 
     def check_created(self, tracked: Tracked, answered: Resources) -> Rejection | None:
-        """Returns a rejection if no active instance has answered the creation with ``answered``."""
+        """Returns a rejection if ``answered``, the resources that the runtime passes on, shows that no active instance
+        has answered the creation.
+        """
         observed = Observed(parse_or_none(answered.cpus), parse_or_none(answered.mems))
         return unenforced(tracked, observed, self._leader(), self._state)
 
@@ -63,7 +65,7 @@ class Standby:
             seen = await self._shown(tracked, leader)
         if rejection := unenforced(tracked, seen, leader, self._state, starting=True):
             return tracked, rejection
-        # At the creation the runtime may have called the standby before the active instance. Now the stored limits
+        # During creation, the runtime may have called the standby before the active instance. Now the stored limits
         # contain the active instance's answer. A partition was seen, or the active instance, which is called after this
         # one, creates it.
         pins = tracked.stated.kubelet_pins
@@ -96,7 +98,7 @@ class Standby:
 class ObservedHooks:
     """Rejects containers with a claim, since nothing enforces it, and changes nothing for all others.
 
-    Only a claim with a file counts, which was prepared before the node began to observe. Its record may be damaged, or
+    Only a claim that has a file counts; it was prepared before the node began to observe. Its record may be damaged, or
     may not allow the use: an enforcing instance would reject the container, too. A container that names any other claim
     in its environment starts as if this plugin did not exist.
     """

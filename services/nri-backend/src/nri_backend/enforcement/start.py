@@ -16,7 +16,7 @@ when it begins. If the plan has changed when it ends, the job is repeated, at mo
 container starts with the plan of the last job, and the audit applies the new one.
 
 A container with a claim whose settings cannot be applied is rejected, and its process is killed, because a runtime may
-start it in spite of the error.
+start it despite the error.
 """
 
 import asyncio
@@ -66,7 +66,8 @@ class Starter:
     async def admit(
         self, tracked: Tracked, runtime: LinkStatus, clear_until: float | None = None
     ) -> tuple[Tracked, Rejection | None]:
-        """Waits until no other container is on the container's CPUs, until ``clear_until`` (loop time) at most.
+        """Waits, until ``clear_until`` (loop time) at the latest, for all other containers to leave the container's
+        CPUs.
 
         Returns the container in its new state, and a rejection if it cannot run. The driver's own containers are always
         admitted, since claims cannot be enforced without them.
@@ -146,8 +147,8 @@ class Starter:
     ) -> tuple[Tracked, Rejection | None]:
         """Waits until no other container is on the container's CPUs, or until the container cannot run any more.
 
-        Returns as admit(). The container is authorized again after each change of the state, since other containers
-        only leave for a claim that is still prepared.
+        Returns the same values as admit(). The container is authorized again after each change of the state, since
+        other containers only leave for a claim that is still prepared.
         """
         requested, next_request, time = list[Tracked](), 0.0, asyncio.get_running_loop().time
         changes = self._state.changes

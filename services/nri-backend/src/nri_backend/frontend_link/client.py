@@ -16,7 +16,7 @@ change without an event, so the status is also compared with the last one at eve
 the node is idle. If nothing has changed, a report is sent every RENEW_SECONDS to renew the lease. These reports contain
 counters and metrics; a report of a change contains them only if they have not been sent for RENEW_SECONDS.
 
-The answers of a frontend of an older release do not contain ``readsChanges``. Such a frontend gets a report every
+A frontend of an older release does not send ``readsChanges`` in its answers. Such a frontend gets a report every
 FORMER_RENEW_SECONDS, always with metrics, and with all containers if one of them has changed.
 
 Following records: ``GET /v1/records?after=N`` is a long poll that returns when claim records have changed since their
@@ -24,8 +24,9 @@ generation N, or after MAX_RECORDS_WAIT_SECONDS. A change makes the enforcer rea
 other containers leave the CPUs of a new claim before its container is created. This only reduces latency, because
 CreateContainer, StartContainer and every tick check the directory as well.
 
-The frontend may be absent for any time. Both loops then reconnect with a growing delay, and one warning is logged. The
-end of a connection is noticed at once, also between two reports, so that a new frontend gets a report when it starts.
+The frontend may be absent for any length of time. Both loops then reconnect with a growing delay, and one warning is
+logged. The end of a connection is noticed at once, even between two reports, so a new frontend gets a report when it
+starts.
 """
 
 import asyncio

@@ -12,7 +12,8 @@ from nri_backend.frontend_link.reports import Reports
 
 _LATE_SECONDS: Final = 0.5
 """Tolerance for the age of a report. A regular report is sent a moment after its tick. Without the tolerance it would
-be too old a moment after the tick one period later, so that the next report would be sent one tick earlier."""
+be too old a moment after the tick one period later, so the next report would be sent one tick earlier.
+"""
 
 
 class Exchange:

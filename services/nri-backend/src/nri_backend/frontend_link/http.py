@@ -32,7 +32,7 @@ class FrontendError(Exception):
 
 
 TRANSIENT_ERRORS: Final = (OSError, h11.ProtocolError, FrontendError)
-"""Errors of a frontend that is absent, restarting or of another release. The caller reconnects."""
+"""Errors caused by a frontend that is absent, restarting or of another release. The caller reconnects."""
 
 
 class _Reader(asyncio.StreamReader):
@@ -55,7 +55,7 @@ class _Reader(asyncio.StreamReader):
 async def connect(path: str, ended: Callable[[], object] = lambda: None) -> AsyncIterator["HttpConnection"]:
     """Opens a connection to the frontend for the block. Raises OSError if that fails.
 
-    ``ended`` is called when the frontend closes the connection, also between two requests.
+    ``ended`` is called when the frontend closes the connection, even between two requests.
     """
     reader = _Reader(ended)
     async with asyncio.timeout(REQUEST_SECONDS):
@@ -104,7 +104,7 @@ class HttpConnection:
     async def request(
         self, method: str, target: str, body: bytes = b"", seconds: float = REQUEST_SECONDS
     ) -> tuple[int, bytes]:
-        """Sends a request and returns status and body of the response. Raises as ask() does."""
+        """Sends a request and returns status and body of the response. Raises the same errors as ask()."""
         status, answer = 0, bytearray()
         async with asyncio.timeout(seconds):
             await self._send(method, target, body)

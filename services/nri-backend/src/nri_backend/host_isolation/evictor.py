@@ -43,7 +43,7 @@ class Movables(Protocol):
     """The movables of one class, by name. The methods block."""
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> Mapping[str, Cpus | None]:
-        """Returns the affinities of the ``moved`` movables and at least of all others that use CPUs to vacate.
+        """Returns the affinities of the ``moved`` movables and of at least all others that use CPUs to vacate.
 
         None stands for a movable that exists but whose affinity cannot be read now.
         """
@@ -63,7 +63,9 @@ class DesiredIsolation:
     """The desired state of an affinity class."""
 
     cpus_to_vacate: Cpus
-    """CPUs that all movables must leave. If empty, original affinities are restored."""
+    """CPUs that everything movable (threads, interrupts) must leave. If it is empty, the original affinities are
+    restored.
+    """
     online: Cpus
 
 

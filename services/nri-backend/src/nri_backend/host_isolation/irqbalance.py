@@ -37,7 +37,7 @@ class IrqbalanceNotRunningError(Exception):
 
 
 class Irqbalance:
-    """The irqbalance of the node, with its sockets in ``run/irqbalance`` below ``root``."""
+    """The node's irqbalance, with its sockets in ``run/irqbalance`` below ``root``."""
 
     def __init__(self, root: str, host_root: str, files: NodeFiles | None = None) -> None:
         self._files = files or NodeFiles()
@@ -63,7 +63,7 @@ class Irqbalance:
 
     def allow(self, cpus: Cpus) -> None:
         """Bans all other CPUs. Errors are ignored: the next call of `allowed()` shows whether the ban is in effect."""
-        # NULL removes the ban, and irqbalance returns to the list of its environment.
+        # NULL removes the ban, and irqbalance returns to the list in its environment.
         with contextlib.suppress(OSError, ValueError, IrqbalanceNotRunningError):
             possible = possible_cpus(self._host_root)
             banned = format_cpu_list(possible - cpus)

@@ -119,13 +119,13 @@ class HostIsolation:
         self._slices.wake()
 
     def observed_passes(self) -> list[tuple[str, Callable[[], object]]]:
-        """Returns a pass over each affinity class with the reason for its changes, for a tree that only observes.
+        """For ``enforcement: observe``: returns one pass per affinity class, and the reason reported with its changes.
 
-        A pass blocks, and records its changes in the files of the tree. It raises OSError or ValueError.
+        A pass blocks, and records its changes in the tree's files. It raises OSError or ValueError.
         """
         interrupts = self._desired_for_interrupts(observing=True)
         return [
-            (f"{noun} leave the CPUs of claims ({key} of driverConfig)", partial(evict, one, desired, frozenset()))
+            (f"{noun} leave claimed CPUs ({key} of driverConfig)", partial(evict, one, desired, frozenset()))
             for key, noun, one, desired in (
                 ("irqs", "interrupts", self._interrupts.affinity_class, interrupts),
                 ("hostSlices", "host daemons", self._slices.affinity_class, self._desired_for_slices(observing=True)),

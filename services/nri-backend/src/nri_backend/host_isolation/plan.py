@@ -22,7 +22,7 @@ from pydantic import Field
 
 Cpus = frozenset[int]
 Affinities = Mapping[str, Cpus]
-"""Affinities by the name of the movable."""
+"""Affinities by movable name."""
 
 
 class OriginalAffinity(Document):
@@ -35,7 +35,7 @@ class OriginalAffinity(Document):
 
 
 Originals = Mapping[str, OriginalAffinity]
-"""Stored originals by the name of the movable."""
+"""Stored originals by movable name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Amounts are in bytes; hugepages are keyed by page size in bytes.
 Raises. A limit of a container has no effect while a cgroup above it has a lower one, so the claims of a pod also raise
 the limits that the kubelet has set on the pod's cgroup. A ``Raise`` is the amount that claims add to one such limit.
 ``raised_limits()`` computes the new limits of one cgroup: original limit plus raise, or the original limit if no claim
-needs a raise any more; enforcement/apply.py writes them.
+needs a raise any longer; enforcement/apply.py writes them.
 
 Original limits. To restore the original limit later, the backend stores it on the cgroup together with the values that
 it writes (``Note``, node/cgroups.py), always before it writes. A limit that is not equal to one of these values was
@@ -37,15 +37,15 @@ of all its living containers:
 The kubelet's limit of a container is only known from the runtime (``asked_limits()``). Once this plugin has answered
 CreateContainer, the limit that the runtime stores includes the claimed bytes. Stock containerd drops the kubelet's
 limit; the pod's original limit is then used instead. The limits of use and of reservations are set to the same value:
-if pages are short, mmap fails, instead of the later access, which would kill the process. A container that may not use
-hugepages at all gets a reservation limit of 0 for the same reason (``guard_limits()``).
+if pages are short, mmap fails; otherwise a later access would kill the process. A container that may not use hugepages
+at all gets a reservation limit of 0 for the same reason (``guard_limits()``).
 
 Memory protection is only effective if every cgroup above passes it on (``memory.low`` and ``memory.min``,
 cgroup-v2.rst). A container has no CFS quota if its claimed CPUs cover its CPU limit. The quota of its pod is then
 raised by these CPUs, since the kernel would otherwise throttle the container for the CPU time that its siblings use. A
 pod's author cannot remove the pod's quota unless the operator allows it (docs/adr/0007-cpu-quota.md).
 
-From Kubernetes 1.37 on the kubelet may itself add the claims to its limits (KEP-5517). This amount (``counted``) is
+From Kubernetes 1.37 on the kubelet itself may add the claims to its limits (KEP-5517). This amount (``counted``) is
 subtracted first, so the result is the same with and without it.
 """
 
@@ -71,8 +71,8 @@ _Kind = TypeVar("_Kind", int, str)
 Note = tuple[Limit, ...]
 """The stored state of one limit: the original limit, followed by the values that the backend has written over it.
 
-During a write these are two, the previous one and the new one: after a crash in the middle of the write, neither of
-them is taken for a value of the kubelet.
+During a write there are two such values, the previous one and the new one: after a crash in the middle of the write,
+neither of them is mistaken for one of the kubelet's values.
 """
 
 
@@ -129,7 +129,7 @@ def uncounted(limit: int, counted: int) -> int:
 def with_reservation(file: str) -> tuple[str, ...]:
     """Returns the files that get the same limit.
 
-    For hugepages these include the limit of reservations: if pages are short, mmap fails instead of the later access.
+    For hugepages these include the limit of reservations: if pages are short, mmap fails instead of a later access.
     """
     return (file, f"{file.removesuffix('max')}rsvd.max") if file.startswith(_HUGE) else (file,)
 
@@ -227,7 +227,7 @@ def ancestors(path: str) -> tuple[str, ...]:
 
 
 def protections(containers: Iterable[tuple[str, Mapping[Protected, int]]]) -> dict[str, dict[str, Raise]]:
-    """Returns the protection that each cgroup above containers must have so that it reaches them.
+    """Returns the protection that each cgroup above containers must have so that the protection reaches them.
 
     ``containers`` are the paths of containers with the bytes that each one protects.
     """
@@ -265,7 +265,7 @@ def claimed_bytes(entitlements: Iterable[Entitlement]) -> dict[int, int]:
 
 
 def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[int, int]:
-    """Returns the hugepage limits of the kubelet, from the limits that the runtime has stored (``shown``).
+    """Returns the kubelet's hugepage limits, from the limits that the runtime has stored (``shown``).
 
     The backend's answer to CreateContainer has added the claimed bytes to these. A size whose limit equals the claimed
     bytes is left out: the kubelet may have set 0, or the runtime may have dropped its limit.

@@ -46,8 +46,9 @@ class RuntimeLimits:
     """True if the hugepage limits contain the container's claims: an instance of this driver has answered its creation
     or its last update, and the runtime has stored that answer."""
     kubelet_pins: frozenset[str] = frozenset()
-    """Static managers of the kubelet (``cpu``, ``memory``) that requests for the container showed; another NRI plugin
-    may have set them."""
+    """The kubelet's static managers (``cpu``, ``memory``) that requests for the container revealed; another NRI plugin
+    may have set the values instead.
+    """
 
     def updated(self, wanted: Resources, *, requested: bool = False) -> "RuntimeLimits":
         """Returns the limits after an update, which contains only the values that change.

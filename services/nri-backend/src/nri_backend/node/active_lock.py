@@ -7,7 +7,7 @@ The lock is a flock(2) on the file, and it is valid only while the file has the 
 ends for any reason, the kernel releases the lock. Standbys poll for it, so one of them takes over within POLL_SECONDS.
 
 The heartbeat detects a holder that still runs but does not work: one that is frozen, or that has lost its connection to
-the runtime. At every tick, or more rarely while the node is idle, the holder writes its name, the time, whether it is
+the runtime. At every tick, or less often while the node is idle, the holder writes its name, the time, whether it is
 synchronized with the runtime, and the interval of its heartbeats into the file.
 
 A stale take-over replaces such a holder:
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class LockLostError(Exception):
-    """This instance must not act any longer, because another one is active or may become active."""
+    """This instance must no longer act, because another one is active or may become active."""
 
 
 class ActiveLock:
@@ -106,7 +106,7 @@ class ActiveLock:
             self.beat()
 
     def set_idle(self, *, idle: bool) -> None:
-        """Sets the interval of heartbeats, and writes one with the new interval at once."""
+        """Switches to the idle or the normal heartbeat interval, and immediately writes a heartbeat that states it."""
         self._own = replace(self._own, every=IDLE_SECONDS if idle else EVERY_SECONDS)
         if self._held:
             self.beat()
@@ -225,7 +225,7 @@ class ActiveLock:
             os.pwrite(fd, self._own.encode(), 0)
             self._last_warning = ""
         except OSError as error:
-            # The first heartbeat does not fit on a full disk. Other instances trust a holder without one.
+            # On a full disk, the first heartbeat does not fit. Other instances trust a holder without one.
             self._warn_once("the heartbeat cannot be written", error)
 
     def _warn_once(self, text: str, error: OSError) -> None:

@@ -27,7 +27,8 @@ class CgroupWatch:
     def __init__(self, root: str, file: str, expected: Callable[[bytes], bool], interval: float = 0.0) -> None:
         """``expected`` returns False for a content that has already changed when the watch begins.
 
-        ``interval``: seconds within which a second event of a cgroup is dropped. A pod can cause a hundred per second.
+        ``interval`` is the time in seconds within which a second event of a cgroup is dropped, since a pod can cause a
+        hundred events per second.
         """
         self._root = root
         self._file = file
@@ -81,7 +82,7 @@ class CgroupWatch:
     def contents(self) -> dict[str, bytes]:
         """Returns the content of each watched file, without those that cannot be read because the cgroup was removed.
 
-        A change that this reading shows may not be reported any more, so the caller compares the contents. The kernel
+        A change that this reading shows may no longer be reported, so the caller compares the contents. The kernel
         prints these files from memory, without a lock that is held for long.
         """
         try:
@@ -95,7 +96,7 @@ class CgroupWatch:
             return found
 
     def take_changed(self) -> set[str]:
-        """Returns the cgroups whose file has changed since the last call and that are not reported too often."""
+        """Returns the cgroups whose file has changed since the last call, except those that are reported too often."""
         paths, now = set(), time.monotonic()
         for descriptor, _ in self._epoll.poll(0):
             path = self._paths[descriptor]

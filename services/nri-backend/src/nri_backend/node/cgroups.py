@@ -26,7 +26,7 @@ MAX_CHILDREN: Final = 4096
 """Maximum number of children of a cgroup that are listed; a node has a few hundred pods."""
 _PIECE_BYTES: Final = 1 << 16
 _ATTRIBUTE: Final = "user.dra-driver-numa"
-# Errors for a cgroup that does not exist, also if it was removed after the file was opened.
+# Errors for a cgroup that does not exist, including one that was removed after the file was opened.
 _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
 
 
@@ -35,7 +35,7 @@ Seen = dict[tuple[str, str], bytes | None]
 
 
 class CgroupGoneError(Exception):
-    """The cgroup does not exist (any more)."""
+    """The cgroup does not exist, or no longer exists."""
 
 
 class CgroupAccessError(CodedError):
@@ -61,7 +61,7 @@ class MissingFileError(CgroupAccessError):
             "the kernel is older than 5.14"
             if controller == "cgroup"
             else f"the {controller} controller is not in {parent}/cgroup.subtree_control; "
-            "let kubelet or systemd enable it there"
+            "have the kubelet or systemd enable it there"
         )
         self.code = BackendCode.KERNEL_TOO_OLD if controller == "cgroup" else BackendCode.CONTROLLER_MISSING
         super().__init__(f"{directory}/{name}", f"does not exist: {remedy}")
@@ -277,7 +277,7 @@ class CgroupTree:
     def populated(self, path: str) -> bool:
         """Returns True if a process is in the cgroup or below it, and False if there is none or the cgroup is gone.
 
-        Raises CgroupAccessError if the kernel does not show it, or the tree is not mounted.
+        Raises CgroupAccessError if the kernel does not show whether there is one, or the tree is not mounted.
         """
         try:
             return "populated 1" in self.read(path, "cgroup.events").splitlines()
@@ -297,9 +297,9 @@ class OriginalLimits:
 
     They are stored as an attribute of the cgroup, so that the kernel removes them together with it. The cgroups are
     those of pods and above, which are not visible in the cgroup namespace of any container. cgroup2 supports user
-    attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute cannot be set nevertheless (a security
-    module, the tree of a test), the notes are stored in memory. A restart of the backend then loses them, and adds a
-    raise to a limit that contains it already.
+    attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute cannot be set nevertheless (because of a
+    security module, or in a test's tree), the notes are stored in memory. A restart of the backend then loses them, and
+    adds a raise to a limit that contains it already.
     """
 
     def __init__(self, root: str, files: NodeFiles | None = None) -> None:
@@ -312,7 +312,7 @@ class OriginalLimits:
         if path in self._memory:
             return self._memory[path]
         try:
-            # The kernel limits an attribute to 64 KiB, and no container can write one of these cgroups.
+            # The kernel limits an attribute to 64 KiB, and no container can write to any of these cgroups.
             document = json.loads(os.getxattr(f"{self._root}/{path}", _ATTRIBUTE))
             notes: dict[str, Note] = {file: (own, *ours) for file, (own, *ours) in document.items()}
             if all(limit is None or type(limit) is int for note in notes.values() for limit in note):
@@ -336,5 +336,5 @@ class OriginalLimits:
                 self.forget(path)
 
     def forget(self, path: str) -> None:
-        """Removes the notes that are stored in memory for a cgroup that does not exist any more."""
+        """Removes the notes that are stored in memory for a cgroup that no longer exists."""
         self._memory.pop(path, None)

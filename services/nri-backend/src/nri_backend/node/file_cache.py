@@ -87,7 +87,7 @@ class FileCache:
         return None if reading is None else reading.plan
 
     def replace_plan(self, key: str, plan: object) -> None:
-        """Replaces the desired values of a reading by others with which it would have shown no problem either."""
+        """Replaces the desired values of a reading with others for which it would have shown no problem either."""
         self._readings[key].plan = plan
 
     def comparable(self, plans: Mapping[str, object]) -> list[str]:

@@ -33,7 +33,7 @@ class Heartbeat:
     serving: bool
     """True if the holder was synchronized with the container runtime."""
     since: float = 0.0
-    """Time since which ``serving`` has its value, by the same clock."""
+    """Time since which ``serving`` has had its value, on the same clock."""
     every: float = EVERY_SECONDS
     """Time until the next heartbeat in seconds."""
 

@@ -68,10 +68,10 @@ class HostReader:
     async def refresh(self) -> None:
         """Reads the machine. While it cannot be read, the last reading stays in use.
 
-        The event loop itself reads it, which takes less time than a switch to a thread. The kernel prints the files of
-        sysfs from memory. It looks up and lists cgroups under the lock of kernfs (kernfs_iop_getattr() and
-        kernfs_fop_readdir() in fs/kernfs), and not under the locks of cgroups, for which a write may have to wait.
-        Only the probe writes to cgroups.
+        The event loop itself reads the machine, which takes less time than a switch to a thread. The kernel prints the
+        files of sysfs from memory. It looks up and lists cgroups under the lock of kernfs (kernfs_iop_getattr() and
+        kernfs_fop_readdir() in fs/kernfs), and not under the locks of cgroups, for which a write may have to wait. Only
+        the probe writes to cgroups.
         """
         try:
             host = await asyncio.to_thread(self._read) if self._probe_is_due() else self._read()

@@ -26,7 +26,7 @@ class Change(NamedTuple):
     """A change of the node that enforcement would make."""
 
     path: str
-    """Absolute path of the file, or of the socket of irqbalance."""
+    """Absolute path of the file, or of irqbalance's socket."""
     present: str
     """Current content, without the end of the line; empty if the file cannot be read."""
     desired: str
@@ -40,7 +40,7 @@ class NodeFiles:
     """True if no change is made."""
 
     def write(self, path: str, text: str) -> None:
-        """Writes a file that exists, in one system call. Raises OSError."""
+        """Writes an existing file in one system call. Raises OSError."""
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(descriptor, text.encode())

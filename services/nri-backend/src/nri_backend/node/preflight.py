@@ -70,11 +70,11 @@ def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
     if ours.read_only:
         raise PreflightError(
             f"the cgroup tree at {point} is mounted read-only, so nothing can be enforced; mount the node's "
-            "/sys/fs/cgroup there, writable (the volume cgroup of the chart)"
+            '/sys/fs/cgroup there read-write (the chart\'s volume "cgroup")'
         )
     if _HUGEPAGE_ACCOUNTING in ours.options:
         raise PreflightError(
-            f"the cgroup v2 mount at {point} has the option {_HUGEPAGE_ACCOUNTING}, with which limits of memory "
+            f"the cgroup v2 mount at {point} has the option {_HUGEPAGE_ACCOUNTING}, with which memory limits "
             "would also count claimed hugepages; remove it from the node's mount options and remount"
         )
     return sorted({mount.point for mount in mounts if mount.kind == "cgroup2" and mount.root == ours.root} - {point})
@@ -92,7 +92,7 @@ def _check_own_cgroup(root: str) -> None:
     if str(os.getpid()) in (_text(Path(root, "cgroup.procs")) or "").split():
         raise PreflightError(
             f"{root} is the container's own cgroup and not the node's tree: mount the node's /sys/fs/cgroup there (the "
-            "volume cgroup of the chart)"
+            'chart\'s volume "cgroup")'
         )
 
 
@@ -109,7 +109,7 @@ def _check_writable(root: str) -> None:
         except OSError as error:
             raise PreflightError(
                 f"{file} cannot be opened for writing ({error.strerror}): a security module denies it, or the "
-                "capability DAC_OVERRIDE is missing; see selinuxType and appArmorProfile of the chart"
+                "capability DAC_OVERRIDE is missing; see selinuxType and appArmorProfile in the chart"
             ) from error
         return
 
@@ -117,8 +117,8 @@ def _check_writable(root: str) -> None:
 def _check_kernel(root: str) -> None:
     """Raises PreflightError if the kernel is older than 5.14, which introduced ``cgroup.kill``.
 
-    Every cgroup but the root has the file. Extended user attributes of cgroups, in which cgroups.py stores the limits
-    of the kubelet, exist since Linux 5.7.
+    Every cgroup but the root has the file. Extended user attributes of cgroups, in which cgroups.py stores the
+    kubelet's limits, exist since Linux 5.7.
     """
     for directory in filter(Path.is_dir, Path(root).iterdir()):
         if not (directory / "cgroup.kill").exists() and (directory / "cgroup.events").exists():

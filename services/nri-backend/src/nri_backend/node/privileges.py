@@ -2,11 +2,12 @@
 """The capabilities of this process, and whether they suffice for cpuset partitions.
 
 The kernel enables a remote partition, one whose parent is not a partition itself, only for a thread that has
-CAP_SYS_ADMIN in the initial user namespace (``remote_partition_enable()`` in kernel/cgroup/cpuset.c). For any other it
-writes ``root invalid (Enable partition not permitted)`` to ``cpuset.cpus.partition``. The chart gives the capability to
-this container. To hold it no longer than necessary, the process removes it from its effective set at the start, before
-it creates another thread, and `sys_admin()` restores it only for the calling thread, while it creates a partition.
-Capabilities belong to threads (capabilities(7)), and a new thread inherits those of the thread that creates it.
+CAP_SYS_ADMIN in the initial user namespace (``remote_partition_enable()`` in kernel/cgroup/cpuset.c). For any other
+thread it writes ``root invalid (Enable partition not permitted)`` to ``cpuset.cpus.partition``. The chart gives the
+capability to this container. To hold it no longer than necessary, the process removes it from its effective set at the
+start, before it creates another thread, and `sys_admin()` restores it only for the calling thread, while it creates a
+partition. Capabilities belong to threads (capabilities(7)), and a new thread inherits those of the thread that creates
+it.
 """
 
 import contextlib
@@ -80,7 +81,7 @@ def set_effective(capability: int, *, on: bool) -> bool:
 
 @contextlib.contextmanager
 def sys_admin() -> Iterator[None]:
-    """Raises CAP_SYS_ADMIN for the calling thread inside the block, if the process has it."""
+    """Enables CAP_SYS_ADMIN for the calling thread inside the block, if the process has it."""
     try:
         raised = set_effective(CAP_SYS_ADMIN, on=True)
     except OSError:
@@ -114,7 +115,7 @@ class Privileges:
 def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Privileges:
     """Determines the privileges of this process, and lowers CAP_SYS_ADMIN. Call it before another thread is created.
 
-    Removes the cgroups of an earlier probe that was killed, unless the tree only observes. ``partitions`` is whether
+    Removes the cgroups of an earlier probe that was killed, unless the tree only observes. ``partitions`` is True if
     the configuration allows partitions.
     """
     if not tree.observes:
@@ -148,7 +149,7 @@ def lower_sys_admin(host_root: str) -> Problem:
 def missing_capabilities(host_root: str) -> frozenset[int]:
     """Returns the capabilities that enforcement uses and this process lacks.
 
-    Reads ``CapPrm`` of ``proc/self/status`` below ``host_root``. If that is not possible, no capability is missing.
+    Reads ``CapPrm`` of ``proc/self/status`` below ``host_root``. If it cannot be read, no capability counts as missing.
     """
     try:
         status = Path(host_root, "proc/self/status").read_text(errors="replace")
@@ -210,7 +211,7 @@ class PartitionRight:
         return self._obstacle
 
     def probe_is_due(self) -> bool:
-        """Returns True if the kernel has not been probed yet, and can be."""
+        """Returns True if the kernel has not been probed yet but can be."""
         return not self._known and not self._tree.partition_obstacle()
 
     def _ask_kernel(self) -> Problem:
@@ -234,7 +235,7 @@ def _probe(tree: CgroupTree, host_root: str) -> str:
     """Requests a partition that the kernel rejects in any case, and returns the reason that it gives.
 
     Raises OSError, ValueError, CgroupGoneError or CgroupAccessError if that is not possible. Another instance that
-    starts at the same time may remove the cgroup as a leftover; the probe is repeated then.
+    starts at the same time may remove the cgroup as a leftover; the probe is then repeated.
     """
     cpu = str(min(possible_cpus(host_root)))
     for _ in range(_PROBE_ATTEMPTS - 1):

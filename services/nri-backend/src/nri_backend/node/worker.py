@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A single worker for the cgroup tree: blocking work in a thread, one job at a time, hooks first.
 
-A write to ``cpuset.cpus`` takes kernel locks that the creation of every cgroup takes too, and can last milliseconds. So
-the event loop never writes one. Two jobs never write at the same time, so that the value written last is also the one
+A write to ``cpuset.cpus`` takes kernel locks that the creation of every cgroup takes too, and can take milliseconds. So
+the event loop never writes one. Two jobs never write at the same time, so the value written last is also the one
 requested last. A job consists of steps, each for one container or cgroup, and its steps are computed when its turn
 comes. A job of the audit ends after JOB_SECONDS and leaves the rest of its steps to a later job, so a hook waits no
 longer than that. Hooks overtake all waiting jobs of the audit.
@@ -24,7 +24,7 @@ a call cannot be cancelled. After PASS_BY_SECONDS the worker continues without i
 * When the call returns, the caller gets the result of the step late. On a slow machine each attempt may take longer
   than PASS_BY_SECONDS, and without its result the audit would repeat it forever.
 * With MAX_STUCK hung calls no new job begins until one of them ends, so that a kernel that answers no call does not use
-  up all threads. A hook that waits for the same container is answered by its own deadline.
+  up all threads. A hook that waits for the same container is answered at its own deadline.
 """
 
 import asyncio

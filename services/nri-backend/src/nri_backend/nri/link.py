@@ -25,8 +25,8 @@ from nri_backend.nri.wire import (
 
 _READ_BYTES = 256 << 10
 _FLUSH_SECONDS = 1.0
-# Maximum number of concurrent calls of the runtime. A runtime sends one event at a time, so it never gets there. The
-# limit also keeps unread responses, of two frames each, below the 256 frames that the peer queues.
+# Maximum number of concurrent calls of the runtime. A runtime sends one event at a time, so it never reaches this
+# limit. The limit also keeps unread responses, of two frames each, below the 256 frames that the peer queues.
 _MAX_CALLS = 64
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,9 @@ class Link:
         """Reason for the end of the connection. Empty while it is open."""
 
     async def run(self, serve: Serve) -> str:
-        """Serves the connection until it ends and returns the reason. Calls still in progress are cancelled."""
+        """Serves the connection until it ends, and returns the reason for its end. Calls still in progress are
+        cancelled.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._pump(tasks, serve)
@@ -104,7 +106,7 @@ class Link:
             await asyncio.wait(self._running)
 
     def close(self, end: str) -> None:
-        """Closes the connection after written data is flushed. run() returns the reason of the first call."""
+        """Closes the connection after written data is flushed. run() returns the reason given in the first call."""
         if self._end:
             return
         self._end = end

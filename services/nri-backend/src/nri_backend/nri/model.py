@@ -7,8 +7,9 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 MAX_VARIABLES: Final = 256
-"""Maximum number of the driver's environment variables in a container: enough for four claims of CPUs
-with 32 requests each. How many claims they may name is limited by MAX_CLAIMS (claims/authorization.py)."""
+"""Maximum number of the driver's environment variables in a container: enough for four CPU claims with 32 requests
+each. How many claims they may name is limited by MAX_CLAIMS (claims/authorization.py).
+"""
 MAX_VARIABLE_BYTES: Final = 64 << 10
 """Maximum total size of these variables. A list of all CPUs of the largest machine, one by one, needs half of it."""
 
@@ -121,7 +122,7 @@ class LinkStatus:
 
 
 class ContainerHooks(Protocol):
-    """Handlers of the runtime's events. Each should need at most 50 ms of this process's own time.
+    """Handlers of the runtime's events. Each should take at most 50 ms of this process's own time.
 
     A handler raises RejectedError to fail the runtime's operation, and no other exception.
     """

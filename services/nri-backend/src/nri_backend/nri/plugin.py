@@ -108,7 +108,7 @@ class PluginService:
             "RemovePodSandbox": (pb.RemovePodSandboxRequest.FromString, self._remove_pod),
         }
         # Lifecycle methods that the backend does not need are implemented, too. If one is missing, a runtime with NRI
-        # 0.12 sends every further lifecycle event as StateChange. Any message can be parsed as Empty, and all responses
+        # 0.12 sends every other lifecycle event as StateChange. Any message can be parsed as Empty, and all responses
         # without fields have the same encoding.
         self._methods |= {
             name: (pb.Empty.FromString, self._acknowledge)
@@ -135,7 +135,7 @@ class PluginService:
             try:
                 pending = hook.send(None)
             except StopIteration as end:
-                # The hook had nothing to wait for, so it needed no deadline, which takes longer than many hooks.
+                # The hook had nothing to wait for, so no deadline was set up; that would take longer than many hooks.
                 answer = end.value
             else:
                 async with deadline:

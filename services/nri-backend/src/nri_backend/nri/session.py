@@ -74,7 +74,7 @@ class RuntimeSession:
                     await self._link.drain()
 
     async def _serve_connection(self, link: Link) -> str:
-        """Serves a connection until it ends; returns the reason."""
+        """Serves a connection until it ends, and returns the reason for its end."""
         service = PluginService(self._hooks, self._call_done)
         self._link = link
         self._set_status(LinkStatus(connected=True, last_end=self.status.last_end))

@@ -159,7 +159,7 @@ class Frame(NamedTuple):
 
 
 def encode_frame(stream_id: int, frame_type: int, data: bytes) -> bytes:
-    """Serializes a ttrpc frame. Raises OversizedError if the data are longer than the peer accepts."""
+    """Serializes a ttrpc frame. Raises OversizedError if the data is longer than the peer accepts."""
     if len(data) > MAX_DATA:
         raise OversizedError(len(data))
     return _HEADER.pack(len(data), stream_id, frame_type, 0) + data
@@ -225,7 +225,9 @@ def encode_error(stream_id: int, code: int, message: str) -> bytes:
 
 
 def decode_answer(data: bytes) -> bytes | StatusError:
-    """Parses the data of a response frame: the payload, or the error. Data that cannot be parsed are INTERNAL."""
+    """Parses the data of a response frame: the payload, or the error. Data that cannot be parsed counts as an INTERNAL
+    error.
+    """
     try:
         response = ttrpc_pb2.Response.FromString(data)
     except DecodeError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that containerd lacks, and a drop-in with them. Pure.
+"""Finds the settings that containerd lacks, and writes a drop-in with them. Pure.
 
 :mod:`numa_node.runtimes.settings` lists the settings. :mod:`numa_node.runtimes.containerd` parses the dump and
 describes how each release merges its files.
@@ -60,7 +60,7 @@ def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) 
 
 
 def _changes(names: Sequence[str], dump: Dump, cdi_dir: str) -> list[Change]:
-    """Returns these settings with their required values, those with the required value already included."""
+    """Returns these settings with their required values, including settings that already have them."""
     changes = []
     for setting in (one for one in SETTINGS if one.name in names and matters(one, dump)):
         path = setting.path(dump.cri)
@@ -82,7 +82,7 @@ def manual_changes(dump: Dump, *, require_plugin: bool = False) -> list[str]:
 
 
 def warnings(dump: Dump) -> list[str]:
-    """Returns further warnings for the operator."""
+    """Returns other warnings for the operator."""
     lines = []
     socket = str(dump.value(NRI, "socket_path") or NRI_SOCKET)
     if same_place(socket) != same_place(NRI_SOCKET):

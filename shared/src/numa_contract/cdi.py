@@ -34,7 +34,7 @@ from numa_contract.records import AllocationRecord, parse_record
 CDI_VERSION: Final = "0.6.0"
 RECORD_ANNOTATION: Final = "dra-driver-numa/record"
 MAX_CLAIM_FILE: Final = 1 << 20
-"""Maximum size in bytes. The largest record (32 results of a claim, each with metadata) has about 100 KB."""
+"""Maximum size in bytes. The largest record (32 results of a claim, each with metadata) takes about 100 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class ClaimFile:
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by memory device."""
     cpus_by_request: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """CPUs by request as in CDI names, which is "" in a claim with one request. Without a record, they come from the
-    environment.
+    """CPUs by the request in the CDI name, which is "" in a claim with one request. Without a record, they come from
+    the environment.
     """
 
     @classmethod
@@ -75,7 +75,9 @@ def _size(bytes_: int) -> str:
 
 
 def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
-    """Returns the environment variables of a container that uses ``request`` (base name)."""
+    """Returns the environment variables for a container that uses ``request`` (the request's name without a
+    subrequest).
+    """
     uid, named = record.claim.uid, record.device_request(request)
     if record.driver == CPU_DRIVER:
         return {cpu_env_key(uid, named): format_cpu_list(record.cpus_of([request]))}
@@ -89,14 +91,16 @@ def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
 
 
 def shared_env(record: AllocationRecord, request: str) -> dict[str, str]:
-    """Returns the variable with the CPUs that a container of ``request`` may use beside its own; informative only."""
+    """Returns the variable with the CPUs that a container of ``request`` may also use besides its own; informative
+    only.
+    """
     pool = record.pool_cpus.get(request)
     name = shared_cpu_env_key(record.claim.uid, record.device_request(request))
     return {name: format_cpu_list(pool.cpus)} if pool else {}
 
 
 def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any]]:
-    """Returns the CDI mounts of a container that uses ``request`` (base name): metadata and hugepages.
+    """Returns the CDI mounts for a container that uses ``request`` (base name): metadata and hugepages.
 
     The runtime creates a new hugetlbfs for each container, and it disappears with the container.
     """

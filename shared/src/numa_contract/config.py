@@ -32,7 +32,7 @@ from numa_contract.pagesize import parse_page_size
 from numa_contract.quantity import parse_quantity
 
 MAX_FAULTS: Final = 16
-"""Maximum number of faults in the text of a ConfigError, since keys can be many and long."""
+"""Maximum number of faults in the text of a ConfigError, since there can be many long keys."""
 
 
 class ConfigError(ContractError):
@@ -54,7 +54,7 @@ def faults_of(
 ) -> list[str]:
     """Returns all faults of a document with their paths in the file.
 
-    ``known`` are the top-level keys, and ``former`` the keys that the file contains instead of present ones.
+    ``known`` are the top-level keys, and ``former`` the keys that the file contains instead of current ones.
     """
     found = []
     for fault in error.errors(include_url=False, include_context=False):
@@ -172,7 +172,7 @@ class MemoryProtection(Section):
     allowed: Annotated[tuple[Literal["low", "min"], ...], Field(strict=False)] = ("low",)
     """Kinds of protection that a claim may request. If empty, none."""
     max_fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
-    """Maximum share of the memory of a NUMA node that all claims together may protect."""
+    """Maximum share of a NUMA node's memory that all claims together may protect."""
 
 
 def _page_size(text: str) -> str:
@@ -193,7 +193,7 @@ class OnDemandPages(Section):
 
 
 class HardwareErrors(Section):
-    """Numbers of errors, as counted by the kernel, from which memory and CPUs get no new claims. 0 disables it."""
+    """Error counts, as reported by the kernel, from which memory and CPUs get no new claims. 0 disables the check."""
 
     uncorrected: Annotated[int, Field(ge=0)] = 1
     """Uncorrected errors of one counter since it was reset, usually at boot."""
@@ -201,12 +201,12 @@ class HardwareErrors(Section):
 
 
 class Config(Section):
-    """All settings of an operator. Command-line flags take precedence over the file."""
+    """All of the operator's settings. Command-line flags take precedence over the file."""
 
     api_version: Literal["v1alpha1"] = "v1alpha1"
-    """Version of the format of the file."""
+    """Version of the file's format."""
     kubeconfig: str = ""
-    """File with the credentials for the API server. Empty: the service account of the pod."""
+    """File with the credentials for the API server. If empty, the pod's service account is used."""
     hostname_override: str = ""
     """Name of the Node object, used if the environment variable NODE_NAME is not set."""
     cpu_device_mode: Literal["grouped", "individual"] = "grouped"
@@ -224,7 +224,8 @@ class Config(Section):
     claims hold all other CPUs. All of them must exist."""
     reserved_memory: Annotated[tuple[ReservedMemory, ...], Field(strict=False)] = ()
     """Memory and hugepages that are never offered: a list of ``{numaNode, limits: {memory, hugepages-2Mi, ...}}``. If
-    no entry has ``memory``, the reserve of the kubelet is used."""
+    no entry has ``memory``, the kubelet's reserve is used.
+    """
     cpu_exclusivity: Literal["auto", "partition", "pool"] = "auto"
     """Isolation of claimed CPUs. ``auto``: by the kernel if possible, else by the shared pool. ``partition``: by the
     kernel, else claims are refused. ``pool``: by the shared pool."""
@@ -237,8 +238,7 @@ class Config(Section):
     max_claim_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     """Maximum share of the CPUs offered on the node that one claim may have."""
     cpu_quota: Literal["raise", "lift", "keep"] = "raise"
-    """Effect of a claim on the CPU limit of its pod: ``raise`` (by the number of claimed CPUs), ``lift`` or
-    ``keep``."""
+    """Effect of a claim on its pod's CPU limit: ``raise`` (by the number of claimed CPUs), ``lift`` or ``keep``."""
     irqs: Literal["move", "keep"] = "move"
     """``move``: device interrupts and unbound kernel workers leave the CPUs of running claims. ``keep``: they stay."""
     host_slices: bool = False
@@ -252,12 +252,15 @@ class Config(Section):
     device_metadata: bool = True
     """Whether containers with claims get the metadata files of KEP-5304."""
     publish_node_allocatable_resource_mapping: bool = False
-    """Whether the scheduler counts claims against the CPUs and memory of the node (KEP-5517). It needs the cluster's
-    gate DRANodeAllocatableResources."""
+    """Whether the scheduler counts claims against the node's CPUs and memory (KEP-5517). It requires the cluster's
+    feature gate DRANodeAllocatableResources.
+    """
     expose_pcie_roots: Annotated[bool, Field(alias="exposePCIeRoots")] = False
-    """Whether CPU devices list the PCIe roots near them. It needs the cluster's gate DRAListTypeAttributes."""
+    """Whether CPU devices list the PCIe roots near them. It requires the cluster's feature gate
+    DRAListTypeAttributes.
+    """
     hardware_errors: HardwareErrors = HardwareErrors()
-    """Numbers of hardware errors from which the devices concerned get no new claims. 0: never."""
+    """Hardware error counts from which the affected devices get no new claims. 0 disables the check."""
     hugepages_on_demand: Annotated[tuple[OnDemandPages, ...], Field(strict=False)] = ()
     """Hugepages that are allocated for claims and freed afterwards: a list of ``{numaNode, size, pages}``."""
     sysfs_overlay: AbsolutePath | Literal[""] = ""
@@ -283,7 +286,7 @@ class Config(Section):
     _former_names: tuple[str, ...] = ()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Stores the texts about former names, which parse_config gives as context."""
+        """Stores the texts about former names, which parse_config passes as context."""
         self._former_names = tuple(context or ())
 
     @property

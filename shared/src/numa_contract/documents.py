@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 from numa_contract.errors import MalformedError, shown
 
 MAX_NESTING: Final = 64
-"""Maximum nesting depth of lists and maps in a document. Objects of the Kubernetes API have about 20 levels."""
+"""Maximum nesting depth of lists and maps in a document. Kubernetes API objects have about 20 levels."""
 TOO_DEEP: Final = f"is nested more than {MAX_NESTING} levels deep"
 _PARENTHESES: Final = bytes.maketrans(b"[{]}", b"(())")
 _OTHERS: Final = bytes(set(range(256)) - set(b"[]{}"))

@@ -79,14 +79,14 @@ _OBJECT = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 
 def check_uid(uid: str) -> str:
-    """Returns a claim or pod UID that is safe as part of a file name. Raises MalformedError for any other."""
+    """Returns the claim or pod UID if it is safe as part of a file name. Raises MalformedError otherwise."""
     if not _UID.fullmatch(uid):
         raise MalformedError("UID", uid, "must be letters, digits, '-' and '.', at most 128")
     return uid
 
 
 def cdi_device_name(uid: str, request: str | None) -> str:
-    """Returns the CDI device of a claim. ``request`` is None if the claim has one request for the driver."""
+    """Returns the name of the claim's CDI device. ``request`` is None if the claim has one request for the driver."""
     return f"claim-{check_uid(uid)}" + (f"-{request}" if request else "")
 
 
@@ -180,7 +180,7 @@ def cpu_env_key(uid: str, request: str | None) -> str:
 
 
 def shared_cpu_env_key(uid: str, request: str | None) -> str:
-    """Returns the variable that contains all CPUs except the claim's, for threads that need no exclusive CPU."""
+    """Returns the variable that contains all CPUs except the claim's own, for threads that need no exclusive CPU."""
     return SHARED_CPU_ENV_PREFIX + uid + (f"_{request}" if request else "")
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""resource.Quantity of Kubernetes: exact values and canonical texts. Compare values, not texts: "1Gi" equals
-"1024Mi"."""
+"""Kubernetes' resource.Quantity: exact values and canonical texts. Compare values, not texts: "1Gi" equals "1024Mi"."""
 
 import re
 from collections.abc import Sequence

@@ -123,8 +123,8 @@ class RecordPart(Document):  # noqa: PLW1641 - pydantic gives frozen models a ha
     model_config = ConfigDict(extra="allow")
 
     def __eq__(self, other: object) -> bool:
-        # A release that does not know a field cannot tell whether it matters: an owner with it is still the same
-        # container.
+        # A release that does not know a field cannot tell whether it matters: an owner with such a field is still the
+        # same container.
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
 
@@ -215,7 +215,7 @@ class MemoryAllocation(RecordPart):
     device: str
     """Name of the device."""
     numa_node: NumaNode
-    """ID of the NUMA node of the memory."""
+    """ID of the memory's NUMA node."""
     size: Bytes
     """Allocated memory in bytes."""
     page_bytes: PageBytes
@@ -230,7 +230,7 @@ def _formerly(former: str, present: str) -> AfterValidator:
 
 
 class CpuParameters(RecordPart):
-    """Parameters of a request for CPUs, with defaults filled in. A newer release may add values to each of them."""
+    """Parameters of a request for CPUs, with defaults filled in. A newer release may add values to each parameter."""
 
     cpuset: CpuSet | None = None
     """CPUs that the claim names itself, in the kernel's list format; null if the driver chooses them."""
@@ -262,10 +262,10 @@ class CpuParameters(RecordPart):
 
 
 class PoolCpus(RecordPart):
-    """CPUs of the shared pool that a container of a request may use beside the claim's own."""
+    """CPUs of the shared pool that a container of a request may use in addition to the claim's own."""
 
     cpus: CpuSet
-    """All CPUs of the machine except those of the claim, in the kernel's list format."""
+    """All CPUs of the machine except the claim's, in the kernel's list format."""
     near: CpuSet
     """CPUs among them that the container may use, in the kernel's list format. If the pool contains none of these, the
     container may use the whole pool.
@@ -289,7 +289,7 @@ def hiding_mounts(paths: Iterable[str]) -> tuple[str, str] | None:
 
 
 class MemoryParameters(RecordPart):
-    """Parameters of a request for memory, with defaults filled in. A newer release may add values to each of them."""
+    """Parameters of a request for memory, with defaults filled in. A newer release may add values to each parameter."""
 
     binding: str = "strict"
     """Binding to the NUMA node: ``strict`` (``cpuset.mems``), ``preferred`` or ``interleave`` (memory policy of the
@@ -310,7 +310,7 @@ _MEMORY_DEFAULTS: Final = MemoryParameters()
 
 
 class MetadataFile(RecordPart):
-    """The device metadata of a request (KEP-5304): a file of the host that its containers mount read-only."""
+    """The device metadata of a request (KEP-5304): a file on the host that its containers mount read-only."""
 
     host_path: str
     """Path of the file on the host."""
@@ -321,7 +321,7 @@ class MetadataFile(RecordPart):
 
 
 class AllocationRecord(RecordPart):
-    """The allocation of one driver for one claim. Only the frontend writes it."""
+    """One driver's allocation for one claim. Only the frontend writes it."""
 
     version: int = RECORD_VERSION
     """Version of the format."""
@@ -333,15 +333,15 @@ class AllocationRecord(RecordPart):
     """Pods that the claim was reserved for when the frontend last read it. The backend rejects the first container of
     another pod, and the frontend then reads the claim again."""
     results: Annotated[tuple[AllocationResult, ...], Field(max_length=_MAX_RESULTS)] = ()
-    """Allocation results that the record was made from. A repeated Prepare compares the claim with them."""
+    """Allocation results from which the record was made. A repeated Prepare compares the claim with them."""
     cpus: Annotated[tuple[CpuAllocation, ...], Field(max_length=_MAX_RESULTS)] = ()
     """Allocated CPUs by result; empty in a record of ``dra.memory``."""
     memory: Annotated[tuple[MemoryAllocation, ...], Field(max_length=_MAX_RESULTS)] = ()
     """Allocated memory by result; empty in a record of ``dra.cpu``."""
     parameters: dict[str, CpuParameters] = Field(default_factory=dict)
-    """Parameters of the requests of ``dra.cpu``, by base name of the request."""
+    """Parameters of the requests for ``dra.cpu``, by base name of the request."""
     memory_parameters: dict[str, MemoryParameters] = Field(default_factory=dict)
-    """Parameters of the requests of ``dra.memory``, by base name of the request."""
+    """Parameters of the requests for ``dra.memory``, by base name of the request."""
     metadata: dict[str, MetadataFile] = Field(default_factory=dict)
     """Metadata files by base name of the request; empty if metadata is off or the file could not be written."""
     pool_cpus: Annotated[
@@ -372,7 +372,7 @@ class AllocationRecord(RecordPart):
         return tuple(dict.fromkeys([result.base for result in self.results]))
 
     def device_request(self, request: str) -> str | None:
-        """Returns the request as in CDI names, which is None if the claim has one request for this driver."""
+        """Returns the request that CDI names contain, or None if the claim has only one request for this driver."""
         return request if len(self.requests) > 1 else None
 
     def cdi_id(self, request: str) -> str:

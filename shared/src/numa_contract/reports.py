@@ -69,7 +69,7 @@ def _read_state(value: object) -> object:
 
 
 ContainerState = Annotated[_StateWord, BeforeValidator(_read_state), WithJsonSchema({"type": "string"})]
-"""State in the life of a container. Unknown words are read as ``unknown``."""
+"""Lifecycle state of a container. Unknown values are read as ``unknown``."""
 
 
 class ClaimUse(Document):
@@ -125,34 +125,38 @@ class ContainerReport(Document):
     """
     cpus: CpuSet = frozenset()
     """CPUs of the container as last read from ``cpuset.cpus.effective``, in the kernel's list format; empty if the file
-    could not be read. For a container without claimed CPUs, or with the shared pool beside them, on a node where the
-    kernel keeps it off others' CPUs: the CPUs that ``cpuset.cpus`` allows.
+    could not be read. For a container that has no claimed CPUs or also uses the shared pool, on a node where the kernel
+    keeps it off others' CPUs: the CPUs that ``cpuset.cpus`` allows.
     """
     exclusivity: Text = ""
     """Mechanism that keeps other processes off its CPUs: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the
     driver); empty without a claim.
     """
     fallback_reason: Text = ""
-    """Reason why that is the pool although the kernel could enforce it; empty otherwise."""
+    """Reason why the pool enforces the claims although the kernel could; empty otherwise."""
     fallback_code: Code = ""
-    """Code of the cause, as in ``cause`` of ``/v1/status``; empty without one and from an older backend."""
+    """Code of the cause, as in ``cause`` of ``/v1/status``; empty if there is none or the backend is older."""
     pool_requested_by: Text = ""
-    """Setting of its claims that requests the pool, if the kernel could enforce them without it; empty otherwise."""
+    """Setting in its claims that requests the pool although the kernel could otherwise enforce them; empty if there is
+    none.
+    """
     mems: CpuSet = frozenset()
     """NUMA nodes whose memory the container may use, as last read from ``cpuset.mems.effective``, in the kernel's list
     format."""
     limits: dict[str, Text] = Field(default_factory=dict)
     """Limits that its claims have set, as last read: contents of the cgroup files by file name, in bytes or in the
-    kernel's format of the file. ``max`` means no limit.
+    kernel's format for the file. ``max`` means no limit.
     """
     cgroup: KernelPath = ""
     """Path of its cgroup below the cgroup root."""
     refused: Text = ""
     """Reason why the container was refused; empty if it was not."""
     refused_code: Code = ""
-    """Code of the cause, as in ``cause`` of ``/v1/status``; empty without one and from an older backend."""
+    """Code of the cause, as in ``cause`` of ``/v1/status``; empty if there is none or the backend is older."""
     memory_kills: int = 0
-    """Number of its processes that the kernel has killed for lack of memory; counted if it uses a memory claim."""
+    """Number of its processes that the kernel has killed because it was out of memory; counted only if it uses a memory
+    claim.
+    """
 
     @property
     def named_claims(self) -> frozenset[str]:
@@ -223,13 +227,13 @@ class ObservedChange(Document):
     file: KernelPath
     """Name of the file in the cgroup, such as ``cpuset.cpus``, or its absolute path if it belongs to no cgroup."""
     present: Text = ""
-    """Current content in the kernel's format of the file: a list of CPUs or NUMA nodes, a number of bytes, or ``max``.
+    """Current content in the kernel's format for the file: a list of CPUs or NUMA nodes, a number of bytes, or ``max``.
     Empty if the file is empty or cannot be read.
     """
     desired: Text = ""
     """Content that would be written, in the same format."""
     reason: Text = ""
-    """Reason for the change, with the container by the namespace and name of its pod."""
+    """Reason for the change. It names the container by its name and its pod's namespace and name."""
 
 
 class Observation(Document):
@@ -247,14 +251,14 @@ class Observation(Document):
 
 
 class BackendStatus(Document):
-    """The backend's lease. Each report renews it, after each change and at least every 6 s (every 2 s if the frontend
-    is of an older release). It expires 10 s after the last report.
+    """The backend's lease. A report after each change, and at least every 6 s (every 2 s if the frontend is of an older
+    release), renews the lease. The lease expires 10 s after the last report.
     """
 
     version: int = REPORT_VERSION
     """Version of the format."""
     software: Text = ""
-    """Version of the backend's software."""
+    """Version of the backend."""
     instance: str
     """Instance of the backend, which changes when the process restarts."""
     generation: int = 0
@@ -267,7 +271,7 @@ class BackendStatus(Document):
     """
     records: int | None = None
     """Generation of the claim records that the backend had read when it made this report; null if it has read none. A
-    claim that was released by then and that no container names is used by no container.
+    claim that had been released by then and that no container names is not in use.
     """
     active: bool = False
     """True if this backend holds the active lock and enforces, or observes if ``enforcement`` is ``observe``."""
@@ -278,11 +282,13 @@ class BackendStatus(Document):
     runtime: Text = ""
     """Name and version of the container runtime; empty while it is not connected."""
     request_timeout: float | None = None
-    """Seconds after which the runtime abandons a hook; null if it does not report it (before NRI 0.6, or not
+    """Seconds after which the runtime abandons a hook; null if the runtime does not report this (before NRI 0.6, or not
     connected).
     """
     registration_timeout: float | None = None
-    """Seconds after which the runtime abandons the registration of a plugin; null if it does not report it."""
+    """Seconds after which the runtime abandons the registration of a plugin; null if the runtime does not report
+    this.
+    """
     pool: CpuSet = frozenset()
     """CPUs of the shared pool, which containers without a CPU claim may use, in the kernel's list format."""
     partitioned: CpuSet = frozenset()
@@ -292,13 +298,13 @@ class BackendStatus(Document):
     driver). A container's report contains the value for its own CPUs. Empty if the backend does not report it.
     """
     exclusivity_reason: Text = ""
-    """Reason why that is the pool although the configuration allows or requires partitions, with the remedy; else
-    empty. With ``cpuExclusivity: partition``, CPU claims for one container are then refused.
+    """Reason why the pool isolates claimed CPUs although the configuration allows or requires partitions, with the
+    remedy; otherwise empty. With ``cpuExclusivity: partition``, CPU claims for one container are then refused.
     """
     exclusivity_code: Code = ""
-    """Code of the cause, as in ``cause`` of ``/v1/status``; empty without one and from an older backend."""
+    """Code of the cause, as in ``cause`` of ``/v1/status``; empty if there is none or the backend is older."""
     kubelet_pins: Texts = ()
-    """Managers that assign CPUs or NUMA nodes to containers, ``cpu`` or ``memory``: static ones of the kubelet, or
+    """Managers that assign CPUs (``cpu``) or NUMA nodes (``memory``) to containers: the kubelet's static managers, or
     another NRI plugin in their place.
     """
     problems: Texts = ()
@@ -306,8 +312,8 @@ class BackendStatus(Document):
     problem_codes: Codes = ()
     """Codes of the causes of ``problems``, in the same order. An older backend sends none."""
     observation: Observation | None = None
-    """Changes that the backend would make; null unless ``enforcement`` is ``observe``. If a report omits it, that of
-    the previous report remains valid.
+    """Changes that the backend would make; null unless ``enforcement`` is ``observe``. If a report omits it, the
+    previous report's value remains valid.
     """
     counters: dict[str, float] = Field(default_factory=dict)
     """Number of events since the backend started, by kind, such as ``repaired_cpus``. If a report omits them, the
@@ -358,4 +364,4 @@ class RecordsAnswer(Document):
     generation: int
     """Current generation of the records. It grows with every change, also across restarts of the frontend."""
     changes: tuple[RecordChange, ...] = ()
-    """Changes after the requested generation, as far back as the frontend remembers them."""
+    """Changes after the requested generation, as far back as the frontend retains them."""

@@ -7,7 +7,9 @@ from math import inf
 from typing import Final
 
 _JITTER: Final = random.Random()  # noqa: S311 - spreads attempts, guards nothing
-"""Random number generator shared by all Backoffs. Seeding one each would dominate the cost of a short-lived Backoff."""
+"""Random number generator shared by all Backoffs. Seeding one for each would dominate the cost of a short-lived
+Backoff.
+"""
 
 
 class Backoff:

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DirectoryView:
-    """Content of the directory. The same object as before if nothing has changed."""
+    """Content of the directory. It is the same object until the content changes."""
 
     files: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class ClaimDirectory:
         return self._show({"": problem} if problem else {})
 
     def note(self, key: ClaimKey, file: ClaimFile | None) -> None:
-        """Updates the view with a file that this process has written or removed (None), which spares the next scan.
+        """Updates the view with a file that this process has written or removed (None), which saves the next scan.
 
         A change by another process within the same clock tick is then seen only by the next thorough refresh. Writers
         exclude each other by a lock and learn of each other's changes by other means. Never raises.

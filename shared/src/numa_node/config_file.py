@@ -33,8 +33,8 @@ MAX_FILE: Final = 1 << 20
 MAX_VALUES: Final = 200_000
 """Maximum number of values in one document with its aliases expanded. The largest Kubernetes object has fewer."""
 _MAX_NUMBER: Final = 40
-"""Maximum length of a number, since the time to parse one grows with the square of its length."""
-# Exceptions that PyYAML raises for a scalar that does not fit its explicit tag, such as `!!bool x` or `!!int ''`.
+"""Maximum length of a number, since parsing time grows with the square of its length."""
+# Exceptions that PyYAML raises for a scalar that does not fit its explicit tag, such as `!!bool x` or `!!timestamp x`.
 _INVALID: Final = (yaml.YAMLError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
 DEPRECATED_FLAGS: Final = {
@@ -225,7 +225,7 @@ def read_yaml(path: str) -> Any:
     except OSError as error:
         raise ConfigError(path, [f"cannot be read: {error.strerror}"]) from error
     if len(data) > MAX_FILE:
-        raise ConfigError(path, [f"is larger than {MAX_FILE} bytes, that is not a configuration"])
+        raise ConfigError(path, [f"is larger than {MAX_FILE} bytes, so it is not a configuration"])
     return parse_yaml(data, path)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limit of open files of a process."""
+"""A process's limit of open files."""
 
 import resource
 from typing import Final

@@ -85,8 +85,9 @@ class Complaints:
 
     @contextmanager
     def about(self, item: Hashable, message: str) -> Iterator[None]:
-        """Logs an exception of the block as the error of this item and suppresses it, so that other items are
-        handled."""
+        """Logs an exception raised in the block as the error of this item and suppresses it, so that other items are
+        handled.
+        """
         try:
             yield
         except Exception as error:  # noqa: BLE001 - it is logged

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON documents of the state endpoint (``/v1/...``) apart from claim records, container reports and the lease.
+"""JSON documents of the state endpoint (``/v1/...``) other than claim records, container reports and the lease.
 
 A model belongs here if the service sends it to people or tools. ``/openapi.json`` and ``docs/state-api.md`` are
 generated from these models. DESIGN.md, "The documents of the state endpoint", has the rules of compatibility.

@@ -22,9 +22,9 @@ class DeviceDocument(StateDocument):
     attributes: dict[str, AttributeValue]
     """Attributes of the device by name, as its ResourceSlice contains them."""
     cpus: CpuSet | None = None
-    """CPUs that claims can get from the device, in the kernel's list format; left out for memory."""
+    """CPUs that claims can get from the device, in the kernel's list format; omitted for memory."""
     numa_node: int | None = None
-    """ID of the NUMA node of the memory; left out for CPUs."""
+    """ID of the NUMA node of the memory; omitted for CPUs."""
     capacity: int
     """Capacity for claims: number of CPUs, or bytes of memory."""
     claimed: int
@@ -43,28 +43,28 @@ class CpuDocument(StateDocument):
     cpu: int
     """Number of the CPU."""
     core: int | None = None
-    """ID of its core: the number of the core's lowest online CPU. Left out while the CPU is offline."""
+    """ID of the CPU's core: the number of the core's lowest online CPU. Omitted while the CPU is offline."""
     numa_node: int | None = None
-    """ID of its NUMA node; left out while the CPU is offline."""
+    """ID of its NUMA node; omitted while the CPU is offline."""
     l3: int | None = None
-    """ID of its L3 cache, -1 if it has none; left out while the CPU is offline."""
+    """ID of its L3 cache, -1 if it has none; omitted while the CPU is offline."""
     use: str
     """Use of the CPU: ``claimed``; ``pool`` (claims may have it, and containers without a claim run there);
     ``withheld`` (in the shared pool, and no claim may have it); ``reserved`` (for the system); or ``offline`` (in a
     claim).
     """
     claim_uid: str | None = None
-    """UID of the claim to which the CPU is allocated; left out if there is none."""
+    """UID of the claim to which the CPU is allocated; omitted if there is none."""
     claim: str | None = None
     """Namespace and name of that claim, ``namespace/name``; empty if its record is lost."""
     exclusivity: str | None = None
     """Mechanism that keeps others off the CPU: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the driver).
-    Left out if no container of the claim runs.
+    Omitted if no container of the claim runs.
     """
     fallback_reason: str | None = None
-    """Reason why the shared pool enforces the claim although the kernel could. Left out otherwise."""
+    """Reason why the shared pool enforces the claim although the kernel could; otherwise omitted."""
     pool_requested_by: str | None = None
-    """Setting of the claim that requests the shared pool, if there is one. Left out otherwise."""
+    """Setting in the claim that requests the shared pool; omitted if there is none."""
 
 
 class MemoryDocument(StateDocument):
@@ -85,8 +85,8 @@ class MemoryDocument(StateDocument):
     free_bytes: int
     """Memory in bytes that is available to new claims."""
     reserved_bytes: int | None = None
-    """Memory in bytes that is reserved for the system on the NUMA node; left out for hugepages."""
+    """Memory in bytes that is reserved for the system on the NUMA node; omitted for hugepages."""
     reserved_as: str | None = None
-    """Source of the reserved amount; left out for hugepages."""
+    """Source of the reserved amount; omitted for hugepages."""
     claims: tuple[str, ...]
-    """Claims with memory of the device, each ``namespace/name``."""
+    """Claims with memory from the device, each ``namespace/name``."""

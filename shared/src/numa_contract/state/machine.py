@@ -30,7 +30,7 @@ class NumaNodeDocument(StateDocument):
     memory_bytes: int
     """Memory of the node in bytes, including hugepages."""
     memory_kind: str
-    """Kind of the memory: ``dram``, ``hbm``, ``cxl``, ``pmem`` or ``unknown``."""
+    """Kind of memory: ``dram``, ``hbm``, ``cxl``, ``pmem`` or ``unknown``."""
     bandwidth: int | None = Field(default=None, alias="bandwidthMBps")
     """Bandwidth in MB/s, the mean of reads and writes from the nearest CPUs; null if the kernel does not report it."""
     latency_nanoseconds: int | None = None

@@ -19,7 +19,7 @@ class ProblemDocument(StateDocument):
     code: str
     """Code of the problem or warning, as in ``/v1/status``; empty in the entry that counts omitted ones."""
     subject: str
-    """Object of the problem; empty for the node as a whole."""
+    """Object that the problem concerns; empty if it concerns the whole node."""
     text: str
     """Description of the problem, in most cases with the remedy."""
 
@@ -36,7 +36,7 @@ class PageNumaNode(StateDocument):
     tier: str
     """Tier of the memory: ``local`` if its NUMA node has CPUs, else ``far``."""
     memory_kind: str
-    """Kind of the memory: ``dram``, ``hbm``, ``cxl``, ``pmem`` or ``unknown``."""
+    """Kind of memory: ``dram``, ``hbm``, ``cxl``, ``pmem`` or ``unknown``."""
 
 
 class PageCpu(CpuDocument):
@@ -44,15 +44,16 @@ class PageCpu(CpuDocument):
 
     use: str
     """Use of the CPU: ``exclusive``, ``isolated``, ``pod-shared``, ``held``, ``pool``, ``withheld``, ``reserved`` or
-    ``offline``; see the table of the page.
+    ``offline``; see the table on the page.
     """
     isolcpus: bool | None = None
-    """True if the CPU is isolated since boot; else left out."""
+    """True if the CPU has been isolated since boot; otherwise omitted."""
     socket: int | None = None
-    """Number of its socket; left out if the CPU has been offline since the frontend started."""
+    """Number of its socket; omitted if the CPU has been offline since the frontend started."""
     core_type: str | None = None
-    """Type of its core: ``standard``, ``p-core`` or ``e-core``; left out if the CPU has been offline since the frontend
-    started."""
+    """Type of its core: ``standard``, ``p-core`` or ``e-core``; omitted if the CPU has been offline since the frontend
+    started.
+    """
 
 
 class PageMemory(MemoryDocument):
@@ -63,12 +64,12 @@ class PageMemory(MemoryDocument):
 
 
 class EnforcedDocument(StateDocument):
-    """The condition ``Enforced`` of a claim, for the device with the worst status."""
+    """A claim's ``Enforced`` condition, for the device with the worst status."""
 
     status: str
     """Status of the condition: ``True``, ``False`` or ``Unknown``."""
     reason: str
-    """Reason of the condition, in one word."""
+    """The condition's reason, in one word."""
     message: str
     """Explanation; may be empty."""
 
@@ -96,9 +97,9 @@ class PageClaim(StateDocument):
     enforced: EnforcedDocument
     """Status of the claim's enforcement."""
     cpus: CpuSet | None = None
-    """CPUs of the claim, in the kernel's list format; left out if it has none."""
+    """CPUs of the claim, in the kernel's list format; omitted if it has none."""
     memory: tuple[PageClaimMemory, ...] | None = None
-    """Memory of the claim; left out if it has none."""
+    """Memory of the claim; omitted if it has none."""
 
 
 class PageContainer(StateDocument):
@@ -111,7 +112,7 @@ class PageContainer(StateDocument):
     cpus: CpuSet
     """CPUs of the container, in the kernel's list format; empty if they are not known."""
     claims: tuple[str, ...] | None = None
-    """UIDs of the claims that it uses or asks for; left out if there are none."""
+    """UIDs of the claims that it uses or requests; omitted if there are none."""
 
 
 class NodeDocument(StateDocument):

@@ -46,19 +46,20 @@ class BackendDocument(StateDocument):
 
 
 class BackendReport(BackendStatus):
-    """A report of the backend: its lease, its metrics and, if the state of containers has changed, all or only the
-    changed containers.
+    """A backend report: its lease, its metrics and, if the state of containers has changed, all or only the changed
+    containers.
     """
 
     model_config = ConfigDict(defer_build=True)
 
     containers: tuple[ContainerReport, ...] | None = None
-    """All containers of the node; left out if the frontend has their current state, or the state to which ``changes``
+    """All containers of the node; omitted if the frontend has their current state, or the state to which ``changes``
     apply.
     """
     changes: ContainerChanges | None = None
-    """Containers that have changed; left out if ``containers`` is present. Only for a frontend whose last answer
-    contains ``readsChanges``."""
+    """Containers that have changed; omitted if ``containers`` is present. Only for a frontend whose last answer
+    contains ``readsChanges``.
+    """
 
 
 class ErrorDocument(StateDocument):

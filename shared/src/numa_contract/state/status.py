@@ -28,7 +28,7 @@ class StatusCode(StrEnum):
     BACKEND_INCOMPLETE = "BackendIncomplete"
     """The backend of this pod has not yet reported every container."""
     BACKEND_REPORT_UNREADABLE = "BackendReportUnreadable"
-    """The report of a container cannot be read."""
+    """A container's report cannot be read."""
     NO_BACKEND_ENFORCES = "NoBackendEnforces"
     """No backend of this node holds the active lock and serves the runtime, so no claim can be prepared."""
     BACKEND_PROBLEM = "BackendProblem"
@@ -44,7 +44,7 @@ class StatusCode(StrEnum):
     SOCKET_NOT_PLACED = "SocketNotPlaced"
     """A driver's socket for the kubelet was removed and cannot be created again. Subject: the driver."""
     SLICES_NOT_PUBLISHED = "ResourceSlicesNotPublished"
-    """The ResourceSlices of a driver have not been written. Subject: the driver."""
+    """A driver's ResourceSlices have not been written. Subject: the driver."""
     FEATURE_GATE_MISSING = "FeatureGateMissing"
     """The API server drops the fields of ``DRAConsumableCapacity``, so nothing is published. Subject: the driver."""
     RUN_DIRECTORY_UNUSABLE = "RunDirectoryUnusable"
@@ -55,7 +55,7 @@ class StatusCode(StrEnum):
     """The journal of prepared claims cannot be read or written."""
     # Problems of claims, containers and devices.
     FILE_UNUSABLE = "ClaimFileUnusable"
-    """A file of the CDI directory is unusable; ``/v1/quarantine`` lists such files. Subject: the file's name."""
+    """A file in the CDI directory is unusable; ``/v1/quarantine`` lists such files. Subject: the file's name."""
     FILE_MISSING = "ClaimFileMissing"
     """The file of a prepared claim is gone. Subject: the claim, ``namespace/name``. Only ``dra-frontend status``
     reports it, while the service is down."""
@@ -65,8 +65,9 @@ class StatusCode(StrEnum):
     """The backend has rejected the creation or start of a container. Subject: the container,
     ``namespace/pod/container``."""
     CLAIM_NOT_ENFORCED = "ClaimNotEnforced"
-    """The condition ``Enforced`` of a claim is ``False``, for another reason than a rejected container. Subject: the
-    claim, ``namespace/name``."""
+    """A claim's ``Enforced`` condition is ``False`` for a reason other than a rejected container. Subject: the claim,
+    ``namespace/name``.
+    """
     CPUS_KEPT_BY_POOL = "CPUsKeptByPool"
     """The kernel has refused a partition for a container's CPUs, so the shared pool enforces its claim. Subject: the
     container, ``namespace/pod/container``."""
@@ -132,7 +133,9 @@ class Notice(StateDocument):
     ``PartitionsUnavailable``; empty for other codes, and if the backend has sent none or one that this release does not
     know."""
     subject: str = ""
-    """Object of the problem or warning, as described for the code; empty for the node or the service as a whole."""
+    """Object that the problem or warning concerns, as described for the code; empty if it concerns the whole node or
+    service.
+    """
     text: str
     """Description of the problem or warning for people: one sentence, in most cases with the remedy."""
     unready: bool = False
@@ -175,4 +178,4 @@ class StatusDocument(StateDocument):
     warnings: tuple[Notice, ...]
     """Conditions that an operator should know although the driver works."""
     left_out: int = 0
-    """Number of problems and warnings that are left out: at most 100 of each are listed."""
+    """Number of omitted problems and warnings: at most 100 of each are listed."""

@@ -52,7 +52,7 @@ Release = tuple[int, ...]
 
 
 class RuntimeConfigError(ValueError):
-    """The text is not a usable dump of containerd. The message contains the remedy."""
+    """The text is not a usable dump of containerd's configuration. The message contains the remedy."""
 
 
 class UndeterminedError(ValueError):
@@ -61,7 +61,7 @@ class UndeterminedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """The configuration that containerd uses, as printed by it."""
+    """The configuration that containerd uses, as containerd prints it."""
 
     version: int
     plugins: Table
@@ -193,7 +193,7 @@ def imports_of(path: str, document: Mapping[str, Any]) -> list[str]:
 
 
 def grpc_address(documents: Documents) -> str:
-    """Returns the address of containerd's gRPC server in its files, or "" if they do not set it.
+    """Returns the address of containerd's gRPC server from its files, or "" if they do not set it.
 
     Up to 2.2 it is in ``[grpc]``, from 2.3 on in the section of the server's plugin. The last file takes precedence.
     """
@@ -288,7 +288,7 @@ def _effective_2(plugins: Table, disabled: set[str]) -> Effective:
 
 
 def _fill_from_former_cri(plugins: Table) -> None:
-    """Adds the keys of the section of 1.7 that the new section lacks. Keys of other plugins are copied but unused."""
+    """Adds the keys of 1.7's section that the new section lacks. Keys of other plugins are copied but unused."""
     former, now = plugins.get(CRI_OF_1), plugins.get(CRI_OF_2)
     if isinstance(former, dict):
         plugins[CRI_OF_2] = former | (now if isinstance(now, dict) else {})

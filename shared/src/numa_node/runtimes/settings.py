@@ -134,5 +134,7 @@ def required_value(name: str, found: Any, cdi_dir: str) -> Any:
 
 
 def matters(setting: Setting, dump: Dump) -> bool:
-    """Returns True if the containerd of a dump uses a setting: only 1.7 has a switch for the hugetlb controller."""
+    """Returns True if the containerd that printed the dump uses the setting: only 1.7 has a switch for the hugetlb
+    controller.
+    """
     return setting.name != "hugetlb" or dump.version == DUMP_OF_1_7

@@ -128,7 +128,7 @@ def _model_of(field: FieldInfo) -> type[BaseModel] | None:
 def _rows(model: type[BaseModel], defaults: dict[str, Any], prefix: str = "", about: str = "") -> Iterator[str]:
     """Yields the rows of a model's values: key, default, description.
 
-    ``about`` describes the whole model. It is the description of ``create`` and ``enabled`` if these have none.
+    ``about`` describes the whole model. It also describes ``create`` and ``enabled`` if these have no description.
     """
     for name, field in model.model_fields.items():
         key = field.alias or name

@@ -4,7 +4,7 @@
   python -m hack.import_costs                    both services, with this interpreter
   python -m hack.import_costs MODULE ARGUMENT    one of SERVICES, as JSON: in the root file system of its image
 
-The images have another interpreter, and byte code without docstrings (hack/image/compile.py).
+The images have a different interpreter, and byte code without docstrings (hack/image/compile.py).
 
 A package's figure is the memory taken by executing its own modules. Modules that it imports count for their own
 package. Unlike the code of shared libraries, anonymous memory is not shared between processes.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the SLSA provenance of the files of a release: ``python -m hack.provenance DIRECTORY COMMIT``.
+"""Prints the SLSA provenance of a release's files: ``python -m hack.provenance DIRECTORY COMMIT``.
 
 The output is an in-toto statement (version 1) with the predicate of SLSA 1.0, without a signature. It contains the
 digest of each file, the commit, the locks from which packages were installed, and the builder. Optional environment
@@ -20,7 +20,7 @@ from hack.version import SOURCE, said
 ROOT: Final = Path(__file__).parents[1]
 LOCKS: Final = ("build", "dra-frontend", "nri-backend", "dev")
 LOCAL: Final = "urn:dra-driver-numa:make-release"
-"""The builder of a manual build, and the type of a build if the address of the repository is unknown."""
+"""The builder of a manual build, and the type of a build whose repository address is unknown."""
 
 
 def statement(directory: Path, commit: str, settings: Mapping[str, str]) -> dict[str, Any]:

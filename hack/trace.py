@@ -33,7 +33,7 @@ class Journey:
         self.running = False
         self.calls = 0
         self.modules: dict[str, dict[str, None]] = {}
-        """Names of functions by module. A dictionary, because it keeps the order."""
+        """Names of functions by module. This is a dictionary because dictionaries preserve the order."""
         self.climbs: dict[str, None] = {}
         """Calls from a module back into one with a function further up the stack, by caller and called function."""
         self.waiting: tuple[str, ...] = ()

@@ -17,7 +17,8 @@ from tests.stage.process import ROOT
 from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND
 
 _WORKTREES: Final = ROOT / "build/bench"
-# This runs in a worktree of the revision, because its own stage knows the commands, which have changed over time.
+# This runs in a worktree of the revision, because only the revision's own stage knows its commands, which have changed
+# over time.
 _ASK: Final = """
 import importlib.util, json
 from tests.stage import settings

@@ -18,7 +18,7 @@ _PATIENCE = 2.0
 _VARIABLE = re.compile(r"DRA_CPUSET_[^=\"]+=([0-9,-]+)")
 # A measured claim must always find free CPUs; the machine has 128.
 CPU_CLAIMS = 100
-"""Maximum number of claims with CPUs; further claims have only memory."""
+"""Maximum number of claims with CPUs; additional claims have only memory."""
 
 
 class Load:
@@ -49,7 +49,7 @@ class Load:
             devices["constraints"] = [{"matchAttribute": "resource.kubernetes.io/numaNode"}]
         body = {"metadata": {"name": f"{pod.name}-claim"}, "spec": {"devices": devices}}
         made = self._stage.api(_CLAIMS, "POST", body)
-        # The scheduler runs in this process, because the one of the fakes reads every object again for every claim.
+        # The scheduler runs in this process, because the fakes' scheduler reads every object again for every claim.
         chosen = allocate(made, self._slices, self._classes, others=self._claims, pods=[pod.reference])
         pod.claim = self._stage.api(f"{_CLAIMS}/{made['metadata']['name']}/status", "PUT", chosen)
         self._claims.append(pod.claim)

@@ -202,7 +202,7 @@ def simulated(kind: str, cpus: int, budget: float) -> Quantity:
 
 
 def growth(cpus: int, smallest: int) -> Quantity:
-    """Returns the quantity for how the time of an allocation grows with the machine."""
+    """Returns the quantity for the growth of an allocation's time with the machine's size."""
     return Quantity(
         key=f"growth-{cpus}",
         section=LARGE,

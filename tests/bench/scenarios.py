@@ -17,7 +17,7 @@ from tests.stage.wires import AnsweredError
 Sample = tuple[Quantity, Sequence[float]]
 _MEASURED_CPUS: Final = 2
 _HURRIED_PART: Final = 4
-"""One in this many pods starts its container immediately after its claim was prepared."""
+"""One in this number of pods starts its container immediately after its claim was prepared."""
 _MB: Final = 1e6
 
 

@@ -30,7 +30,7 @@ def test_a_word_has_an_anchor_and_a_text(word: str) -> None:
 
 
 def test_uses_of_cpus_are_explained() -> None:
-    """Each use on the page of a node and in ``/v1/cpus`` is explained, except those that Linux defines."""
+    """Each CPU use on a node's page and in ``/v1/cpus`` is explained, except those that Linux defines."""
     assert {use for use in USES if f"`{use}`" not in PAGE and f"### {use}" not in PAGE} == {"offline"}
     assert "`claimed`" in PAGE
 
@@ -46,5 +46,7 @@ def test_spellings_of_page_sizes_are_the_codes() -> None:
 
 @pytest.mark.parametrize("page", sorted({page.stem for page in DOCS.glob("*.md")} - {"state-api"}))
 def test_a_page_names_its_readers(page: str) -> None:
-    """Pages address either operators or application developers as "you". state-api.md is generated without that."""
+    """Pages address either operators or application developers as "you". state-api.md is generated without such a
+    line.
+    """
     assert (DOCS / f"{page}.md").read_text().splitlines()[2].startswith("*For ")

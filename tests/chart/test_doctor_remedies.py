@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every key, file, command, volume and check in a text of the doctor exists."""
+"""Every key, file, command, volume and check in the doctor's texts exists."""
 
 import ast
 import re

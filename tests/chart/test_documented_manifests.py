@@ -99,7 +99,7 @@ def reasons(outcome: Document) -> str:
 def test_documented_manifests_are_accepted_by_simulate(
     manifest: Manifest, node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`simulate` accepts each of them, even if this machine has no suitable CPUs."""
+    """`simulate` accepts each value, even if this machine has no suitable CPUs."""
     if manifest.source.startswith("examples/") or "hugepages" in manifest.text or "hbm" in manifest.text:
         return  # tests/unit/numa_tools/commands/test_simulate.py has the machines that examples need
     file = tmp_path / "manifest.yaml"

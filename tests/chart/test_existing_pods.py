@@ -78,7 +78,7 @@ def asking(**units: int) -> Document:
 
 
 def test_the_extended_resource_is_off_by_default() -> None:
-    """Older servers do not know the field, and it is one more way to get CPUs."""
+    """Older servers do not know the field, and the resource is an additional way to get CPUs."""
     assert not any("extendedResourceName" in one["spec"] for one in classes({}))
     added = [one for one in classes(RESOURCE) if one not in classes({})]
     assert [one["spec"]["extendedResourceName"] for one in added] == ["dra-numa/cpu"]
@@ -113,7 +113,9 @@ async def test_groups_of_cpus_are_not_an_extended_resource(group_by: str) -> Non
 
 
 async def test_a_unit_of_a_shared_device_is_its_default() -> None:
-    """This is why groups and hugepages are left out: a count of two means two devices, with one page or CPU of each."""
+    """This is the reason why groups and hugepages are left out: a count of two means two devices, with one page or CPU
+    of each.
+    """
     pod = asking(one=2)
     (container,) = pod["spec"]["containers"]
     container["resources"]["requests"] = {"deviceclass.resource.kubernetes.io/dra.cpu": "2"}

@@ -2,7 +2,7 @@
 """The policy that adds claims to pods without any: its CEL, evaluated for pods as the API server passes them.
 
 Only a real server shows that it accepts the types in the mutation (``Object.spec...``) and merges the result by its
-schema. Here these are maps, and lists of objects are merged by name.
+schema. Here, the types are maps, and lists of objects are merged by name.
 """
 
 import asyncio

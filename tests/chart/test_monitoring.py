@@ -163,7 +163,9 @@ def test_help_texts_are_sentences_with_a_unit() -> None:
 
 
 def test_versions_of_both_services_are_compared() -> None:
-    """Two versions in a cluster give 2, whichever service has which. A service that is not scraped does not count."""
+    """Two versions in a cluster result in 2, whichever service has which version. A service that is not scraped does
+    not count.
+    """
     (rule,) = [rule for rule in alerts() if rule["alert"] == "DraNumaVersionsDiffer"]
     infos = {name for name in series() if name.endswith("_build_info")}
     assert selected(rule["expr"]) == infos == {f"dra_numa_{half}_build_info" for half in ("frontend", "backend")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rendered chart is accepted by Kubernetes 1.34 to 1.37 and asks for no more permissions than it needs."""
+"""The rendered chart is accepted by Kubernetes 1.34 to 1.37 and requests no more permissions than it needs."""
 
 import copy
 import dataclasses
@@ -425,7 +425,7 @@ def test_the_default_device_classes_are_the_documented_ones() -> None:
 
 
 def test_device_classes_are_those_that_the_frontend_prints() -> None:
-    """For a machine with far memory, the chart and "dra-frontend classes" give the same classes."""
+    """For a machine with far memory, the chart and "dra-frontend classes" create the same classes."""
     numa_nodes = {
         0: NumaNode(0, frozenset({0}), 1 << 30, (HugepagePool(2 << 20, 8, 8), HugepagePool(1 << 30, 8, 8))),
         1: NumaNode(1, frozenset(), 1 << 30, (HugepagePool(2 << 20, 8, 8), HugepagePool(1 << 30, 8, 8))),

@@ -189,7 +189,7 @@ def test_chart_and_program_accept_the_same_configuration(text: str, accepted: bo
 
 
 def accepted_alone(key: str, value: Any) -> bool:
-    """Returns True if the program accepts a configuration with this one key."""
+    """Returns True if the program accepts a configuration with only this key."""
     try:
         parse_config({key: value}, "config.yaml")
     except ConfigError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that cannot work are rejected when the chart is rendered, with the wrong key in the message."""
+"""Values that cannot work are rejected when the chart is rendered, and the message names the key."""
 
 import json
 import threading
@@ -168,13 +168,13 @@ def test_the_longest_paths_are_accepted() -> None:
 
 
 def test_a_common_prefix_does_not_make_a_directory_nested() -> None:
-    """A path that begins with the letters of another one is not inside it."""
+    """A path that only begins with the letters of another path is not inside it."""
     assert render({"driverConfig": {"cdiDir": "/run/dra-driver-numa-cdi", "nriSocket": "/run/dra-driver-numa.nri/s"}})
 
 
 @pytest.mark.parametrize("version", ["1.28.0", "1.33.5+k3s1"])
 def test_clusters_without_the_api_are_rejected(version: str) -> None:
-    """resource.k8s.io/v1 exists since 1.34; without a cluster and a version the chart is still rendered."""
+    """resource.k8s.io/v1 has existed since 1.34; without a cluster and a version, the chart is still rendered."""
     with pytest.raises(HelmError, match="chart requires kubeVersion"):
         run("template", "x", str(CHART), "--kube-version", version)
     assert run("template", "x", str(CHART), "--kube-version", "1.34.0-eks") == run("template", "x", str(CHART))

@@ -95,7 +95,7 @@ def of(program: str) -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("program", _PARSERS)
 def test_the_programs_accept_the_documented_arguments(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """An obsolete flag or subject on a page would give its reader an error."""
+    """An obsolete flag or subject on a page would cause an error for its reader."""
     commands_apart = {"nri-backend": ("setup-runtime", "version")}.get(program, ())
     uses = [(page, words) for page, words in of(program) if not words or words[0] not in commands_apart]
     assert uses

@@ -76,7 +76,7 @@ def test_messages_are_texts_of_the_programs(message: str) -> None:
 
 
 def test_the_index_contains_every_alert_reason_and_code() -> None:
-    """Everything that the driver reports by a name can be found by this name."""
+    """Everything that the driver reports under a name can be found by this name."""
     named = set(quoted(INDEX))
     alerts = yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"][0]["rules"]
     assert {rule["alert"] for rule in alerts} - named == set()

@@ -213,7 +213,7 @@ def test_existing_objects_can_be_updated() -> None:
 
 
 def test_messages_are_valid_for_the_server() -> None:
-    """Each is one line, and every expression has one, since the server falls back to it."""
+    """Each message is one line, and every expression has one, since the server falls back to it."""
     for name in ("own-node", "own-claims", "own-events", "parameters", "tolerate-missing"):
         assert all("\n" not in message and message.strip() for message in messages(policy(name)))
     assert len(list(messages(PARAMETERS))) == len(PARAMETERS["validations"])

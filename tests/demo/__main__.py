@@ -2,8 +2,8 @@
 """``make demo``: runs the main task of both services on this machine's own topology with fakes, without root or a
 cluster.
 
-Everything that is shown was checked: if a fact is not as expected, the exit status is not 0 and a sentence gives the
-reason.
+Everything that is shown has been checked: if a fact is not as expected, the exit status is not 0 and a sentence gives
+the reason.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 """The third service of docker-compose.yaml: fakes of API server, kubelet and runtime, and the demo in a loop.
 
 Both drivers are separate services, which are reached through the directories that they share. Everything that is shown
-was checked.
+has been checked.
 """
 
 import argparse

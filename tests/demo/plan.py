@@ -83,7 +83,7 @@ def make_plan(devices: Iterable[Published]) -> Plan:
     """
     devices = list(devices)
     with_memory = {device.numa_node for device in devices if device.driver != "dra.cpu"}
-    # A node with memory is preferred, since CPUs of nodes without any use other nodes' memory.
+    # A node with memory is preferred, since the CPUs of nodes without memory use other nodes' memory.
     able = sorted((one for one in devices if one.driver == "dra.cpu"), key=lambda one: one.numa_node not in with_memory)
     some = able[0] if able else devices[0]
     near = [device for device in devices if device.numa_node == some.numa_node]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks by authors of claims: opaque parameters up to the API's limits, and amounts that no scheduler writes."""
+"""Attacks by claim authors: opaque parameters up to the API's limits, and amounts that no scheduler writes."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ def _odd_amounts(field: Field, amounts: Sequence[object]) -> Iterator[str]:
         assert pod.claim is not None
         (result,) = pod.claim["status"]["allocation"]["devices"]["results"]
         for amount in amounts:
-            # The fake API server accepts no such object, so it is returned to the driver only.
+            # The fake API server does not accept such an object, so it is only returned to the driver.
             result["consumedCapacity"] = {"dra.cpu/cpu": amount}
             field.fail_next(3, 200, verb="get", resource="resourceclaims", body=json.dumps(pod.claim))
             heard.append(f"{amount!s:.9} {heard_of(pod)}")

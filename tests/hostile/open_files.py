@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command with another soft limit on open files, without a shell: open_files.py NUMBER COMMAND..."""
+"""Runs a command with a different soft limit on open files, without a shell: open_files.py NUMBER COMMAND..."""
 
 import os
 import resource

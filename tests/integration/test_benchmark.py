@@ -279,7 +279,7 @@ Anonymous:           100 kB
 
 
 def test_a_file_that_both_processes_map_counts_once() -> None:
-    """Written pages of a private mapping belong to the process; other processes of the machine do not matter."""
+    """Written pages of a private mapping belong to the process; other processes on the machine do not matter."""
     anonymous, files = split_mappings(_SMAPS)
     assert (anonymous, files) == (112 * 1024, {("08:02", "173521"): 324 * 1024})
     one = Memory(rss=0, kernel_pss=0, anonymous=100, files={("1", "1"): 60, ("1", "2"): 10})
@@ -329,7 +329,7 @@ def test_a_revision_whose_directory_is_in_use_is_not_measured(tmp_path: Path) ->
 
 
 def test_a_revision_runs_its_own_code(tmp_path: Path) -> None:
-    """The commands are those of its own stage, and its packages precede the installed ones."""
+    """The commands are those of the revision's own stage, and the revision's packages precede the installed ones."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", "--no-hardlinks", str(ROOT), str(clone)], check=True)
     driver = earlier_revision("HEAD", clone, tmp_path / "build")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that the driver documents is produced by both real services when its cause occurs.
 
-A field, a metric, an alert or an Event that nothing produces is worse than none, because operators rely on it. The
-lists are read from their sources: the models of the contract, docs/metrics.md, docs/events.md and the alerts of the
+A field, a metric, an alert or an Event that nothing produces is worse than having none, because operators rely on it.
+The lists are read from their sources: the models of the contract, docs/metrics.md, docs/events.md and the alerts of the
 chart. A new entry fails here until a scenario below provokes it.
 """
 
@@ -489,7 +489,7 @@ def no_partitions(play: Play) -> None:
 
 
 def observing(play: Play) -> None:
-    """The driver only observes, next to a running pod whose cgroups it would change."""
+    """The driver only observes while a pod is running whose cgroups it would change."""
     with StagePod(play.stage, "web") as pod:
         pod.run()
         play.warns(StatusCode.OBSERVE_MODE)
@@ -562,7 +562,7 @@ def older_server(play: Play) -> None:
 
 
 def no_conditions(play: Play) -> None:
-    """The API server drops binding conditions, which hugepages on demand need."""
+    """The API server drops binding conditions, which hugepages on demand require."""
     play.hears("BindingConditionsUnsupported")
     play.warns(StatusCode.CONDITIONS_DROPPED)
 
@@ -579,7 +579,7 @@ def counted(play: Play) -> None:
 
 
 def joined(play: Play) -> None:
-    """CPUs of a device with two NUMA nodes are joined with the claim's memory."""
+    """A claim combines CPUs of a device with two NUMA nodes and memory."""
     with play.pod("db", cpus(2), memory(64 * MIB, numa_node=1)):
         play.sees("/v1/claims[].cpus[].joined", [])
 

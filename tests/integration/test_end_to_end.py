@@ -66,7 +66,7 @@ def test_the_claim_status_contains_resources_and_enforcement(stage: Stage) -> No
 
 
 def test_a_best_effort_pod_with_a_claim_gets_one_event(stage: Stage) -> None:
-    """The kubelet assigns this QoS class because the pod requests nothing; a second container causes no further
+    """The kubelet assigns this QoS class because the pod requests nothing; a second container does not cause another
     Event.
     """
     with claim_pod(stage, "careless", cpus(1)) as pod:
@@ -136,7 +136,7 @@ def test_a_claim_passes_from_one_pod_to_the_next(stage: Stage) -> None:
 
 
 def test_unprepare_of_a_claim_in_use_keeps_its_cpus_held(stage: Stage) -> None:
-    """CPUs on which a process may still run are neither allocated nor in the pool until it has ended."""
+    """CPUs on which a process may still run are neither allocated nor in the pool until the process has ended."""
     with StagePod(stage, "web") as web, claim_pod(stage, "old", cpus(16, numa_node=0)) as old:
         plain = web.run()
         old.prepare()
@@ -176,7 +176,7 @@ def test_a_restarted_kubelet_gets_the_same_devices(stage: Stage) -> None:
 
 
 def test_a_container_reads_the_metadata_of_its_own_devices_only(stage: Stage) -> None:
-    """There is one file for each request and driver, at the path in the KEP; it is removed with the claim."""
+    """There is one file for each request and driver, at the path in the KEP; the files are removed with the claim."""
     with claim_pod(stage, "db", cpus(4), hugepages(4 * MIB)) as pod:
         pod.prepare()
         box = pod.run()

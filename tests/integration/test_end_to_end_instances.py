@@ -89,7 +89,7 @@ def test_the_backends_lock_directory_is_private(open_stage: OpenStage) -> None:
 
 
 def test_a_static_manager_of_the_kubelet_is_reported(open_stage: OpenStage) -> None:
-    """There is one Event and a metric, since claims conflict with the kubelet's pinning."""
+    """An Event and a metric report the manager, since claims conflict with the kubelet's pinning."""
     stage = open_stage(backend="")
     socket = stage.add_instance().state_socket
     lease = {"instance": "b", "generation": 1, "synchronized": True, "kubeletPins": ["cpu"], "containers": []}

@@ -135,7 +135,7 @@ async def events(client: aiohttp.ClientSession, **query: str) -> AsyncIterator[t
 
 @pytest.mark.parametrize("version", ["", "0", "1"])
 async def test_a_streaming_list_ends_with_a_bookmark(client: aiohttp.ClientSession, version: str) -> None:
-    """First come all existing objects, then the bookmark that marks their end, then changes."""
+    """All existing objects come first, then the bookmark that marks their end, then changes."""
     names = {(await create(client, name))["metadata"]["name"] for name in ("a", "b")}
     seen = events(client, resourceVersion=version)
     assert {(await anext(seen))[1]["metadata"]["name"] for _ in names} == names

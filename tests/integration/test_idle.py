@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often an idle driver wakes up, measured on the real processes of a node without activity."""
+"""Number of wake-ups of an idle driver, measured on the real processes of a node without activity."""
 
 import time
 from collections import Counter
@@ -18,7 +18,9 @@ _OF_GRPC = ("event_engine", "grpc_global_tim", "lifeguard")
 
 
 def wake_ups(process: Process) -> Counter[str]:
-    """Returns how many times each thread has waited so far: ``voluntary_ctxt_switches`` of proc_pid_status(5)."""
+    """Returns the number of times that each thread has waited so far: ``voluntary_ctxt_switches`` of
+    proc_pid_status(5).
+    """
     found: Counter[str] = Counter()
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         name = (task / "comm").read_text().strip()

@@ -162,7 +162,7 @@ async def test_publishes_all_pools_owned_by_the_node(rig: Rig) -> None:
 
 
 async def test_slices_of_an_earlier_writer_are_replaced(rig: Rig) -> None:
-    """Slices with generated names are deleted after the new ones are complete; for a single slice consumers see no gap
+    """Slices with generated names are deleted after the new ones are complete; for a single slice, consumers see no gap
     at all.
     """
     for pool, documents in POOLS.items():
@@ -413,9 +413,9 @@ async def test_rejected_fields_are_left_out(rig: Rig, refused: Document, field: 
 async def test_whether_claims_are_counted_depends_on_server_and_kubelet(
     rig: Rig, release: str, gate: bool, declared: list[str], kept: bool, told: str
 ) -> None:
-    """Everything is published in any release, and Prepare can query whether claims are counted.
+    """All fields are published in any release, and Prepare can query whether claims are counted.
 
-    From 1.37 on, the server forbids the mapping on a node whose kubelet has not declared that it counts; lists stay.
+    Since 1.37, the server forbids the mapping on a node whose kubelet has not declared that it counts; lists stay.
     """
     rig.server.options.version = release
     rig.server.options.gates |= {GATE: gate, "DRAListTypeAttributes": True}
@@ -509,7 +509,7 @@ async def test_a_broken_watch_is_resumed(rig: Rig) -> None:
 
 
 async def test_an_expired_watch_lists_again(rig: Rig) -> None:
-    """After a 410 the state is listed again, and a change in the gap is repaired."""
+    """After a 410, the state is listed again, and a change in the gap is repaired."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)
         await rig.lose_unseen()

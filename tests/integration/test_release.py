@@ -136,7 +136,7 @@ except AssertionError as error:
 
 
 def test_the_images_set_the_environment_by_which_processes_take_less_memory() -> None:
-    """With the variables of the Dockerfile all threads use one heap, and zoneinfo reads no build configuration."""
+    """With the Dockerfile's variables, all threads use one heap, and zoneinfo reads no build configuration."""
     lines = re.findall(r"^ENV (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     variables = dict(one.split("=", 1) for line in lines for one in shlex.split(line))
     code = """
@@ -164,7 +164,7 @@ def locked(service: str) -> set[str]:
 
 
 def test_all_of_the_backends_packages_are_the_frontends_too() -> None:
-    """Both images contain them in a shared layer, so a node stores them once."""
+    """Both images contain the backend's packages in a shared layer, so a node stores them once."""
     assert len(locked("nri-backend")) > 5
     assert locked("nri-backend") <= locked("dra-frontend")
 

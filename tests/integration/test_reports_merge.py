@@ -28,7 +28,7 @@ _IDS: Final = "abcdef"
 _ROUNDS: Final = 2
 """Number of reports after which a frontend that receives all of them has the current state."""
 _number = st.sampled_from([0, 0, 0, 0, 1])
-"""Most reports are of one backend; the other one replaces the containers of the frontend."""
+"""Most reports come from one backend; those of the other one replace the frontend's containers."""
 _id = st.sampled_from(_IDS)
 
 

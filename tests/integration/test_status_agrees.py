@@ -56,7 +56,7 @@ def codes(listed: list[dict[str, Any]]) -> set[str]:
 
 
 def look(stage: Stage, instance: Instance) -> Shown:
-    """Reads all places, and repeats that if the state has changed in between."""
+    """Reads all places, and reads them again if the state has changed in between."""
     while True:
         status = stage.state("/v1/status", instance)
         page = stage.state("/v1/node", instance)["problems"]

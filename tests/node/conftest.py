@@ -28,7 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps only the tests for this machine (mark `profile`; without it: default), in an order that needs few restarts.
+    """Keeps only the tests for this machine (mark `profile`; without it: default), in an order that requires few
+    restarts.
 
     Tests of a bare node come first, then those with the driver, by the chart's values, then both again with the other
     cgroup driver.
@@ -72,7 +73,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def machine() -> Iterator[Node]:
-    """Returns the node itself, once for all tests; tests use `node`, which is clean."""
+    """Returns the node itself, once for all tests; tests use `node`, which is cleaned before and after each test."""
     machine = Node()
     machine.reset()
     machine.be_patient()

@@ -43,8 +43,8 @@ def test_a_claim_becomes_a_container_on_one_numa_node(cluster: Cluster) -> None:
         assert group.hugetlb("1GB") == dict.fromkeys(("max", "rsvd.max", "current", "rsvd.current"), str(GIB))
     huge = {one.page_kib: one.pages for one in kernel.numa_maps(box.pid) if one.page_kib > 4}
     assert huge == {2048: {1: 3}, 1048576: {1: 1}}
-    # Its libraries may have been in the other node's page cache since the image was unpacked, but the pages that it
-    # touched are not.
+    # The container's libraries may have been in the other node's page cache since the image was unpacked, but not the
+    # pages that it touched.
     assert [one.pages for one in kernel.numa_maps(box.pid) if one.pages.get(1) == 200] == [{1: 200}]
     # All claimed pages are in use: the next page fails at mmap, not with SIGBUS at the first touch.
     assert [one["error"] for one in box.touch_memory("2M:1", "1G:1")] == ["ENOMEM", "ENOMEM"]
@@ -53,8 +53,8 @@ def test_a_claim_becomes_a_container_on_one_numa_node(cluster: Cluster) -> None:
 @pytest.mark.core
 @both_drivers
 def test_others_leave_the_cpus_before_the_first_instruction(cluster: Cluster) -> None:
-    """The first instruction of the claim container finds no other container on its CPUs; after Unprepare the others get
-    the CPUs back.
+    """The first instruction of the claim container finds no other container on its CPUs; after Unprepare, other
+    containers get the CPUs back.
     """
     plain = cluster.node.pod("web").run()
     pool = ALL - RESERVED

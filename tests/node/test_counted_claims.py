@@ -25,7 +25,7 @@ POD = {
 
 @contextmanager
 def kubernetes(cluster: Cluster, *, gate: bool) -> Iterator[None]:
-    """Makes server and kubelet those of 1.37 for the duration of a block, with or without the gate, and of 1.36
+    """Makes server and kubelet behave like 1.37 for the duration of a block, with or without the gate, and like 1.36
     afterwards.
     """
     try:

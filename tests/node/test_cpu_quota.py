@@ -15,7 +15,7 @@ BURN = "for i in 1 2 3 4; do timeout 3 sh -c 'while :; do :; done' & done; wait"
 
 
 def throttled(group: Cgroup) -> int:
-    """Returns how often the kernel has throttled the cgroup because its quota was used up."""
+    """Returns the number of times that the kernel has throttled the cgroup because its quota was used up."""
     stat = dict(line.split() for line in group.read("cpu.stat").splitlines())
     return int(stat["nr_throttled"])
 

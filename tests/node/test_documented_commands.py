@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands of docs/runtime.md, run on the node as the page shows them, with the built image.
 
-Two more tests run the command with its standard input piped in, and end it by a signal.
+Two more tests run the command with its standard input piped in, and end it with a signal.
 """
 
 import os
@@ -83,7 +83,7 @@ def containers(node: Node) -> list[str]:
 def test_the_runtime_page_finds_and_repairs_a_disabled_nri(node: Node, image: str, configuration: Path) -> None:
     """The page's blocks run in order: check, install the drop-in; then the check finds nothing.
 
-    Installing again does nothing, and the dump never stays. Requiring the plugin comes last; these releases of
+    Installing again does nothing, and the dump is always removed. Requiring the plugin comes last; these releases of
     containerd cannot do it, and the command reports that.
     """
     check, install, require = (
@@ -117,7 +117,7 @@ def test_the_runtime_page_finds_and_repairs_a_disabled_nri(node: Node, image: st
 
 @each_runtime
 def test_a_dump_that_is_piped_in_cannot_hang(node: Node, image: str) -> None:
-    """If ctr does not forward the end of its input, the command ends by its timeout, and no container stays."""
+    """If ctr does not forward the end of its input, the command ends after its timeout, and no container remains."""
     before = containers(node)
     ctr = f"ctr -n k8s.io run --rm {image} setup-piped /opt/app/bin/nri-backend setup-runtime"
     ran = run(node, f"containerd config dump | {ctr}")

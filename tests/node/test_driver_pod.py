@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The running containers of the driver agree with the rendered chart, according to the kernel's files and the runtime.
 
-Expected values are read from the rendered DaemonSet and not from its translation, so that an error in the translation
-is noticed.
+Expected values are read from the rendered DaemonSet and not from its translation, so an error in the translation is
+noticed.
 """
 
 import json
@@ -67,7 +67,7 @@ def mounts_of(container: DriverContainer) -> dict[str, tuple[set[str], list[str]
 
 
 def resolved(path: str) -> str:
-    """Resolves the one symbolic link in the images that leads to a directory with mounts below."""
+    """Resolves the only symbolic link in the images that leads to a directory with mounts below it."""
     return path.replace("/var/run/", "/run/", 1) if path.startswith("/var/run/") else path
 
 

@@ -32,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """The driverConfig that an example needs, as its first lines say."""
 VALUES: dict[str, dict[str, Any]] = {"extended-resource": {"deviceClasses": {"extendedResource": "dra-numa/cpu"}}}
-"""Other values of the chart that an example needs, as its first lines say."""
+"""Other chart values that an example needs, as its first lines state."""
 FOREIGN = {"gpu.nvidia.com": ("resource.kubernetes.io/numaNode", 0), "dra.net": ("dra.net/numaNode", 1)}
 """Devices of other drivers: the attribute for their NUMA node, and the node. The GPU is at node 0, since its example
 claims eight CPUs, and the driver withholds one of node 1's eight CPUs from claims.

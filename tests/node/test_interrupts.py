@@ -93,7 +93,7 @@ def test_affinities_are_restored_after_a_kill_of_the_backend(cluster: Cluster) -
 
 
 def test_affinities_changed_by_others_are_kept(cluster: Cluster) -> None:
-    """If an administrator changes an interrupt's CPUs during the claim, they are the same afterwards."""
+    """If an administrator changes an interrupt's CPUs during the claim, the change is kept afterwards."""
     number, before = widened(), device_interrupts()
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()
@@ -106,7 +106,7 @@ def test_affinities_changed_by_others_are_kept(cluster: Cluster) -> None:
 
 
 def test_a_claim_can_keep_interrupts_on_its_cpus(cluster: Cluster) -> None:
-    """With irqs: keep they stay on its CPUs, but leave those of another claim."""
+    """With irqs: keep, interrupts stay on the claim's CPUs, but leave those of another claim."""
     number = widened()
     nic = cluster.pod(cpus(2, numa_node=0), config=[cpu_config(irqs="keep")])
     db = cluster.pod(cpus(2, numa_node=1))

@@ -3,7 +3,7 @@
 
 The pod is the rendered one with a single capability or mount removed. A message counts where an operator looks: in the
 log of the container that lacks the right, in its failing probe, or among the problems of the backend. The complete pod
-must not report it, so that a pattern that always matches fails.
+must not report it, so a pattern that always matches fails the test.
 """
 
 import re

@@ -40,7 +40,7 @@ def measure(box: Container, on: Collection[int]) -> Delays:
 
 @contextmanager
 def host_at_work() -> Iterator[None]:
-    """Runs a daemon in system.slice that starts processes all the time, reads the disk and waits for the network."""
+    """Runs a daemon in system.slice that continuously starts processes, reads the disk and waits for the network."""
     work = f"{BUILD}; {DISK} {NETWORK}"
     subprocess.run(["systemd-run", "-q", "--collect", f"--unit={UNIT}", "sh", "-c", work], check=True)
     try:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long other containers are delayed while a partition is created and removed
-(docs/adr/0015-partition-changes.md).
-"""
+"""Delays of other containers while a partition is created and removed (docs/adr/0015-partition-changes.md)."""
 
 import os
 import signal

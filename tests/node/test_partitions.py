@@ -40,7 +40,7 @@ def alone(*holders: tuple[ClaimPod, Container], seconds: float = 0) -> None:
 @pytest.mark.parametrize(("new_pods", "seconds"), [pytest.param(3, 5, marks=pytest.mark.core), (20, 30)])
 def test_the_kernel_keeps_partitions_without_a_backend(cluster: Cluster, new_pods: int, seconds: float) -> None:
     """There are two claims in two QoS classes, and the backend is killed: no process of a new pod or of the host runs
-    on their CPUs.
+    on the claims' CPUs.
 
     This still holds after containerd, systemd and a CPU of a claim were restarted, and after a partition was
     invalidated.
@@ -152,7 +152,9 @@ def test_an_invalidated_partition_is_repaired(cluster: Cluster) -> None:
 
 
 def test_claims_if_no_partition_can_be_created(cluster: Cluster) -> None:
-    """An exclusive claim is enforced by the pool and reports the reason; an isolated one never runs."""
+    """An exclusive claim is enforced by the pool and reports the reason; the container of an isolated claim never
+    runs.
+    """
     plain = cluster.node.pod("web").run()
     db = cluster.pod(cpus(2, numa_node=1))
     group = db.sandbox.cgroup

@@ -67,7 +67,8 @@ def test_the_runtime_is_the_profiles_and_has_nri(node: Node) -> None:
 @pytest.mark.core
 @each_runtime
 def test_a_process_cannot_write_the_root_of_its_cgroup_namespace(node: Node) -> None:
-    """cgroup2 has nsdelegate, as systemd mounts it, and a container is in a cgroup namespace whose root it is.
+    """cgroup2 has nsdelegate, as systemd mounts it, and a container is in a cgroup namespace whose root is its own
+    cgroup.
 
     Therefore no process inside can write its own cpuset, with any capability; the cgroup of the pod, one level above,
     can be written.
@@ -89,8 +90,8 @@ def test_a_process_cannot_write_the_root_of_its_cgroup_namespace(node: Node) -> 
 
 @both_drivers
 def test_a_container_runs_in_its_pods_cgroup(node: Node, cgroup_driver: Driver) -> None:
-    """With both drivers a cgroup's path is the one that the backend must derive from cgroup_parent and the container's
-    id.
+    """With both cgroup drivers, a cgroup's path is the one that the backend must derive from cgroup_parent and the
+    container's id.
     """
     pod = node.pod(uid="0b1d-22")
     container = pod.run(resources=Resources(cpus="1-2", mems="0"))

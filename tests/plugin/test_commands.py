@@ -89,7 +89,7 @@ async def test_a_list_whose_pages_repeat_is_an_error(plugin: Plugin, tokens: lis
 
 
 async def test_free_shows_resources_by_numa_node(plugin: Plugin) -> None:
-    """A claim reduces the amount of its own NUMA node only; a node that publishes nothing is an error."""
+    """A claim reduces only the amount of its own NUMA node; a node that publishes nothing is an error."""
     rows = await plugin.rows("free", NODE)
     told = [(row["numaNode"], row["cpus"], row["memoryBytes"]) for row in rows]
     assert told == [(0, 1, OFFERED[0] - GIB), (1, 4, OFFERED[1])]
@@ -252,8 +252,8 @@ async def test_a_usage_error_is_one_line(plugin: Plugin, words: list[str]) -> No
 
 
 async def test_a_pod_is_explained(plugin: Plugin) -> None:
-    """The output contains the resources of its claims; for a pending claim, it contains the request and the device with
-    the most free resources.
+    """The output contains the resources of the pod's claims; for a pending claim, it contains the request and the
+    device with the most free resources.
     """
     wants = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": "6"}}}
     waiting = {"metadata": {"name": "big"}, "spec": {"devices": {"requests": [{"name": "cpus", "exactly": wants}]}}}

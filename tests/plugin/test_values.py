@@ -167,7 +167,7 @@ def slice_of(generation: int, *devices: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_only_the_newest_generation_of_a_pool_counts() -> None:
-    """Slices that are about to be deleted must not make a node look larger."""
+    """Slices that are about to be deleted must not make a node appear larger."""
     old = slice_of(1, {"name": "a", "capacity": {"dra.cpu/cpu": {"value": "8"}}})
     new = slice_of(2, {"name": "b", "capacity": {"dra.cpu/cpu": {"value": "4"}}})
     for slices in ([old, new], [new, old]):
@@ -175,7 +175,7 @@ def test_only_the_newest_generation_of_a_pool_counts() -> None:
 
 
 def test_a_large_cluster_is_read_in_seconds() -> None:
-    """The time grows with the sum of nodes and claims, not with their product."""
+    """The time grows with the sum of the numbers of nodes and claims, not with their product."""
     slices, claims = [], []
     for number in range(1000):
         pool = {"name": f"n{number}", "generation": 1}

@@ -78,7 +78,7 @@ def owners(shell: Shell) -> dict[str, str | None]:
 
 
 def test_from_dra_driver_cpu_and_back(shell: Shell) -> None:
-    """A claim that was pending at the change is allocated after it, in both directions."""
+    """A claim that was pending during the migration is allocated afterwards, in both directions."""
     shell.typed(CPU_INSTALL)
     publish(shell)
     claim(shell, "before", cpus(2))
@@ -131,7 +131,8 @@ def test_from_dra_driver_memory_and_back(shell: Shell) -> None:
 
 def test_an_upgrade_restores_classes_that_the_old_release_deleted(shell: Shell) -> None:
     """Helm deletes the objects of a release by name, even if another release has created them again. Until then, this
-    driver's classes select the devices of the old drivers; theirs do not select this driver's memory.
+    driver's classes select the devices of the old drivers; the classes of the old drivers do not select this driver's
+    memory.
     """
     shell.typed(CPU_INSTALL)
     shell.typed(DELETE_CLASSES)

@@ -140,7 +140,7 @@ def _modules() -> Iterator[tuple[str, Path]]:
 
 
 def test_only_the_listed_modules_write_files() -> None:
-    """An unlisted module would write in spite of ``enforcement: observe``."""
+    """An unlisted module would write despite ``enforcement: observe``."""
     found = {name: list(writes(path.read_text())) for name, path in _modules() if "_pb" not in name}
     unknown = {name: places for name, places in found.items() if places and name not in NODE | OWN}
     assert not unknown

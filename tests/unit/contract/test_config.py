@@ -95,7 +95,7 @@ def test_a_key_without_a_value_is_left_out(document: dict[str, object]) -> None:
 def test_a_former_name_means_the_present_one(
     former: dict[str, object], present: dict[str, object], warning: str
 ) -> None:
-    """The configuration is the same, and contains a warning that names both."""
+    """The resulting configuration is the same, and contains a warning that names both keys."""
     read, expected = parse_config(former, "f"), parse_config(present, "f")
     assert read.model_dump() == expected.model_dump() != Config().model_dump()
     assert (read.former_names, expected.former_names) == ((warning,), ())

@@ -36,7 +36,9 @@ def test_pydantic_looks_for_no_plugins() -> None:
 
 
 def test_names_of_unknown_fields_are_not_remembered() -> None:
-    """If they were remembered, a document's author could make the cache, and so the process, grow without limit."""
+    """If the names were remembered, a document's author could make the cache, and so the process, grow without
+    limit.
+    """
     names = {f"field{number}": "" for number in range(50)}
     first, second = (Owner.model_validate({"podUid": "a", "container": "b", **names}) for _ in range(2))
     assert first == second

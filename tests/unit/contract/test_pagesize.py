@@ -19,7 +19,7 @@ from numa_contract.errors import MalformedError
     ],
 )
 def test_every_spelling(size: int, short: str, kubernetes: str, oci: str, sysfs: str, mount: str) -> None:
-    """The driver, Kubernetes, OCI, sysfs and mount options each have their own; all of them can be parsed."""
+    """The driver, Kubernetes, OCI, sysfs and mount options each have their own spelling; all of them can be parsed."""
     assert pagesize.short_page_size(size) == short
     assert pagesize.kubernetes_page_size(size) == kubernetes
     assert pagesize.oci_page_size(size) == oci

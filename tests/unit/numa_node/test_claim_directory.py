@@ -24,7 +24,7 @@ def view_of(directory: ClaimDirectory, *, thorough: bool = False) -> dict[str, s
 
 
 def test_only_the_absence_of_a_file_releases_its_cpus(tmp_path: Path) -> None:
-    """A missing directory counts as empty; for an unreadable one the last state is kept."""
+    """A missing directory counts as empty; for an unreadable directory, the last state is kept."""
     path = tmp_path / "cdi"
     directory = ClaimDirectory(str(path))
     assert view_of(directory) == {}
@@ -42,7 +42,7 @@ def test_only_the_absence_of_a_file_releases_its_cpus(tmp_path: Path) -> None:
 
 
 def test_every_change_is_seen_at_once(tmp_path: Path) -> None:
-    """Time stamps have the resolution of a timer tick, but several changes within one tick are noticed."""
+    """Time stamps have the resolution of a timer tick, but several changes within one tick are still noticed."""
     directory = ClaimDirectory(str(tmp_path))
     for turn in range(60):
         record = cpu_record("c1", f"cpus={turn}")
@@ -61,8 +61,8 @@ def test_a_quiet_directory_is_not_read_again(tmp_path: Path) -> None:
     view = directory.refresh()
     assert directory.refresh() is view
     status = path.stat()
-    # A file that is changed in place leaves the directory's time stamp unchanged. A hook does not notice it, a thorough
-    # scan does.
+    # A file that is changed in place leaves the directory's time stamp unchanged. A hook does not notice the change,
+    # but a thorough scan does.
     path.write_bytes(path.read_bytes().replace(b"2-3", b"4-5"))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert directory.refresh() is view
@@ -173,7 +173,9 @@ def test_irregular_entries_do_not_affect_other_files(tmp_path: Path, *, thorough
 
 
 def test_a_time_stamp_in_the_future_is_accepted(tmp_path: Path) -> None:
-    """If it were not, every hook would read all files again after the clock was set back, until it has caught up."""
+    """If it were not accepted, every hook would read all files again after the clock was set back, until the clock has
+    caught up.
+    """
     write_claim(tmp_path, ONE)
     ahead = time.time_ns() + 3600 * LATER
     os.utime(tmp_path, ns=(ahead, ahead))

@@ -13,7 +13,7 @@ from numa_node.lazy_modules import add_lazy_modules
 def test_a_lazy_module_is_executed_once_when_a_name_of_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the import nor the import system's reading of package attributes executes it."""
+    """Neither the import nor the import system's reading of package attributes executes the module."""
     package = tmp_path / "lazy_example"
     package.mkdir()
     (package / "__init__.py").touch()

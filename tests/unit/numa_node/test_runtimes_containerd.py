@@ -78,7 +78,7 @@ def test_each_release_has_its_rules(release: Release, name: str | None) -> None:
 
 @pytest.mark.parametrize(("release", "expected"), [(OLD, None), (EARLY, True), (MIDDLE, True), (NEW, True)], ids=str)
 def test_an_imported_section_replaces_the_whole_one_in_1_7_and_is_merged_in_2(release: Release, expected: Any) -> None:
-    """In 1.7 a drop-in with one registry key thus resets the enable_cdi of config.toml."""
+    """In 1.7, a drop-in with one registry key thus resets the enable_cdi of config.toml."""
     assert cdi(release, section(CRI_OF_1, ON), REGISTRY) is expected
 
 
@@ -192,8 +192,8 @@ def test_relative_imports_start_at_the_file(imports: list[str], expected: list[s
 @pytest.mark.parametrize("case", recorded(), ids=lambda case: "")
 @pytest.mark.parametrize("release", [(1, 7, 24), (2, 1, 9)], ids=str)
 def test_the_reading_is_that_of_real_releases(case: dict[str, Any], release: Release) -> None:
-    """Each recorded dump of containerd has the values that the rules of its release give, or the defaults. Files that a
-    release did not accept are rejected by its rules as well.
+    """Each recorded dump of containerd has the values that result from its release's rules, or the defaults. Files that
+    a release did not accept are rejected by its rules as well.
     """
     expected, names = case[".".join(map(str, release))], breadth_first(case["files"])
     (rules,) = rules_for(release)

@@ -51,7 +51,7 @@ def test_unfinished_work_is_repeated_at_the_next_tick() -> None:
 
 
 def test_a_quiet_tick_is_a_tick() -> None:
-    """If it were not, a quiet task would wake up alone."""
+    """If it were a separate tick, a quiet task would wake up alone."""
     assert QUIET_SECONDS % TICK_SECONDS == 0
 
     async def program() -> None:

@@ -47,7 +47,7 @@ def test_brackets_in_strings_and_comments_are_not_levels(text: str, value: objec
     ids=range(10),
 )
 def test_deep_nesting_is_rejected(text: str) -> None:
-    """Neither the parser nor the readers of the document recurse that deep, not even through dotted keys."""
+    """Neither the parser nor the readers of the document recurse that deeply, not even through dotted keys."""
     with pytest.raises(ValueError, match="nested more than 64 levels deep"):
         parse_toml(text)
 

@@ -171,7 +171,7 @@ def run(*arguments: str, **options: object) -> "subprocess.CompletedProcess[str]
 
 
 def test_the_service_imports_the_command_line_and_no_tool() -> None:
-    """The service runs on every node all the time; tests/integration/test_service_imports.py checks a running one."""
+    """The service runs on every node continuously; tests/integration/test_service_imports.py checks a running one."""
     program = (
         "import sys, numa_tools.__main__, numa_tools.cli, dra_frontend.app\n"
         "print(*sorted(name for name in sys.modules if name.startswith('numa_tools')), 'tarfile' in sys.modules)\n"

@@ -108,7 +108,9 @@ def test_another_order_is_tried_if_the_strictest_first_fails(isolated: str, free
 
 
 def test_the_refusal_names_conflicting_requests() -> None:
-    """If a request cannot be met even alone, the refusal says so. Otherwise it names the claim's other requests."""
+    """If a request cannot be met even alone, the refusal reports that. Otherwise it names the claim's other
+    requests.
+    """
     inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
     (device,) = (device.name for device in inventory.pools[0].devices if device.name == "cpudevnuma000")
     alone = refused(asked({"a": (2, {}), "b": (4, {})}, "ab", device), inventory=inventory)

@@ -262,8 +262,8 @@ def test_more_cpus_than_a_machine_has_are_not_read(path: Path, entries: list[Any
 
 
 def test_entries_that_no_claim_file_can_have_are_passed_over(path: Path) -> None:
-    """If they were read, their CPUs would stay allocated forever, or negative bytes would let another claim get too
-    many bytes.
+    """If such entries were read, their CPUs would stay allocated forever, or negative bytes would let another claim get
+    too many bytes.
     """
     Journal(path).write(Entries(NAMES))
     gone = {"driver": "dra.memory", "uid": "m", "cpus": "", "memory": {"memory-numa000": -(1 << 40)}}

@@ -59,7 +59,7 @@ def test_a_part_of_a_word_is_not_a_name() -> None:
 
 
 def test_pools_begin_with_the_node() -> None:
-    """After masking they are still recognizable as the pools of that node."""
+    """After masking, the pool names are still recognizable as those of that node."""
     masks = masks_of()
     masks.learn_pools(["worker-1.example.com", "worker-1.example.com-memory", "other"])
     assert masks.text("worker-1.example.com-memory of worker-1.example.com") == "node-1-memory of node-1"

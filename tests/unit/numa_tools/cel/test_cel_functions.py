@@ -163,7 +163,7 @@ def test_values(expression: str, true: bool) -> None:
     ],
 )
 def test_errors(expression: str, text: str) -> None:
-    """A runtime error ends the scheduler's attempt; it is neither false nor unknown."""
+    """A runtime error ends the scheduler's attempt; the error is neither false nor unknown."""
     with pytest.raises(CelError, match=text):
         selected(expression, DEVICE)
 

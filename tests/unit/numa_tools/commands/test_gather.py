@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An archive used as host root: commands show the same as on the node."""
+"""An archive used as host root: commands show the same output as on the node."""
 
 import asyncio
 import json
@@ -59,8 +59,8 @@ def contents(archive: Path) -> dict[str, str]:
 
 
 def unpack(tar: tarfile.TarFile, into: Path) -> None:
-    """Unpacks an archive of this project as the program tar does. The tarfile module's filters require Python
-    3.11.4.
+    """Unpacks an archive of this project in the same way as the program tar. The tarfile module's filters require
+    Python 3.11.4.
     """
     for one in tar:
         content = tar.extractfile(one)

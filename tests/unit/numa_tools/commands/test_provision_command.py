@@ -83,8 +83,8 @@ def test_missing_pages_fail_the_command(host: Host, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("files", [["compact"], ["compact", "all"], ["all"], []])
 def test_a_short_node_is_compacted(tmp_path: Path, files: list[str]) -> None:
-    """The node is compacted through its own file, or else through the global one, which a container cannot write;
-    without either the command continues.
+    """The node is compacted through its own file, or else through the global file, which a container cannot write;
+    without either file, the command continues.
     """
     paths = {"compact": f"{NODES}/node0/compact", "all": "/proc/sys/vm/compact_memory"}
     host = Host(tmp_path, small_machine().changed({paths[name]: "" for name in files}))

@@ -78,13 +78,17 @@ FAR, BARE, OFF = node(2), node(1, frozenset({1}), memory=0), replace(node(3), on
 def test_planned_pages_of_each_node(
     nodes: list[int | NumaNode], files: list[dict[str, Any]], counts: dict[tuple[int, int], int]
 ) -> None:
-    """The plan is by size and node over all files; a number without a node is split over nodes with CPUs."""
+    """The plan lists pages by size and node across all files; a number without a node is split among nodes with
+    CPUs.
+    """
     found = host(*(one if isinstance(one, NumaNode) else node(one, frozenset({one})) for one in nodes))
     assert planned(*files, on=found) == counts
 
 
 def test_contradictory_plans_are_rejected() -> None:
-    """Both places are named. A split and an explicit number for the same node also contradict each other."""
+    """Both places in the files are named. A split and an explicit number for the same node also contradict each
+    other.
+    """
     text = fault(file({"size": "2M", "count": 8, "node": 0}), file({"size": "2048kB", "count": 9, "node": 0}))
     assert text.startswith("1.yaml: spec.pages.0: 9 pages of 2Mi on node 0, but 0.yaml: spec.pages.0 says 8")
     assert "says 4" in fault(file({"size": "2M", "count": 8}, {"size": "2M", "count": 5, "node": 1}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes that make each check fail on a healthy node, by the id of the check and, after a slash, the fault."""
+"""Changes that make each check fail on a healthy node, by check id and, after a slash, the fault."""
 
 import shutil
 from collections.abc import Callable

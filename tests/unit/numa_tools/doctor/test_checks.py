@@ -135,7 +135,7 @@ POLICIES = {
     "memoryManagerPolicy": {"None", "Static"},
     "topologyManagerPolicy": {"none", "best-effort", "restricted", "single-numa-node"},
 }
-"""Values that the kubelet accepts (pkg/kubelet/cm). It does not start with any other value or spelling."""
+"""Values that the kubelet accepts (pkg/kubelet/cm). The kubelet does not start with any other value or spelling."""
 PRINTED = [ROOT / "services", ROOT / "docs", ROOT / "charts", ROOT / "examples", ROOT / "README.md"]
 
 
@@ -184,8 +184,8 @@ def test_no_page_and_no_message_contains_another_value() -> None:
 
 
 async def test_the_kubelet_is_asked_through_the_api_server_where_its_file_is_not_mounted(node: AilingNode) -> None:
-    """The response of its configz endpoint includes flags. Without the right, the checks are unknown and name an
-    alternative.
+    """The response of the kubelet's configz endpoint includes flags. Without the right, the checks are unknown and name
+    an alternative.
     """
     node.kubelet_of = {}
     node.server.options.kubelets["node-a"] = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}
@@ -247,7 +247,7 @@ async def test_a_record_of_another_format_is_skipped(node: AilingNode) -> None:
 
 @pytest.mark.parametrize("right", RIGHTS, ids=lambda right: " ".join(filter(None, right)))
 async def test_each_missing_right_is_named(right: Right, node: AilingNode) -> None:
-    """The finding contains the rule that grants it and its effect; no other check reports a false cause."""
+    """The finding contains the missing permission's rule and its effect; no other check reports a false cause."""
     verb, group, resource, _ = right
     node.server.options.forbidden.add((verb, resource))
     found = await verdicts(node)
@@ -272,7 +272,9 @@ async def test_each_missing_right_is_named(right: Right, node: AilingNode) -> No
 async def test_the_reason_for_pool_enforcement_is_a_finding(
     code: str, setting: str, level: str, remedy: str, node: AilingNode
 ) -> None:
-    """The remedy is that of the cause. A kernel that cannot create partitions is a fault only if they are required."""
+    """The remedy corresponds to the cause. A kernel that cannot create partitions is a fault only if they are
+    required.
+    """
     reason = "the reason in words"
     node.status |= {"exclusivity": "pool", "exclusivityReason": reason, "exclusivityCode": code}
     node.settings_of["cpuExclusivity"] = setting
@@ -285,8 +287,8 @@ async def test_the_reason_for_pool_enforcement_is_a_finding(
 async def test_host_daemons_are_on_claimed_cpus_only_where_nothing_keeps_them_off(
     mode: str, slices: bool, node: AilingNode
 ) -> None:
-    """With hostSlices no finding mentions them and no remedy suggests hostSlices. A claim that was refused has no such
-    finding.
+    """With hostSlices, no finding mentions host daemons and no remedy suggests hostSlices. A claim that was refused has
+    no such finding.
     """
     node.settings_of |= {"cpuExclusivity": mode, "hostSlices": slices}
     reason = "the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later"
@@ -366,7 +368,7 @@ def test_a_bad_configuration_is_a_usage_error(tmp_path: Path, capsys: pytest.Cap
     ],
 )
 async def test_a_newer_kernel_is_not_suggested_for_a_recent_one(release: str, remedy: str, node: AilingNode) -> None:
-    """Without the cpuset controller in a cgroup its files are missing on a new kernel as well."""
+    """Without the cpuset controller in a cgroup, its files are missing even on a new kernel."""
     node.host("/proc/sys/kernel/osrelease", f"{release}-amd64\n")
     ILLNESSES["kernel.release/partitions"](node)
     (finding,) = (await verdicts(node))["kernel.release"].findings

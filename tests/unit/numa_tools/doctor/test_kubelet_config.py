@@ -131,7 +131,7 @@ FLAGS = {
 
 @pytest.mark.parametrize("line", FLAGS)
 def test_flags_are_settings(line: str) -> None:
-    """Every spelling that the kubelet accepts is parsed; of repeated text flags the last one counts."""
+    """Every spelling that the kubelet accepts is parsed; the last of repeated text flags counts."""
     assert parse_command(line.split()).settings == FLAGS[line]
 
 

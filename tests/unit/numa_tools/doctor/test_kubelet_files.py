@@ -424,7 +424,7 @@ def test_a_damaged_state_file_is_ignored(text: str, tmp_path: Path) -> None:
 
 
 def test_configz_overrides_all_files(tmp_path: Path) -> None:
-    """The running kubelet reports it. A response that cannot be parsed is ignored."""
+    """The running kubelet reports its own configuration. A response that cannot be parsed is ignored."""
     base = str(written(tmp_path, {f"{ROOT}/config.yaml": HEAD + STATIC}))
     answered = choose_kubelet(base, ROOT, "n", {"cpuManagerPolicy": "none"})
     assert isinstance(answered, KubeletConfig)
@@ -465,7 +465,7 @@ DOCTOR: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 def test_the_doctor_reports_good_only_for_known_settings(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All other configuration checks are unknown, and the archive of the node gives the same results. The note that the
+    """All other configuration checks are unknown, and the node's archive leads to the same results. The note that the
     driver reserves no CPU does not depend on the kubelet's configuration.
     """
     files, wanted = DOCTOR[name]

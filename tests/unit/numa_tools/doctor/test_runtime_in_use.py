@@ -110,7 +110,7 @@ def unread(tree: HostTree, reported: Reported | None = None) -> Unread:
     ],
 )
 def test_the_file_of_each_distribution_is_read(path: str, reported: Reported, tmp_path: Path) -> None:
-    """The runtime is the only runtime on the node, with or without a known release."""
+    """The file belongs to the only runtime on the node, with or without a known release."""
     tree = write(tmp_path, {path: OFF})
     for known in (None, reported):
         found = in_use(tree, known)
@@ -173,7 +173,7 @@ def test_two_possible_runtimes_determine_nothing(tmp_path: Path) -> None:
 
 
 def test_the_socket_that_exists_decides(tmp_path: Path) -> None:
-    """/run is an in-memory file system, so a socket there belongs to a runtime that has run since the boot."""
+    """/run is an in-memory file system, so a socket there belongs to a runtime that has run since the last boot."""
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF})
     listen(tmp_path, "run/crio/crio.sock")
     assert in_use(tree).software == CRI_O
@@ -225,7 +225,7 @@ def test_the_socket_in_containerds_own_files_is_compared_with_the_kubelets(table
 
 
 def test_the_file_that_the_process_is_started_with_is_read(tmp_path: Path) -> None:
-    """The unit's ExecStart names it; the file at the usual path is then unused."""
+    """The unit's ExecStart names the file; the file at the usual path is then unused."""
     arguments = "--config=/srv/c.toml", "--log-level", "debug", "--address", "/srv/c.sock"
     tree = write(tmp_path, {PLAIN: ON, "srv/c.toml": OFF, **process(9, "/usr/bin/containerd", *arguments)})
     assert (in_use(tree).source, in_use(tree).settings["nri"]) == ("/srv/c.toml", False)
@@ -276,7 +276,7 @@ def test_options_of_cri_o_that_win_over_its_files_make_them_unclear(
 
 
 def test_cri_o_reads_the_directory_that_it_is_started_with(tmp_path: Path) -> None:
-    """Every file below it is read in the order of the names, whatever its extension."""
+    """Every file below the directory is read in the order of the names, whatever its extension."""
     files = {"srv/d/20.toml": CRIO_OFF, "srv/d/10/x~": "[crio.nri]\nenable_nri = true\nnri_listen = '/run/x'\n"}
     found = in_use(write(tmp_path, {**files, **process(9, "crio", "--config-dir", "/srv/d")}), CRIO_1_34)
     assert (found.settings["nri"], found.settings["socket"]) == (False, "/run/x")

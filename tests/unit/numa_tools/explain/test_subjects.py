@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explanations of claims, pods, CPUs and devices, depending on what is known about the node."""
+"""Explanations of claims, pods, CPUs and devices, depending on the known facts about the node."""
 
 from dataclasses import replace
 from typing import Any
@@ -73,8 +73,8 @@ def verdicts(reasons: dict[str, Any]) -> dict[str, str]:
 
 
 def test_reasons_for_the_chosen_cpus() -> None:
-    """The tightest place that can hold the claim is chosen; each other place has a reason against it, and the device's
-    other claims are listed.
+    """The tightest place that can hold the claim is chosen; each other place is listed with a reason against it, and
+    the device's other claims are listed.
     """
     first, second, third = prepared(asked(6, fullPhysicalCores=True), asked(2), asked(4, l3="required"))
     known = knowing([first, second, third])

@@ -149,7 +149,7 @@ def selecting(*expressions: str) -> dict[str, Any]:
 
 
 def test_a_selector_that_fails_ends_the_attempt() -> None:
-    """As in the scheduler, no other device or alternative is tried then."""
+    """As in the scheduler, no other device or alternative is then tried."""
     found = missing(searching(device("a", 0)), wish("r", **selecting('device.attributes["d"].nodes == 0')))
     assert found.startswith("request r: selectors[0]: device a: no such key: nodes; test for the attribute first")
     second = f"{ON_1} || {FAILS}"
@@ -292,8 +292,8 @@ def test_an_unknown_selector_of_a_class_is_one_of_each_request() -> None:
 
 
 def test_devices_of_a_claim_whose_outcome_is_unknown_are_disputed() -> None:
-    """A later claim fits for certain only without them, and certainly does not fit only if it would not fit with them
-    either.
+    """A later claim certainly fits only if it fits without them, and certainly does not fit only if it would not fit
+    with them either.
     """
     search = searching(shared("a", 0), shared("b", 1))
     assert "odd()" in undecided(search, wish("r", **size("8Gi"), **selecting(ODD_ON_1)))
@@ -438,7 +438,7 @@ def test_alternatives_are_chosen_so_that_a_claim_keeps_within_32_devices() -> No
 
 
 def test_a_pod_with_too_many_requests_is_rejected() -> None:
-    """The depth of the search is limited separately, so the selectors are not blamed for it."""
+    """The depth of the search is limited separately, so the selectors are not reported as the cause."""
     search, nested = searching(device("a", allowMultipleAllocations=True)), "(" * 50 + "true" + ")" * 50
     requests = [wish(f"r{n}", selectors=[{"cel": {"expression": nested}}]) for n in range(32)]
     claim = read_wanted({"devices": {"requests": requests}})

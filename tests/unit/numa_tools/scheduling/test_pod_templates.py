@@ -73,14 +73,16 @@ def test_other_objects_have_no_pods(document: dict[str, Any]) -> None:
     ],
 )
 def test_a_pod_needs_a_name(document: dict[str, Any], text: str) -> None:
-    """``generateName`` is enough; without either the error names the kind instead of a pod "None"."""
+    """``generateName`` is enough; without either, the error names the kind instead of a pod "None"."""
     with pytest.raises(ManifestError) as caught:
         read(document)
     assert text in str(caught.value)
 
 
 def test_claims_have_generated_names_as_well() -> None:
-    """Two claims with the same ``generateName`` are two objects, since the API server completes it differently."""
+    """Two claims with the same ``generateName`` are two objects, since the API server completes the name
+    differently.
+    """
     spec: dict[str, Any] = {"devices": {"requests": []}}
     claims = [{"kind": "ResourceClaim", "metadata": {"generateName": "c-"}, "spec": spec}] * 3
     found = read(*claims, {**claims[0], "metadata": {"name": "c-"}}, {**claims[0], "metadata": {"name": "c-"}})

@@ -60,7 +60,7 @@ def test_the_kubelets_reserves_are_subtracted(open_stage: OpenStage) -> None:
     shown = {one["device"]: one for one in stage.state("/v1/memory")}
     plain = [one for one in shown.values() if not one["hugepages"]]
     assert 2 * STEP <= sum(one["reservedBytes"] for one in plain) < (2 + len(plain)) * STEP
-    assert all(one["reservedAs"].startswith("what the kubelet reserves") for one in plain)
+    assert all(one["reservedAs"].startswith("the kubelet's reserve") for one in plain)
     published = {device["name"]: device for one in stage.slices() for device in one["spec"]["devices"]}
     assert {one["spec"]["pool"]["generation"] for one in stage.slices()} == {1}
     assert published[plain[0]["device"]]["capacity"]["size"]["value"] == f"{plain[0]['capacityBytes'] >> 20}Mi"

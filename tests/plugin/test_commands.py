@@ -292,7 +292,7 @@ async def test_the_second_pod_of_a_claim_is_not_reported_as_enforced(plugin: Plu
     pulling = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
     plugin.add_pod("pulling", spec=spec, status={"containerStatuses": [{"name": "main", "state": pulling}]})
     out = (await plugin.run("explain", "pulling", "-n", "ns"))[1]
-    assert "container main does not run: ImagePullBackOff: no such image" in out
+    assert "container main is not running: ImagePullBackOff: no such image" in out
     assert "enforced: yes" in out
 
 

@@ -92,7 +92,7 @@ async def test_the_page_is_forwarded(plugin: Plugin) -> None:
     """
     plugin.server.store.create(PODS, "numa", driver_pod({"name": "page", "containerPort": 8082}))
     code, out, err = await plugin.run("page", NODE, "--no-browser")
-    assert (code, out) == (0, "http://localhost:40001/   (Ctrl-C ends it)\n")
+    assert (code, out) == (0, "http://localhost:40001/   (Ctrl-C stops it)\n")
     assert json.loads(err) == ["-n", "numa", "pod/driver-1", ":8082"]
     plugin.server.store.delete(PODS, "numa", "driver-1")
     plugin.server.store.create(PODS, "numa", driver_pod())

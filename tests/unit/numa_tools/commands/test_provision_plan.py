@@ -90,8 +90,8 @@ def test_contradictory_plans_are_rejected() -> None:
     other.
     """
     text = fault(file({"size": "2M", "count": 8, "node": 0}), file({"size": "2048kB", "count": 9, "node": 0}))
-    assert text.startswith("1.yaml: spec.pages.0: 9 pages of 2Mi on node 0, but 0.yaml: spec.pages.0 says 8")
-    assert "says 4" in fault(file({"size": "2M", "count": 8}, {"size": "2M", "count": 5, "node": 1}))
+    assert text.startswith("1.yaml: spec.pages.0: 9 pages of 2Mi on node 0, but 0.yaml: spec.pages.0 requests 8")
+    assert "requests 4" in fault(file({"size": "2M", "count": 8}, {"size": "2M", "count": 5, "node": 1}))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,8 @@ def test_pages_of_other_sizes_count_as_they_are() -> None:
     half = replace(node(0, frozenset({0})), hugepages=(HugepagePool(M2, 0, 0), HugepagePool(G1, 32, 32)))
     most = {"size": "2M", "count": 57 * 512}
     text = fault(file(most), on=host(half))
-    assert f"{57 * GIB} bytes of hugepages on node 0 beside {32 * GIB} bytes of other sizes, which stay, which" in text
+    assert f"{57 * GIB} bytes of hugepages on node 0, which has" in text
+    assert f"; {32 * GIB} bytes of other sizes stay allocated there" in text
     assert planned(file({"size": "2M", "count": 32 * 512}), on=host(half)) == {(M2, 0): 32 * 512}
     assert planned(file(most, {"size": "1G", "count": 7}), on=host(half)) == {(M2, 0): 57 * 512, (G1, 0): 7}
 

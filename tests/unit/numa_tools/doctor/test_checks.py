@@ -204,7 +204,7 @@ async def test_a_kubelet_that_cannot_be_asked_leaves_its_checks_unknown(why: str
     found = await verdicts(node)
     (finding,) = found["kubelet.cpu-manager"].findings
     assert finding.level is Level.UNKNOWN
-    assert "nodes/proxy" in finding.why if why == "forbidden" else "does not answer" in finding.why
+    assert "nodes/proxy" in finding.why if why == "forbidden" else "does not respond" in finding.why
     assert "kubectl numa doctor NODE" in finding.remedy
     assert "doctor.kubeletProxy: true" in finding.remedy
     assert found["api.reachable"].result == "good"

@@ -64,7 +64,7 @@ class Target:
 
 
 def read_requested(document: Any, source: str) -> list[Requested]:
-    """Parses the entries of one file. Raises ConfigError with every fault."""
+    """Parses a file's entries. Raises ConfigError with every fault."""
     pages = validated(_File, document, source).spec.pages
     return [(f"{source}: spec.pages.{index}", one) for index, one in enumerate(pages)]
 
@@ -115,7 +115,7 @@ def _check_memory(machine: Machine, targets: Sequence[Target]) -> None:
         present = sum(pool.total * pool.page_bytes for pool in node.hugepages if pool.page_bytes not in sizes)
         if own and wanted + present > node.memory_bytes:
             sources = ", ".join(dict.fromkeys(target.source for target in own))
-            beside = f" in addition to {present} bytes of other sizes, which stay" if present else ""
+            beside = f"; {present} bytes of other sizes stay allocated there" if present else ""
             raise ConfigError(
-                sources, [f"{wanted} bytes of hugepages on node {node.id}{beside}, which has {node.memory_bytes}"]
+                sources, [f"{wanted} bytes of hugepages on node {node.id}, which has {node.memory_bytes}{beside}"]
             )

@@ -100,7 +100,7 @@ def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]
             yield problem(what, "the kubelet does not restart while its state file has another policy", remedy, seen)
         elif kubelet and pins and (manager in kubelet.running or kubelet.unseen is None):
             what = f"Containers are pinned, although the kubelet's {name} manager is {running}."
-            other = "remove the NRI plugin that pins them, or delete the pods created while the manager was static"
+            other = "remove the other NRI plugin that pins them, or delete pods created while the manager was static"
             yield problem(what, _PINNED, other, seen)
         elif pins:
             what = f"The kubelet's static {manager} manager or another NRI plugin was seen to pin containers."

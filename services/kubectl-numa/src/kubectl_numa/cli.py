@@ -341,7 +341,7 @@ _PASSED_ON: Final = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a usage error in one line."""
+    """Argument parser that reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(_USAGE, f"{_PROGRAM}: {safe(message)}; see {self.prog} --help\n")

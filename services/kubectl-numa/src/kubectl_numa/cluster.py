@@ -98,7 +98,7 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """The parts of a pod that concern its claims."""
+    """The parts of a pod that are related to its claims."""
 
     claims: tuple[ClaimName, ...]
     waiting: tuple[Waiting, ...] = ()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation of device selectors: the supported part of the CEL dialect of Kubernetes (ADR 28). Pure."""
+"""Evaluation of device selectors: the supported part of Kubernetes' CEL dialect (ADR 28). Pure."""

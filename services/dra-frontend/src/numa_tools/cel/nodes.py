@@ -124,7 +124,7 @@ def applied(function: Callable[..., Any], operands: tuple[Node, ...], cost: Call
 
 
 def alternative(name: str, target: Node, other: Node, scope: Scope) -> Any:
-    """Evaluates ``or`` and ``orValue``. The alternative is only evaluated if the optional value is empty."""
+    """Evaluates ``or`` and ``orValue``. The alternative is evaluated only if the optional value is empty."""
     found = target(scope)
     if not isinstance(found, Maybe):
         raise CelUnsupportedError(f"{name}() of a value that is not optional is not understood")

@@ -19,12 +19,12 @@ _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|X[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a
 _ESCAPES: Final = dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True)) | {each: each for each in "\\\"'`?"}
 INT_END: Final = 2**63
 UINT_END: Final = 2**64
-"""First values above the ranges of int and uint. The literal 2**63 is accepted because a minus may precede it."""
+"""First values above the ranges of int and uint. The literal 2**63 is accepted because a minus sign may precede it."""
 _SURROGATES: Final = range(0xD800, 0xE000)
 
 
 _MAX_TEXT: Final = 200
-"""Maximum length of an error text. Errors quote user-chosen names and end up in Events and logs."""
+"""Maximum length of an error text. Errors quote user-chosen names and appear in Events and logs."""
 
 
 class CelTextError(Exception):
@@ -105,4 +105,4 @@ LITERALS: Final[Mapping[str, Callable[[str], Any]]] = {
     "int": _int,
     "uint": _uint,
 }
-"""Conversion functions from token text to value, by kind of literal."""
+"""Functions that convert a token's text to its value, by kind of literal."""

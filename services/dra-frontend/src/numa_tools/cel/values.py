@@ -138,7 +138,7 @@ def optional_field(value: Any, name: Any) -> Maybe:
 
 
 def member(value: Any, key: Any) -> Any:
-    """Returns ``value[key]``: an entry of a map by key or of a list by index. Raises CelError."""
+    """Returns ``value[key]``, a map's entry by key or a list's entry by index. Raises CelError."""
     if isinstance(value, Maybe):
         return optional_member(value, key)
     found = optional_member(value, key)
@@ -195,7 +195,7 @@ def _contained(item: Any, place: Any) -> bool:
 
 
 def calculated(calculate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Returns an arithmetic operator for two numbers of one type. Raises CelError if the result exceeds 64 bits."""
+    """Returns an arithmetic operator for two numbers of the same type. It raises CelError above 64 bits."""
 
     def apply(one: Any, other: Any) -> Any:
         if not (is_number(one) and is_number(other)) or type(one) is not type(other):

@@ -191,7 +191,7 @@ class Bundle:
                         masks.add("slice", name)
 
     def write(self, file: BinaryIO, *, masked: bool) -> dict[str, Any]:
-        """Writes the archive, the driver's files before the kernel's. Returns its manifest. Raises OSError."""
+        """Writes the archive, with the driver's files first, and returns its manifest. Raises OSError."""
         archive = ArchiveWriter(file)
         ordered = sorted(self.files, key=lambda path: (path.startswith("/"), path))
         left_out = [path for path in ordered if not archive.add(path, self.files[path])]

@@ -167,7 +167,7 @@ def _status_shown(status: dict[str, Any], arguments: argparse.Namespace) -> str:
 
     if arguments.output in _PEOPLE:
         return status_screen(status, wide=_wide(arguments))
-    # YAML documents in a stream are separated by a line with ---.
+    # A line with --- separates the YAML documents in a stream.
     return ("---\n" if arguments.watch and arguments.output == "yaml" else "") + structured(status, arguments.output)
 
 

@@ -48,7 +48,7 @@ _REFUSED: Final = "; claims for one container are refused (cpuExclusivity: parti
 
 
 def read_status(settings: Settings) -> Document:
-    """Returns the status of this node. Blocks. Raises ConfigError if the overlay cannot be used."""
+    """Returns this node's status. Blocks. Raises ConfigError if the overlay cannot be used."""
     run = Path(on_node(settings.host_root, settings.config.run_dir))
     client = find_service(run, settings.pod_uid)
     service, backend = read_service(client)

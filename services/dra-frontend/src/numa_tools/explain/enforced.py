@@ -59,7 +59,7 @@ def _kernel(known: Known, report: ContainerReport) -> dict[str, Any]:
 
 
 def problems_of(known: Known, records: Sequence[AllocationRecord]) -> list[Problem]:
-    """Returns the deviations from the records."""
+    """Returns the deviations of the enforcement from the records."""
     if known.silent:
         return [problem("enforcement is unknown", known.silent, "start the driver's pod on this node")]
     found = []

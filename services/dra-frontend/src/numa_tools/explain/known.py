@@ -38,7 +38,7 @@ class PublishedDevice(Document):
 
 @dataclass(frozen=True)
 class Known:
-    """Snapshot of a node."""
+    """Snapshot of a node's state."""
 
     inventory: Inventory
     config: Config
@@ -65,7 +65,7 @@ class Known:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Returns the allocations."""
+        """Returns the allocations to all claims."""
         releasing = {key: file for key, file in self.releasing.items() if key not in self.files}
         return Ledger(self.files, releasing, self.containers)
 
@@ -75,7 +75,7 @@ class Known:
         return {one.name: (pool.driver, one) for pool in self.inventory.pools for one in pool.devices}
 
     def records_of(self, uid: str) -> list[AllocationRecord]:
-        """Returns the allocation records of a claim, one for each driver."""
+        """Returns a claim's allocation records, one for each driver."""
         return [record for record in self.ledger.records if record.claim.uid == uid]
 
     def users(self, uid: str) -> list[ContainerReport]:

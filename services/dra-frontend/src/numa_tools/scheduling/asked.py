@@ -22,7 +22,7 @@ class Way:
 
     @property
     def wants_all(self) -> bool:
-        """True for a request for all devices, for which the scheduler evaluates the selectors of every device."""
+        """True for a request for all devices. The scheduler then evaluates the selectors for every device."""
         return self.wish.count is None
 
     @property
@@ -57,7 +57,7 @@ class Way:
         return 1 if possible and possible[0].unknown else len(possible)
 
     def missing(self, in_use: InUse) -> str:
-        """Returns the reason why this alternative fails even without the other requests, or ""."""
+        """Returns the reason why this alternative fails even without the other requests, or "" if it does not."""
         verdicts = [verdict(self.wish, one.device, in_use) for one in self.possible]
         reason = named(self.wish, self.count, verdicts)
         return reason and (self.failed or f"request {self.wish.name}: {reason}")

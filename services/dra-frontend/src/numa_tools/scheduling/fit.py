@@ -79,7 +79,7 @@ class Verdict:
 
 
 def class_of(wish: Wish, classes: Mapping[str, DeviceClass]) -> DeviceClass:
-    """Returns the class that a request names. Raises ManifestError if it does not exist."""
+    """Returns the class that a request names. Raises ManifestError if the class does not exist."""
     if wish.device_class not in classes:
         raise ManifestError(f"{NO_CLASS} {wish.device_class}")
     return classes[wish.device_class]

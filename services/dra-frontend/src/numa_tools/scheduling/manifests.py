@@ -108,7 +108,7 @@ class Manifests:
                 self.slices.append(document)
 
     def _numbered(self, kind: str, name: Name) -> Name:
-        """Returns a unique name: a generated name that is already taken gets a number."""
+        """Returns a unique name. A number is appended to a generated name that is already in use."""
         if not name[1].endswith("*"):
             return name
         self.generated[kind, name] += 1

@@ -93,7 +93,7 @@ class Published:
 
     @cached_property
     def in_cel(self) -> Mapping[str, Any]:
-        """The device as a CEL selector sees it."""
+        """The device in the form in which a CEL selector sees it."""
         return {
             "driver": self.driver,
             "attributes": _by_domain(self.driver, self.attributes),
@@ -103,7 +103,7 @@ class Published:
 
 
 def _comparable(one: Any) -> tuple[type, Any]:
-    """Pairs a value with its type. Versions are compared as texts, as in the scheduler."""
+    """Pairs a value with its type. Versions are compared as text, as in the scheduler."""
     return type(one), one.text if isinstance(one, Semver) else one
 
 

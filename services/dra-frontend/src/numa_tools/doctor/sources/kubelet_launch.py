@@ -42,7 +42,7 @@ class Launch:
 
 
 class _Started(NamedTuple):
-    """The way in which a unit starts a program."""
+    """The command line and environment with which a unit starts a program."""
 
     arguments: tuple[str, ...]
     variables: frozenset[str]
@@ -63,7 +63,7 @@ def find_launch(files: HostFiles, root: str) -> Launch | None:
     installed = [one for one in (_of_unit(files), _of_microk8s(files), *_of_ranchers(files)) if one]
     if len(installed) > 1:
         raise UnseenError(f"several kubelets are installed: {', '.join(one.origin for one in installed)}")
-    # If the unit runs a wrapper script, its arguments are unknown, but the flags are in the same environment files.
+    # If the unit runs a wrapper script, the arguments are unknown, but the same environment files contain the flags.
     if installed and not (installed[0].unclear and not installed[0].arguments):
         return installed[0]
     return _of_environment_files(files, root, installed[0].unclear if installed else "")

@@ -222,7 +222,7 @@ class Backend:
 
     @property
     def pool_reason(self) -> Problem:
-        """Reason why the backend creates no partitions although the configuration allows them, else ""."""
+        """Reason why the backend creates no partitions although the configuration allows them; otherwise empty."""
         asked = self._settings.config.cpu_exclusivity == "pool"
         return NO_PROBLEM if asked else self._enforcer.state.host.obstacle
 

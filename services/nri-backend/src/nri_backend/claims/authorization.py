@@ -4,7 +4,7 @@
 CDI sets environment variables that name the claim and its requests, but the author of a pod or an image can set the
 same variables. Therefore a container holds a claim only if all of these conditions are met: a variable names the claim,
 the claim has a readable record, the record reserves the claim for the pod, the variables have the values that the
-record requires, and no other container owns the claim. Two containers of one pod may use a claim whose record has
+record requires, and no other container owns the claim. Two containers in one pod may use a claim whose record has
 ``sharing: pod``.
 
 Each claim is checked on its own: a rejected claim does not change the result for the others. A rejected claim that has
@@ -154,7 +154,7 @@ class Claims:
 
 
 def _whole(file: ClaimFile) -> Held | str:
-    """Returns a claim with all of its requests, or the reason why no container can hold it."""
+    """Returns a claim with all its requests, or the reason why no container can hold it."""
     if file.record is None:
         return f"its record cannot be read ({file.problem})"
     try:

@@ -94,11 +94,11 @@ class Share:
     expected: Mapping[str, str]
     """Environment variables that CDI sets in the container."""
     env: Mapping[str, str]
-    """Environment variables to set in addition: the CPUs of all requests, if there are several."""
+    """Additional environment variables to set: the CPUs of all requests, if there are several."""
     cpus: frozenset[int]
     """CPUs of the requests; empty for a memory claim."""
     near: tuple[frozenset[int], ...]
-    """CPUs near which a request also uses the shared pool, one set for each such request."""
+    """For each request that also uses the shared pool, the set of CPUs near which it does so."""
     interrupted: frozenset[int]
     """CPUs from which interrupts are not moved."""
     parameters: tuple[CpuParameters, ...]
@@ -166,7 +166,7 @@ def _counted(record: AllocationRecord) -> Counted:
 
 
 def total_counted(amounts: Iterable[Counted]) -> Counted:
-    """Returns the sum of the amounts of several claims."""
+    """Adds up the amounts of several claims."""
     found = tuple(amounts)
     hugepages: dict[int, int] = defaultdict(int)
     for one in found:
@@ -204,7 +204,7 @@ class Entitlement:
     counted: Counted = NOT_COUNTED
     """Amounts that the kubelet has added to its limits."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables to set in addition to those of CDI."""
+    """Environment variables to set in addition to those that CDI sets."""
 
     def unbounded(self) -> "Entitlement":
         """Returns a copy without NUMA nodes and upper memory limits.
@@ -221,7 +221,7 @@ NOTHING: Final = Entitlement()
 
 
 def entitlement_from(claims: Iterable[Held]) -> Entitlement:
-    """Returns the sum of the claims of one container."""
+    """Adds up one container's claims."""
     claims = tuple(claims)
     shares = [held.share for held in claims]
     parameters = [one for share in shares for one in share.parameters]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The admission of a container: the containers that must leave its CPUs first, rejections, and answers to the runtime.
 
-A container with exclusive CPUs is admitted when no other container is, or may be, on these CPUs. The check is made once
+A container with exclusive CPUs is admitted once no other container is or may be on these CPUs. The check is made once
 per cpuset class (state.py). Answers are adjustments and updates of a container's resources.
 """
 
@@ -56,7 +56,7 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
 def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> dict[str, str]:
     """Returns the containers that were last seen on other CPUs and would have to leave those of a claim container.
 
-    The result maps container ids to cgroups. With ``in_pod`` the result contains only containers of the same pod. In
+    The result maps container ids to cgroups. With ``in_pod`` the result contains only containers in the same pod. In
     pool mode it can contain every container on the node, so whole classes are copied instead of checking each
     container.
     """
@@ -79,14 +79,14 @@ def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> dict[str, str
 
 
 def _may_stay(state: NodeState, tracked: Tracked, sibling: Tracked) -> bool:
-    """Returns True if a container of the same pod may stay on the container's CPUs."""
+    """Returns True if a container in the same pod may stay on the container's CPUs."""
     if sibling.id == tracked.id:
         return True
     if sibling.phase in (Phase.ENDING, Phase.LINGERING) and (
         sibling.observed.partition or state.partition_for(tracked)
     ):
-        # The cpusets of two cgroups of a pod must not overlap if one of them is a partition. The earlier run may be a
-        # member because the kernel has invalidated its partition.
+        # Two cgroups in a pod must not have overlapping cpusets if one of them is a partition. The earlier run's cgroup
+        # may be a member because the kernel has invalidated its partition.
         return False
     keys = {held.key for held in tracked.entitlement.claims}
     return sibling.identity.name == tracked.identity.name or any(one.key in keys for one in sibling.entitlement.claims)
@@ -167,7 +167,7 @@ def needed_updates(containers: Iterable[Container], state: NodeState) -> list[Up
     """Returns updates for the containers whose stored cpuset is not the desired one.
 
     Containers with exclusive CPUs come first. The runtime also writes an update to the cgroup. So with a lazy pool, a
-    member of the pool keeps its stored CPUs as far as they are in the pool.
+    member of the pool keeps those of its stored CPUs that are in the pool.
     """
     updates = []
     for container in containers:

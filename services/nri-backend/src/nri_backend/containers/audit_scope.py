@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The containers that each part of an audit covers, computed again only after the state has changed."""
+"""The containers that each part of an audit covers, recomputed only after the state has changed."""
 
 from functools import partial
 

@@ -31,8 +31,8 @@ from typing import Final
 class _HashedByIdentity(Enum):
     """An enumeration whose members are hashed by identity, in C.
 
-    Phases and events are looked up tens of thousands of times when the pool of a full node changes, and ``Enum`` hashes
-    the name of a member in Python.
+    Phases and events are looked up tens of thousands of times when a full node's pool changes, and ``Enum`` hashes a
+    member's name in Python.
     """
 
     __hash__ = object.__hash__
@@ -82,7 +82,7 @@ class Event(_HashedByIdentity):
     UNLISTED = auto()
     """Synchronize does not list it, or lists it as stopped."""
     APPLIED = auto()
-    """Its cgroup was set up and its process may run, or it is unknown whether it runs."""
+    """Its cgroup was set up and its process may run, or it is unknown whether the process runs."""
     CREATE_REJECTED = auto()
     """CreateContainer was answered with a rejection."""
     START_REJECTED = auto()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes plans (the desired files of a container's cgroup and of the cgroups above it) and the differences from them.
+"""Computes plans (the desired files of a container's cgroup and of the cgroups above it), and compares observed files
+with them.
 
 A plan is computed from the state at the moment when its job begins, not when the job was requested, and is then applied
 in a thread while the state may change. It is therefore immutable and contains everything that the thread needs.
@@ -7,8 +8,8 @@ in a thread while the state may change. It is therefore immutable and contains e
 The plan of a container contains its desired cpuset (``cpuset_of``), the limits of its claims, its partition type and
 the page sizes that it must not reserve. A limit has no effect while a cgroup above has a lower one, so the claims of a
 container also change the cgroups above it (``groups_above``). Their plans are *raises* relative to the original limits
-of the kubelet (limits/claimed.py), which only the thread can read: a pod's cgroup gets the sum of the claims of its
-living containers, and every cgroup up to the root passes on memory protection. While the claims of a running container
+of the kubelet (limits/claimed.py), which only the thread can read: a pod's cgroup gets the sum of its living
+containers' claims, and every cgroup up to the root passes on memory protection. While the claims of a running container
 are unknown, because their record is missing, the sums are too low. Raises with ``lower=False`` are then applied: limits
 are raised for known claims and never lowered.
 
@@ -50,7 +51,7 @@ _ABSENT: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """The desired content of the files of one cgroup. A file whose value is empty here is not written."""
+    """The desired content of one cgroup's files. A file whose value is empty here is not written."""
 
     cpus: frozenset[int] = frozenset()
     """CPUs for ``cpuset.cpus``."""
@@ -86,7 +87,7 @@ NOTHING_DESIRED: Final = Desired()
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The observed content of the files of one cgroup. None if the file does not exist or was not read.
+    """The observed content of one cgroup's files. None if the file does not exist or was not read.
 
     A file does not exist if its controller is not enabled in the parent.
     """
@@ -160,7 +161,7 @@ class Plan:
     if the partition is valid.
     """
     beside: frozenset[str] = frozenset()
-    """Cgroups of the pod that belong to other containers; set only for a container in the sandbox of its pod."""
+    """The pod's cgroups that belong to other containers; only set for a container in the sandbox of its pod."""
     online: frozenset[int] = frozenset()
     """Online CPUs; only set for the driver's own containers."""
 
@@ -184,7 +185,7 @@ def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     return _pool_part(mems, state.without_claim(tracked.excluded, own_pod=own_pod), bool(pool.held), lazy, online)
 
 
-# The audit computes this for every container of the node at each tick, and nearly all members of the pool are equal.
+# The audit computes this for every container on the node at each tick, and nearly all members of the pool are equal.
 @lru_cache(maxsize=16)
 def _pool_part(mems: frozenset[int], pool: frozenset[int], claims: bool, lazy: bool, online: frozenset[int]) -> Desired:
     return Desired(cpus=pool, shown=pool, shared=True, online=online, lazy=lazy, needs_cpuset=claims, mems=mems)
@@ -274,9 +275,9 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
 
     These are the plans of siblings that were created but have not started. The runtime may have created their cgroups
     already, as CRI-O does, and with CPUs of the claim if its record appeared later. The audit does not write these
-    cgroups, but the kernel refuses a partition beside an overlapping ``cpuset.cpus`` even if no process has run in it.
-    A sibling that is listed as created may be an earlier attempt to create the same container, and may have been made a
-    partition, since such a container can start without an event. No start waits for it to be moved.
+    cgroups, but the kernel refuses a partition next to an overlapping ``cpuset.cpus`` even if no process has run in
+    that cgroup. A sibling that is listed as created may be an earlier attempt to create the same container, and may
+    have been made a partition, since such a container can start without an event. No start waits for it to be moved.
     """
     siblings = state.containers.of_pod(plan.tracked.identity.pod.uid)
     waiting = [one for one in siblings if one.phase in PENDING or one.phase is Phase.LISTED]
@@ -310,11 +311,12 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
 
 
 def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises | None]:
-    """Returns the raises of cgroups as returned by groups_above(), for the claims of all containers of the node.
+    """Returns the raises for ``groups``, as groups_above() returns them, for the claims of all containers on the node.
 
     The value is None for a cgroup that no longer belongs to its pod; its limits are not changed.
     """
-    # A pod's cgroup depends on its own containers only; a loop over all containers of the node would slow each start.
+    # A pod's cgroup depends on its own containers only; a loop over all of the node's containers would slow down every
+    # start.
     whose = (
         state
         if None in groups.values()
@@ -389,7 +391,7 @@ def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
         if kept == seen:
             return []
         wanted = format_cpu_list(kept)
-    # The file is right, but the parent allows only a part of the pool, or a CPU has just gone offline: no repair.
+    # The file is correct, but the parent allows only a part of the pool, or a CPU has just gone offline: no repair.
     narrowed = desired.shared and seen and desired.own <= seen <= desired.shown
     if narrowed and observed.configured == desired.cpus:
         return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claims of the node, and the shared pool: the CPUs that they leave to containers without a CPU claim.
+"""The node's claims, and the shared pool: the CPUs that claims leave to containers without a CPU claim.
 
 ``NodeClaims`` contains the claim files, the first user of each claim, and the reason for each fallback. ``divide()``
 computes the ``Pool`` from these files and from the CPUs of running containers.
@@ -82,7 +82,7 @@ class NodeClaims(Claims):
         self.first_users = {key: user for key, user in first_users if key in self.files or key in used}
 
     def note_users(self, tracked: Tracked) -> None:
-        """Records a container as the first user of those of its claims that have no owner."""
+        """Records a container as the first user of its claims that have no owner."""
         user = tracked.identity.user
         for held in tracked.rightful:
             first = self.first_users.get(held.key)
@@ -185,7 +185,7 @@ class Pool:
 
     @property
     def constant(self) -> bool:
-        """True if claims have no effect on the cpusets of containers without a claim."""
+        """True if claims do not affect the cpusets of containers without a claim."""
         return self.by_kernel and not self.held
 
     def without_claim(self, apart: frozenset[int], *, own_pod: bool) -> frozenset[int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of the node: containers, claim files, the machine, and the shared pool that is computed from them.
+"""The node's state: containers, claim files, the machine, and the shared pool that is computed from them.
 
 Every setter recomputes the values that depend on its input: a changed claim file changes the pool, the entitlements,
 and the CPUs that siblings exclude; a container's start or end changes the pool and the authorization of its siblings.
@@ -364,7 +364,7 @@ class NodeState:
         # A container that has not run may merely have failed to start: its CPUs stay held for the next attempt.
         if before.phase not in PENDING and self.claims.end_requested_fallback(before):
             self._recompute()
-        # It may have owned a claim that another container of its pod was rejected for.
+        # It may have owned a claim for which another container in its pod was rejected.
         rejected = {
             one.id
             for one in self.containers.of_pod(before.identity.pod.uid)

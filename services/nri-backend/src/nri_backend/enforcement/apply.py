@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of applying the plan of a container or of a cgroup above containers."""
+    """The result of applying a plan to a container or to a cgroup above containers."""
 
     id: str
     """Container id, or path of the cgroup above containers."""
@@ -170,7 +170,7 @@ def apply_at_start(
 
 
 def audit(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
-    """Applies the plan of a container as apply() does, and records the content of the files. Never raises."""
+    """Applies a container's plan as apply() does, and records the content of the files. Never raises."""
     recording = tree.recording()
     try:
         done = apply(recording, notes, plan)
@@ -184,7 +184,7 @@ def audit(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
 
 
 def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
-    """Applies the plan of a container, to the cgroups above it first. Raises neither CgroupGoneError nor
+    """Applies a container's plan, to the cgroups above it first. Raises neither CgroupGoneError nor
     CgroupAccessError.
     """
     done, path = Outcome(plan.tracked.id, desired=plan.desired), plan.tracked.identity.cgroup
@@ -253,9 +253,9 @@ def _apply_partition(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 
 
 def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
-    """Keeps a container of the driver's pod off claimed CPUs, through the cgroup of the pod.
+    """Keeps a container in the driver's pod off claimed CPUs, through the pod's cgroup.
 
-    The backend cannot write the cgroup of its own container. systemd mounts cgroup2 with ``nsdelegate``, the runtime
+    The backend cannot write to its own container's cgroup. systemd mounts cgroup2 with ``nsdelegate``, the runtime
     gives the container a cgroup namespace, and the kernel answers EPERM to a process that writes to the root of its own
     namespace (``cgroup_file_write()`` in kernel/cgroup/cgroup.c). The pod's cgroup is above that root. The result is
     verified with the container's effective cpuset, which the kernel derives from the pod's. Raises CgroupGoneError or
@@ -287,7 +287,7 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 
 
 def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
-    """Keeps the virtual machine or the sandbox of a pod in the shared pool.
+    """Keeps a pod's virtual machine or sandbox in the shared pool.
 
     Raises CgroupGoneError if it has no process, or CgroupAccessError.
     """
@@ -298,7 +298,7 @@ def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
         look = partial(observe, tree, path, desired, full=False)
         with contextlib.suppress(CgroupGoneError):
             seen.append(_repair(tree, path, desired, look(), done, look).cpus)
-    # If the CPUs of one cgroup are unknown, so are those of the whole sandbox.
+    # If one cgroup's CPUs are unknown, the whole sandbox's CPUs are unknown.
     done.observed = Observed(None if None in seen else frozenset().union(*filter(None, seen)))
 
 
@@ -352,7 +352,7 @@ def _hugepage_limits(
             return {file: replace(wanted, rule="at least") for file, wanted in limits.items()}, _NONE_KNOWN
         return limits, _present_limits(plan, limits)
     files = [hugepage_files(size)[1] for size in plan.guarded]
-    # In most audits nothing has to be written, and these are the only limits that are read for the container.
+    # Most audits write nothing, and these are the only limits that they read for the container.
     reservable = _present_limits(plan, files) or tree.read_limits(plan.tracked.identity.cgroup, files)
     return guard_limits(plan.guarded, reservable, pod_own, stated=bool(asked)), reservable
 
@@ -482,7 +482,7 @@ def _raise_limits(
     wanted, ahead, after = raised_limits(present, noted, raises.files, lower=raises.lower)
     if ahead != noted:
         notes.store(path, ahead)
-    # If the notes change, a claim was added or removed, so the write is not a repair.
+    # If the notes change, a claim was added or removed, so this write is not a repair.
     current = done if after == noted else Outcome(done.id, left=done.left)
     desired = Desired(files=wanted)
     limits = _repair(tree, path, desired, Observed(limits=present), current).limits or {}

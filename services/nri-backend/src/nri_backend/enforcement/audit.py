@@ -3,9 +3,9 @@
 
 The loop runs a *round* at each tick, and at once when an event sets ``signals.audit``: the pool or a claim file has
 changed, a start waits for other containers to leave, the kernel has changed a partition or has reported a memory event,
-a container has ended, or a kernel call that hung has returned. A tick is every TICK_SECONDS. While the *idle pace* is
-set it is every IDLE_SECONDS: the node has no claims and its state does not change, so no claim can be violated. The
-pace is decided at the end of each tick (``_may_be_idle``), and the next change of the state ends it (``_end_idle``).
+a container has ended, or a kernel call that hung has returned. Ticks are TICK_SECONDS apart, or IDLE_SECONDS at the
+*idle pace*: while the node has no claims and its state does not change, no claim can be violated. The pace is decided
+at the end of each tick (``_may_be_idle``), and the next change of the state ends it (``_end_idle``).
 
 A round does this, in this order:
 
@@ -107,7 +107,7 @@ class Schedule:
     claim_files: bool = False
     """True if claim files may have changed."""
     pods: dict[str, str] = field(default_factory=dict)
-    """Pods whose limits the next tick applies: the UID of each with the cgroup of one of its containers."""
+    """Pods whose limits the next tick applies: the UID of each, with one of its containers' cgroups."""
     idle: bool = False
     """True if ``tick`` is IDLE_SECONDS after the last one."""
     idle_changed: IdleChanged = lambda **_: None
@@ -118,8 +118,8 @@ class Schedule:
     def begin(self, now: float) -> Due:
         """Returns the parts of a round that are due. At a tick, it sets the times at which they are due next.
 
-        Ticks are multiples of TICK_SECONDS, so that the process wakes up together with its other timers. Other parts
-        are due at the tick nearest to their time.
+        Ticks are multiples of TICK_SECONDS, so the process wakes up for all of its timers together. Other parts are due
+        at the tick nearest to their time.
         """
         everyone = now >= self.everyone
         full = everyone or now >= self.full
@@ -136,8 +136,8 @@ class Schedule:
     def set_idle(self, now: float, *, idle: bool) -> bool:
         """Begins or ends the idle pace, and sets the next tick accordingly unless an earlier one was requested.
 
-        A tick is at a multiple of the interval, so that all timers of the driver on a node end together. Returns True
-        if the pace has changed.
+        A tick is at a multiple of the interval, so all of the driver's timers on a node end together. Returns True if
+        the pace has changed.
         """
         interval = IDLE_SECONDS if idle else TICK_SECONDS
         if self.tick > now:
@@ -271,9 +271,9 @@ class Auditor:
             self._next.idle_changed(idle=idle)
 
     def _may_be_idle(self) -> bool:
-        """Returns True if the node has no claims, so that no container's CPUs, memory or limits depend on ticks.
+        """Returns True if the node has no claims, so no container's CPUs, memory or limits depend on ticks.
 
-        False as well while a claim is enforced without its record, a process of an ended container may be left, a
+        Also returns False while a claim is enforced without its record, a process of an ended container may be left, a
         container has not been observed yet, or there is a problem that the audit may be able to resolve.
         """
         if self._state.files or self._claim_files.view.detached or self._reconciler.stuck or any(self.problems):
@@ -457,7 +457,7 @@ class Auditor:
         return self._taken(batch, outcomes)
 
     async def _audit_limits_of(self, pods: Mapping[str, str]) -> None:
-        """Applies the limits of pods and of the cgroups above them after claims of these pods have ended."""
+        """Applies the limits of pods, and of the cgroups above them, after some of the pods' claims have ended."""
         if not pods:
             return
         await self._groups.audit_above(pods)

@@ -6,14 +6,14 @@ applied. The next audit computes the current plan. If it equals the stored one, 
 stored content, without parsing them, and skips the cgroup if they are the same: applying the same plan to the same
 content would have the same result. In all other cases the audit reads the cgroup.
 
-The plan of a container includes its state (``Plan.tracked``), so that each change of the container makes the audit read
-its files. But an audit stores in that state what it has observed, and a plan that is computed afterwards would never
-equal the one that was applied. ``follow`` therefore replaces the state in the stored plan with the state with this
+A container's plan includes its state (``Plan.tracked``), so each change of the container makes the audit read its
+files. But an audit stores in that state what it has observed, and a plan that is computed afterwards would never equal
+the one that was applied. ``follow`` therefore replaces the state in the stored plan with the state with this
 observation, which differs only in what the reading itself has shown. If a hook has changed the container since the plan
 was computed, ``follow`` does nothing, the plans differ, and the files are read again.
 
-While the state of the node is unchanged and the caller passes the same list (containers/derived.py), the plans cannot
-have changed either. Then no plan is computed, and the batches of the last comparison are used again (``_last``).
+While the node's state is unchanged and the caller passes the same list (containers/derived.py), the plans cannot have
+changed either. Then no plan is computed, and the batches of the last comparison are used again (``_last``).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ Plans = Mapping[str, object]
 
 
 class ChangeDetector:
-    """The readings of one kind of audit that left no problem; ``stay_open`` is as in FileCache."""
+    """The readings of one kind of audit, from audits that left no problem; ``stay_open`` is as in FileCache."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class ChangeDetector:
             self._readings.replace_plan(before.id, replace(plan, tracked=after))
 
     def forget(self, ids: Iterable[str]) -> None:
-        """Forgets readings, so that the next audit reads the files. Any thread may call this."""
+        """Forgets readings, so the next audit reads the files. Any thread may call this."""
         self._readings.forget(tuple(ids))
 
     def outdated(self, ids: Sequence[str]) -> list[str]:

@@ -78,7 +78,7 @@ class Enforcer:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Problems of the node and of containers, for the operator."""
+        """Problems of the node and its containers, for the operator."""
         node = (self.reconciler.recorder.problem, self.state.kernel_damage, self._auditor.host.problem)
         files = map(file_problem, self.claim_files.view.problems.values())
         parts = (*node, *files, *self.reconciler.problems, *self._auditor.problems, *self._auditor.container_problems)
@@ -291,9 +291,9 @@ class Enforcer:
         a cgroup may exist as long as the pod: CRI-O creates the cgroup in CreateContainer, with a process that waits
         for the start. If the kubelet is restarted before StartContainer, it creates the container again. It leaves the
         first attempt to its garbage collection, which retains the latest dead container of each name. The attempt's
-        cpuset contains the CPUs of the claims, and the kernel refuses a partition beside a sibling's cpuset that
-        overlaps with it. The attempt is therefore treated as a sibling without claims that has not started: its cgroup
-        gets other CPUs before the new attempt becomes a partition (plans_before_partition).
+        cpuset contains the CPUs of the claims, and the kernel refuses a partition that overlaps with a sibling's
+        cpuset. The attempt is therefore treated as a sibling without claims that has not started: its cgroup gets other
+        CPUs before the new attempt becomes a partition (plans_before_partition).
         """
         siblings = self.state.containers.of_pod(tracked.identity.pod.uid)
         earlier = [one for one in siblings if one.identity.name == tracked.identity.name and one.id != tracked.id]

@@ -175,7 +175,7 @@ class KillWatch:
         return all([await self.look(batch) for batch in batches])
 
     def _read(self, paths: Iterable[str]) -> dict[str, int]:
-        """Reads the count of each of these cgroups that exists. Blocks."""
+        """Reads the counts of those of these cgroups that exist. Blocks."""
         counts: dict[str, int] = {}
         for path in paths:
             with contextlib.suppress(CgroupGoneError, CgroupAccessError):

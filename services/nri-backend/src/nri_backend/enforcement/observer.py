@@ -8,8 +8,8 @@ only reads the machine and the claim files, and detects that containers have end
 `Observer` repeats a *pass*. A pass applies the plans of all cgroups to the recording tree, as the first audit of an
 enforcing instance would: the cgroups above containers first, then every running container, then interrupts and host
 daemons. It includes the cpusets that the runtime would write for the answer to Synchronize. The recorded changes of a
-whole pass replace those of the previous one. The observations of the containers are stored in the state, so that their
-reports show the CPUs on which they really run.
+whole pass replace those of the previous one. The containers' observations are stored in the state, so their reports
+show the CPUs on which they really run.
 """
 
 import asyncio

@@ -183,7 +183,7 @@ class PartitionManager:
         self._take_settled(done or [("the kernel does not answer", None)])
 
     def _take_settled(self, done: Sequence[tuple[str, frozenset[int] | None]]) -> None:
-        """Stores the result of a job of ``settle``: the first error, and the CPUs that are in no cgroup."""
+        """Stores the result of a ``settle`` job: the first error, and the CPUs that are in no cgroup."""
         failure, missing = done[0]
         if missing is not None:
             self._check_lost_cpus(missing)

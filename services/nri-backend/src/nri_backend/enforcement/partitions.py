@@ -174,7 +174,7 @@ def release_partition(tree: CgroupTree, path: str, *, valid: bool = False) -> bo
 def settle(tree: CgroupTree) -> str:
     """Reduces ``cpuset.cpus.exclusive`` of the kubelet's cgroups to the CPUs of the partitions below them.
 
-    Returns the kernel's first error, or "" if it has refused nothing.
+    Returns the kernel's first error, or "" if there was none.
     """
     with _CHANGING:
         try:

@@ -3,7 +3,7 @@
 
 Every change of a container's cgroup except ``cgroup.kill`` (start.py) goes through here, each with its own scope: a
 hook for one container, the audit for those that may differ, a change of the shared pool for those that are misplaced, a
-partition event for the containers of one pod. The blocking part is apply.py, which node/worker.py runs one job at a
+partition event for the containers in one pod. The blocking part is apply.py, which node/worker.py runs one job at a
 time.
 """
 
@@ -159,7 +159,7 @@ class Reconciler:
     async def reap(self, ids: Iterable[str]) -> None:
         """Reads whether ended containers still have processes, and applies the result to their phases.
 
-        The cgroup of a sandbox is that of the pod, and does not show the processes of one container.
+        A sandbox's cgroup is that of the pod, and does not show a single container's processes.
         """
         ended = [one for i in ids if (one := self._state.containers.get(i)) is not None and one.phase in ENDED]
         populated = iter(await self.populated([one for one in ended if not one.identity.sandboxed]))
@@ -175,10 +175,10 @@ class Reconciler:
     async def apply(self, tracked: Tracked) -> Outcome:
         """Applies the plan of a container that is being started.
 
-        In most cases this is a job of the worker, which calls ``_start_step`` when the job begins, so that the plan is
-        up to date. For a container without claims the step is run on the event loop instead, unless a job is writing
-        its cgroup. If the step then finds that the cpuset has to be written, it raises CpusetWriteError before any
-        write, and the worker repeats it.
+        In most cases this is a job of the worker, which calls ``_start_step`` when the job begins, so the plan is up to
+        date. For a container without claims the step is run on the event loop instead, unless a job is writing its
+        cgroup. If the step then finds that the cpuset has to be written, it raises CpusetWriteError before any write,
+        and the worker repeats it.
         """
         if needs_no_thread(tracked) and not self._is_at_work(tracked.identity):
             # The cpuset is usually correct, since the answer to CreateContainer contained it. The kernel reads a cpuset
@@ -316,7 +316,7 @@ class Reconciler:
         self._state.put(replace(tracked, observed=observed, enforced=claims if applied else tracked.enforced))
 
     def store_audited(self, tracked: Tracked, outcome: Outcome) -> None:
-        """Does what store_outcome() does for an outcome of an audit, whose reading is stored with the new state."""
+        """Stores an audit's outcome as store_outcome() does, and its reading with the new state."""
         self.store_outcome(tracked, outcome)
         if outcome.observed is not None and (now := self._state.containers.get(tracked.id)) is not None:
             self.detectors[outcome.observed.limits is not None].follow(tracked, now)

@@ -54,13 +54,13 @@ from nri_backend.problems import NO_PROBLEM, Problem, code_of, read_problem
 
 DIRECTORY: Final = "enforcement-records"
 PINS: Final = "kubelet-pins.json"
-"""Name of the file of pins, which lies next to the directory of enforcement records."""
+"""Name of the pins file, which is next to the directory of enforcement records."""
 VERSION: Final = 1
 MAX_BYTES: Final = 16 << 20
 """Maximum size of an enforcement record, for writes and reads. The claim records of 64 claims, with 32 requests and
 metadata each, take 5 MB."""
 MAX_PINS_BYTES: Final = 1 << 20
-"""Maximum size of the file of pins, sufficient for about 10,000 containers."""
+"""Maximum size of the pins file, sufficient for about 10,000 containers."""
 MAX_AT_ONCE: Final = 64
 """Maximum number of records that one job writes; the next audit writes more."""
 Pins = Mapping[str, frozenset[str]]
@@ -118,7 +118,7 @@ class _StartRecord:
 
 
 class KubeletPins(Document):
-    """The content of the file of pins."""
+    """The content of the pins file."""
 
     version: int = VERSION
     containers: dict[str, frozenset[str]] = Field(default_factory=dict)
@@ -140,7 +140,7 @@ def parse_enforcement_record(name: str, data: bytes) -> EnforcementRecord:
 
 
 class EnforcementRecords:
-    """The directory with one file for each container with claims, and the file of pins next to it."""
+    """The directory with one file for each container with claims, and the pins file next to it."""
 
     def __init__(self, own_directory: str, tree: CgroupTree) -> None:
         self._path = f"{own_directory}/{DIRECTORY}"
@@ -321,7 +321,7 @@ class Recorder:
         """Writes the record of each container with enforced claims, if it has changed since the last write.
 
         A failed write becomes a problem and is retried by the next audit. ``every`` means that ``containers`` are all
-        containers of the node. Only then does success clear the problem, since the problem may concern any container,
+        containers on the node. Only then does success clear the problem, since the problem may concern any container,
         including one that has ended.
         """
         new: dict[str, _Content] = {}

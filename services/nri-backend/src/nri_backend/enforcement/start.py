@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands over the CPUs of a claim to a container that is being created or started, and applies its settings.
+"""Hands over a claim's CPUs to a container that is being created or started, and applies its settings.
 
 Other containers may run on these CPUs: members of the shared pool that have not been moved yet, and containers that
 have ended but still have a process. A hook must answer within the runtime's request timeout, and only one job at a time
@@ -8,12 +8,12 @@ may write cgroups. So the hook moves no running container itself. It finds the c
 for at most CLEAR_SHARE of the request timeout (budgets.py). If another container is still there, the hook rejects its
 own container with a text that names the other one, and the kubelet retries.
 
-CreateContainer waits in ``admit``, so that StartContainer rarely has to. ``enforce`` repeats the wait for
-StartContainer, since both the state and the cgroups may have changed in the meantime. It then runs a job that first
-reads the effective CPUs of the containers that were last seen on other CPUs, and writes nothing if one of them is now
-on the container's CPUs: then the hook waits again, until the same deadline. A job applies the plan as of the moment
-when it begins. If the plan has changed when it ends, the job is repeated, at most twice (MAX_TRIES). After that the
-container starts with the plan of the last job, and the audit applies the new one.
+CreateContainer waits in ``admit``, so StartContainer rarely has to. ``enforce`` repeats the wait for StartContainer,
+since both the state and the cgroups may have changed in the meantime. It then runs a job that first reads the effective
+CPUs of the containers that were last seen on other CPUs, and writes nothing if one of them is now on the container's
+CPUs: then the hook waits again, until the same deadline. A job applies the plan as of the moment when it begins. If the
+plan has changed when it ends, the job is repeated, at most twice (MAX_TRIES). After that the container starts with the
+plan of the last job, and the audit applies the new one.
 
 A container with a claim whose settings cannot be applied is rejected, and its process is killed, because a runtime may
 start it despite the error.
@@ -87,7 +87,7 @@ class Starter:
         """Applies the container's plan. Returns the container, and a rejection if the plan cannot be applied.
 
         The job is repeated while it finds other containers on the container's CPUs. It is also repeated if the kernel
-        has refused a partition, so that the pool must exclude the CPUs instead, if the container turns out to run in a
+        has refused a partition and the pool must exclude the CPUs instead, if the container turns out to run in a
         sandbox, and if the plan has changed during the job.
         """
         clear_until, tries, state = self.clear_until(runtime), 0, self._state
@@ -145,7 +145,7 @@ class Starter:
     async def _cleared(
         self, tracked: Tracked, runtime: LinkStatus, clear_until: float
     ) -> tuple[Tracked, Rejection | None]:
-        """Waits until no other container is on the container's CPUs, or until the container cannot run any more.
+        """Waits until no other container is on the container's CPUs, or until the container can no longer run.
 
         Returns the same values as admit(). The container is authorized again after each change of the state, since
         other containers only leave for a claim that is still prepared.

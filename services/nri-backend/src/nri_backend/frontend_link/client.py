@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports the backend's state to the frontend of the same pod, and follows its changes of claim records.
+"""Reports the backend's state to the frontend in the same pod, and follows its changes to claim records.
 
 Reporting state: ``PUT /v1/backend`` contains the backend's status and renews its lease. The reports of containers are
 in the same body, but only if the frontend does not have them yet. Generations decide that. `Reports` increments its
 generation whenever the report of a container changes, and every request contains it. The frontend answers with the
-generation whose containers it has stored of this backend instance, 0 for none. While that acknowledged generation is
+generation of this backend instance whose containers it has stored, or 0 for none. While that acknowledged generation is
 the current one, containers are omitted. If it is the one of the last request with containers, only the changes since
 then are sent. In all other cases, such as on a new connection, all containers are sent. If the answer to a request
 without all containers acknowledges another generation, the frontend has restarted, or it cannot merge the changes; all
-containers are then sent at once. Generation 0 of a backend means that the runtime has not sent its containers yet:
-none are reported, and the frontend retains those that it has.
+containers are then sent at once. Generation 0 of a backend means that the runtime has not sent its containers yet: none
+are reported, and the frontend retains those that it has.
 
 A report is sent after each change of the status or of a container, at most ten times a second. Parts of the status
 change without an event, so the status is also compared with the last one at every tick, or every RENEW_SECONDS while

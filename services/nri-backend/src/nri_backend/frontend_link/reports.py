@@ -5,14 +5,14 @@ The serialized report of each container is cached, and is serialized again only 
 with all containers is assembled from the cached reports; one with changes contains only those that differ. client.py
 describes the protocol.
 
-``NodeState`` counts the changes of single containers and of rejected attempts (``touches``), and stores the ids of the
-latest ones. ``refresh`` looks only at the ids that were added since its last call, so that it costs nothing on a quiet
-node and is not proportional to the number of containers otherwise. A touched container may have the same report as
-before, since most of its state is not in the report: the generation is incremented only if the serialized reports
-differ. If more changes have happened than are stored, ``refresh`` looks at all containers.
+``NodeState`` counts the changes to individual containers and rejected attempts (``touches``), and stores the latest
+ids. ``refresh`` looks only at the ids that were added since its last call, so it costs nothing on a quiet node, and
+otherwise its cost is not proportional to the number of containers. A touched container's report may be unchanged, since
+most of its state is not in the report: the generation is incremented only if the serialized reports differ. If more
+changes have been made than are stored, ``refresh`` looks at all containers.
 
-The order of the containers is a part of their state. A container keeps its place as long as it is reported, and a new
-one is added at the end. So a reader that merges changes has the same order as one that reads all containers.
+The containers' order is part of their state. A container keeps its place as long as it is reported, and a new one is
+added at the end. So a reader that merges changes has the same order as one that reads all containers.
 """
 
 import json
@@ -56,7 +56,7 @@ _STATES: Final[dict[Phase, ContainerState]] = {
 }
 _EXCLUSIVITY: Final[Mapping[PartitionKind, str]] = {"": "pool", "root": "partition", "isolated": "isolated"}
 _ENVELOPE_BYTES: Final = 64
-"""Maximum size of the parts of a body other than the status and the containers, in bytes."""
+"""Maximum size in bytes of everything in a body except the status and the containers."""
 _Serialized = Mapping[str, tuple[Tracked, bytes]]
 """Containers and their serialized reports, by container id."""
 _log = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Affinities of device interrupts, of the kernel's unbound workqueues and of irqbalance. Every call blocks.
+"""Affinities of device interrupts, the kernel's unbound workqueues, and irqbalance. Every call blocks.
 
 Documentation/core-api/irq/irq-affinity.rst, Documentation/core-api/workqueue.rst.
 """

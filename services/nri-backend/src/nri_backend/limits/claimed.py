@@ -255,7 +255,7 @@ def _sums(shares: Iterable[Mapping[tuple[_Kind, str, str], int]]) -> dict[_Kind,
 
 @lru_cache
 def hugepage_files(size: int) -> tuple[str, ...]:
-    """Returns the files that limit the use and the reservation of hugepages of a size, as with_reservation()."""
+    """Returns the files that limit the use and the reservation of hugepages of one size, as with_reservation() does."""
     return with_reservation(f"hugetlb.{oci_page_size(size)}.max")
 
 
@@ -298,7 +298,7 @@ def hugepage_limits(
 def hugepage_raises(
     claimed: Mapping[int, int], sizes: Iterable[int], counted: Mapping[int, int] = MappingProxyType({})
 ) -> dict[str, Raise]:
-    """Returns the raises of a pod's hugepage limits: ``claimed`` is the sum of the claims of its containers.
+    """Returns the raises of a pod's hugepage limits: ``claimed`` is the sum of its containers' claims.
 
     ``counted`` contains the bytes that the kubelet has added for claims.
     """

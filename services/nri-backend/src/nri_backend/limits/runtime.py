@@ -19,8 +19,8 @@ PERIOD: Final = 100_000
 # Slice that the OCI runtimes use if the path contains none (runc, libcontainer/cgroups/systemd).
 _DEFAULT_SLICE: Final = "system.slice"
 _SUFFIX: Final = ".slice"
-# PATH_MAX (linux/limits.h). The directory of a slice repeats its name for each of its parts, so a name of 32 KB would
-# expand to 256 MB.
+# PATH_MAX (linux/limits.h). A slice's directory repeats the slice's name for each of its parts, so a name of 32 KB
+# would expand to 256 MB.
 _MAX_PATH: Final = 4096
 _SHOWN: Final = 80
 

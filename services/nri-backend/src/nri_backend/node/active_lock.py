@@ -168,7 +168,7 @@ class ActiveLock:
             self.close()
 
     def _observe(self) -> None:
-        """Reads the heartbeat of the holder."""
+        """Reads the holder's heartbeat."""
         now = self._clock()
         before, self._holder = self._holder, Heartbeat.decode(os.pread(self._fd, HEARTBEAT_BYTES, 0))
         if self._holder is None:

@@ -102,7 +102,7 @@ class CgroupTree:
         return twin
 
     def without_cpusets(self) -> Self:
-        """Returns a view of the same tree that raises CpusetWriteError instead of writing a file of the cpuset."""
+        """Returns a view of the same tree that raises CpusetWriteError instead of writing a cpuset file."""
         twin = self._twin()
         twin.writes_cpusets = False
         return twin
@@ -233,7 +233,7 @@ class CgroupTree:
         Every cgroup but the topmost has ``cpuset.cpus.exclusive``. If the root of this tree has the file, the node is
         itself a container (kind), and the cgroups above its root would have to reserve the CPUs, too.
         """
-        # A kernel never loses the feature, and one false reading would move every container of the node twice.
+        # A kernel never loses the feature, and one false reading would move every container on the node twice.
         if self._capable:
             return NO_PROBLEM
         if os.path.exists(f"{self.root}/{EXCLUSIVE}"):  # noqa: PTH110

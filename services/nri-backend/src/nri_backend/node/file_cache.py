@@ -114,7 +114,7 @@ class FileCache:
         ``paths`` contains the cgroup of each key. A key is left out if its last reading lacks the file, or if the file
         cannot be read.
         """
-        # A start reads a file of each container of the node here. The Python objects of hundreds of containers are not
+        # A start reads a file of each container on the node here. The Python objects of hundreds of containers are not
         # in the processor's caches, so a loop over them would take several times as long as the reads.
         closings, opened = self._closings, self._opened.get(name, {})
         descriptors = dict(zip(paths, map(opened.get, paths.values()), strict=True))

@@ -25,11 +25,13 @@ _MAX_AHEAD_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """State of the holder of the lock."""
+    """State of the lock's holder."""
 
     instance: str
     at: float
-    """Time of writing in seconds of the monotonic clock, which all processes of a boot share (clock_gettime(2))."""
+    """Time of writing in seconds of the monotonic clock, which all processes share until the next reboot
+    (clock_gettime(2)).
+    """
     serving: bool
     """True if the holder was synchronized with the container runtime."""
     since: float = 0.0
@@ -71,7 +73,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """The holder of the lock, as an instance sees it."""
+    """The lock's holder, as an instance sees it."""
 
     fresh: bool
     """True if the holder's heartbeat is fresh."""

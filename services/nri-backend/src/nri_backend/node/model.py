@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the node, without I/O: the machine, and the names of cpuset files."""
+"""Values that describe the node, without I/O: the machine, and the names of cpuset files."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only module that changes the node: files of cgroups, of interrupts and of slices, and irqbalance.
+"""The only module that changes the node: the files of cgroups, interrupts and slices, and irqbalance.
 
 `NodeFiles` makes the changes. `ObservedFiles` has the same methods but makes no changes: it records each one with the
 current content of the file (``enforcement: observe``). The lock, the heartbeat and the enforcement records in the
-driver's own directories are not files of the node in this sense. tests/unit/test_node_writers.py lists every module
-that writes a file, and fails if another one does. Every method blocks.
+driver's own directories are not the node's files in this sense. tests/unit/test_node_writers.py lists every module that
+writes a file, and fails if another one does. Every method blocks.
 
 The mode is selected in one place: app.py creates one of the two classes and passes it to `CgroupTree`, and everything
 that changes the node writes through ``CgroupTree.files``. The code above it is the same in both modes, with one
@@ -23,7 +23,7 @@ _PIECE_BYTES: Final = 1 << 16
 
 
 class Change(NamedTuple):
-    """A change of the node that enforcement would make."""
+    """A change that enforcement would make on the node."""
 
     path: str
     """Absolute path of the file, or of irqbalance's socket."""
@@ -34,7 +34,7 @@ class Change(NamedTuple):
 
 
 class NodeFiles:
-    """Changes files of the node."""
+    """Changes files on the node."""
 
     observes = False
     """True if no change is made."""

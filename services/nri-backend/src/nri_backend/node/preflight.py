@@ -81,7 +81,7 @@ def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
 
 
 def _check_own_cgroup(root: str) -> None:
-    """Raises PreflightError if the cgroup root is the cgroup of this process, so that it contains only this container.
+    """Raises PreflightError if the cgroup root is this process's own cgroup, and so contains only this container.
 
     ``cgroup.procs`` lists process ids of the reader's PID namespace, so a container finds its own id there. The root
     cgroup of the machine, the only one without ``cgroup.events``, is accepted: a process that was started outside a

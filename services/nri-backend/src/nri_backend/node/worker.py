@@ -23,8 +23,8 @@ a call cannot be cancelled. After PASS_BY_SECONDS the worker continues without i
 * Its container counts as seen on the CPUs that the step would give it, and the state reports it as a problem.
 * When the call returns, the caller gets the result of the step late. On a slow machine each attempt may take longer
   than PASS_BY_SECONDS, and without its result the audit would repeat it forever.
-* With MAX_STUCK hung calls no new job begins until one of them ends, so that a kernel that answers no call does not use
-  up all threads. A hook that waits for the same container is answered at its own deadline.
+* With MAX_STUCK hung calls no new job begins until one of them ends, so a kernel that answers no call does not use up
+  all threads. A hook that waits for the same container is answered at its own deadline.
 """
 
 import asyncio
@@ -199,7 +199,7 @@ class CgroupWorker:
                 _log.error("delayed cgroup write failed", exc_info=error, extra={"at": name})
             del self.stuck[name]
             self._freed()
-            # finish() waits for the result of its step and fetches it itself. The step of an audit may have failed, or
+            # finish() waits for its step's result and fetches the result itself. An audit's step may have failed, or
             # its caller may have the result already.
             if job.late is not None and (results := job.take_results()):
                 job.late(results)

@@ -11,7 +11,7 @@ MAX_VARIABLES: Final = 256
 each. How many claims they may name is limited by MAX_CLAIMS (claims/authorization.py).
 """
 MAX_VARIABLE_BYTES: Final = 64 << 10
-"""Maximum total size of these variables. A list of all CPUs of the largest machine, one by one, needs half of it."""
+"""Maximum total size of these variables. A list of every single CPU of the largest machine takes half of this."""
 
 
 class ContainerState(Enum):
@@ -118,7 +118,7 @@ class LinkStatus:
     registration_timeout: float | None = None
     """Seconds that the runtime waits for the registration of a plugin, or None."""
     last_end: str = ""
-    """Reason for the end of the previous connection or for the failure of the last attempt to connect."""
+    """Reason why the previous connection ended, or why the last attempt to connect failed."""
 
 
 class ContainerHooks(Protocol):

@@ -79,7 +79,9 @@ _STATES = {
     pb.CONTAINER_STOPPED: ContainerState.STOPPED,
 }
 CallDone = Callable[[str, float, str], None]
-"""Observer of handled calls: method, seconds, and ``ok``, ``refused``, ``timeout``, ``error`` or ``unimplemented``."""
+"""Callback for each handled call, with its method, its duration in seconds, and its outcome: ``ok``, ``refused``,
+``timeout``, ``error`` or ``unimplemented``.
+"""
 _Method = tuple[Callable[[bytes], Message], Callable[..., Coroutine[Any, Any, Message]]]
 
 
@@ -252,7 +254,7 @@ def read_pod(message: pb.PodSandbox) -> Pod:
 
 def read_container(message: pb.Container) -> Container:
     """Converts a container, with the driver's own environment variables."""
-    # The author of a pod can set 1.5 MB of variables, and the runtime sends all of them with every event.
+    # A pod's author can set 1.5 MB of variables, and the runtime sends all of them with every event.
     env: list[str] = []
     left = MAX_VARIABLE_BYTES
     for entry in message.env:
@@ -304,7 +306,7 @@ def _write_policy(policy: MemoryPolicy) -> pb.LinuxMemoryPolicy:
 
 
 def write_updates(updates: Sequence[Update], limit: int = MAX_DATA - _ENVELOPE_BYTES) -> list[pb.ContainerUpdate]:
-    """Converts the first updates that fit into ``limit`` bytes, and logs a warning if that is not all of them."""
+    """Converts the first updates that fit into ``limit`` bytes, and logs a warning if some do not fit."""
     # Field tag and length prefix of each update in the enclosing message; a length needs at most five bytes.
     overhead = 6
     messages: list[pb.ContainerUpdate] = []

@@ -2,10 +2,10 @@
 """Maintains the plugin's connection to the runtime: connect, register, synchronize, serve, and reconnect when it ends.
 
 Time limits of a connection attempt: the runtime accepts one plugin at a time and waits up to 5 s for each, and a busy
-runtime has been seen to need 8 s for its response (containerd/nri PR 292). The registration may therefore take 30 s;
-giving up earlier would only put this plugin at the end of the queue again. After a failed synchronization some releases
-keep the connection open and send nothing (containerd issue 13901), so a connection without a snapshot is closed after
-30 s.
+runtime has been observed to take 8 s for its response (containerd/nri PR 292). The registration may therefore take 30
+s; giving up earlier would only put this plugin at the end of the queue again. After a failed synchronization some
+releases keep the connection open and send nothing (containerd issue 13901), so a connection without a snapshot is
+closed after 30 s.
 """
 
 import asyncio

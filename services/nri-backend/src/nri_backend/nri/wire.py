@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wire protocol of NRI without I/O: parses received bytes into calls and answers, and returns the bytes to send.
 
-The two sides share one socket. NRI's multiplexer puts the byte streams of two connections on it, one for the calls of
-the runtime and one for those of the plugin. Each connection transmits ttrpc messages.
+The two sides share one socket. NRI's multiplexer puts the byte streams of two connections on it, one for the runtime's
+calls and one for the plugin's. Each connection transmits ttrpc messages.
 
 Multiplexer. The byte stream of each connection is split into frames with a header of eight bytes, big endian:
 connection id, payload length. Frame boundaries are not message boundaries, so ``Demultiplexer`` accepts any split.
@@ -43,7 +43,7 @@ MAX_DATA = 4 << 20
 # No runtime writes more than 16 MiB at once, not even those that do not check MAX_DATA (NRI before 0.7). So a larger
 # length shows that the frame boundaries are lost, and skipping up to 4 GiB would not find them again.
 _MAX_SKIPPED = 16 << 20
-# The longest frame that any NRI release writes: before 0.7 they are split at 16 MiB. The Go reader has no such check.
+# The longest frame that any NRI release writes: releases before 0.7 split at 16 MiB. The Go reader has no such check.
 _MAX_FRAME = (16 << 20) + HEADER_BYTES
 
 REQUEST = 1

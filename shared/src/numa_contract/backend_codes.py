@@ -88,7 +88,7 @@ class BackendCode(StrEnum):
     CLAIMED_CPUS_OCCUPIED = "ClaimedCPUsOccupied"
     """Another container still runs on the claim's CPUs."""
     NO_SHARED_CPUS = "NoSharedCPUs"
-    """Claims hold every CPU of the node, so a container without a claim has none."""
+    """Claims hold every CPU on the node, so a container without a claim has none."""
     NOT_ENFORCED = "NotEnforced"
     """No instance of the backend has enforced the container's claims."""
     NODE_OBSERVES = "NodeObserves"

@@ -308,7 +308,7 @@ class Config(Section):
         return self.enforcement == "observe"
 
     def pages_on_demand(self, numa_node: int, page_bytes: int) -> int:
-        """Returns the maximum number of pages of a size on a NUMA node for claims, including existing ones."""
+        """Returns how many pages of this size a NUMA node may have for claims, including existing pages."""
         entries = self.hugepages_on_demand
         return max(
             (one.pages for one in entries if (one.numa_node, parse_page_size(one.size)) == (numa_node, page_bytes)),
@@ -316,7 +316,7 @@ class Config(Section):
         )
 
     def reserved_bytes(self, numa_node: int, page_bytes: int | None = None) -> int:
-        """Returns the bytes reserved on a NUMA node, of plain memory or of hugepages of one size."""
+        """Returns the bytes reserved on a NUMA node, either of plain memory or of hugepages of one size."""
         for entry in self.reserved_memory:
             if entry.numa_node == numa_node:
                 return sum(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU and NUMA node lists in the kernel's list format (``0-3,8``), as sets of ints.
 
-Pod authors can supply such texts too. The kernel writes its lists ascending and disjoint (lib/bitmap-str.c), and only
+Pod authors can also supply such texts. The kernel writes its lists ascending and disjoint (lib/bitmap-str.c), and only
 that form is accepted, so the work for a text is bounded by the largest possible machine. A node has few distinct lists,
 which are parsed and formatted again and again; therefore both directions cache the latest ones.
 """

@@ -20,7 +20,7 @@ TOO_DEEP: Final = f"is nested more than {MAX_NESTING} levels deep"
 _PARENTHESES: Final = bytes.maketrans(b"[{]}", b"(())")
 _OTHERS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _DIGITS: Final = 20
-"""Maximum number of digits of an integer. 2^64 has 20 digits, and no number here is larger."""
+"""Maximum number of digits in an integer. 2^64 has 20 digits, and no number here is larger."""
 
 
 def parse_json(data: bytes, most_bytes: int, kind: str, name: str) -> Any:

@@ -4,7 +4,7 @@
 from typing import Final
 
 SHOWN_CHARACTERS: Final = 80
-"""Maximum number of characters of untrusted text in a message."""
+"""Maximum length in characters of untrusted text in a message."""
 _ANSWER_BYTES: Final = 1024
 _SHOWN_BITS: Final = 64
 

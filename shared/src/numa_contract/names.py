@@ -36,7 +36,7 @@ SHORTAGE_TAINT: Final = f"{MEMORY_DRIVER}/hugepages-unavailable"
 ``helper-unavailable``.
 """
 OBSERVE_ATTRIBUTES: Final = {driver: f"{driver}/observe" for driver in DRIVERS}
-"""Attribute and taint of all devices of a node that only observes; their values are true."""
+"""Attribute and taint of all devices on a node that only observes; their values are true."""
 FAULT_TAINTS: Final = {driver: f"{driver}/hardware-errors" for driver in DRIVERS}
 """Key of the taint on a device with failing hardware; its value is ``uncorrected`` or ``corrected``."""
 
@@ -137,7 +137,9 @@ def metadata_mount_path(driver: str, claim: str, pod_claim_name: str | None, req
 
 
 def memory_device_name(hugepage_bytes: int | None, numa_node: int) -> str:
-    """Returns the device of a NUMA node's plain memory, or of its hugepages of one size: ``hugepages-2m-numa000``."""
+    """Returns the name of the device for a NUMA node's plain memory, or for its hugepages of one size:
+    ``hugepages-2m-numa000``.
+    """
     kind = "memory" if hugepage_bytes is None else f"hugepages-{short_page_size(hugepage_bytes)}"
     return f"{kind}-numa{numa_node:03d}"
 
@@ -154,7 +156,7 @@ def parse_memory_device_name(name: str) -> tuple[int | None, int]:
 
 
 def memory_class_name(hugepage_bytes: int | None, *, far: bool = False) -> str:
-    """Returns the DeviceClass of plain memory, or of hugepages of one size: ``dra.hugepages-2m``.
+    """Returns the name of the DeviceClass for plain memory, or for hugepages of one size: ``dra.hugepages-2m``.
 
     ``far`` memory, of NUMA nodes without CPUs, has its own class.
     """
@@ -219,14 +221,14 @@ def state_socket_path(run_directory: str, pod_uid: str) -> str:
 def pool_socket_path(run_directory: str) -> str:
     """Returns the socket of the helper that resizes pools of hugepages.
 
-    It is next to the run directory, which all containers of one pod share.
+    It is next to the run directory, which all containers in one pod share.
     """
     return f"{run_directory}-hugepages/pools.sock"
 
 
 @dataclass(frozen=True, slots=True)
 class FormerName:
-    """A key with a new name, or with new names for some of its values, or both."""
+    """A renamed key, a key with renamed values, or both."""
 
     old: str
     """The former key, or the current one if only values were renamed."""

@@ -82,7 +82,7 @@ def _share_fields(model: BaseModel) -> None:
 
 
 class Document(BaseModel):
-    """Base of all documents that the containers exchange: frozen, camelCase in JSON, unknown fields ignored.
+    """Base class of all documents that the containers exchange: frozen, camelCase in JSON, unknown fields ignored.
 
     A node has thousands of instances: five for each claim and one or more for each container, in both processes. For
     each of them pydantic creates a set of the fields that were given (``model_fields_set``), with 216 to 728 bytes.
@@ -118,7 +118,7 @@ class Document(BaseModel):
 
 
 class RecordPart(Document):  # noqa: PLW1641 - pydantic gives frozen models a hash of their fields
-    """Base of all parts of a record. Unknown fields are kept and written again, but ignored in comparisons."""
+    """Base class of all parts of a record. Unknown fields are kept and written again, but ignored in comparisons."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -175,7 +175,7 @@ class AllocationResult(RecordPart):
     device: str
     """Name of the device in its pool."""
     share_id: str | None = None
-    """ID of the share of the device (``shareID``); null for a device that is allocated as a whole."""
+    """ID of the device's share (``shareID``); null for a device that is allocated as a whole."""
     consumed: dict[str, str] = Field(default_factory=dict)
     """Consumed capacity as canonical quantities, CPUs or bytes, by the name of the capacity."""
 
@@ -204,7 +204,9 @@ class CpuAllocation(RecordPart):
     cpus: CpuSet
     """CPUs of the result, in the kernel's list format."""
     joined: tuple[JoinedAttribute, ...] = ()
-    """Values by which ``matchAttribute`` chose the CPUs; empty if the device has one value of each joined attribute."""
+    """Values by which ``matchAttribute`` chose the CPUs; empty if the device has one value for each joined
+    attribute.
+    """
 
 
 class MemoryAllocation(RecordPart):
@@ -237,7 +239,7 @@ class CpuParameters(RecordPart):
     strategy: str = "packed"
     """Placement of the CPUs, ``packed`` or ``spread``."""
     full_physical_cores: bool = False
-    """True if all CPUs of each used core belong to the request."""
+    """True if the request gets all CPUs of each core that it uses."""
     l3: str = "preferred"
     """Placement in one L3 cache: ``preferred``, ``required`` or ``ignore``."""
     numa: str = "group"

@@ -44,13 +44,13 @@ _MAX_CODE: Final = 64
 _MAX_PATH: Final = 4096
 """Maximum length of a path in the kernel."""
 Text = Annotated[str, AfterValidator(cut_answer)]
-"""Text for people. It is truncated to 1 KiB, because an overlong text of another release should not make a report
+"""Text for people. It is truncated to 1 KiB, because an overlong text from another release should not make a report
 invalid.
 """
 Texts = Annotated[tuple[Text, ...], BeforeValidator(lambda value: _first(value, _MAX_PROBLEMS))]
 """List of texts, of which at most 64 are read."""
 Code = Annotated[str, AfterValidator(lambda code: cut_answer(code[:_MAX_CODE]))]
-"""Code of ``BackendCode``, or of a newer release. It is truncated to 64 characters."""
+"""A code of ``BackendCode``, or one from a newer release. It is truncated to 64 characters."""
 Codes = Annotated[tuple[Code, ...], BeforeValidator(lambda value: _first(value, _MAX_PROBLEMS))]
 """List of codes, of which at most 64 are read."""
 KernelPath = Annotated[str, AfterValidator(lambda path: path[:_MAX_PATH])]
@@ -220,7 +220,7 @@ class ContainerChanges(Document):
 
 
 class ObservedChange(Document):
-    """A file of the node that the backend would write if ``enforcement`` were ``enforce``."""
+    """A file on the node that the backend would write if ``enforcement`` were ``enforce``."""
 
     cgroup: KernelPath = ""
     """Path of the cgroup below the cgroup root; empty if the file does not belong to a cgroup."""
@@ -237,8 +237,9 @@ class ObservedChange(Document):
 
 
 class Observation(Document):
-    """Changes that the backend would make to files of the node. It makes none, because ``enforcement`` is
-    ``observe``."""
+    """Changes that the backend would make to files on the node. It makes none, because ``enforcement`` is
+    ``observe``.
+    """
 
     total: int = 0
     """Number of files that would change."""
@@ -276,7 +277,7 @@ class BackendStatus(Document):
     active: bool = False
     """True if this backend holds the active lock and enforces, or observes if ``enforcement`` is ``observe``."""
     enforced: bool = True
-    """True if a backend of this node holds the lock, serves the runtime, and has renewed its heartbeat recently."""
+    """True if a backend on this node holds the lock, serves the runtime, and has renewed its heartbeat recently."""
     synchronized: bool = False
     """True if the runtime has sent its state and delivers events."""
     runtime: Text = ""
@@ -310,7 +311,7 @@ class BackendStatus(Document):
     problems: Texts = ()
     """Current failures of enforcement: one sentence each, with the remedy."""
     problem_codes: Codes = ()
-    """Codes of the causes of ``problems``, in the same order. An older backend sends none."""
+    """Codes of the problems' causes, in the order of ``problems``. An older backend sends none."""
     observation: Observation | None = None
     """Changes that the backend would make; null unless ``enforcement`` is ``observe``. If a report omits it, the
     previous report's value remains valid.

@@ -13,7 +13,7 @@ Backoff.
 
 
 class Backoff:
-    """Delays that double from ``first`` to ``last`` seconds. Half of each is random, so that instances drift apart.
+    """Delays that double from ``first`` to ``last`` seconds. Half of each delay is random, so instances drift apart.
 
     If the next delay is requested more than ``calm`` seconds after the end of the last one, it is ``first`` again.
     """

@@ -52,8 +52,8 @@ class DirectoryView:
     problems: Mapping[str, str] = field(default_factory=dict)
     """Problems by file name. The name "" stands for the directory itself."""
     detached: bool = False
-    """True if the directory was removed on the host, so that files in its replacement are not visible here. Only a
-    restart of the container mounts the new directory.
+    """True if the directory was removed on the host, so files in its replacement are not visible here. Only a restart
+    of the container mounts the new directory.
     """
 
 
@@ -262,8 +262,8 @@ class DirectoryReader:
         """Updates the view. With ``thorough``, unchanged files are read as well."""
         known = self._directory.view is self.view and not (thorough or self._reading.locked())
         if known and self._directory.is_current():
-            # In most calls the directory's time stamp shows that nothing has changed. The directory is on a file system
-            # in memory, so this system call takes a hundredth of the time of a thread switch.
+            # In most calls the directory's time stamp shows that nothing has changed. The directory is on an in-memory
+            # file system, so this system call takes a hundredth of the time of a thread switch.
             return
         view = await self._read(thorough=thorough)
         if view is self.view:

@@ -108,7 +108,7 @@ class FileLock:
     async def acquire(self, limit: float | None = None) -> None:
         """Waits for the lock. Raises LockTimeoutError after ``limit`` seconds, and OSError if it cannot be opened.
 
-        The timeout restarts when another coroutine of this process releases the lock, so that it limits the time of one
+        The timeout restarts when another coroutine of this process releases the lock, so it limits the time of one
         holder and not the length of the queue. It restarts for the last time when this coroutine's turn begins.
         """
         mine = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base class of the documents of the state endpoint."""
+"""Base class of the state endpoint's documents."""
 
 from pydantic import ConfigDict
 
@@ -7,7 +7,7 @@ from numa_contract.records import Document
 
 
 class StateDocument(Document):
-    """Base of the documents that the state endpoint returns to people and tools.
+    """Base class of the documents that the state endpoint returns to people and tools.
 
     The validator and serializer of a model are built at its first use. They take memory, and on most nodes these
     documents are never requested.

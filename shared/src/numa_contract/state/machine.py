@@ -26,9 +26,9 @@ class NumaNodeDocument(StateDocument):
     id: int
     """ID of the NUMA node."""
     cpus: CpuSet
-    """Online CPUs of the node, in the kernel's list format."""
+    """The NUMA node's online CPUs, in the kernel's list format."""
     memory_bytes: int
-    """Memory of the node in bytes, including hugepages."""
+    """The NUMA node's memory in bytes, including hugepages."""
     memory_kind: str
     """Kind of memory: ``dram``, ``hbm``, ``cxl``, ``pmem`` or ``unknown``."""
     bandwidth: int | None = Field(default=None, alias="bandwidthMBps")

@@ -30,7 +30,7 @@ class PageNumaNode(StateDocument):
     id: int
     """ID of the NUMA node."""
     sockets: tuple[int, ...]
-    """Numbers of the sockets of its online CPUs."""
+    """Numbers of the sockets that its online CPUs are in."""
     distances: dict[int, int]
     """Distance to each NUMA node by its ID, in the kernel's relative unit: 10 is local."""
     tier: str
@@ -125,8 +125,9 @@ class NodeDocument(StateDocument):
     runtime: str
     """Name and version of the container runtime; empty if it is not known."""
     live: bool
-    """True if a backend of this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
-    for other reasons."""
+    """True if a backend on this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
+    for other reasons.
+    """
     problems: tuple[ProblemDocument, ...]
     """Problems, then warnings, at most 100, and one entry with the number of omitted ones."""
     numa_nodes: tuple[PageNumaNode, ...]

@@ -32,11 +32,12 @@ class VersionDocument(StateDocument):
 
 
 class BackendDocument(StateDocument):
-    """The backend's last report, and whether any backend of this node enforces."""
+    """The backend's last report, and whether any backend on this node enforces."""
 
     live: bool
-    """True if a backend of this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
-    for other reasons."""
+    """True if a backend on this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
+    for other reasons.
+    """
     problem: str
     """Reason why ``live`` is false; empty if it is true."""
     age: float | None = None
@@ -53,7 +54,7 @@ class BackendReport(BackendStatus):
     model_config = ConfigDict(defer_build=True)
 
     containers: tuple[ContainerReport, ...] | None = None
-    """All containers of the node; omitted if the frontend has their current state, or the state to which ``changes``
+    """All containers on the node; omitted if the frontend has their current state, or the state to which ``changes``
     apply.
     """
     changes: ContainerChanges | None = None

@@ -20,17 +20,17 @@ class StatusCode(StrEnum):
     SERVICE_DOWN = "ServiceDown"
     """The service does not answer on its state socket. Only ``dra-frontend status`` reports it."""
     BACKEND_NOT_REPORTED = "BackendNotReported"
-    """The backend of this pod has not reported since the frontend started."""
+    """The backend in this pod has not reported since the frontend started."""
     BACKEND_SILENT = "BackendSilent"
-    """The backend of this pod has sent no report for 10 s."""
+    """The backend in this pod has sent no report for 10 s."""
     BACKEND_NOT_CONNECTED = "BackendNotConnected"
-    """The backend of this pod is not connected to the container runtime."""
+    """The backend in this pod is not connected to the container runtime."""
     BACKEND_INCOMPLETE = "BackendIncomplete"
-    """The backend of this pod has not yet reported every container."""
+    """The backend in this pod has not yet reported every container."""
     BACKEND_REPORT_UNREADABLE = "BackendReportUnreadable"
     """A container's report cannot be read."""
     NO_BACKEND_ENFORCES = "NoBackendEnforces"
-    """No backend of this node holds the active lock and serves the runtime, so no claim can be prepared."""
+    """No backend on this node holds the active lock and serves the runtime, so no claim can be prepared."""
     BACKEND_PROBLEM = "BackendProblem"
     """The backend cannot enforce something, and sent no code for the cause or one that this release does not know. The
     text is the backend's own.
@@ -169,8 +169,9 @@ class StatusDocument(StateDocument):
     ready: bool
     """True if the pod is ready. A problem makes it unready after 10 s, and it is ready 2 s after the last one."""
     live: bool
-    """True if a backend of this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
-    for other reasons."""
+    """True if a backend on this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
+    for other reasons.
+    """
     problems: tuple[Notice, ...]
     """Problems that make the pod unready, then others. Some that make a ready pod unready, such as a missing
     registration or an unusable journal, are listed only after they have lasted for 10 s.

@@ -27,6 +27,6 @@ KEPT_BY: Final = {
 ENFORCED: Final = {"True": "yes", "False": "no", "Unknown": "not known"}
 """Answers to whether a claim is enforced, by the status of its ``Enforced`` condition."""
 LEVELS: Final = {"fault": "Problem", "warning": "Warning"}
-"""Names of the levels of problems in ``/v1/node``."""
+"""Names of the problem levels in ``/v1/node``."""
 UNITS: Final = ("Ki", "Mi", "Gi", "Ti", "Pi")
 """Units for amounts of memory, as in quantities of Kubernetes."""

@@ -34,7 +34,7 @@ def test_bad_bind_addresses(text: str) -> None:
 def test_a_socket_path_has_107_bytes_at_most() -> None:
     """A longer path is rejected with the path, its length and a remedy; bytes count, not characters."""
     check_socket_path(Path("/" + "a" * 106))
-    with pytest.raises(SocketPathError, match=r"has 110 bytes, the kernel allows 107: .* by 3"):
+    with pytest.raises(SocketPathError, match=r"has 110 bytes, but the kernel allows 107: .* by 3"):
         check_socket_path("/" + "a" * 109)
     with pytest.raises(SocketPathError, match="has 121 bytes"):
         check_socket_path("/" + "ä" * 60)

@@ -102,7 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     text = "root of the writable proc/irq and sys/devices/virtual/workqueue (default: none, interrupts are not moved)"
     parser.add_argument("--kernel-root", metavar="DIR", default="", help=text)
-    parser.add_argument("--pod-uid", metavar="UID", help="UID of this pod (default: POD_UID of the environment)")
+    parser.add_argument("--pod-uid", metavar="UID", help="UID of this pod (default: POD_UID in the environment)")
     parser.add_argument(
         "--bind-address", metavar="HOST:PORT|off", default=":8081", help="address of the probes (default :8081)"
     )

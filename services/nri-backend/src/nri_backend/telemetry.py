@@ -27,7 +27,7 @@ GAUGES: Final = {
     "claims": "Number of claim records that the backend has read.",
     "moved_interrupts": "Number of interrupts that are currently moved off claimed CPUs.",
     "immovable_interrupts": "Number of interrupts on claimed CPUs that cannot be moved.",
-    "observed_changes": "Number of files of the node that would be written; 0 unless enforcement is observe.",
+    "observed_changes": "Number of files on the node that would be written; 0 unless enforcement is observe.",
     "observed_cgroup_files": "Number of cgroup files that would be written; 0 unless enforcement is observe.",
     "last_event_age_seconds": "Seconds since the runtime's last call.",
 }
@@ -161,7 +161,7 @@ class Telemetry:
             ),
             Metric(
                 name="enforcement",
-                help="Always 1; the label is enforcement of the configuration: enforce or observe.",
+                help="Always 1; the label is the configured enforcement: enforce or observe.",
                 labels=("mode",),
                 samples=_one(1, enforcement),
             ),

@@ -114,7 +114,7 @@ async def test_a_snapshot_with_too_many_objects_is_an_error(objects: str, kind: 
         await rig.call("Synchronize", part)
     assert (await rig.fails("Synchronize", part)).code == Code.RESOURCE_EXHAUSTED
     assert rig.service.synchronized.is_set()
-    assert rig.service.sync_failure == f"the snapshot of the runtime has more than 16384 {objects}"
+    assert rig.service.sync_failure == f"the runtime's snapshot has more than 16384 {objects}"
 
 
 async def test_a_failed_snapshot_is_an_error_response_and_sets_sync_failure() -> None:

@@ -290,7 +290,7 @@ def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[
         name = variable.name
         if name in expected:
             if variable.value != expected[name][1]:
-                return f"{name}={shown(variable.value)} is not the allocation of the claim"
+                return f"{name}={shown(variable.value)} is not the claim's allocation"
             seen.add(name)
         elif variable.key.driver == CPU_DRIVER and variable.key.request is None:
             unions.append(variable)
@@ -298,10 +298,12 @@ def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[
             return f"{name} names a request that the claim does not have"
     named = {expected[name][0] for name in seen}
     if lacking := sorted(name for name, (r, _) in expected.items() if r in named and name not in seen):
-        return f"{lacking[0]} is missing beside {variables[0].name}"
+        return f"{lacking[0]} is missing, although {variables[0].name} is set"
     union = format_cpu_list(record.cpus_of(named))
     if any(not named or variable.value != union for variable in unions):
-        return f"{unions[0].name}={shown(unions[0].value)} is not the union of the requests that are named beside it"
+        return (
+            f"{unions[0].name}={shown(unions[0].value)} is not the union of the requests that the other variables name"
+        )
     return tuple(request for request in record.requests if request in named)
 
 

@@ -189,7 +189,7 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
     """
     done, path = Outcome(plan.tracked.id, desired=plan.desired), plan.tracked.identity.cgroup
     if not path:
-        done.left.append(Problem("the runtime names no cgroup for it", BackendCode.CGROUP_UNKNOWN))
+        done.left.append(Problem("the runtime reports no cgroup for it", BackendCode.CGROUP_UNKNOWN))
         return done
     try:
         if plan.tracked.identity.own_pod:
@@ -263,7 +263,7 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
     """
     tracked, wanted = plan.tracked, plan.desired.cpus
     allowed = tree.read_set(tracked.identity.pod_cgroup, CPUS) if tracked.identity.pod_cgroup else None
-    nameless = Problem("the runtime names no cgroup for its pod", BackendCode.CGROUP_UNKNOWN)
+    nameless = Problem("the runtime reports no cgroup for its pod", BackendCode.CGROUP_UNKNOWN)
     failure = NO_PROBLEM if tracked.identity.pod_cgroup else nameless
     # An empty cpuset stands for that of the parent, which is sufficient while no CPU has to be excluded.
     if tracked.identity.pod_cgroup and wanted and allowed != wanted and (allowed or wanted != plan.online):
@@ -330,7 +330,7 @@ def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Rais
 
 def _unforeseen(error: Exception, known: str = "") -> Problem:
     """Returns an error as a problem, and logs it with its traceback unless the known problem contains the text."""
-    text = f"internal error ({type(error).__name__}: {shown(error)}); the log of nri-backend has the details"
+    text = f"internal error ({type(error).__name__}: {shown(error)}); nri-backend's log has the details"
     if text not in known:
         _log.error("internal error while applying a cgroup", exc_info=error)
     return Problem(text, BackendCode.INTERNAL_ERROR)

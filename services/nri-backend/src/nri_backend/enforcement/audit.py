@@ -324,7 +324,7 @@ class Auditor:
         except DirectoryReplacedError:
             raise
         except Exception as error:  # noqa: BLE001 - logged and reported
-            text = f"internal error in the audit ({type(error).__name__}: {shown(error)}); see the log of nri-backend"
+            text = f"internal error in the audit ({type(error).__name__}: {shown(error)}); see nri-backend's log"
             if text != self._failure:
                 _log.error("audit failed, repeating it", exc_info=error)
             self._failure = Problem(text, BackendCode.INTERNAL_ERROR)

@@ -232,7 +232,7 @@ def lost_problem(cpus: frozenset[int]) -> Problem:
     """Returns the problem for lost CPUs, with the remedy."""
     text = (
         f"no cgroup has the CPUs {format_cpu_list(cpus)}, since a partition did not end with its cgroup; the kernel "
-        "may panic when another one is made, so none is made on this node any more: drain and reboot it "
+        "may panic when another one is created, so no more are created on this node: drain and reboot it "
         "(docs/exclusive.md)"
     )
     return Problem(text, BackendCode.CPUS_LOST)

@@ -142,7 +142,7 @@ class FrontendClient:
                     await self._follow(http, backoff)
             except TRANSIENT_ERRORS as error:
                 fields = {"socket": self._path, "error": str(error) or repr(error)}
-                _log.debug("cannot follow changes of claim records", extra=fields)
+                _log.debug("cannot follow changes to claim records", extra=fields)
                 self.records_generation = None
             await asyncio.sleep(backoff.next())
 

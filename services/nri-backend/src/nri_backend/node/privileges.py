@@ -139,8 +139,8 @@ def lower_sys_admin(host_root: str) -> Problem:
             return NO_PROBLEM
         text = (
             "the capability SYS_ADMIN of nri-backend is in effect all the time, and not only while it writes a "
-            f"partition file ({errno.errorcode.get(error.errno or 0, error.errno)}); let the seccomp profile of the "
-            "container allow capget and capset"
+            f"partition file ({errno.errorcode.get(error.errno or 0, error.errno)}); have the container's "
+            "seccomp profile allow capget and capset"
         )
         return Problem(text, BackendCode.SYS_ADMIN_IN_EFFECT)
     return NO_PROBLEM
@@ -176,7 +176,7 @@ def process_obstacle(host_root: str) -> Problem:
     Reads only the capabilities and the user namespace, which do not depend on the cgroup tree.
     """
     if CAP_SYS_ADMIN in missing_capabilities(host_root):
-        text = f"nri-backend lacks the capability SYS_ADMIN, which the kernel demands for a partition; {_REMEDY}"
+        text = f"nri-backend lacks the capability SYS_ADMIN, which the kernel requires for a partition; {_REMEDY}"
         return Problem(text, BackendCode.SYS_ADMIN_MISSING)
     try:
         users = Path(host_root, "proc/self/uid_map").read_text().split()

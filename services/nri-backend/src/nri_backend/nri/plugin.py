@@ -157,7 +157,7 @@ class PluginService:
                 text = f"{name} did not finish within {seconds:g} s; it will be retried"
                 raise StatusError(Code.DEADLINE_EXCEEDED, text) from error
             _log.exception("%s failed", name)
-            raise StatusError(Code.INTERNAL, f"{name}: internal error; see the log of nri-backend") from error
+            raise StatusError(Code.INTERNAL, f"{name}: internal error; see nri-backend's log") from error
         finally:
             self._call_done(name, time.monotonic() - started, outcome)
 
@@ -173,7 +173,7 @@ class PluginService:
         }
         for objects, number in numbers.items():
             if number > MAX_CONTAINERS:
-                self.sync_failure = f"the snapshot of the runtime has more than {MAX_CONTAINERS} {objects}"
+                self.sync_failure = f"the runtime's snapshot has more than {MAX_CONTAINERS} {objects}"
                 self.synchronized.set()
                 raise StatusError(Code.RESOURCE_EXHAUSTED, self.sync_failure)
         self._pods += map(read_pod, request.pods)

@@ -257,7 +257,7 @@ class ServerConnection:
             if frame_type != REQUEST:
                 continue
             if stream_id % 2 == 0:
-                yield encode_error(stream_id, Code.INVALID_ARGUMENT, "a stream id of a client must be odd")
+                yield encode_error(stream_id, Code.INVALID_ARGUMENT, "a client's stream id must be odd")
                 continue
             if stream_id <= self._last_id:
                 text = "a stream id must be higher than those before it"

@@ -72,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="prevent containers from starting without the driver (containerd 2.2+)",
     )
     parser.add_argument(
-        "--cdi-dir", metavar="DIR", default=CDI_DIRECTORY, help=f"cdiDir of the driver ({CDI_DIRECTORY})"
+        "--cdi-dir", metavar="DIR", default=CDI_DIRECTORY, help=f"the driver's cdiDir ({CDI_DIRECTORY})"
     )
     return parser
 

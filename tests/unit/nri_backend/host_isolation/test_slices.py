@@ -79,7 +79,7 @@ def test_a_slice_without_a_remaining_cpu_keeps_its_list(tree: KernelTree) -> Non
 def test_a_missing_cpuset_controller_is_an_error_with_a_remedy(tree: KernelTree) -> None:
     """The file does not exist if the root does not delegate the controller."""
     tree.path("system.slice").joinpath("cpuset.cpus").unlink()
-    with pytest.raises(OSError, match=r"system\.slice/cpuset\.cpus: does not exist: .*cgroup\.subtree_control; let"):
+    with pytest.raises(OSError, match=r"system\.slice/cpuset\.cpus: does not exist: .*cgroup\.subtree_control; have"):
         evict_from(tree, 2, 3)
     tree.unreadable["system.slice", "cpuset.cpus"] = errno.EIO
     with pytest.raises(OSError, match="Input/output error"):

@@ -165,7 +165,8 @@ async def test_after_the_maximum_of_retries_the_audit_applies_the_changed_pool(n
 
 
 async def start_until_deadline(node: Node, one: Container) -> None:
-    """Starts a container with a deadline that ends while the claim files are read."""
+    """Starts a container with a deadline that ends while the claim files are read, which a changed directory causes."""
+    (node.cdi / "unrelated.json").write_text("{}")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await node.enforcer.start_container(pod(), one)

@@ -530,6 +530,19 @@ async def test_missing_permissions_are_reported_with_the_rule(rig: Rig) -> None:
     assert [reason for reason, _ in rig.notices] == ["ResourceSlicesNotPublished"]
 
 
+async def test_slices_that_can_no_longer_be_written_are_a_warning(rig: Rig) -> None:
+    """The driver stays ready, because the published slices remain valid, but they no longer show what is free."""
+    async with rig.publisher() as publisher:
+        await rig.published(publisher)
+        rig.server.options.forbidden = {("update", "resourceslices")}
+        publisher.set_pools({**POOLS, NODE: [POOLS[NODE][0], wanted(device("cpudevnuma001", 4), index=1)]})
+        await eventually(lambda: publisher.notes)
+        assert publisher.ready
+        assert publisher.notes["ResourceSlicesNotPublished"].startswith("dra.cpu: published slices are outdated: ")
+        rig.server.options.forbidden.clear()
+        await eventually(lambda: not publisher.notes)
+
+
 async def test_a_missing_node_is_waited_for(rig: Rig) -> None:
     """A driver that starts before the kubelet has registered its Node publishes as soon as the Node exists."""
     rig.server.store.delete(NODES, "", NODE)

@@ -44,7 +44,8 @@ class StatusCode(StrEnum):
     SOCKET_NOT_PLACED = "SocketNotPlaced"
     """A driver's socket for the kubelet was removed and cannot be created again. Subject: the driver."""
     SLICES_NOT_PUBLISHED = "ResourceSlicesNotPublished"
-    """A driver's ResourceSlices have not been written. Subject: the driver."""
+    """A driver's ResourceSlices have not been written; as a warning: the written ones are outdated, since later
+    writes fail. Subject: the driver."""
     FEATURE_GATE_MISSING = "FeatureGateMissing"
     """The API server drops the fields of ``DRAConsumableCapacity``, so nothing is published. Subject: the driver."""
     RUN_DIRECTORY_UNUSABLE = "RunDirectoryUnusable"

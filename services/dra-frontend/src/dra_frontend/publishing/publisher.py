@@ -60,7 +60,9 @@ class Publisher:
         self.reason = StatusCode.SLICES_NOT_PUBLISHED
         """Status code and Event reason for ``error``."""
         self.notes: Mapping[str, str] = {}
-        """Notes on device fields that could not be published, with the remedy, by Event reason."""
+        """Notes by Event reason: device fields that could not be published, with the remedy, and the reason why the
+        published slices are outdated. They are warnings in ``/v1/status``.
+        """
 
     @property
     def counted(self) -> bool:
@@ -156,3 +158,5 @@ class Publisher:
         lasting = isinstance(error, GateOffError | ForbiddenError | InvalidError)
         if lasting or self._failures >= _FAILURES_BEFORE_NOTICE:
             self._notify(self.reason, f"{self._driver}: slices not published: {self.error}")
+            if self.ready:
+                self.notes = {**self.notes, self.reason: f"{self._driver}: published slices are outdated: {self.error}"}

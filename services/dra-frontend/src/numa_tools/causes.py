@@ -163,7 +163,10 @@ _REMEDIES: Final = {
     ),
     StatusCode.CLAIMS_DIRECTORY_UNUSABLE: "see claims.directory and driver.pod",
     StatusCode.JOURNAL_UNUSABLE: "see driver.journal and host.space",
-    StatusCode.DEVICE_UNHEALTHY: "drain the pods that use it, and replace or repair the hardware: docs/live-machine.md",
+    StatusCode.DEVICE_UNHEALTHY: (
+        "restore what is missing (CPUs online, nr_hugepages), or delete a pod that holds it; for hardware errors, drain "
+        "the pods that use the device and replace the hardware: docs/live-machine.md"
+    ),
     StatusCode.CLAIM_NOT_ENFORCED: f"the audit repairs it within 60 s; if it persists, {_LOG}",
     StatusCode.POD_INCOMPLETE: "see driver.pod",
     StatusCode.ERRORS_UNREADABLE: "see docs/live-machine.md for the counters that the driver reads",

@@ -2,7 +2,7 @@
 """Remedies for the problems that the driver reports, by status code. Pure.
 
 The service reports each problem and warning with a ``StatusCode``, and the backend reports the cause of each problem
-and of each rejected container as a ``BackendCode``. The remedy depends only on the code. Message texts are displayed
+and of each rejected container as a ``BackendCode``. The remedy depends only on the code. Messages are displayed
 but never parsed: they contain user-chosen names and values, and their wording changes between releases.
 """
 

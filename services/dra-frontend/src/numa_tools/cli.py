@@ -31,7 +31,7 @@ _STATUSES: Final = "Exit status: 0; 1 if the output cannot be written; 2 for a u
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command's help texts and output forms."""
+    """A command's help text and output formats."""
 
     text: str
     outputs: tuple[str, ...] = ()
@@ -165,7 +165,7 @@ def _sentence(name: str) -> str:
 
 
 def _epilog(examples: Mapping[str, str], statuses: str) -> str:
-    """Returns the end of a help text: examples with their descriptions, and the exit statuses."""
+    """Returns the examples with their descriptions and the exit statuses that end a help text."""
     lines = [f"  # {text}\n  {_PROGRAM} {words.rstrip()}" for words, text in examples.items()]
     return "\n".join(["examples:", *lines, "", statuses])
 

@@ -21,7 +21,7 @@ _Model = TypeVar("_Model", bound=Document)
 
 
 class NoServiceError(Exception):
-    """Raised if the service does not respond as expected. The text contains the socket and the reason."""
+    """Raised if the service does not respond as expected. The message contains the socket and the reason."""
 
 
 class _Connection(http.client.HTTPConnection):

@@ -43,9 +43,9 @@ _LABEL: Final = "app.kubernetes.io/part-of"
 """Label of all pods of the chart, in all node groups."""
 _CONTAINER: Final = "frontend"
 _WATCH_SECONDS: Final = 5.0
-"""Interval between the readings of ``claims --watch``, each of which lists all slices and claims."""
+"""Interval between reads by ``claims --watch``. Each read lists all slices and claims."""
 _SORT_KEYS: Final = {"cpus": "cpus", "memory": "memoryBytes"}
-"""For each value of ``free --sort-by``, the key of the amount in a document."""
+"""For each value of ``free --sort-by``, the key for the amount in a document."""
 _USAGE: Final = 2
 """Exit status for a usage error."""
 _KUBELET_CONFIG: Final = "--kubelet-config"
@@ -63,7 +63,7 @@ class Request:
     given: argparse.Namespace
 
     def cluster(self, namespace: str = "", labels: str = "") -> Cluster:
-        """Reads all slices of our drivers, and the claims in one namespace or all, or only those with these labels."""
+        """Reads all slices from our drivers, and a namespace's or all claims, or only the claims with these labels."""
         path = path_of(_DRA, "resourceslices")
         slices = (one for name in DRIVERS for one in self.kubectl.items(path, fieldSelector=f"spec.driver={name}"))
         query = {"labelSelector": labels} if labels else {}
@@ -78,7 +78,7 @@ class Request:
         return [document for document in documents if document["node"] in names]
 
     def namespace(self) -> str:
-        """Returns the namespace given by ``-n``, or else the one in the user's context."""
+        """Returns the namespace given by ``-n``, or else the namespace in the user's context."""
         return self.given.namespace or self.kubectl.namespace()
 
     def matching(self) -> str:
@@ -255,7 +255,7 @@ def _page(request: Request) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """A command's function, texts and output forms."""
+    """A command's function, help texts and output formats."""
 
     run: Callable[[Request], int]
     text: str

@@ -23,7 +23,7 @@ _FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 
 
 class KubectlError(Exception):
-    """Raised if kubectl is not installed or fails. The text contains the error message."""
+    """Raised if kubectl is not installed or fails. The message contains kubectl's error."""
 
 
 class Kubectl:
@@ -121,7 +121,7 @@ class Kubectl:
 
 
 def shallow(text: str) -> str:
-    """Returns a JSON text with null in place of each value nested deeper than MAX_NESTING levels.
+    """Returns a JSON document with null in place of each value nested deeper than MAX_NESTING levels.
 
     Anyone who may create a claim can nest its parameters thousands of levels deep. Such a claim must not hide the other
     claims in the list, and the depth that the JSON parser supports depends on the interpreter.

@@ -26,7 +26,7 @@ _LONGEST_LIST: Final = 65536
 
 
 def parse_quantity(text: object) -> int:
-    """Parses a quantity and rounds it up. Returns 0 for any other text, so one object cannot hide the others."""
+    """Parses a quantity and rounds it up. Returns 0 for any other string, so one object cannot hide the others."""
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
         return 0
@@ -44,7 +44,7 @@ def format_bytes(size: int) -> str:
 
 
 def parse_cpus(text: str) -> list[int]:
-    """Parses a CPU list in the kernel's format, ``0-3,8``. Returns [] for any other text or a list that is too long."""
+    """Parses a CPU list in the kernel's format, ``0-3,8``. Returns [] for any other string or too long a list."""
     found: list[int] = []
     for part in text.split(",") if len(text) <= _LONGEST_LIST else ():
         match = _RANGE.fullmatch(part)

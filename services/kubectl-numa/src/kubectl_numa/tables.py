@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formats rows as tables, and documents as JSON and YAML. Pure.
 
-Claim authors choose some of the texts, and the texts are printed to a terminal, so all of them are escaped.
+Claim authors choose some of the strings, and these are printed to a terminal, so every string is escaped.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, Final
 Row = Mapping[str, Any]
 """Cells by column. A column whose name begins with ``+`` is shown only by ``-o wide``."""
 _PLAIN: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9./-]*", re.ASCII)
-"""Texts that YAML reads as strings without quotes, except for _YAML_WORDS."""
+"""Strings that YAML accepts without quotes, except for _YAML_WORDS."""
 _YAML_WORDS: Final = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
 
 
@@ -64,7 +64,7 @@ def _member(key: str, value: Any, indent: str) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    """Formats a value as JSON, which YAML reads as the same value. A text that needs no quotes is unchanged.
+    """Formats a value as JSON, which YAML reads as the same value. A string that needs no quotes is unchanged.
 
     Non-ASCII characters use YAML's ``\\U`` escape, since JSON writes a character above 16 bits as two escapes.
     """

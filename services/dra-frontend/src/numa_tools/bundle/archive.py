@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes and reads the archive that ``gather`` makes: a gzipped tar of regular files and directories.
 
-All entries are below one directory. The node's files keep their paths, so every command can use the unpacked directory
+All entries are under one directory. The node's files keep their paths, so every command can use the unpacked directory
 as its host root (``--from``):
 
   node/                          top directory; an archive with an entry outside it is invalid
@@ -43,7 +43,7 @@ _TOP: Final = "node"
 
 
 class ArchiveError(Exception):
-    """Raised for a file that ``gather`` did not make or that is too large. The text gives the reason."""
+    """Raised for a file that ``gather`` did not make or that is too large. The message gives the reason."""
 
 
 class ArchiveWriter:

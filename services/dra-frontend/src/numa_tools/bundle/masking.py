@@ -83,14 +83,14 @@ class Masks:
                 self.add("claim", name)
 
     def learn_text(self, text: str) -> None:
-        """Adds the names that a text's sentences mention."""
+        """Adds the names mentioned in a message's sentences."""
         for what, namespace, name in _IN_TEXT.findall(text):
             self.add("namespace", namespace)
             self.add(what, name)
         self.learn_pools(_SLICE.findall(text))
 
     def text(self, text: str) -> str:
-        """Replaces the names in a text, except those that are also words of the driver's vocabulary."""
+        """Replaces the names in a string, except those that are also words of the driver's vocabulary."""
         if self._pattern is None:
             names = sorted(self._masks.keys() - KEPT, key=len, reverse=True)
             self._pattern = re.compile(f"{_BEFORE}({'|'.join(map(re.escape, names)) or '(?!)'}){_AFTER}", re.ASCII)
@@ -133,7 +133,7 @@ class Masks:
 
 
 def _inner(text: str) -> Any:
-    """Parses the JSON object in a string, such as the record in a claim file. Returns None for any other text."""
+    """Parses the JSON object in a string, such as the record in a claim file. Returns None for any other string."""
     if not text.startswith("{"):
         return None
     try:

@@ -190,7 +190,7 @@ class _Reader:
         bounds = self._bounds()
         if bounds is None:
             return atom
-        self._take("?")  # lazy or greedy repetition makes no difference to whether a text matches
+        self._take("?")  # lazy or greedy repetition makes no difference to whether a string matches
         if self._bounds() is not None:
             raise CelUnsupportedError("the pattern repeats a repetition")
         low, high = bounds

@@ -24,18 +24,18 @@ _SURROGATES: Final = range(0xD800, 0xE000)
 
 
 _MAX_TEXT: Final = 200
-"""Maximum length of an error text. Errors quote user-chosen names and appear in Events and logs."""
+"""Maximum length of an error message. Messages quote user-chosen names and appear in Events and logs."""
 
 
 class CelTextError(Exception):
-    """Base class of errors with a truncated text."""
+    """Base class for errors whose message is truncated."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}...")
 
 
 class CelUnsupportedError(CelTextError):
-    """Raised if this evaluator cannot determine an expression's value. The text quotes the unsupported part."""
+    """Raised if this evaluator cannot determine an expression's value. The message quotes the unsupported part."""
 
 
 class Uint(int):

@@ -17,11 +17,11 @@ from numa_tools.cel.tokens import INT_END, UINT_END, CelTextError, CelUnsupporte
 MAX_VALUES: Final = 100_000
 """Maximum number of values that one evaluation may handle. A selector without loops needs a few thousand at most."""
 _PIECE: Final = 16
-"""Number of text characters that cost as much as one value."""
+"""Number of string characters that cost as much as one value."""
 
 
 class CelError(CelTextError):
-    """Raised if the evaluation fails. The scheduler then stops scheduling the pod and reports this text in an Event."""
+    """Raised if the evaluation fails. The scheduler then stops scheduling the pod, with this message in an Event."""
 
 
 class CelCostError(CelUnsupportedError):
@@ -57,7 +57,7 @@ class MapLiteral(dict[str, Any]):
 
 
 def weights(values: Iterable[Any]) -> Iterator[int]:
-    """Yields the number of values, then the weight of each list, map and long text inside them."""
+    """Yields the number of values, then the weight of each list, map and long string inside them."""
     waiting = [*values]
     yield len(waiting)
     while waiting:
@@ -175,7 +175,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """Returns a comparison operator that raises TypeError unless both operands are numbers, texts or booleans."""
+    """Returns a comparison operator that raises TypeError unless both operands are numbers, strings or booleans."""
 
     def compared(one: Any, other: Any) -> bool:
         alike = any(isinstance(one, kind) and isinstance(other, kind) for kind in (str, bool))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the sources of ``dra-frontend explain``: the node's files, the running service, and the API server."""
+"""Reads the sources for ``dra-frontend explain``: the node's files, the running service, and the API server."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -45,7 +45,7 @@ from numa_tools.state_client import NoServiceError, StateClient
 
 _PATIENCE: Final = 5.0
 _MAX_CLAIMS: Final = 5000
-"""Maximum number of a namespace's claims that are searched for a pod's claims."""
+"""Maximum number of claims in a namespace to search for a pod's claims."""
 
 
 def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[dict[str, Any], list[Problem]]:

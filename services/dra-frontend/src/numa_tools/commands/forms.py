@@ -23,7 +23,7 @@ _Model = TypeVar("_Model", bound=Input)
 
 
 def validated(model: type[_Model], document: Any, source: str) -> _Model:
-    """Validates an input file's content. Raises ConfigError with every fault and its place."""
+    """Validates an input file's content. Raises ConfigError with every fault and its location."""
     try:
         return model.model_validate(document)
     except ValidationError as error:

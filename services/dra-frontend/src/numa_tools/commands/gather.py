@@ -181,7 +181,7 @@ class Bundle:
         self.missing = {masks.text(path): masks.text(why) for path, why in self.missing.items()}
 
     def _learn_published(self, masks: Masks) -> None:
-        """Adds the names of this node's pools and slices, which occur in texts, if the machine can be read."""
+        """Adds the names of this node's pools and slices, which occur in messages, if the machine can be read."""
         node = self._settings.node_name
         with suppress(HostTreeError, InventoryError):
             for pool in read_node(self._settings, node, empty=True).inventory.pools:
@@ -210,7 +210,7 @@ class Bundle:
 
 
 def _json(text: str) -> Any:
-    """Parses a text as JSON. Returns None for any other text, such as a damaged claim file."""
+    """Parses a string as JSON. Returns None for any other string, such as a damaged claim file."""
     try:
         return parse_json(text.encode(errors="replace"), MAX_BYTES, "file", "")
     except MalformedError:

@@ -185,7 +185,7 @@ def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
     except HostTreeError as error:
         if not arguments.pool_root:
             raise
-        # The caller would add the root of the machine, which is another one.
+        # The caller would add the machine's root, which is a different directory.
         raise ConfigError(f"--pool-root {arguments.pool_root}", [str(error)]) from error
     failed = any(row["short"] or "problem" in row for row in rows)
     for_people = arguments.output in _PEOPLE

@@ -106,7 +106,7 @@ def _targets(machine: Machine, source: str, pages: Pages) -> list[Target]:
 def _check_memory(machine: Machine, targets: Sequence[Target]) -> None:
     """Raises ConfigError if the pages exceed a node's memory: the kernel would evict everything else from it.
 
-    Pools that no file mentions are not changed, and count with their current size.
+    Pools that no file mentions are left unchanged and count at their current size.
     """
     for node in machine.numa_nodes.values():
         own = [target for target in targets if target.node == node.id]

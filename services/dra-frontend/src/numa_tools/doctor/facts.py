@@ -154,7 +154,7 @@ class Claims:
     problems: Mapping[str, str]
     """Problems by file name. The name "" stands for the directory itself."""
     detached: bool
-    """True if the directory was replaced on the node. No other process then uses the one mounted here."""
+    """True if the directory was replaced on the node. No other process then uses the directory mounted here."""
     space: Space
 
     @property

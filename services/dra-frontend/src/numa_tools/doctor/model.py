@@ -20,7 +20,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault on a node, with its remedy. None of the texts contains a line break."""
+    """A fault on a node, with its remedy. None of its strings contains a line break."""
 
     level: Level
     what: str

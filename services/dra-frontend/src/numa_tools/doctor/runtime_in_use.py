@@ -32,7 +32,7 @@ _K3S: Final = ("k3s", "RKE2")
 _REPORTED: Final = re.compile(r"([\w-]+)(?:://|\s+|\Z)(?:v?(\d{1,4})\.(\d{1,4})\.(\d{1,4}))?(\S*)", re.ASCII)
 # First containerd 2 release whose dump contains the settings that are given under their 1.7 names.
 _WHOLE_DUMPS: Final = (2, 0, 6)
-# containerd releases by dump version: the first release with that version, and the first later one without it.
+# containerd releases by dump version: the first release with that version, and the first later release without it.
 _DUMP_OF: Final = {2: ((1, 7), (2, 0)), 3: ((2, 0), (2, 3)), 4: ((2, 3), (3, 0))}
 
 
@@ -181,7 +181,7 @@ def runtime_in_use(found: FoundRuntimes, reported: Reported | None, elsewhere: s
 
 
 def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unread:
-    """Parses settings that a runtime printed. Raises RuntimeConfigError for any other text."""
+    """Parses settings that a runtime printed. Raises RuntimeConfigError for any other output."""
     software, settings, dump = printed_settings(text)
     command = CRIO_STATUS if software == CRI_O else "containerd config dump"
     if reported is not None and reported.software != software:
@@ -251,7 +251,7 @@ def _nothing_seen(found: FoundRuntimes, reported: Reported | None, elsewhere: st
 
 
 def _may_be(place: Place, reported: Reported | None) -> bool:
-    """Returns True if the reported runtime may be the one at a place.
+    """Returns True if the reported runtime may be the one that a distribution installs.
 
     Only the containerd of k3s and RKE2 has a version suffix.
     """

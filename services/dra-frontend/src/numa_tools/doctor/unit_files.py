@@ -20,7 +20,7 @@ _MAX_WORDS: Final = 4096
 
 
 class UnitError(Exception):
-    """Raised if a unit does not determine its service's arguments. The text gives the reason."""
+    """Raised if a unit does not determine its service's arguments. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _CPU = re.compile(r"(?:cpu)?(\d{1,5})|cpu/(\d{1,9})", re.ASCII)
 
 
 class UnknownSubjectError(Exception):
-    """Raised if nothing has the given name. The text contains the places that were searched."""
+    """Raised if nothing has the given name. The message lists the sources that were searched."""
 
 
 def split_kind(subject: str) -> tuple[str, str]:

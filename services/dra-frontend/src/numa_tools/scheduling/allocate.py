@@ -85,7 +85,7 @@ class Search:
     ) -> None:
         self._devices, self._classes = devices, classes
         self.in_use = in_use or InUse()
-        # Shared by all calls of verdicts(), because explain makes one call for each request.
+        # Shared by all calls to verdicts(), because explain makes one call for each request.
         self._budget = budget()
         self._requests: list[Asked] = []
         self._room: list[int] = []

@@ -116,7 +116,7 @@ def _by_domain(driver: str, values: Mapping[str, Any]) -> Domains:
 
 
 def of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
-    """Returns a node's slices and those that do not belong to a single node. Raises ManifestError.
+    """Returns a node's slices and the slices that do not belong to a single node. Raises ManifestError.
 
     If the slices name only one node, they are used whatever its name is, because a captured machine rarely has the
     node's name.

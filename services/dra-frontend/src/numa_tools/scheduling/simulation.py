@@ -61,7 +61,7 @@ class Simulation:
     _made: int = 0
 
     def __post_init__(self) -> None:
-        """Makes those devices available that prepared claims do not use."""
+        """Makes all devices available that no prepared claim uses."""
         devices = [*own_devices(self.inventory, NODE), *self.others]
         self.search = Search(devices, self.classes, in_use(Ledger(self.files), devices))
 

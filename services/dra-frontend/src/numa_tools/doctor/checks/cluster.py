@@ -18,7 +18,7 @@ from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem
 
 _OLDEST: Final = (1, 34)
 _MAX_SECONDS: Final = 30.0
-"""Maximum clock difference. Tokens are valid from the moment at which they are issued."""
+"""Maximum clock difference. Tokens are valid from the moment they are issued."""
 _ON: Final = "enable it in the API server, scheduler, controller manager and kubelet"
 _GRANT: Final = "install the chart's ClusterRole, or add the rule to your own"
 

@@ -107,7 +107,7 @@ def _lacking(cgroups: Cgroups, config: Config, machine: Inventory | None) -> Ite
         return
     if config.cpu_exclusivity != "pool" and not cgroups.partitions:
         yield _EXCLUSIVE
-    # Page sizes are known only if the machine could be read, and pages are counted only with the controller.
+    # Page sizes are known only if the machine could be read. Pages can be counted only if the controller is enabled.
     if machine is not None and cgroups.host_pages is None and "hugetlb" in cgroups.controllers:
         yield _NUMA_STAT
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a kubelet's configuration files below a host root, within limits and without following links out of it."""
+"""Reads a kubelet's configuration files under a host root, within limits and without following links out of it."""
 
 import os
 import stat
@@ -27,7 +27,7 @@ _SUFFIX: Final = ".conf"
 
 
 class UnseenError(Exception):
-    """Raised if a part of the configuration could not be read. The text names the part and the reason."""
+    """Raised if a part of the configuration could not be read. The message names the part and the reason."""
 
 
 class HostFiles:
@@ -152,7 +152,7 @@ def read_drop_ins(files: HostFiles, directory: str) -> Iterator[tuple[str, dict[
 
 
 def _json_or_yaml(data: bytes, path: str) -> Any:
-    """Parses a text that begins with a brace, which is JSON or flow-style YAML."""
+    """Parses a string that begins with a brace, which is JSON or flow-style YAML."""
     try:
         return parse_json(data, _MAX_BYTES, "file", path)
     except MalformedError:

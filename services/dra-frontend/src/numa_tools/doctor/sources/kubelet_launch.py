@@ -25,7 +25,7 @@ from numa_tools.doctor.unit_files import UnitError, arguments_of, parse_environm
 _MAX_UNIT_BYTES: Final = 256 << 10
 _MAX_DROP_INS: Final = 64
 _PROGRAMS: Final = ("kubelet", "kubelite")
-"""Names of programs that contain the kubelet. MicroK8s uses the second one."""
+"""Names of programs that contain the kubelet. MicroK8s uses the second name."""
 _UNIT: Final = "kubelet.service"
 
 
@@ -50,11 +50,11 @@ class _Started(NamedTuple):
 
 
 def find_launch(files: HostFiles, root: str) -> Launch | None:
-    """Returns the command line, or None if the node has no trace of one. Raises UnseenError if it is ambiguous.
+    """Returns the command line, or None if the node has no trace of a kubelet. Raises UnseenError if it is ambiguous.
 
     A running process settles the question. Without one, exactly one unit or distribution must be installed, since a
-    node may have leftovers from another. Environment files whose unit is not visible may contain only some of the
-    flags.
+    node may have leftovers from another installation. Environment files whose unit is not visible may contain only
+    some of the flags.
     """
     if running := list(_running(files)):
         if len({one.arguments for one in running}) > 1:
@@ -119,7 +119,7 @@ def _unit_arguments(files: HostFiles, unit: str, program: str) -> _Started | Non
 
 
 def _unit_texts(files: HostFiles, unit: str) -> list[str]:
-    """Returns the texts of a unit's fragment and drop-ins in systemd's order, or nothing if there is no fragment."""
+    """Returns the contents of a unit's fragment and drop-ins in systemd's order, or nothing if there is no fragment."""
     fragment = next((text for place in UNIT_DIRECTORIES if (text := _unit_text(files, f"{place}/{unit}"))), None)
     if fragment is None:
         return []

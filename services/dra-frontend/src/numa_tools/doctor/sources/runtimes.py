@@ -58,7 +58,7 @@ def read_runtimes(tree: HostTree) -> FoundRuntimes:
 
 
 def read_given_runtime(path: str, reported: Reported | None) -> RuntimeConfig | Unread:
-    """Reads settings that a runtime printed from a file. The path ``-`` is standard input. Raises ConfigError."""
+    """Reads from a file the settings that a runtime printed. The path ``-`` is standard input. Raises ConfigError."""
     try:
         # Opening /dev/stdin would fail if the runtime passes a socket as standard input.
         data = sys.stdin.buffer.read(_MAX_GIVEN + 1) if path == "-" else read_regular(path, _MAX_GIVEN, follow=True)
@@ -120,7 +120,7 @@ class _Files:
             self.fault = str(error)
 
     def crio(self, config: str, directory: str) -> None:
-        """Reads crio.conf, then every file below the drop-in directory in order of name."""
+        """Reads crio.conf, then every file under the drop-in directory in order of name."""
         try:
             self._document(config)
             for path in _below(self._tree, directory):
@@ -182,7 +182,7 @@ def _matching(tree: HostTree, pattern: str) -> list[str]:
 
 
 def _below(tree: HostTree, directory: str) -> Iterator[str]:
-    """Yields the files below a directory in the order of filepath.Walk. Raises UndeterminedError and HostTreeError."""
+    """Yields the files under a directory in the order of filepath.Walk. Raises UndeterminedError and HostTreeError."""
     pending, seen = [directory], 0
     while pending:
         path = pending.pop()

@@ -104,7 +104,7 @@ def test_bad_input_is_one_clear_line(
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert printed.err.startswith("dra-frontend: ")
     assert text in printed.err
-    assert printed.err.endswith(f"(below {host})\n") == (arguments == ["inspect"])
+    assert printed.err.endswith(f"(under {host})\n") == (arguments == ["inspect"])
 
 
 def test_a_configuration_from_an_archive_stays_on_its_line(

@@ -59,9 +59,9 @@ def test_documents_and_texts(short_root: Path) -> None:
         (http(b'{"detail": "no claim"}', "404 Not Found"), "status 404"),
         (http(b"{"), "cannot be read as JSON"),
         (http(b"[" * 100_000), "nested more than 64 levels deep"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", "does not answer"),
-        (b"SSH-2.0\r\n\r\n", "does not answer"),
-        (b"", "does not answer"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", "is not responding"),
+        (b"SSH-2.0\r\n\r\n", "is not responding"),
+        (b"", "is not responding"),
         (http(b"1" * ((16 << 20) + 2)), "has more than"),
     ],
 )

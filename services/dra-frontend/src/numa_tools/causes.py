@@ -46,7 +46,7 @@ CAUSES: Final = {
     ),
     BackendCode.SECURITY_MODULE: Cause(
         "have SELinux or AppArmor allow it: set the chart's value selinuxType to a type that may write cgroups, such "
-        f"as spc_t, or load a profile that allows writes below /sys/fs/cgroup and set appArmorProfile; {_WITHOUT}"
+        f"as spc_t, or load a profile that allows writes under /sys/fs/cgroup and set appArmorProfile; {_WITHOUT}"
     ),
     BackendCode.SYS_ADMIN_IN_EFFECT: Cause(
         "have the backend container's seccomp profile allow capget and capset, as RuntimeDefault does"

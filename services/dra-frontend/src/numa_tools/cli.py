@@ -178,7 +178,7 @@ def _add_common_arguments(command: argparse.ArgumentParser, outputs: Sequence[st
     # SUPPRESS: an absent flag must not override the same flag before the command.
     text = "configuration file (YAML; default: the file that the chart mounts)"
     command.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=text)
-    text = "read the host's /sys and /proc below DIR (default: /)"
+    text = "read the host's /sys and /proc under DIR (default: /)"
     command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help=text)
 
 
@@ -214,7 +214,7 @@ def _add_subjects(made: Mapping[str, argparse.ArgumentParser]) -> None:
     pages.add_argument("--dry-run", action="store_true", help=text)
     text = "seconds after which missing pages count as a failure (default: 60)"
     pages.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help=text)
-    text = "write to sys/devices/system/node below DIR, where it is mounted read-write (default: same as --host-root)"
+    text = "write to sys/devices/system/node under DIR, where it is mounted read-write (default: same as --host-root)"
     pages.add_argument("--pool-root", metavar="DIR", default="", help=text)
 
 
@@ -258,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(text, flush=True)
     except (ConfigError, InventoryError, HostTreeError) as error:
         below = (
-            f" (below {arguments.host_root})" if isinstance(error, HostTreeError) and arguments.host_root != "/" else ""
+            f" (under {arguments.host_root})" if isinstance(error, HostTreeError) and arguments.host_root != "/" else ""
         )
         print(printable(f"dra-frontend: {error}{below}"), file=sys.stderr)
         return _BAD_INPUT

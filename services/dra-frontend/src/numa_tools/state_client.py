@@ -62,7 +62,7 @@ class StateClient:
             raise NoServiceError(str(error)) from error
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise NoServiceError(f"{self.socket}: the service does not answer: {why}") from error
+            raise NoServiceError(f"{self.socket}: the service is not responding: {why}") from error
         finally:
             connection.close()
         if len(body) > _MAX_BYTES:
@@ -74,7 +74,7 @@ class StateClient:
     def document(self, path: str) -> Any:
         """Returns the JSON value of ``GET path``, such as ``/v1/claims``. Raises NoServiceError."""
         try:
-            return parse_json(self.text(path).encode(), _MAX_BYTES, "answer to", path)
+            return parse_json(self.text(path).encode(), _MAX_BYTES, "response to", path)
         except MalformedError as error:
             raise NoServiceError(f"{self.socket}: {error}") from error
 
@@ -86,7 +86,7 @@ class StateClient:
         """Returns the list of documents of ``GET path``. Raises NoServiceError as ``read`` does."""
         found = self.document(path)
         if not isinstance(found, list):
-            raise NoServiceError(f"{self.socket}: the answer to {path} is not a list")
+            raise NoServiceError(f"{self.socket}: the response to {path} is not a list")
         return tuple(self._validated(path, model, one) for one in found)
 
     def _validated(self, path: str, model: type[_Model], document: Any) -> _Model:
@@ -95,5 +95,5 @@ class StateClient:
         except ValidationError as error:
             (first, *_) = error.errors(include_url=False, include_input=False)
             where = shown(".".join(map(str, first["loc"])))
-            text = f"the answer to {path} cannot be read as {model.__name__}: {where}: {first['msg']}"
+            text = f"the response to {path} cannot be read as {model.__name__}: {where}: {first['msg']}"
             raise NoServiceError(f"{self.socket}: {text}") from error

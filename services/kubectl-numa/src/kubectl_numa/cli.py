@@ -310,7 +310,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     ),
     "status": _Command(
         _status,
-        "run dra-frontend status in the driver's pod on a node, with its exit status",
+        "run dra-frontend status in the driver's pod on a node, and exit with its status",
         "node",
         _TABLES,
         {
@@ -321,7 +321,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     ),
     "doctor": _Command(
         _doctor,
-        "run dra-frontend doctor in the driver's pod on a node, with its exit status",
+        "run dra-frontend doctor in the driver's pod on a node, and exit with its status",
         "node",
         ("json", "yaml"),
         {"A node's problems, with causes and remedies": "node-1"},
@@ -349,7 +349,7 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser for all commands."""
-    text = "Shows the CPUs, memory and hugepages of a cluster's nodes, and the claims to which they are allocated."
+    text = "Shows the CPUs, memory and hugepages of a cluster's nodes, and the claims that they are allocated to."
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(_PROGRAM, description=text, epilog=_epilog("", COMMANDS["nodes"]), formatter_class=shape)
     parser.add_argument("--version", action="version", version=__version__, help="print the version and exit")

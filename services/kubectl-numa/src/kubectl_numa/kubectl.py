@@ -48,7 +48,7 @@ class Kubectl:
         try:
             return json.loads(shallow(self._output("get", "--raw", path)))
         except ValueError as error:
-            raise KubectlError(f"the answer to GET {path} is not JSON") from error
+            raise KubectlError(f"the response to GET {path} is not JSON") from error
 
     def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
         """Yields the objects in a list, which is read page by page.
@@ -60,13 +60,13 @@ class Kubectl:
         for _ in range(MOST_LISTED // _PAGE):
             found = self.get(f"{path}?{urlencode({**query, 'limit': _PAGE} | ({'continue': more} if more else {}))}")
             if not isinstance(found, dict) or not isinstance(listed := found.get("items") or [], list):
-                raise KubectlError(f"the answer to GET {path} is not a list")
+                raise KubectlError(f"the response to GET {path} is not a list")
             yield from (one for one in listed if isinstance(one, dict))
             metadata = found.get("metadata")
             if not (more := str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""):
                 return
             if more in seen:
-                raise KubectlError(f"the answer to GET {path} repeats the same page; is this an API server?")
+                raise KubectlError(f"the response to GET {path} repeats the same page; is this an API server?")
             seen.add(more)
         raise KubectlError(f"GET {path} does not end within {MOST_LISTED} objects; is this an API server?")
 

@@ -183,7 +183,7 @@ def test_errors(expression: str, text: str) -> None:
         ("string(1.5) == '1.5'", r"string\(\) of a float"),
         ("1.0 / 0.0 > 1.0", "quotient of a float and zero"),
         ("quantity('1.5Gi').isInteger()", "quantity with decimals"),
-        ("{1: 2}[1] == 2", "keys other than texts"),
+        ("{1: 2}[1] == 2", "keys other than strings"),
         ("Device{name: 'a'}.name == 'a'", "the message Device"),
         ("b'a' == b'a'", "a literal of bytes"),
         ('"\\q" == "q"', "the escape"),

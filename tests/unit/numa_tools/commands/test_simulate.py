@@ -271,7 +271,7 @@ def test_claims_of_this_node_count(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_class_of_another_driver_must_be_given(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is assumed about a class that is not part of the input; the message contains the remedy."""
     status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", str(EXAMPLES / "gpu-same-node.yaml"))
-    remedy = "add it to the files, and this node's ResourceSlices of its driver"
+    remedy = "add it to the files, with its driver's ResourceSlices for this node"
     assert (status, reasons(outcome)) == (3, f"there is no DeviceClass gpu.nvidia.com; {remedy}")
 
 

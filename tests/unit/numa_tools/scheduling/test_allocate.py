@@ -387,7 +387,7 @@ def test_faults_of_requests_are_named_where_others_do_not_fit() -> None:
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        ({"requests": [{"name": "r", "deviceClassName": "any"}]}, "form of resource.k8s.io/v1beta1"),
+        ({"requests": [{"name": "r", "deviceClassName": "any"}]}, "the resource.k8s.io/v1beta1 form"),
         ({"requests": [wish("r", adminAccess=True)]}, "adminAccess: is not simulated"),
         ({"requests": [wish("r"), wish("r")]}, "two requests have the same name"),
         ({"requests": [wish("r", count=True)]}, "count: must be a number, not 'True'"),

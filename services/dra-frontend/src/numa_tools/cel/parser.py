@@ -266,7 +266,7 @@ class Parser:
             made = MapLiteral()
             for key, value in ((key(scope), value(scope)) for key, value in entries):
                 if not isinstance(key, str):
-                    raise CelUnsupportedError("a map with keys other than texts is not understood")
+                    raise CelUnsupportedError("a map with keys other than strings is not understood")
                 if key in made:
                     raise CelError("a key is repeated in a map")
                 made[key] = value

@@ -135,7 +135,8 @@ def _doctor(arguments: argparse.Namespace) -> tuple[str, int]:
     if arguments.list:
         return rules_text(CHECKS), 0
     if arguments.kubelet_config == arguments.runtime_config == "-":
-        raise ConfigError("command line", ["standard input can be only one of --kubelet-config and --runtime-config"])
+        fault = "only one of --kubelet-config and --runtime-config can be read from standard input"
+        raise ConfigError("command line", [fault])
     settings = load_settings(arguments)
     verdicts = examine(asyncio.run(gather(settings, arguments.kubelet_config, arguments.runtime_config)))
     found = report(verdicts, settings.node_name)

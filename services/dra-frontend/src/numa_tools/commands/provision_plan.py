@@ -17,7 +17,7 @@ from numa_tools.commands.forms import Input, validated
 
 def _page_bytes(size: object) -> int:
     if not isinstance(size, str):
-        raise ValueError("must be a text such as 2Mi")
+        raise ValueError("must be a string such as 2Mi")
     try:
         return parse_page_size(size)
     except MalformedError as error:

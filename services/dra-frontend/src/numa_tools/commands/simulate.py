@@ -20,13 +20,13 @@ from numa_tools.scheduling.published import of_node, read_slices
 from numa_tools.scheduling.reading import ManifestError, mapping
 from numa_tools.scheduling.simulation import Row, Simulation
 
-_ADD = "; add it to the files, and this node's ResourceSlices of its driver"
+_ADD = "; add it to the files, with its driver's ResourceSlices for this node"
 _OBSERVES = (
     "this node only observes: it refuses every claim until driverConfig has enforcement: enforce; the result above "
     "applies from then on"
 )
 _NO_PODS = (
-    "no Pod and no workload whose pods are known; for a VirtualMachine of KubeVirt, simulate the Pod virt-launcher-... "
+    "no Pod and no workload whose pods are known; for a KubeVirt VirtualMachine, simulate the Pod virt-launcher-... "
     "that it creates"
 )
 

@@ -87,7 +87,7 @@ def _from_files(settings: Settings, run: Path, why: str) -> Document:
     files = {} if isinstance(claims, Unread) else claims.files
     ledger = Ledger(files, noted.releasing, absent=frozenset(noted.present.keys() - files.keys()))
     faults = seen_faults(settings)
-    problems = [Notice(code=StatusCode.SERVICE_DOWN, text=f"the service is down ({why}); this is what files say")]
+    problems = [Notice(code=StatusCode.SERVICE_DOWN, text=f"the service is down ({why}); this is what the files say")]
     problems += [Notice(code=StatusCode.POD_INCOMPLETE, text=str(one)) for one in faults if one.fatal]
     if journal.problem:
         problems.append(Notice(code=StatusCode.JOURNAL_UNUSABLE, text=journal.problem))

@@ -186,7 +186,7 @@ def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unrea
     command = CRIO_STATUS if software == CRI_O else "containerd config dump"
     if reported is not None and reported.software != software:
         right = CRIO_STATUS if reported.software == CRI_O else "containerd config dump"
-        return Unread(f"the given text is {software}'s, but the kubelet uses {reported.software}", _dump_remedy(right))
+        return Unread(f"the given output is {software}'s; the kubelet uses {reported.software}", _dump_remedy(right))
     if dump is not None and (doubt := _doubt_of(dump, reported.release if reported else None)):
         return doubt
     return RuntimeConfig(

@@ -137,7 +137,7 @@ def printed_settings(text: str) -> tuple[str, dict[str, Any], Dump | None]:
     except ValueError as error:
         raise RuntimeConfigError(f"it is not TOML: {error}") from error
     if isinstance(document.get("crio"), dict):
-        absent = Unclear("the text lacks the key: it must be the output of crio status config")
+        absent = Unclear("the key is missing: the given text must be the output of crio status config")
         known = {one.name: one.default if not one.crio or one.name in _OPTIONAL else absent for one in SETTINGS}
         return CRI_O, {one.name: _in_crio(one, [("it", document)], known[one.name]) for one in SETTINGS}, None
     dump = read_dump(text)

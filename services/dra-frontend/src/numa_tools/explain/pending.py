@@ -91,7 +91,7 @@ def verdicts(simulation: Simulation, wanted: Wanted) -> tuple[list[dict[str, Any
             if found:
                 mine.append(wish)
             else:
-                row["problem"] = "does not request CPUs or memory of this node"
+                row["problem"] = "does not request this node's CPUs or memory"
         if mine:
             ours.append(replace(request, wishes=tuple(mine)))
     return rows, ours, faults

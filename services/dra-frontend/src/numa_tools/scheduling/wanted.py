@@ -132,7 +132,7 @@ def _request(document: Mapping[str, Any]) -> Request:
         return Request(name, items(document, "firstAvailable", wish, _MAX_ALTERNATIVES))
     if document.get("exactly") is None:
         old = "deviceClassName" in document
-        form = "this is the form of resource.k8s.io/v1beta1; in v1 its fields are inside exactly" if old else ""
+        form = "this is the resource.k8s.io/v1beta1 form; in v1 its fields are inside exactly" if old else ""
         raise ManifestError(f"{name}: has neither exactly nor firstAvailable" + (f": {form}" if form else ""))
     return Request(name, (_wish(name, mapping(document, "exactly")),))
 

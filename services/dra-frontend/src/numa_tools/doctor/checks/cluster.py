@@ -29,7 +29,7 @@ def _reachable(server: object) -> Iterator[Finding]:
     elif isinstance(server, Unread):
         why = "no claim can be read, so none is prepared; slices are not published"
         remedy = "check network, NetworkPolicy, kubeconfig and the pod's service account"
-        yield problem(f"The API server does not answer: {server.why}.", why, remedy)
+        yield problem(f"The API server is not responding: {server.why}.", why, remedy)
 
 
 def _release(server: str) -> Iterator[Finding]:
@@ -218,7 +218,7 @@ def _owned(slices: tuple[Document, ...], node: Document) -> Iterator[Finding]:
 
 
 CHECKS: Final = (
-    Check("api.reachable", "The API server answers.", ("server",), _reachable, always=True),
+    Check("api.reachable", "The API server responds.", ("server",), _reachable, always=True),
     Check("api.served", "It serves resource.k8s.io/v1.", ("slices",), _served, always=True),
     Check("api.node", "The Node object with this name exists.", ("node", "server"), _node, always=True),
     Check("api.release", "The API server runs Kubernetes 1.34 or later.", ("server",), _release),

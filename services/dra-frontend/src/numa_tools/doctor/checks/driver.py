@@ -25,7 +25,7 @@ def _pod(pod: Sequence[PodFault]) -> Iterator[Finding]:
     for fault in pod:
         why = "the service does not start without it" if fault.fatal else "the service works without it"
         found = problem if fault.fatal else note
-        yield found(f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy or "change what the text names")
+        yield found(f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy or "change what the message names")
 
 
 def _endpoint(service: object) -> Iterator[Finding]:
@@ -50,7 +50,7 @@ def _status(service: Service) -> Iterator[Finding]:
 
 def _effect(notice: Notice, level: Level) -> str:
     if level is Level.NOTE:
-        return "the driver works, except for the parts that the text names"
+        return "the driver works, except for the parts that the message names"
     if notice.code in PREVENTS_PREPARE:
         return "a claim is prepared only while it can be enforced"
     if notice.unready:
@@ -93,7 +93,7 @@ def _same_version(backend: BackendStatus, service: Service) -> Iterator[Finding]
 def _hand_over(run_directory: RunDirectory) -> Iterator[Finding]:
     active, where = run_directory.active, f"{run_directory.path}/state.sock"
     if not run_directory.instances.get(active or "", False):
-        leads = f"leads to {active}, which does not answer" if active else "is not there"
+        leads = f"leads to {active}, which is not responding" if active else "is not there"
         why = "requests to the node's state endpoint fail; the active instance should have set the link within 2 s"
         yield problem(f"The link {where} {leads}.", why, f"see driver.status; {_LOG}")
 
@@ -102,7 +102,7 @@ def _left_behind(run_directory: RunDirectory) -> Iterator[Finding]:
     dead = [uid for uid, alive in run_directory.instances.items() if not alive and uid != run_directory.active]
     if dead:
         why = "these pods were killed; their sockets do no harm"
-        yield note(f"Dead instances left sockets: {', '.join(dead)}.", why, f"remove them below {run_directory.path}")
+        yield note(f"Dead instances left sockets: {', '.join(dead)}.", why, f"remove them under {run_directory.path}")
 
 
 def _private(run_directory: RunDirectory) -> Iterator[Finding]:
@@ -124,7 +124,7 @@ def _journal(run_directory: RunDirectory) -> Iterator[Finding]:
 
 CHECKS: Final = (
     Check("driver.pod", "The pod has the node's directories and access to the API server.", ("pod",), _pod),
-    Check("driver.endpoint", "The service answers on its state socket.", ("service",), _endpoint, always=True),
+    Check("driver.endpoint", "The service responds on its state socket.", ("service",), _endpoint, always=True),
     Check("driver.status", "The driver reports no problems or warnings on this node.", ("service",), _status),
     Check(
         "driver.exclusivity",
@@ -134,7 +134,7 @@ CHECKS: Final = (
     ),
     Check("driver.versions", "Frontend and backend run the same release.", ("backend", "service"), _same_version),
     Check(
-        "driver.hand-over", "The link state.sock points to an instance that answers.", ("run_directory",), _hand_over
+        "driver.hand-over", "The link state.sock points to an instance that responds.", ("run_directory",), _hand_over
     ),
     Check("driver.left-behind", "No dead instance has left sockets.", ("run_directory",), _left_behind),
     Check("driver.run-directory", "The run directory is accessible to root only.", ("run_directory",), _private),

@@ -181,7 +181,7 @@ CHECKS: Final = (
         ("cgroups",),
         _delegated,
     ),
-    Check("kernel.kubepods", "The tree is the one in which the kubelet creates pods.", ("cgroups",), _pods_group),
+    Check("kernel.kubepods", "The kubelet creates pods in this tree.", ("cgroups",), _pods_group),
     Check("kernel.hugetlb-accounting", "Hugepages do not count as memory.", ("cgroups",), _hugetlb_accounting),
     Check(
         "kernel.release",

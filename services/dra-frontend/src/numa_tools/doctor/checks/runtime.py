@@ -42,7 +42,7 @@ _NO_BACKEND: Final = Unread("", "")
 def _set_up(runtime: RuntimeConfig, option: str = "") -> str:
     """Returns the remedy for a runtime setting."""
     if runtime.software == CRI_O:
-        return "correct it in a file below /etc/crio/crio.conf.d as docs/runtime.md shows, and restart CRI-O"
+        return "correct it in a file under /etc/crio/crio.conf.d as docs/runtime.md shows, and restart CRI-O"
     return f"add the drop-in that nri-backend setup-runtime{option} prints, and restart containerd: docs/runtime.md"
 
 

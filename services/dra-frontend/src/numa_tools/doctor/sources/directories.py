@@ -63,5 +63,5 @@ def read_sockets(kubelet_root: Path) -> dict[str, str] | Unread:
             continue
         served = [one for one in sockets if is_served(one)]
         silent = ", ".join(sorted(one.name for one in sockets if one not in served))
-        found[driver] = "" if served else f"{registry} has no socket that answers" + (f" ({silent})" if silent else "")
+        found[driver] = "" if served else f"{registry} has no socket that responds" + (f" ({silent})" if silent else "")
     return found

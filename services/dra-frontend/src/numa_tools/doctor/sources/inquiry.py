@@ -60,7 +60,7 @@ class Inquiry:
         document = await self._ask(_Configz("get", "", "nodes/proxy", node))
         found = document.get("kubeletconfig")
         if not isinstance(found, dict):
-            raise UnavailableError("get nodes/proxy", f"the answer has no kubeletconfig: {shown(document)}")
+            raise UnavailableError("get nodes/proxy", f"the response has no kubeletconfig: {shown(document)}")
         return found
 
     async def list_classes(self) -> frozenset[str]:
@@ -89,7 +89,7 @@ class Inquiry:
         try:
             document = parse_json(await self._connection.ask(call), MAX_BYTES, "answer", call.operation)
         except MalformedError as error:
-            raise UnavailableError(call.operation, f"the answer {error.reason}; is this an API server?") from error
+            raise UnavailableError(call.operation, f"the response {error.reason}; is this an API server?") from error
         if not isinstance(document, dict):
-            raise UnavailableError(call.operation, f"the answer is {shown(document)}; is this an API server?")
+            raise UnavailableError(call.operation, f"the response is {shown(document)}; is this an API server?")
         return document

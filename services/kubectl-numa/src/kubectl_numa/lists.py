@@ -14,11 +14,11 @@ from kubectl_numa.quantity import format_bytes, format_cpus, parse_cpus
 from kubectl_numa.tables import Row
 
 ENFORCED: Final = {"True": "yes", "False": "no", "Unknown": "not known"}
-"""Words for the status of a claim's condition ``Enforced``, the same as on a node's page."""
+"""Words for the status of a claim's ``Enforced`` condition, as on a node's page."""
 _NOT_REPORTED: Final = "not reported"
 _TRUTH: Final = {"True": True, "False": False}
 _AMOUNTS: Final = {CPUS: "cpus", MEMORY: "memoryBytes"}
-"""Keys of amounts in a document, by kind of device. Hugepage amounts are in ``hugepagesBytes``, by page size."""
+"""Keys for amounts in a document, by device kind. Hugepage amounts are in ``hugepagesBytes``, by page size."""
 _HUGEPAGES: Final = "hugepages-"
 
 Document = Mapping[str, Any]
@@ -144,7 +144,7 @@ def claim_row(document: Document, *, namespaced: bool = True) -> Row:
 
 
 def _kinds(cluster: Cluster, keys: Iterable[Key]) -> dict[str, list[Key]]:
-    """Returns the devices by kind: CPUs, memory, then hugepages by size."""
+    """Groups the devices by kind: CPUs, memory, then hugepages by size."""
     kinds: defaultdict[str, list[Key]] = defaultdict(list)
     for key in keys:
         kinds[cluster.devices[key].kind].append(key)
@@ -152,14 +152,14 @@ def _kinds(cluster: Cluster, keys: Iterable[Key]) -> dict[str, list[Key]]:
 
 
 def _by_key(amounts: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts amounts by kind to amounts by a document's keys."""
+    """Converts amounts keyed by device kind to amounts keyed as in a document."""
     found = {_AMOUNTS[kind]: amount for kind, amount in amounts.items() if kind in _AMOUNTS}
     pages = {kind.removeprefix(_HUGEPAGES): amount for kind, amount in amounts.items() if kind not in _AMOUNTS}
     return found | ({"hugepagesBytes": pages} if pages else {})
 
 
 def _cells(document: Document) -> Row:
-    """Returns the cells for a document's amounts, with a column for each kind of device."""
+    """Returns a document's amounts as table cells, with a column for each kind of device."""
     cells = {kind: _amount(document[key], kind) for kind, key in _AMOUNTS.items() if key in document}
     pages = document.get("hugepagesBytes", {})
     return cells | {f"{_HUGEPAGES}{size}": _amount(amount, _HUGEPAGES) for size, amount in pages.items()}

@@ -37,14 +37,14 @@ def parse_quantity(text: object) -> int:
 
 
 def format_bytes(size: int) -> str:
-    """Formats bytes with at most one decimal, such as ``1.5Gi``. Further decimals are truncated, not rounded."""
+    """Formats bytes with at most one decimal, such as ``1.5Gi``. More decimals are truncated, not rounded."""
     power = min(max(size.bit_length() - 1, 0) // 10, len(UNITS))
     tenths = size * 10 >> (10 * power)
     return f"{tenths // 10}{f'.{tenths % 10}' if tenths % 10 else ''}{('', *UNITS)[power]}"
 
 
 def parse_cpus(text: str) -> list[int]:
-    """Parses a CPU list in the kernel's format, ``0-3,8``. Returns [] for any other string or too long a list."""
+    """Parses a CPU list in the kernel's format, ``0-3,8``. Returns [] for an invalid or overlong list."""
     found: list[int] = []
     for part in text.split(",") if len(text) <= _LONGEST_LIST else ():
         match = _RANGE.fullmatch(part)

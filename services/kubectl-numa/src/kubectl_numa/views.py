@@ -22,7 +22,7 @@ def explain_pod(pod: Pod, namespace: str, name: str) -> Iterator[str]:
 
 
 def explain_missing(use: ClaimName, namespace: str, *, template_exists: bool | None) -> Iterator[str]:
-    """Yields the lines about a claim that a pod names but that does not exist."""
+    """Yields the lines about a claim that a pod names but which does not exist."""
     yield f"claim {use.name or use.entry}"
     if use.name and not use.template:
         yield f"  does not exist: create ResourceClaim {use.name} in namespace {namespace}, or name another in the pod"

@@ -43,7 +43,7 @@ class Masks:
         self._pattern: re.Pattern[str] | None = None
 
     def add(self, kind: str, name: str) -> None:
-        """Adds an object's name. If objects of several kinds share the name, the first kind counts."""
+        """Adds an object's name. If objects of several kinds share the name, the first kind applies."""
         if name and name not in self._masks:
             number = self._counts[kind] = self._counts.get(kind, 0) + 1
             self._masks[name] = f"{kind}-{number}"

@@ -130,7 +130,7 @@ def _claim_problems(claims: Claims | Unread) -> Iterator[Notice]:
 
 
 def _dumped(documents: Iterable[StateDocument]) -> list[Document]:
-    """Returns documents as the state endpoint shows them."""
+    """Returns documents in the form that the state endpoint uses."""
     return [one.model_dump(mode="json", exclude_none=True) for one in documents]
 
 

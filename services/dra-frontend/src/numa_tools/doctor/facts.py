@@ -91,7 +91,7 @@ class KubeletConfig:
     Empty if it is not set, or if a part of the configuration that could not be read might set it.
     """
     unseen: Unread | None = None
-    """Set if a part of the configuration was not seen. A missing setting may then be set in that part."""
+    """Set if a part of the configuration could not be read. A missing setting may then be set in that part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Service:
 
     @property
     def hindrances(self) -> tuple[str, ...]:
-        """Reasons why no claim can run here, whatever it requests. Includes the backend's reasons once known."""
+        """Reasons why no claim can run here, whatever the claim requests. Includes the backend's, once known."""
         return tuple(one.text for one in self.status.problems if one.unready or one.code in PREVENTS_PREPARE)
 
 

@@ -58,7 +58,7 @@ class Reading:
     """The kubelet's configuration as found on the node, without asking the kubelet."""
 
     parts: tuple[Part, ...] = ()
-    """Parts in the order in which the kubelet applies them."""
+    """Parts, in the order that the kubelet applies them."""
     running: Mapping[str, str] = field(default_factory=dict)
     """Policies in use by manager (``cpu``, ``memory``), from the running kubelet's state files."""
     unseen: str = ""
@@ -163,7 +163,7 @@ def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
         origins=merged.origins,
         running=reading.running,
         configured=configured,
-        # A part that was not seen may set another endpoint.
+        # A part that could not be read may set another endpoint.
         runtime_endpoint="" if unseen else found.runtime_endpoint,
         unseen=Unread(f"not all of the kubelet's configuration was seen: {unseen}", remedy) if unseen else None,
     )

@@ -96,7 +96,7 @@ class Candidate:
 
     place: Place
     documents: Documents
-    """The configuration files, in the order in which the runtime reads them."""
+    """The configuration files, in the order that the runtime reads them."""
     fault: str = ""
     """Reason why these files do not determine the settings, or "" if they do."""
     remedy: str = ""

@@ -70,7 +70,7 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str, oth
 def verdicts(simulation: Simulation, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Request], list[str]]:
     """Returns, for each request, the verdict on each device of this node.
 
-    Also returns the requests that match such devices, and the faults in classes or selectors that prevent every node
+    Also returns the requests that match such devices, and the faults in classes or selectors that prevent any node
     from meeting a request.
     """
     rows: list[dict[str, Any]] = []

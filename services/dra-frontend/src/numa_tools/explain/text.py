@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats an explanation as text: one fact per line, with its details indented below."""
+"""Formats an explanation as text: one fact per line, with its details indented underneath."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final

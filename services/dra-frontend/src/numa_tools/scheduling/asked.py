@@ -27,7 +27,7 @@ class Way:
 
     @property
     def possible(self) -> Sequence[Candidate]:
-        """Devices with which the request is easiest to meet, whatever the unknown selectors evaluate to.
+        """Devices that make the request easiest to meet, whatever the unknown selectors evaluate to.
 
         A request for all devices is easiest to meet if the unknown selectors admit no other devices.
         """
@@ -93,7 +93,7 @@ def asked(claims: Sequence[Wanted], classes: Mapping[str, DeviceClass], devices:
 
 
 def too_large(requests: Sequence[Asked]) -> list[str]:
-    """Returns a reason, in the scheduler's words, for each claim that requests more devices than a claim may have."""
+    """Returns a message in the scheduler's words for each claim that requests more devices than a claim may have."""
     reasons = []
     for claim in sorted({one.claim for one in requests}):
         own = [one for one in requests if one.claim == claim]

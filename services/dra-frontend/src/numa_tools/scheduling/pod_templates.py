@@ -113,7 +113,7 @@ def _replicas(place: Any, key: str) -> int:
 
 
 def _of_group(place: Mapping[str, Any], key: str) -> int:
-    """Returns the number of a template's pods in each LeaderWorkerSet group: one leader, and all others workers."""
+    """Returns the number of a template's pods in each LeaderWorkerSet group: one leader, and the rest workers."""
     if key != "workerTemplate" or "size" not in place:
         return 1
     return max(1, _count(place, "size") - ("leaderTemplate" in place))

@@ -68,7 +68,7 @@ class Published:
     capacity: Mapping[str, Share]
     """Capacities by their published names."""
     shared: bool
-    """True if several claims can consume parts of the device, until its capacity is used up."""
+    """True if several claims can each consume a part of the device until its capacity is used up."""
     taints: tuple[tuple[str, str, str], ...] = ()
     """Triples of key, value and effect."""
 
@@ -93,7 +93,7 @@ class Published:
 
     @cached_property
     def in_cel(self) -> Mapping[str, Any]:
-        """The device in the form in which a CEL selector sees it."""
+        """The device as a CEL selector sees it."""
         return {
             "driver": self.driver,
             "attributes": _by_domain(self.driver, self.attributes),
@@ -118,8 +118,8 @@ def _by_domain(driver: str, values: Mapping[str, Any]) -> Domains:
 def of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
     """Returns a node's slices and the slices that do not belong to a single node. Raises ManifestError.
 
-    If the slices name only one node, they are used whatever its name is, because a captured machine rarely has the
-    node's name.
+    If the slices name only one node, they are used whatever that node is called, because a captured machine rarely has
+    the node's name.
     """
     named = sorted({name for one in documents for name in _nodes(mapping(one, "spec"))})
     if len(named) < 2:

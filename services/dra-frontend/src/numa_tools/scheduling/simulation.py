@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def own_devices(inventory: Inventory, node: str) -> list[Published]:
-    """Returns the devices that this driver publishes for a node, in the form in which the scheduler reads them."""
+    """Returns the devices that this driver publishes for a node, in the scheduler's own form."""
     return read_slices(document for pool in inventory.pools for document in slice_documents(pool, node))
 
 

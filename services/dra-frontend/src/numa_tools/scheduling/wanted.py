@@ -25,7 +25,7 @@ class Toleration:
 
     key: str
     value: str | None
-    """Value to match, or None for any value (operator Exists)."""
+    """The value to match, or None for any value (operator Exists)."""
     effect: str
 
 
@@ -45,7 +45,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request, with its alternatives in the order in which the scheduler tries them (``firstAvailable``)."""
+    """A request, with its alternatives in the order that the scheduler tries them (``firstAvailable``)."""
 
     name: str
     wishes: tuple[Wish, ...]
@@ -56,7 +56,7 @@ class Constraint:
     """An attribute whose value the devices for some requests must share or must not share."""
 
     requests: frozenset[str]
-    """Names of the requests to which the constraint applies. If empty, it applies to all requests."""
+    """Names of the requests that the constraint applies to. If empty, it applies to all requests."""
     attribute: str
     distinct: bool
 

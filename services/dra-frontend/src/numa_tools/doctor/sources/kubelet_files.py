@@ -31,7 +31,7 @@ class UnseenError(Exception):
 
 
 class HostFiles:
-    """The node's files. Every call blocks."""
+    """Reader of the node's files. Every call blocks."""
 
     def __init__(self, host_root: str) -> None:
         self.root = host_root

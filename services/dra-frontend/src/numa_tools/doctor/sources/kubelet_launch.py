@@ -31,7 +31,7 @@ _UNIT: Final = "kubelet.service"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Arguments with which the kubelet runs or would be started."""
+    """Arguments that the kubelet runs with or would be started with."""
 
     origin: str
     arguments: tuple[str, ...]
@@ -42,7 +42,7 @@ class Launch:
 
 
 class _Started(NamedTuple):
-    """The command line and environment with which a unit starts a program."""
+    """The command line and environment that a unit gives a program."""
 
     arguments: tuple[str, ...]
     variables: frozenset[str]

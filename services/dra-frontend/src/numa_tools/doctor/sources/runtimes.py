@@ -89,7 +89,7 @@ def _candidate(
 
 
 class _Files:
-    """Reads a runtime's files in the order in which the runtime does, until one is unusable."""
+    """Reads a runtime's files in the runtime's own order, until a file is unusable."""
 
     def __init__(self, tree: HostTree) -> None:
         self._tree = tree
@@ -252,7 +252,7 @@ def _current(tree: HostTree, process: Process, found: Candidate | None) -> Candi
     for path, _ in found.documents:
         if _changed_at(tree, path) > process.started + START_SLACK_SECONDS:
             why = f"{path} was changed after the runtime started, and the change takes effect only after a restart"
-            return replace(found, fault=why, remedy=f"restart the runtime of {found.place.config}")
+            return replace(found, fault=why, remedy=f"restart the runtime that uses {found.place.config}")
     return found
 
 

@@ -40,7 +40,7 @@ _MAX_LISTED: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class OtherDevices:
-    """Attributes of other drivers' devices, as their ResourceSlices contain them."""
+    """Attributes of other drivers' devices, as found in their ResourceSlices."""
 
     found: Mapping[Key, Mapping[str, Values]] = field(default_factory=dict)
     """For each device, its attribute values by attribute name; the name includes the domain."""
@@ -68,7 +68,7 @@ class Choice:
 
     value: Value
     cpus: Mapping[int, frozenset[int]]
-    """CPUs with that value, by the CPU result's index in the claim."""
+    """CPUs that have the value, by the CPU result's index in the claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ def no_way(
     counts: Sequence[int],
     held: frozenset[int],
 ) -> Refused:
-    """Returns the refusal for a claim for which :func:`ways` yields nothing."""
+    """Returns the error for a claim for which :func:`ways` yields nothing."""
     texts = []
     for join in constraints[:_MAX_LISTED]:
         free = ", ".join(_free(choice, held) for choice in join.choices[:_MAX_SHOWN])

@@ -24,7 +24,7 @@ from dra_frontend.devices.inventory import Inventory
 
 @dataclass(frozen=True, slots=True)
 class DriverClaim:
-    """The part of a claim that concerns one driver, with its parameters resolved."""
+    """The part of a claim that concerns one driver, with resolved parameters."""
 
     view: ClaimView
     blank: AllocationRecord
@@ -134,7 +134,7 @@ def _with_shared(blank: AllocationRecord, cpus: tuple[CpuAllocation, ...], inven
 
 
 def _check_named(blank: AllocationRecord) -> None:
-    """Raises Refused if a request does not name its CPUs although an external allocator chooses CPUs on this node."""
+    """Raises Refused if a request does not list its CPUs although an external allocator chooses CPUs on this node."""
     for request, parameters in blank.parameters.items():
         if parameters.cpuset is None:
             raise Refused(

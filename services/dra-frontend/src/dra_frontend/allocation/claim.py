@@ -2,7 +2,7 @@
 """Parses ResourceClaims of ``resource.k8s.io/v1`` into immutable values.
 
 A :class:`ClaimView` contains the claim's allocation results for our two drivers, the pods that the claim is reserved
-for, and the claim's opaque parameters. Results and parameters of other drivers are skipped, except for results that a
+for, and the claim's opaque parameters. Results and parameters for other drivers are skipped, except for results that a
 ``matchAttribute`` constraint may tie to ours.
 """
 
@@ -43,11 +43,11 @@ T = TypeVar("T")
 
 
 class Refused(Exception):  # noqa: N818 - an answer to the claim's author, not a fault of ours
-    """Rejects a claim. The text is one sentence that includes the remedy; the user sees it in the pod's Events."""
+    """Rejects a claim. The message is one sentence that includes the remedy; the user sees it in the pod's Events."""
 
 
 def covers(requests: frozenset[str], request: str) -> bool:
-    """Returns True if a claim's list of request names includes the request with this full name.
+    """Returns True if a claim's list of request names includes the request with the given full name.
 
     An empty list includes every request. An entry is either a request's name, which includes all its subrequests, or
     the full name of one subrequest.
@@ -78,7 +78,7 @@ class OpaqueConfig:
     parameters: Mapping[str, Any]
 
     def applies_to(self, driver: str, result: AllocationResult) -> bool:
-        """Returns True if the parameters apply to a result of that driver."""
+        """Returns True if the parameters apply to a result for the given driver."""
         return self.driver == driver and covers(self.requests, result.request)
 
 
@@ -91,13 +91,13 @@ class Match:
     """Base names or full names of the requests; empty for all requests of the claim."""
 
     def covers(self, request: str) -> bool:
-        """Returns True if the constraint covers a result of the request with that full name."""
+        """Returns True if the constraint covers a result for the request with the given full name."""
         return covers(self.requests, request)
 
 
 @dataclass(frozen=True, slots=True)
 class OtherDevice:
-    """An allocation result of another driver."""
+    """An allocation result for another driver."""
 
     request: str
     """Full name, ``request`` or ``request/subrequest``."""
@@ -134,20 +134,20 @@ class ClaimView:
     """
     matches: tuple[Match, ...] = ()
     others: tuple[OtherDevice, ...] = ()
-    """Allocation results of other drivers, in the scheduler's order; empty if the claim has no constraints."""
+    """Allocation results for other drivers, in the scheduler's order; empty if the claim has no constraints."""
 
     def __str__(self) -> str:
         return f"claim {self.claim.full_name}"
 
     def is_for(self, node: str, uid: str) -> bool:
-        """Returns True if the claim has that UID, is allocated, and its node selector does not exclude that node. Node
-        labels are not evaluated.
+        """Returns True if the claim has the given UID and is allocated, and its node selector does not exclude the
+        given node. Node labels are not evaluated.
         """
         here = not self.nodes or any(not names or node in names for names in self.nodes)
         return here and self.allocated and self.claim.uid == uid
 
     def check_usable(self, uid: str) -> None:
-        """Raises Refused unless the claim has that UID, is allocated, and is reserved for at least one pod."""
+        """Raises Refused unless the claim has the given UID, is allocated, and is reserved for at least one pod."""
         if self.claim.uid != uid:
             new = f"UID {uid} was replaced by {self.claim.uid}"
             raise Refused(f"{self}: {new}; delete the pod so that it is recreated for the new claim")
@@ -194,7 +194,7 @@ def name_of(document: object) -> tuple[str, str]:
 
 
 def claim_of(document: object, uid: str) -> ClaimView | None:
-    """Parses the claim with that UID. Returns None if the document is None or has another UID. Raises Refused.
+    """Parses the claim with the given UID. Returns None if the document is None or has another UID. Raises Refused.
 
     A document with another UID, valid or not, proves that the claim is gone. A document without a UID is parsed, and
     refused.

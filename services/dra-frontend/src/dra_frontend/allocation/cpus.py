@@ -3,9 +3,9 @@
 
 CPUs come from one of three sources: the scheduler chose the device of a single CPU, the claim names them
 (``cpuConfig.cpuset``), or the placement allocator chooses them from a grouped device. If a claim's record was lost, its
-CPUs are taken instead from what the claim's running containers are pinned to.
+CPUs are instead those to which the claim's running containers are pinned.
 
-Results of one device compete for its CPUs, so the order in which they are served matters: a result that needs whole
+Results on one device compete for its CPUs, so the order in which they are served matters: a result that needs whole
 cores can fail only because an easier one was served first. The strictest result goes first; if that fails, other orders
 are tried within the limits below. Constraints (``matchAttribute``) narrow a device before that; see
 :mod:`~dra_frontend.allocation.alignment`.
@@ -91,7 +91,7 @@ def cpu_device(result: AllocationResult, inventory: Inventory) -> CpuDevice | No
 
 
 def no_cpu_device(result: AllocationResult, inventory: Inventory) -> Refused:
-    """Returns the refusal of a result whose device does not exist on this node. The text names the devices that do."""
+    """Returns the error for a result whose device does not exist on this node. The message names those that do."""
     names = [device.name for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
     known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has none"
     return Refused(f"request {result.request}: this node has no CPU device {result.pool}/{result.device}; {known}")
@@ -190,7 +190,7 @@ class _Choice:
         for request in requests:
             by_device[request.device.name].append(request)
         chosen: dict[int, frozenset[int]] = {}
-        # Devices do not share CPUs, so only results of the same device compete.
+        # Devices do not share CPUs, so only results on the same device compete.
         for of_one in by_device.values():
             chosen |= self.of_device(of_one)
         return chosen
@@ -252,7 +252,7 @@ class _Choice:
         return request.device.cpus
 
     def _named(self, request: _Request, named: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
-        """Checks CPUs that the claim itself names. Error texts match dra-driver-cpu's, since users search for them."""
+        """Checks CPUs that the claim itself names. Messages match dra-driver-cpu's, since users search for them."""
         inventory, device = self.inventory, request.device
         machine = inventory.machine
         present = machine.online | machine.offline
@@ -276,7 +276,7 @@ class _Choice:
 
 
 def _fault(text: str, cpus: frozenset[int], named: frozenset[int]) -> str:
-    """Returns the error text followed by the CPUs that it applies to; these are omitted if it applies to all named
+    """Returns the error message followed by the CPUs that it applies to; these are omitted if it applies to all named
     CPUs.
     """
     return text.rstrip(": ") if cpus == named else text + format_cpu_list(cpus)
@@ -301,7 +301,7 @@ def seen_cpus(
         for place, device in mine.items():
             chosen[place] = frozenset(sorted(left & device.cpus if device else ())[: counts[place]])
             left -= chosen[place]
-        # No device offers the remaining CPUs any longer: they have been reserved since, or their device is gone.
+        # No device offers the remaining CPUs any longer: they have since been reserved, or their device is gone.
         for place, number in counts.items():
             more = frozenset(sorted(left)[: number - len(chosen[place])])
             chosen[place] |= more

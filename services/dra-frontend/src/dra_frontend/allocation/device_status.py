@@ -60,7 +60,7 @@ Entries = Mapping[Key, Entry]
 PREPARED: Final = Condition("True", "Prepared")
 NO_CONTAINER: Final = Condition("Unknown", "NoContainer", "no container has used it yet")
 NO_BACKEND: Final = Condition(
-    "Unknown", "NoBackend", "nri-backend of this node does not enforce; see /readyz of its pod"
+    "Unknown", "NoBackend", "nri-backend on this node does not enforce; see /readyz of its pod"
 )
 _BY_KERNEL: Final = ("partition", "isolated")
 _BOUND: Final = Condition("True", "Bound")
@@ -107,7 +107,7 @@ def written(entries: Entries, present: Entries, now: str) -> list[dict[str, Any]
 
 
 def differs(entries: Entries, present: Entries) -> bool:
-    """Returns True if the server's entries differ from these. Other entries and conditions are ignored."""
+    """Returns True if the server's entries differ from ``entries``. Other entries and conditions are ignored."""
     for key, entry in entries.items():
         had = present.get(key)
         if had is None or had.data != entry.data:
@@ -163,11 +163,11 @@ class _Shown:
 
     ledger: Ledger
     users: Mapping[str, list[ContainerReport]]
-    """By claim UID, the containers that name the claim, including rejected ones."""
+    """Containers that name each claim, including rejected ones, by claim UID."""
     intruders: frozenset[int]
     """CPUs on which a container runs although no claim entitles it to them."""
     node_reason: str
-    """The argument of status_entries()."""
+    """The ``node_reason`` argument to status_entries()."""
 
     @classmethod
     def of(cls, ledger: Ledger, node_reason: str) -> "_Shown":

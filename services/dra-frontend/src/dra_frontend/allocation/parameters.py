@@ -61,7 +61,7 @@ class Section(Fields):
     ONCE: ClassVar[frozenset[str]] = frozenset()
     """Fields that may only be set in the claim, once for each request."""
     FORMER: ClassVar[tuple[FormerName, ...]] = ()
-    """Earlier names of fields and of their values."""
+    """Earlier names of fields and their values."""
 
     sharing: Literal["container", "pod"] | None = None
 
@@ -151,11 +151,11 @@ class Given:
 
 
 Stated = dict[str, Given]
-"""The fields that are set for one request, by their names in the model."""
+"""The fields set for one request, by name in the model."""
 
 
 def refusal(source: Source, field: str, reason: str) -> Refused:
-    """Returns the refusal of a parameter, naming its source and the field."""
+    """Returns the error for a rejected parameter, naming its source and field."""
     return Refused(f"parameters of {source.owner}: {field}: {reason}")
 
 

@@ -64,7 +64,7 @@ def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: Memo
 
 @contextmanager
 def _about(request: str) -> Iterator[None]:
-    """Adds the request's name to a refusal raised inside."""
+    """Adds the request's name to an error raised inside the block."""
     try:
         yield
     except Refused as error:

@@ -80,7 +80,7 @@ class Misfit:
 
 
 class InventoryError(Exception):
-    """Raised for a name or setting with which no device can be offered. The text names the setting and the remedy."""
+    """Raised if a name or setting prevents any device from being offered. The message names setting and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Inventory:
     devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
     """Devices by driver, pool and name, the key used in an allocation result."""
     attributes: Mapping[tuple[str, str, str], Mapping[str, Any]] = field(init=False, repr=False, compare=False)
-    """The devices' attributes in the API's form, by the same keys. Equal values are the same object."""
+    """The devices' attributes in the API's form, by the same key. Equal values are the same object."""
 
     def __post_init__(self) -> None:
         """Computes the indexes, since a claim may have hundreds of results, each on one of hundreds of devices."""
@@ -118,7 +118,7 @@ class Inventory:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The misfits' texts."""
+        """The misfits' messages."""
         return tuple(one.text for one in self.misfits)
 
 

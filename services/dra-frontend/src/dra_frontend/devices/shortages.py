@@ -46,11 +46,11 @@ class Shortage:
 class _Failures:
     in_a_row: int
     until: float
-    """Time on the clock at which new claims may try again."""
+    """Clock time from which new claims may be tried again."""
 
 
 class Shortages:
-    """The shortages of this node's devices, by device name. They are lost at a restart."""
+    """This node's device shortages, by device name. They are lost on a restart."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -72,8 +72,8 @@ def _device(driver: str, device: Device, counted: bool) -> dict[str, Any]:
 
 
 def _allocatable(device: Device) -> dict[str, Any]:
-    """Returns the node resources that a device consumes. They have the capacity's units, CPUs and bytes. A single CPU
-    counts as one device.
+    """Returns the node resources that a device consumes. They use the same units as the capacity: CPUs or bytes. A
+    single-CPU device has no capacity and counts as one CPU.
     """
     if isinstance(device, CpuDevice):
         resource = "cpu"

@@ -8,7 +8,7 @@
 4. ``strategy: spread`` takes one thread of each core before the second of any.
 
 Cores are sets of sibling threads, so nothing depends on raw core IDs, sockets of equal size or the number of threads.
-The time is linear in the number of CPUs. If no set is found, the refusal names a cause that releasing CPUs could not
+The time is linear in the number of CPUs. If no set is found, the error names a cause that releasing CPUs could not
 remove, or else the free CPUs.
 """
 
@@ -45,7 +45,7 @@ _CORE_TYPES: Final = {"performance": CoreType.PERFORMANCE, "efficiency": CoreTyp
 
 
 class NoCpusError(Exception):
-    """Raised if no free set of CPUs satisfies the request. The text contains the free CPUs."""
+    """Raised if no free set of CPUs satisfies the request. The message contains the free CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +249,13 @@ class _Search:
         return [cpu for group, share in shared if share for cpu in self.take(group, share, (NODE,))]
 
     def refused(self, detail: str) -> NoCpusError:
-        """Returns the refusal, preferring causes that releasing CPUs could not remove. The whole machine is searched
-        only for refusals.
+        """Returns the error, preferring causes that releasing CPUs could not remove. The whole machine is searched only
+        to report an error.
         """
         return self._none_here() or (self._whole and self._no_multiple()) or self._none(detail)
 
     def _none_here(self) -> NoCpusError | None:
-        """Returns a refusal if the request requires a property that the machine does not have, else None."""
+        """Returns an error if the request requires a property that the machine does not have, else None."""
         if self._parameters.core_type != "any" and self._layout.by_type.keys() <= {CoreType.STANDARD}:
             return self._none(
                 "; this machine does not distinguish performance and efficiency cores: "
@@ -267,9 +267,7 @@ class _Search:
         return None
 
     def _no_multiple(self) -> NoCpusError | None:
-        """Returns a refusal if the device's whole cores could not provide the requested amount even if all were
-        free.
-        """
+        """Returns an error if the device's whole cores could not provide the requested amount even if all were free."""
         places = self._layout.within(self._allowed, atomic=True)
         one_l3 = self._parameters.l3 == "required"
         groups = _by_l3(places) if one_l3 else [places]

@@ -23,7 +23,7 @@ from typing import Final, Literal, TypeAlias
 Core = tuple[int, ...]
 """Available CPUs of one physical core, ascending."""
 Rank = tuple[int, bool, int]
-"""Sort key of a part for a request, lowest first: levels within the part, whether a whole core is split, size of the
+"""A part's sort key for a request, lowest first: levels within the part, whether a whole core is split, size of the
 part.
 """
 Level = Literal["package", "node", "l3"]

@@ -161,8 +161,8 @@ def _parsed(call: Call, data: bytes) -> Any:
 
 
 def _is_json(data: bytes) -> bool:
-    """Returns True for valid JSON that contains a value that this driver does not accept. The depth was checked
-    before.
+    """Returns True for valid JSON that contains a value that this driver does not accept. The depth has already been
+    checked.
     """
     if len(data) > MAX_BYTES:
         return False

@@ -54,9 +54,7 @@ _DRIVER_NAME: Final = re.compile(r"[a-z0-9.-]{1,63}", re.ASCII)
 
 @asynccontextmanager
 async def connect(load: Load, *, call_seconds: float = CALL_SECONDS) -> AsyncIterator["KubeClient"]:
-    """Reads the address and credentials with ``load``, and closes all connections at the end. Raises
-    KubeConfigError.
-    """
+    """Reads the address and credentials with ``load``, and closes all connections on exit. Raises KubeConfigError."""
     connection = Connection(load, call_seconds)
     try:
         await connection.open()
@@ -120,7 +118,7 @@ class KubeClient:
                 await asyncio.sleep(wait)
 
     async def get_device_class(self, name: str) -> Document | None:
-        """Returns the DeviceClass, or None if there is none of that name. Used only by commands, not by the service."""
+        """Returns the DeviceClass, or None if no DeviceClass has the name. Only commands use this, not the service."""
         call = Call("get", _RESOURCES, "deviceclasses", name)
         with suppress(NotFoundError):
             return read_object(call, await self._ask(call), "DeviceClass")
@@ -224,7 +222,7 @@ class KubeClient:
         """Applies the entries in ``status.devices`` that ``manager`` owns in the ResourceClaim with that UID.
 
         Uses a server-side apply, so other drivers' entries are kept. Returns the claim. Raises InvalidError if the
-        claim was reallocated or was replaced by another claim of the same name.
+        claim was reallocated or was replaced by another claim with the same name.
         """
         metadata = {"namespace": namespace, "name": name, "uid": uid}
         body = {"apiVersion": f"{_RESOURCES}/v1", "kind": "ResourceClaim", "metadata": metadata}
@@ -297,7 +295,7 @@ class KubeClient:
             await self._ask(Call("delete", *_SLICES, name, body=body))
 
     async def create_event(self, document: Document) -> Document:
-        """Creates an events.k8s.io/v1 Event. Raises ConflictError if an Event of that name exists."""
+        """Creates an events.k8s.io/v1 Event. Raises ConflictError if an Event with that name already exists."""
         call = Call("create", "events.k8s.io", "events", namespace=document["metadata"]["namespace"], body=document)
         return read_object(call, await self._ask(call, self._event_pace), "Event")
 

@@ -81,7 +81,7 @@ class _Session:
 class Connection:
     """Sends calls to the API server. Every failure raises a KubeError that names the call.
 
-    ``load`` blocks, so it runs in a thread, at the start and whenever the token, CA bundle or certificate is renewed.
+    ``load`` blocks, so it runs in a thread, at startup and whenever the token, CA bundle or certificate is renewed.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Connection:
         clock: Callable[[], float] = time.monotonic,
         watch_seconds: float = MAX_WATCH_SECONDS + _SILENCE_SECONDS,
     ) -> None:
-        """``watch_seconds`` is the time after which a watch is ended here if the server does not end it as
+        """``watch_seconds`` is the time after which a watch is ended by this client if the server does not end it as
         requested.
         """
         self._load = load

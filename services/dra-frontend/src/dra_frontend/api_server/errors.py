@@ -44,7 +44,7 @@ class TooLargeError(UnavailableError):
 
 
 class ForbiddenError(KubeError):
-    """The server denied the call (403) or does not accept the credentials (401). The text names the missing
+    """The server denied the call (403) or does not accept the credentials (401). The message names the missing
     permission.
     """
 
@@ -60,7 +60,7 @@ class InvalidError(KubeError):
 
 
 class NotFoundError(KubeError):
-    """The server reports that no object of this name exists (404)."""
+    """The server reports that no object with this name exists (404)."""
 
 
 class WatchExpiredError(KubeError):

@@ -60,7 +60,7 @@ class Answer:
     devices: tuple[PreparedDevice, ...] = ()
     """Devices of a prepared claim; never empty, because the container would otherwise start with nothing injected."""
     error: str | None = None
-    """Error text, which appears in the pod's Events. None means success, also for unprepare."""
+    """Error message, which appears in the pod's Events. None means success, for unprepare as well."""
 
 
 class ClaimsService(Protocol):
@@ -131,10 +131,10 @@ class _Servicer(dra_v1_pb2_grpc.DRAPluginServicer):
         self._service = service
         self._messages = messages
 
-    async def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802 - name of the protocol
+    async def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802 - protocol name
         return prepare_response(await self._service.answer("prepare", claim_names(request), context), self._messages)
 
-    async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802 - name of the protocol
+    async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802 - protocol name
         answers = await self._service.answer("unprepare", claim_names(request), context)
         return unprepare_response(answers, self._messages)
 
@@ -160,7 +160,7 @@ def prepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2) 
         try:
             devices = [_device(device, messages) for device in answer.devices]
         except (TypeError, ValueError):  # protobuf only accepts valid text, and one claim must not fail the others
-            _log.exception("cannot encode answer", extra={"claim": uid})
+            _log.exception("cannot encode response", extra={"claim": uid})
             error = f"claim {uid}: its result cannot be encoded; see the log"
         said = "" if error is None else _error_text(error)
         response.claims[uid].CopyFrom(messages.NodePrepareResourceResponse(devices=devices, error=said))
@@ -189,5 +189,5 @@ def unprepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2
 
 
 def _error_text(text: str) -> str:
-    """Returns an error text in printable characters for logs and Events. It is never empty, since "" means success."""
+    """Returns an error message in printable characters for logs and Events; never empty, since "" means success."""
     return cut_answer(text if text.isprintable() else repr(text)[1:-1]) or "unknown error"

@@ -15,14 +15,14 @@ _NO_RESPONSES: Final[Mapping[str, Message]] = {}
 
 
 class RequestRejectedError(Exception):
-    """Rejects a whole request; the text contains the reason and the remedy."""
+    """Rejects a whole request; the message contains the reason and the remedy."""
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc has no types
     """Responds to a failed call with a status code and a plain-text message.
 
     A request that cannot be parsed or is rejected gets INVALID_ARGUMENT; any other exception of the method gets
-    INTERNAL. Without this interceptor, gRPC would respond with UNKNOWN and the text of the Python exception.
+    INTERNAL. Without this interceptor, gRPC would respond with UNKNOWN and the Python exception's message.
     """
 
     def __init__(self, driver: str, responses: Mapping[str, Message] = _NO_RESPONSES) -> None:

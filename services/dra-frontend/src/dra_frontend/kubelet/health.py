@@ -94,13 +94,13 @@ class HealthBoard:
 
 
 class _Servicer(dra_health_v1_pb2_grpc.DRAResourceHealthServicer):
-    """One version of the service. The versions differ only in the package of their messages."""
+    """One version of the service. The versions differ only in their messages' package."""
 
     def __init__(self, board: HealthBoard, messages: Any) -> None:
         self._board = board
         self._messages = messages
 
-    async def NodeWatchResources(  # noqa: N802 - name of the protocol
+    async def NodeWatchResources(  # noqa: N802 - protocol name
         self, _request: Any, _context: Any
     ) -> AsyncIterator[Any]:
         async for devices in self._board.watch():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regularly reads this node's Node object to find out how much memory the kubelet reserves and whether it counts
-claims. :mod:`dra_frontend.devices.reserves` and :mod:`dra_frontend.devices.gates` interpret the object.
+claims.
 
-:mod:`dra_frontend.devices.reserves` and :mod:`dra_frontend.devices.gates` interpret it.
+:mod:`dra_frontend.devices.reserves` and :mod:`dra_frontend.devices.gates` interpret the object.
 """
 
 import asyncio

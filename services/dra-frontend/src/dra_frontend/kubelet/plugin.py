@@ -52,7 +52,7 @@ class PluginPaths:
 
     @classmethod
     def below(cls, kubelet_root: Path, driver: str, pod_uid: str | None) -> Self:
-        """Returns the standard paths below the kubelet's root directory. With a pod UID, two instances can run side by
+        """Returns the standard paths under the kubelet's root directory. With a pod UID, two instances can run side by
         side.
 
         The registration socket has its own directory, so that the pod need not mount other drivers' directories.
@@ -149,13 +149,13 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
         add_to = partial(pluginregistration_pb2_grpc.add_RegistrationServicer_to_server, self)
         self._served.append(await ServedSocket.open(self._paths.registration, Services(interceptor, [add_to])))
 
-    async def GetInfo(self, _request: pb.InfoRequest, _context: Any) -> pb.PluginInfo:  # noqa: N802 - of the protocol
+    async def GetInfo(self, _request: pb.InfoRequest, _context: Any) -> pb.PluginInfo:  # noqa: N802 - protocol name
         """Returns the plugin's name, address and supported versions."""
         info = pb.PluginInfo(type="DRAPlugin", name=self._driver, endpoint=str(self._paths.dra))
         info.supported_versions.extend(DRA_SERVICES + (HEALTH_SERVICES if self._health else ()))
         return info
 
-    async def NotifyRegistrationStatus(  # noqa: N802 - of the protocol
+    async def NotifyRegistrationStatus(  # noqa: N802 - protocol name
         self, status: pb.RegistrationStatus, _context: Any
     ) -> pb.RegistrationStatusResponse:
         """Stores whether the kubelet accepted the plugin."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the kernel's counters of memory and CPU errors, and the NUMA nodes or CPUs that they concern.
+"""Reads the kernel's counters for memory and CPU errors, and the NUMA nodes or CPUs that they concern.
 
 Counters start at zero at boot, when the EDAC driver is loaded, or after a write to ``reset_counters``.
 """
@@ -120,8 +120,8 @@ def _nodes(number: int, name: str, label: str, machine: Machine) -> frozenset[in
 
 
 def _faulty(reader: Reader, path: str, dimms: list[str], kind: str) -> str:
-    """Returns a text with the labels of the DIMMs with errors of the given kind, or "" if the kernel does not know
-    them.
+    """Returns a string with the labels of the DIMMs that have errors of the given kind, or "" if the kernel does not
+    know the labels.
     """
     bad = [dimm for dimm in dimms if reader.integer(f"{path}/{dimm}/dimm_{kind}_count", _MIN_VALUE)]
     labels = [shown(reader.text(f"{path}/{dimm}/dimm_label") or dimm, _LABEL) for dimm in bad[:_DIMMS_NAMED]]

@@ -13,7 +13,7 @@ _MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{8}){0,2047}", re.ASCII | re.IGNOR
 
 
 class HostTreeError(Exception):
-    """Raised if a host file cannot be used. The text names the file's path on the host."""
+    """Raised if a host file cannot be used. The message names the file's path on the host."""
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path

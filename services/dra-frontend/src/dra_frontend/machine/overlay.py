@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces files of a tree by path, to simulate a different machine for tests and what-if questions."""
+"""Replaces files in a tree by path, to simulate a different machine for tests and what-if questions."""
 
 import posixpath
 from collections import defaultdict
@@ -67,5 +67,5 @@ class OverlayTree:
         return found if own is None else sorted(own.union(found or ()))
 
     def live_page_bytes(self) -> int | None:
-        """Returns the page size of the base, since an overlay does not change the running kernel."""
+        """Returns the base's page size, since an overlay does not change the running kernel."""
         return self._base.live_page_bytes()

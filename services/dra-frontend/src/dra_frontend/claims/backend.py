@@ -376,5 +376,5 @@ class BackendView:
 
     @property
     def leads(self) -> bool:
-        """True if this pod is the node's active one: its backend holds the lock and its lease is live."""
+        """True if this pod is the node's active pod: its backend holds the lock and its lease is live."""
         return self.status is not None and self.status.active and not self.problem

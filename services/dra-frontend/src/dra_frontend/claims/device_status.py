@@ -73,7 +73,7 @@ class StatusWriter(Protocol):
 
 
 class NodeDevices(Protocol):
-    """The devices of this node."""
+    """This node's devices."""
 
     @property
     def inventory(self) -> Inventory:
@@ -228,7 +228,7 @@ class DeviceStatus:
         else:
             # The claim is gone or was reallocated. The next time it is read, its status is compared again.
             self._count("failed")
-            self._complaints.say(uid, "status of a claim not written", error)
+            self._complaints.say(uid, "claim status not written", error)
 
     def _deny(self, uid: str, why: str, most: int = _MAX_DENIALS) -> None:
         """Postpones a claim whose write was denied; after several denials, pauses the whole namespace.

@@ -173,9 +173,9 @@ class Transaction:
     record or is released.
     """
     unlisted: bool = False
-    """The ledger's ``unlisted``."""
+    """Same as the ledger's ``unlisted``."""
     ended: frozenset[ClaimKey] = frozenset()
-    """The ledger's ``ended``, as of the beginning of the transaction."""
+    """Same as the ledger's ``ended``, as of the beginning of the transaction."""
     unconfirmed: frozenset[ClaimKey] = frozenset()
     """Lost CPU claims that may have a running container missing from the reports. No CPUs are allocated while there are
     any such claims.

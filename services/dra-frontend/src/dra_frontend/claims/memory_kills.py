@@ -37,7 +37,7 @@ _OTHERS: Final = (
 
 
 def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node: str) -> str:
-    """Returns the Event text for a kill, with a cause and a remedy for each of the container's memory claims."""
+    """Returns the Event note for a kill, with a cause and a remedy for each of the container's memory claims."""
     held = []
     for record in records:
         requests = [r for use in report.claims if use.uid == record.claim.uid for r in use.requests]

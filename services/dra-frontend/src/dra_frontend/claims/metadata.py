@@ -74,7 +74,7 @@ def _cpu_attributes(record: AllocationRecord, request: str) -> dict[str, Any]:
 
 @dataclass(slots=True, eq=False)
 class MetadataFiles:
-    """The files below ``plugins``, the kubelet's plugin directory. Methods block and require the claims lock."""
+    """The files under ``plugins``, the kubelet's plugin directory. Methods block and require the claims lock."""
 
     plugins: str = ""
     enabled: bool = False
@@ -142,8 +142,8 @@ class MetadataFiles:
         return not all(os.path.exists(file.host_path) for file in record.metadata.values())  # noqa: PTH110
 
     def remove(self, record: AllocationRecord, others: Iterable[ClaimFile]) -> None:
-        """Removes a claim's files, unless a claim of the same name now uses them. A failed removal is retried at the
-        next start.
+        """Removes a claim's files, unless a claim with the same name now uses them. A failed removal is retried when
+        the service next starts.
         """
         claim, driver = record.claim, record.driver
         if not record.metadata or any(

@@ -191,7 +191,7 @@ class HugepagesOnDemand:
 
         Always returns True, so that it is called again at each tick: the scheduler waits for the results.
         """
-        with self._complaints.about("shortages", "helper of hugepages on demand not checked"):
+        with self._complaints.about("shortages", "hugepages-on-demand helper not checked"):
             await self._follow_shortages()
         ledger = self._ledger()
         inputs = (self.claims.version, self._inventory(), ledger.files, has_unknown_pages(ledger))
@@ -199,7 +199,7 @@ class HugepagesOnDemand:
         if self.claims.by_uid is None or (len(books) == len(self._books) and all(map(is_, books, self._books))):
             return True
         self._books = ()
-        with self._complaints.about("pools", "pools of hugepages on demand not resized"):
+        with self._complaints.about("pools", "on-demand hugepage pools not resized"):
             if await self._provide():
                 self._books = books
         return True
@@ -261,7 +261,7 @@ class HugepagesOnDemand:
         retry, unseen, before = set[str](), set[str](), self._shortages.by_device
         for pool, device in self._devices():
             retry.add(device.name)
-            with self._complaints.about(device.name, "pool of hugepages on demand not resized"):
+            with self._complaints.about(device.name, "on-demand hugepage pool not resized"):
                 target = pool_target(pool, device, waiting, self._ledger(), self._config)
                 outcome = await asyncio.to_thread(self._resize, target)
                 if self._record_outcome(target, outcome):
@@ -279,7 +279,7 @@ class HugepagesOnDemand:
         # result.
         self._publish_shortages(before)
         for uid in [uid for uid in ready if uid not in self._answered]:
-            with self._complaints.about(uid, "result of claim for hugepages on demand not written"):
+            with self._complaints.about(uid, "on-demand hugepages claim result not written"):
                 await self._answer(uid, waiting[uid].view, problems[uid])
         return not retry and all(uid in self._answered for uid in problems)
 
@@ -326,7 +326,7 @@ class HugepagesOnDemand:
         if outcome.grown:
             self._shortages.helper_answered(name)
         if outcome.problem:
-            self._complaints.say(("pool", name), "pool of hugepages on demand not resized", outcome.problem)
+            self._complaints.say(("pool", name), "on-demand hugepage pool not resized", outcome.problem)
         else:
             self._complaints.well(("pool", name))
         if outcome.grown and outcome.pages < min(target.needed, target.limit):

@@ -26,7 +26,7 @@ _KEPT_BY_POOL_NOTE: Final = (
     "does not keep host daemons off them. It refused a cpuset partition: {}. Remove the cause; the driver retries "
     "every minute."
 )
-# Name of the BestEffort class's cgroup with either cgroup driver, including below a custom root cgroup.
+# Name of the BestEffort class's cgroup with either cgroup driver, including under a custom root cgroup.
 _BEST_EFFORT_CGROUP: Final = re.compile(r"(?:^|/)(?:kubepods/besteffort|[^/]*kubepods-besteffort\.slice)/")
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class PodEvents:
         found = dict.fromkeys(each for one in using for each in _observations(one))
         new = [each for each in found if each not in self._present] if self._started else []
         if len(new) > MAX_NEW:
-            self._left_out.warn("too many events of pods at once", {"conditions": len(new), "observed": MAX_NEW})
+            self._left_out.warn("too many pod events at once", {"conditions": len(new), "observed": MAX_NEW})
         for observation in new[:MAX_NEW]:
             self._observe(observation)
         self._present, self._started = frozenset(found), True

@@ -105,9 +105,9 @@ class Reconciler:
         The report itself may never change again, so the caller retries it.
         """
         ledger, decided = self._store.ledger, True
-        # Not between creation and start, since the backend would have to scan the directory again before the start.
-        # Until then the backend itself remembers the first user, and after a backend restart the runtime lists the
-        # container.
+        # Not between creating and starting the container, since the backend would have to scan the directory again
+        # before the start. Until the start, the backend itself remembers the first user, and after a backend restart
+        # the runtime lists the container.
         uses = report.claims if report.alive and report.state != "created" and not report.refused else ()
         records = [record for use in uses if (record := ledger.record(use.driver, use.uid))]
         containers = ledger.containers if self._backend.live else None

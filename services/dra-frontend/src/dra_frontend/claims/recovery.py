@@ -69,7 +69,7 @@ class ClaimReader(Protocol):
 
 
 class NodeDevices(Protocol):
-    """The devices of this node (``node/machine_watch``, MachineWatch)."""
+    """This node's devices (``node/machine_watch``, MachineWatch)."""
 
     @property
     def inventory(self) -> Inventory:
@@ -100,7 +100,7 @@ class Recovery:
     clock: Callable[[], float] = time.monotonic
     patience: float = PATIENCE_SECONDS
     lists_seconds: float = _LISTS_SECONDS
-    """Time limit for one round's lists. The next round, which also reads claims by name, waits for them."""
+    """Time limit for one round's lists. The next round, which also reads claims by name, waits for the lists."""
     _waits: dict[ClaimKey, Backoff] = field(default_factory=dict)
     _due: dict[ClaimKey, float] = field(default_factory=dict)
     """Time at which each lost claim is read again."""

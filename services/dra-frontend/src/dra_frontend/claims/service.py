@@ -146,7 +146,8 @@ class NodeClaims:
             view.check_usable(claim.uid)
             if not view.results[driver]:
                 return _prepared(view, driver, None)
-            # After the mapping was turned off, published slices from the earlier configuration may still contain it.
+            # After the mapping has been turned off, published slices from the earlier configuration may still contain
+            # it.
             mapped = self.config.publish_node_allocatable_resource_mapping
             counted = mapped and await self.kubelet.counts_claims(driver)
             inventory = self.devices.inventory

@@ -64,14 +64,14 @@ class Observation:
 
 
 def without_identifiers(text: str) -> str:
-    """Returns a text with its identifiers replaced, so that retries of a container produce the same text."""
+    """Returns a note with its identifiers replaced, so that a container's retries produce the same note."""
     return _IDENTIFIERS.sub("*", cut_answer(text))
 
 
 def event_place(observation: Observation, salt: str = "") -> tuple[str, str]:
     """Returns the namespace and name of a condition's Event.
 
-    ``salt`` is appended to the name if another author has created an Event with that name.
+    ``salt`` is appended to the name if another author has already created an Event with that name.
     """
     # Events about cluster-scoped objects belong in "default".
     namespace = observation.regarding.namespace or "default"

@@ -5,9 +5,10 @@
 known conditions' counts at growing intervals, so a container that fails every few seconds costs the API server one
 write in five minutes. Users control how many conditions their pods cause, so everything is limited:
 
-  conditions        1024 of pods (256 more for namespaces with fewer than 4), 256 a namespace, 25 a pod; 100 of the Node
+  conditions        1024 for pods (256 more for namespaces with fewer than 4), 256 a namespace, 25 a pod;
+                    100 for the Node
   writes            10 per tick, of which 2 each are reserved for the Node and for pods' conditions that are not urgent
-  lines in the log  20 new conditions of pods per minute
+  log lines         20 new pod conditions per minute
 
 Namespaces, and the objects within a namespace, take turns. A condition that is not observed for an hour is forgotten,
 as is its Event by the API server.
@@ -48,18 +49,18 @@ from dra_frontend.events.event import (
 )
 
 MAX_CONDITIONS: Final = 1024
-"""Maximum number of tracked conditions of pods. Other conditions get no Event until a tracked one has not been observed
-for an hour.
+"""Maximum number of conditions tracked for pods. Other conditions get no Event until a tracked one has not been
+observed for an hour.
 """
 MAX_PER_NAMESPACE: Final = 256
-"""Maximum number of tracked conditions of pods in one namespace."""
+"""Maximum number of conditions tracked for pods in one namespace."""
 SPARE_CONDITIONS: Final = 256
 """Additional conditions available to namespaces that have fewer than FEW_CONDITIONS."""
 FEW_CONDITIONS: Final = 4
 MAX_PER_OBJECT: Final = 25
-"""Maximum number of one pod's conditions within an hour. Other conditions of the pod get no Event."""
+"""Maximum number of conditions per pod and hour that get an Event. Any further ones are dropped."""
 MAX_OF_NODE: Final = 100
-"""Maximum number of the Node's conditions within an hour, independent of pods' conditions."""
+"""Maximum number of Node conditions per hour that get an Event, independent of pods' conditions."""
 MAX_WRITES: Final = 10
 """Maximum number of Events written in a tick."""
 RESERVED_WRITES: Final = 2
@@ -133,7 +134,7 @@ class _Condition:
         return sum(total - self.counted.get(source, 0) for source, total in self.totals.items())
 
     def add(self, observation: Observation, now: float) -> None:
-        """Counts an observation. An unchanged total of the same source is not a new occurrence."""
+        """Counts an observation. An unchanged total from the same source is not a new occurrence."""
         source, before = observation.source, self.totals.pop(observation.source, 0)
         self.totals[source] = before + 1 if observation.total is None else max(observation.total, before)
         while len(self.totals) > _MAX_SOURCES:
@@ -197,7 +198,7 @@ class EventRecorder:
         self._conditions[key] = condition
 
     def _no_room(self, regarding: ObjectReference) -> str:
-        """Returns the limit that one more condition of an object would exceed, or ""."""
+        """Returns the limit that one more condition for an object would exceed, or ""."""
         if self._per_object[regarding] >= (MAX_PER_OBJECT if regarding.namespace else MAX_OF_NODE):
             return "too many different events about one object"
         if not regarding.namespace:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defines the state endpoint's documents and the OpenAPI document. Each route declares the model of its response.
 
-application.py imports this module at the first request for one of its documents, because FastAPI takes 8 MB and 0.1 s
+application.py imports this module on the first request for one of its documents, because FastAPI takes 8 MB and 0.1 s
 of CPU time. application.py itself serves the probes and the backend's requests; this module only declares them, with
 the same endpoints.
 """
@@ -102,7 +102,7 @@ class _StateApi(FastAPI):
     """FastAPI whose OpenAPI document includes the bodies and errors that the routes handle themselves."""
 
     def openapi(self) -> dict[str, Any]:
-        """Returns the OpenAPI document. Generates it at the first call, which takes half a second of CPU time."""
+        """Returns the OpenAPI document. Generates it on the first call, which takes half a second of CPU time."""
         with _GENERATING:
             if self.openapi_schema is None:
                 document = super().openapi()

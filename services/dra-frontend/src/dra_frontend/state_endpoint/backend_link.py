@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Endpoints of the backend's two requests. application.py serves them, and api.py declares them."""
+"""Endpoints for the backend's two requests. application.py serves them, and api.py declares them."""
 
 import asyncio
 from typing import Final
@@ -24,7 +24,7 @@ _MAX_BUFFERED: Final = 2 * MAX_STATE_BYTES
 
 
 class Bodies:
-    """Reads request bodies, with limits on the size and the time of each and on the memory of all bodies together."""
+    """Reads request bodies, with limits on each body's size and time and on the total memory for all bodies."""
 
     def __init__(self, seconds: float = _BODY_SECONDS) -> None:
         self._seconds = seconds

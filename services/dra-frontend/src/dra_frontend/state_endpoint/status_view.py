@@ -16,7 +16,7 @@ from dra_frontend.state_endpoint.source import StateSource
 _MAX_NOTICES: Final = 100
 """Maximum number of listed problems, and of listed warnings."""
 _BY_SEVERITY: Final = ("True", "Unknown", "False")
-"""Statuses of the condition ``Enforced``, from best to worst."""
+"""Statuses of the ``Enforced`` condition, from best to worst."""
 
 
 def status_view(state: StateSource) -> StatusDocument:
@@ -37,7 +37,9 @@ def status_view(state: StateSource) -> StatusDocument:
 
 
 def claim_conditions(state: StateSource) -> dict[str, Condition]:
-    """Returns the condition ``Enforced`` of each claim with a record, by UID: the worst condition among its devices."""
+    """Returns the ``Enforced`` condition of each claim with a record, by UID: the worst condition among the claim's
+    devices.
+    """
     ledger, backend = state.store.ledger, state.backend
     reason = backend.status.exclusivity_reason if backend.status else ""
     entries = status_entries(ledger, state.watch.machine, silent=not backend.live, node_reason=reason)

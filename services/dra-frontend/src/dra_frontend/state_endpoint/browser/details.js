@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is selected, in words: a CPU, or the claims and containers that match what was typed.
+// Describes the selection: a CPU, or the claims and containers that match the search.
 
 import { enforcedOf, memoryOf } from "./lists.js";
 import { listOf, make, numbersOf, USES } from "./values.js";
@@ -11,7 +11,7 @@ const KEPT_BY = {
   pool: "the shared pool",
 };
 
-/** Returns what is known of one CPU. */
+/** Returns the details of one CPU. */
 export function cpuDetails(view, number) {
   const cpu = view.cpus.find((one) => one.cpu === number);
   if (!cpu) return [make("p", {}, `This node has no CPU ${number}.`)];
@@ -26,7 +26,7 @@ export function cpuDetails(view, number) {
   return [make("p", { className: "subject" }, `CPU ${number}`), facts(rows)];
 }
 
-/** Returns what is known of claims, and of containers without one, that match. */
+/** Returns the details of the matching claims, and of the matching containers without a claim. */
 export function matchDetails(view, uids, containers) {
   const claims = view.claims.filter((one) => uids.has(one.uid));
   const shown = claims.slice(0, MOST).flatMap((claim) => claimDetails(view, claim));
@@ -45,7 +45,7 @@ function claimDetails(view, claim) {
   return [make("p", { className: "subject" }, claim.claim), facts(rows)];
 }
 
-/** Returns what is known of a claim without a record: what is kept for it, and for whom. */
+/** Returns the details of a claim without a record: the CPUs held for the claim, and its containers. */
 function lostDetails(view, uid) {
   const cpus = view.cpus.filter((one) => one.claimUid === uid).map((one) => one.cpu);
   const users = view.containers.filter((one) => one.claims?.includes(uid));
@@ -64,7 +64,7 @@ function placeOf(view, cpu) {
   return parts.join(", ");
 }
 
-/** Returns the containers of a claimed CPU's claim; others only where no kernel keeps them off. */
+/** Returns the containers of the CPU's claim, and other containers unless the kernel keeps them off the CPU. */
 function containersOn(view, cpu) {
   const byKernel = cpu.exclusivity === "partition" || cpu.exclusivity === "isolated";
   return view.containers.filter((one) => {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPUs are one stop of the Tab key; arrow keys, Home and End move among them.
+// The Tab key stops only once at the CPUs; the arrow keys, Home and End move the focus between them.
 
 const all = () => [...document.querySelectorAll("button[data-cpu]")];
 
-/** Makes a CPU the one that Tab leads to; focuses what has the same CPU or claim as an element that was replaced. */
+/** Makes one CPU the Tab stop. If `element` has been replaced, focuses the new element for the same CPU or claim. */
 export function restoreFocus(element) {
   const { cpu, claim } = element?.dataset ?? {};
   const buttons = all();
@@ -14,7 +14,7 @@ export function restoreFocus(element) {
   else if (claim) document.querySelector(`button.name[data-claim="${CSS.escape(claim)}"]`)?.focus();
 }
 
-/** Moves the focus by a key. */
+/** Moves the focus on a key press. */
 export function moveFocus(event) {
   const buttons = all();
   const at = buttons.indexOf(event.target);
@@ -33,7 +33,7 @@ export function moveFocus(event) {
   target.focus();
 }
 
-/** Returns the CPU in the next row above or below, the one that is least to the side. */
+/** Returns the CPU in the nearest row above or below with the smallest horizontal distance. */
 function nearest(buttons, from, direction) {
   const origin = from.getBoundingClientRect();
   let best = null;

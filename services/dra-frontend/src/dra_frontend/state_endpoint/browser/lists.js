@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws what is listed: problems, claims, the key.
+// Draws the lists: problems, claims and the key.
 
 import { kindOf, listOf, make, numbersOf, sizeOf, USES } from "./values.js";
 
 const ENFORCED = { True: ["✓", "yes"], False: ["✗", "no"], Unknown: ["?", "not known"] };
 const LEVELS = { fault: ["✗", "Problem"], warning: ["!", "Warning"] };
 
-/** Returns the problems as list items, faults first; the code is what the documentation explains. */
+/** Returns the problems as list items, faults first. The documentation explains each code. */
 export function problemsOf(view) {
   return view.problems.map(({ level, code, text }) => {
     const [mark, word] = LEVELS[level] ?? LEVELS.warning;
@@ -16,7 +16,7 @@ export function problemsOf(view) {
   });
 }
 
-/** Returns whether a claim is enforced, as a mark, a word and the reason. */
+/** Returns whether a claim is enforced, as a symbol, a word and the reason. */
 export function enforcedOf(claim) {
   const { status, message } = claim.enforced;
   const [mark, word] = ENFORCED[status] ?? ENFORCED.Unknown;
@@ -24,12 +24,12 @@ export function enforcedOf(claim) {
   return make("span", { className: `enforced ${status.toLowerCase()}` }, sign, make("strong", {}, word), message ? `: ${message}` : "");
 }
 
-/** Returns what a claim has of memory, in words. */
+/** Returns a description of each part of a claim's memory. */
 export function memoryOf(claim) {
   return (claim.memory ?? []).map((part) => `${sizeOf(part.bytes)} ${kindOf(part.pageSize)} on node ${part.numaNode}`);
 }
 
-/** Returns the rows of the table of claims; the first cell of each is a button that shows where it is. */
+/** Returns the claim table's rows. The first cell of each row is a button that selects the claim. */
 export function claimRows(view) {
   const byName = (a, b) => a.claim.localeCompare(b.claim, "en", { numeric: true });
   return [...view.claims].sort(byName).map((claim) => {
@@ -45,7 +45,7 @@ export function claimRows(view) {
   });
 }
 
-/** Returns the rows of the key: uses that there are on this node, with their number of CPUs. */
+/** Returns the rows of the key: each use that occurs on this node, with its number of CPUs. */
 export function keyRows(view) {
   const rows = [];
   for (const [use, [mark, meaning]] of Object.entries(USES)) {

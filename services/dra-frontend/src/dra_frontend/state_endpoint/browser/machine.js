@@ -3,7 +3,7 @@
 
 import { grouped, kindOf, listOf, make, sizeOf, USES } from "./values.js";
 
-/** Returns the machine as elements: a section for each socket, and one for what has no CPUs or no known place. */
+/** Returns the machine as elements: a section for each socket, one for nodes without CPUs, one for unplaced CPUs. */
 export function machineOf(view) {
   const placed = view.cpus.filter((cpu) => cpu.numaNode !== undefined);
   const cpusByNode = grouped(placed, (cpu) => cpu.numaNode);
@@ -51,7 +51,7 @@ function memoryBar(one) {
   }
   const parts = [`${sizeOf(one.freeBytes)} free`];
   if (one.claimedBytes) parts.push(`${sizeOf(one.claimedBytes)} claimed`);
-  // Capacity is rounded down by less than this; that is not worth a word.
+  // Rounding reduces the capacity by less than this, which is not worth mentioning.
   if (kept > one.totalBytes / 100) parts.push(`${sizeOf(kept)} not offered`);
   if (one.claimedBytes > one.capacityBytes) parts.push("more than there is");
   const name = make("span", { className: "kind" }, kindOf(one.hugepages ? one.pageSize : ""));
@@ -78,7 +78,7 @@ function cpuButton(cpu) {
   return button;
 }
 
-/** Gives each CPU the sentence that is read aloud and shown under the mouse. */
+/** Sets each CPU button's label for screen readers, which is also its tooltip. */
 function nameClaims(sections, view) {
   const cpus = new Map(view.cpus.map((cpu) => [String(cpu.cpu), cpu]));
   for (const button of sections.flatMap((section) => [...section.querySelectorAll("[data-cpu]")])) {

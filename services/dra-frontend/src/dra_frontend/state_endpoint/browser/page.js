@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asks for the node every two seconds while somebody looks, and draws it when it has changed.
+// Fetches the node document every two seconds while the page is visible, and redraws it if the document has changed.
 
 import { cpuDetails, matchDetails } from "./details.js";
 import { moveFocus, restoreFocus } from "./focus.js";
@@ -63,7 +63,7 @@ function select(next) {
   markSelected();
 }
 
-/** Marks what is selected, and says it in words. */
+/** Highlights the selection and shows its details. */
 function markSelected() {
   const { kind } = selected;
   const uids = kind === "match" ? selected.uids : new Set();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values as people read them, and elements with them. Whatever comes from the node becomes text, never markup.
+// Formats values for people, and creates elements. Values from the node are inserted as text, never as markup.
 
 export const USES = {
   exclusive: ["E", "one container of a claim has it"],
@@ -14,7 +14,7 @@ export const USES = {
 
 export const UNITS = ["Ki", "Mi", "Gi", "Ti", "Pi"];
 
-/** Makes an element: properties, then children; a string is a text. Data attributes are given as `data`. */
+/** Creates an element from properties and children. String children become text; `data` contains data attributes. */
 export function make(tag, properties = {}, ...children) {
   const { data = {}, aria = {}, ...plain } = properties;
   const element = Object.assign(document.createElement(tag), plain);
@@ -24,7 +24,7 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Returns the numbers of a list such as "0-3,8". */
+/** Returns the numbers in a list such as "0-3,8". */
 export function numbersOf(list) {
   const found = new Set();
   for (const part of (list || "").split(",").filter(Boolean)) {
@@ -45,7 +45,7 @@ export function listOf(numbers) {
   return parts.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`)).join(", ");
 }
 
-/** Returns bytes with at most one decimal, cut and not rounded, as the commands do: "512Mi", "62.8Gi". */
+/** Formats bytes with at most one decimal place, truncated rather than rounded, like the commands: "512Mi", "62.8Gi". */
 export function sizeOf(bytes) {
   let size = bytes;
   let unit = "";
@@ -57,7 +57,7 @@ export function sizeOf(bytes) {
   return `${Math.floor(size * 10) / 10}${unit}`;
 }
 
-/** Returns what the memory of a device or a part of a claim is called. */
+/** Returns the name of a kind of memory: plain memory, or hugepages of the given size. */
 export function kindOf(pageSize) {
   return pageSize ? `hugepages-${pageSize}` : "memory";
 }

@@ -306,15 +306,13 @@ class Service:
             yield "pages on demand", self.on_demand.provide
 
     async def _sweep_leftovers(self) -> None:
-        """Removes files left by killed instances, at the start and every five minutes."""
+        """Removes files left by killed instances, at startup and every five minutes."""
         if (now := time.monotonic()) >= self._next_sweep:
             self._next_sweep = now + _LEFTOVERS_SECONDS
             await asyncio.to_thread(self.leftovers.sweep)
 
     async def _follow_readiness(self) -> None:
-        """Logs readiness changes even if the pod is not probed, and records Events for lasting conditions of the
-        Node.
-        """
+        """Logs readiness changes even if the pod is not probed, and records Events for lasting Node conditions."""
         self.unready()
         self.node_events.observe_lasting(self._lasting_conditions())
 

@@ -18,7 +18,7 @@ def own_faults(settings: Settings) -> list[Fault]:
 def seen_faults(settings: Settings) -> list[Fault]:
     """Returns those faults from own_faults() that a command running next to the service can detect. Blocks.
 
-    In a debugging pod the node's directories are below another root, and the mounts and the token are not the driver's.
+    In a debugging pod the node's directories are under another root, and the mounts and the token are not the driver's.
     """
     contained = settings.in_pod and settings.host_root == "/"
     faults = check_pod(settings.config, settings.host_root, contained=contained, mounts=read_mounts())

@@ -76,7 +76,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _flag(text: str) -> bool:
-    # The spellings of Go's strconv.ParseBool, so that existing arguments of dra-driver-cpu keep working.
+    # The spellings accepted by Go's strconv.ParseBool, so that existing arguments of dra-driver-cpu keep working.
     values = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
     if text.lower() not in values:
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
@@ -97,7 +97,7 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
         pod_uid=pod_uid(arguments.pod_uid or os.environ.get("POD_UID") or f"local-{os.getpid()}"),
         host_root=arguments.host_root,
         bind=parse_bind_address(arguments.bind_address),
-        # The kubelet sets this variable in every container; processes of the node do not have it.
+        # The kubelet sets this variable in every container; processes on the node do not have it.
         in_pod="KUBERNETES_SERVICE_HOST" in os.environ,
     )
 

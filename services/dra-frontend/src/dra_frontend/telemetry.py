@@ -42,7 +42,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 @dataclass(frozen=True, eq=False)
 class NodeGauges(Collector):
-    """Computes gauges of the node's state at each scrape."""
+    """Computes gauges for the node's state at each scrape."""
 
     ledger: Callable[[], Ledger]
     watch: MachineWatch
@@ -186,7 +186,7 @@ def _families(metric: reports.Metric) -> Iterable[Metric]:
 
 
 class Telemetry:
-    """The metrics of one process, in a separate registry."""
+    """One process's metrics, in a separate registry."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

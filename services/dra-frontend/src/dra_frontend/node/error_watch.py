@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the kernel's counters of memory and CPU errors every ten seconds."""
+"""Reads the kernel's counters for memory and CPU errors every ten seconds."""
 
 import time
 from collections.abc import Callable

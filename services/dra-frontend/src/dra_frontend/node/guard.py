@@ -28,7 +28,7 @@ class Guard:
 
     @property
     def failing(self) -> dict[str, str]:
-        """Error text of each task whose latest step failed, by task name."""
+        """Error message for each task whose latest step failed, by task name."""
         return {name: f"{name} fails and is retried: {why}; see the log" for name, why in self._failing.items()}
 
     async def each_tick(self, name: str, work: Callable[[], Awaitable[bool | None]]) -> None:

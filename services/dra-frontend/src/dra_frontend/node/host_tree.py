@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the host's sysfs and procfs below a given root, and never outside it."""
+"""Reads the host's sysfs and procfs under a given root, and never outside it."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class HostTree:
-    """The file tree of a host as seen from ``root``. Symbolic links resolve as if ``root`` were ``/``.
+    """A host's file tree as seen from ``root``. Symbolic links resolve as if ``root`` were ``/``.
 
     Resolving the links of a path takes one system call for each component, which takes longer than reading the file.
     The tree therefore caches *plain* directories: those that were read through a path without links. sysfs, procfs and
@@ -123,10 +123,10 @@ class HostTree:
 
 
 def on_node(host_root: str, path: str) -> str:
-    """Returns the path at which this process finds a file of the node: below the host root, or the same path on the
-    node itself.
+    """Returns the path at which this process finds one of the node's files: under the host root, or the same path on
+    the node itself.
 
-    The service's pod mounts the node's sysfs and procfs below the host root, and the driver's own directories at the
+    The service's pod mounts the node's sysfs and procfs under the host root, and the driver's own directories at the
     same paths as on the node.
     """
     below = HostTree(host_root).real(path)

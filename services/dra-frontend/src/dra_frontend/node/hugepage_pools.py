@@ -31,7 +31,7 @@ _COMPACT_ALL: Final = "/proc/sys/vm/compact_memory"
 
 
 class KernelPools:
-    """The hugepage pools in sysfs below a root."""
+    """The hugepage pools in sysfs under a root."""
 
     def __init__(self, tree: HostTree, *, observes: bool = False) -> None:
         self._tree = tree

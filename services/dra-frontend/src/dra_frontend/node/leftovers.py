@@ -39,7 +39,7 @@ _OTHERS: Final = frozenset({"backend", "quarantine"})
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """The places where instances leave sockets, and this instance's own files."""
+    """The directories where instances leave sockets, and this instance's own files."""
 
     run_directory: Path
     own: frozenset[Path]
@@ -80,7 +80,7 @@ class Leftovers:
 
 
 def remove_hidden_links(run_directory: Path) -> None:
-    """Removes temporary links of instances that were killed before renaming them.
+    """Removes temporary links left by instances that were killed before renaming them.
 
     Requires the claims lock, which is held while such links are created.
     """

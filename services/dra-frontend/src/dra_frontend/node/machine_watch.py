@@ -34,7 +34,7 @@ def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[F
     """Returns the fingerprint, the hugepages that no pod holds, and whether the pods' hugepages of all sizes are known.
 
     The pods are read before and after the fingerprint, so that pages that a pod allocates or frees in between count as
-    pages of the pod. If no page is in use, the pods are not read again.
+    the pod's pages. If no page is in use, the pods are not read again.
     """
     before = read_pod_pages(cgroups, sizes)
     fingerprint = read_fingerprint(host)
@@ -85,7 +85,7 @@ class MachineWatch:
         self.notices: tuple[Notice, ...] = ()
         """Warnings about settings that do not fit the machine and about files that cannot be read."""
         self.failures = 0
-        """Number of failed reads since the start."""
+        """Number of failed reads since startup."""
         try:
             fingerprint = read_fingerprint(host)
             self._replace(self._built(fingerprint, frozenset()), fingerprint)
@@ -104,7 +104,7 @@ class MachineWatch:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Texts of the warnings."""
+        """Warning messages."""
         return tuple(notice.text for notice in self.notices)
 
     @property
@@ -143,7 +143,7 @@ class MachineWatch:
         except HostTreeError as error:
             self._failed(str(error))
             return
-        except Exception as error:  # noqa: BLE001 - as at the start
+        except Exception as error:  # noqa: BLE001 - as at startup
             self._unforeseen(error)
             return
         if self.problem:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of the helper container that resizes hugepage pools; sizes are read from sysfs directly (docs/adr/0023)."""
+"""Client for the helper container that resizes hugepage pools; sizes are read from sysfs directly (docs/adr/0023)."""
 
 import os
 from collections.abc import Callable

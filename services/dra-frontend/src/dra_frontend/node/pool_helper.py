@@ -82,7 +82,7 @@ class PoolHelper:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Listens at a path for processes of the same user only, replacing a killed helper's socket. Raises OSError."""
+    """Listens at a path for the same user's processes only, replacing a killed helper's socket. Raises OSError."""
     check_socket_path(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)

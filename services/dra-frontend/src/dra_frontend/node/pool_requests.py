@@ -18,7 +18,8 @@ MAX_RESPONSE_BYTES: Final = 8192
 """Maximum size of a response in bytes."""
 MAX_SECONDS: Final = 60
 _MAX_TEXT_LENGTH: Final = 512
-"""Maximum number of characters in a text. JSON needs at most 6 bytes per character (``\\u001f``), so two texts fit."""
+"""Maximum number of characters in a string. JSON needs at most 6 bytes per character (``\\u001f``), so two strings fit.
+"""
 
 
 class _Message(BaseModel):
@@ -55,7 +56,7 @@ class PoolAnswer(_Message):
 
     @classmethod
     def of_problem(cls, subject: str, problem: str) -> "PoolAnswer":
-        """Returns a response whose texts are cut to fit into a message."""
+        """Returns a response whose strings are cut to fit into a message."""
         return cls(subject=subject[:_MAX_TEXT_LENGTH], problem=problem[:_MAX_TEXT_LENGTH])
 
 

@@ -20,7 +20,7 @@ from dra_frontend.node.host_tree import on_node
 
 _MOUNTS: Final = "/proc/self/mountinfo"
 _EMPTY_DIR: Final = "/volumes/kubernetes.io~empty-dir/"
-"""Part of an emptyDir's path below the kubelet's directory."""
+"""Part of an emptyDir's path under the kubelet's directory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ _LEAVE_SECONDS: Final = 2.0
 
 
 class RunDirectory:
-    """The files of one instance in the run directory. Raises SocketPathError if the path of its socket is too long."""
+    """One instance's files in the run directory. Raises SocketPathError if the socket's path is too long."""
 
     def __init__(self, root: Path, pod_uid: str) -> None:
         self._root = root

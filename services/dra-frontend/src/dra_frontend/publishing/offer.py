@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the published devices: the devices of the current machine, compared with the allocations of claims.
+"""Computes the published devices: the devices of the current machine, compared with the claims' allocations.
 
 A claim may hold more than a device still has: pages are freed, CPUs go offline, memory fails. Such a device is tainted
 and reported as unhealthy, so that the scheduler and the kubelet react:
@@ -55,8 +55,8 @@ class Holding:
     """Pool name; empty if no record of these claims can be read."""
 
     def fault(self, left: int, online: frozenset[int]) -> str:
-        """Returns the device's fault, or "" if it has none. ``left`` is the amount that the machine still has of the
-        device.
+        """Returns the device's fault, or "" if it has none. ``left`` is the amount of the device that the machine still
+        has.
         """
         if offline := self.cpus - online:
             return f"CPU {format_cpu_list(offline)} is offline and belongs to a claim; {self.named()}"
@@ -73,7 +73,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All published state of the devices."""
+    """The devices' published state."""
 
     pools: tuple[Pool, ...] = ()
     health: Mapping[str, Sequence[DeviceHealth]] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class Offer:
 
 
 def _holdings(ledger: Ledger) -> dict[_Key, Holding]:
-    """Returns the allocations of claims from each device, including those of claims that are being released."""
+    """Returns the claims' allocations from each device, including claims that are being released."""
     found: dict[_Key, Holding] = defaultdict(Holding)
     for file in (*ledger.files.values(), *ledger.releasing.values()):
         record = file.record
@@ -179,8 +179,8 @@ def snapshot(
             status = Health.UNHEALTHY if fault else Health.HEALTHY
             health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
         pools.append(replace(pool, devices=tuple(devices)))
-    # These devices were gone before this process started, so none can be published, but pods of their claims still see
-    # the health.
+    # These devices were gone before this process started, so none can be published, but pods that use their claims
+    # still see the health.
     for (driver, name), holding in sorted(unseen.items(), key=lambda item: item[0]):
         if holding.pool:
             fault = f"this node no longer has this device; {holding.named()}"
@@ -189,7 +189,7 @@ def snapshot(
 
 
 def _with_shortage(device: Device, shortages: Mapping[str, Shortage]) -> Device:
-    """Returns the device, with the shortage of its pages if there is one."""
+    """Returns the device, with its page shortage if there is one."""
     shortage = shortages.get(device.name)
     if isinstance(device, MemoryDevice) and device.on_demand:
         return replace(device, shortage=shortage.kind if shortage else "")
@@ -203,7 +203,7 @@ def _reserved(device: Device, inventory: Inventory) -> int:
 
 
 def _concerns(fault: Fault, device: Device) -> bool:
-    """Returns True if errors may concern the CPUs or memory of a device."""
+    """Returns True if errors may concern a device's CPUs or memory."""
     if isinstance(device, CpuDevice):
         return not device.cpus.isdisjoint(fault.cpus)
     return device.numa_node in fault.numa_nodes
@@ -225,7 +225,7 @@ def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: set[_Key]) -
 
 
 def _emptied(device: Device) -> Device:
-    """Returns the device with the minimum capacity, since the server rejects zero."""
+    """Returns a copy of the device with its capacity reduced to the minimum, since the server rejects zero."""
     if device.capacity is None:
         return replace(device, cpus=frozenset())
     least = replace(device.capacity, value=device.capacity.minimum, default=device.capacity.minimum, step=None)

@@ -62,7 +62,8 @@ def _same(desired: Document, stored: Document, accepted: tuple[Document, Documen
 
 
 def canonical(value: Any) -> Any:
-    """Returns a spec without its pool in a form in which ``==`` means that consumers see no difference.
+    """Returns a spec without its pool, normalized so that two specs are equal if consumers see no difference between
+    them.
 
     Nil equals empty, devices are in order, and quantities are canonical text on both sides. The time at which a taint
     was added is ignored, since the server sets it. Documents from other writers may contain anything.

@@ -54,7 +54,8 @@ class Publisher:
         self._wake = asyncio.Event()
         self._failures = 0
         self.ready = False
-        """True once the desired slices have been written, unless the feature gate was found to be disabled since."""
+        """True once the desired slices have been written, unless the feature gate has since been found to be disabled.
+        """
         self.error = ""
         """The last round's error, or "" after a success."""
         self.reason = StatusCode.SLICES_NOT_PUBLISHED

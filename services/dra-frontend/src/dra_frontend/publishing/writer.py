@@ -47,7 +47,7 @@ class SliceWriter:
         """Reasons for omitted fields by pool: the server rejected the pool's slices with these fields."""
         self._gate_is_on = False
         self._keeps_conditions: bool | None = None
-        """True if the server stores binding conditions of devices; None until that is known."""
+        """True if the server stores devices' binding conditions; None until that is known."""
 
     @property
     def counted(self) -> bool:

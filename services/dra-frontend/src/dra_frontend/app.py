@@ -87,7 +87,7 @@ _log = logging.getLogger(__name__)
 
 
 class Service:
-    """All parts of the running service."""
+    """The running service's parts."""
 
     def __init__(self, settings: Settings, run_directory: RunDirectory, client: KubeClient) -> None:
         config, node = settings.config, settings.node_name

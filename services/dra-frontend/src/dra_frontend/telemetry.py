@@ -2,8 +2,8 @@
 """Exports the metrics of the frontend and the backend in the Prometheus text format. Gauges are computed at each
 scrape.
 
-The ``dra_cpu_*`` names are those of dra-driver-cpu, so that its dashboards keep working. The backend sends its metrics
-with its lease, and they are exported until the lease ends.
+The ``dra_cpu_*`` names match dra-driver-cpu's, so that dashboards for dra-driver-cpu keep working. The backend sends
+its metrics with its lease, and they are exported until the lease ends.
 """
 
 import re
@@ -67,7 +67,7 @@ class NodeGauges(Collector):
         yield CounterMetricFamily("dra_numa_discovery_failures", text, value=self.watch.failures)
 
     def _numbers(self) -> Iterable[tuple[str, str, float]]:
-        """Returns name, help text and value of the gauges without labels."""
+        """Returns the name, help text and value of each gauge without labels."""
         ledger, inventory = self.ledger(), self.watch.inventory
         held = ledger.held_cpus()
         available = len(inventory.machine.online - inventory.reserved_cpus - held)
@@ -149,7 +149,7 @@ def _gauge(name: str, text: str, labels: list[str], values: Iterable[tuple[list[
 
 @dataclass(frozen=True, eq=False)
 class BackendMetrics(Collector):
-    """Exports the metrics of the backend's last report until its lease ends."""
+    """Exports the metrics from the backend's last report until the backend's lease ends."""
 
     backend: BackendView
 

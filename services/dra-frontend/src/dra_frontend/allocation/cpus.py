@@ -7,7 +7,7 @@ CPUs are instead those to which the claim's running containers are pinned.
 
 Results on one device compete for its CPUs, so the order in which they are served matters: a result that needs whole
 cores can fail only because an easier one was served first. The strictest result goes first; if that fails, other orders
-are tried within the limits below. Constraints (``matchAttribute``) narrow a device before that; see
+are tried within the limits below. Constraints (``matchAttribute``) narrow a device first; see
 :mod:`~dra_frontend.allocation.alignment`.
 """
 

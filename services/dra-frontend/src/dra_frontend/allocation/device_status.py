@@ -213,7 +213,7 @@ class _Shown:
 
 
 def _exclusive(running: Sequence[ContainerReport], node_reason: str) -> Condition:
-    """Returns the condition that names the mechanism of exclusivity and, if it is the shared pool, the reason."""
+    """Returns the condition that names the exclusivity mechanism and, for the shared pool, the reason for using it."""
     if all(one.exclusivity in _BY_KERNEL for one in running):
         return Condition("True", "Exclusive", "the kernel keeps all other processes off these CPUs (cpuset partition)")
     why = next(filter(None, (*(one.fallback_reason or one.pool_requested_by for one in running), node_reason)), "")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes this node's allocations from claim files, pending releases and the backend's reports.
 
-A claim normally holds what its file contains. Files can be damaged or deleted while containers run, so three other
+A claim normally holds the resources in its file. Files can be damaged or deleted while containers run, so three other
 sources keep resources from being allocated twice:
 
   source             used for                                   contains

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports the names of kubernetes-asyncio that this driver uses (docs/adr/0027-kubernetes-asyncio.md).
+"""Imports the names from kubernetes-asyncio that this driver uses (docs/adr/0027-kubernetes-asyncio.md).
 
 The ``__init__`` of ``kubernetes_asyncio`` imports every API and all 767 models, which takes 36 MB of memory. The driver
 exchanges plain JSON documents and uses none of these models. This module therefore registers ``kubernetes_asyncio`` and

@@ -52,5 +52,5 @@ class NamespaceFailures:
         self._in_a_row.clear()
 
     def keep(self, namespaces: Collection[str]) -> None:
-        """Forgets all other namespaces."""
+        """Forgets all namespaces that are not in ``namespaces``."""
         self._failing = {name: one for name, one in self._failing.items() if name in namespaces}

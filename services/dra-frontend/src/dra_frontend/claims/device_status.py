@@ -77,7 +77,7 @@ class NodeDevices(Protocol):
 
     @property
     def inventory(self) -> Inventory:
-        """Devices as of the last reading of the machine; replaced by a different object whenever something has
+        """Devices as of the last time the machine was read; replaced by a different object whenever something has
         changed.
         """
 
@@ -248,7 +248,7 @@ class DeviceStatus:
 
 
 def _doubled(first: float, last: float, failures: int) -> float:
-    """Returns the pause after that many failures."""
+    """Returns the pause after the given number of failures."""
     return Backoff(min(first * 2.0 ** min(failures - 1, 16), last), last).next()
 
 

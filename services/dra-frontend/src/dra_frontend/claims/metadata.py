@@ -116,7 +116,7 @@ class MetadataFiles:
         try:
             path = metadata_host_path(self.plugins, record.driver, claim.namespace, claim.name, request)
             if path != file.host_path:
-                below = f"is not below {self.plugins}"
+                below = f"is not under {self.plugins}"
                 raise MalformedError("metadata file", file.host_path, below)
             data = file.content.encode() + b"\n"
             if len(data) > _MAX_FILE_BYTES:

@@ -58,7 +58,7 @@ class Reconciler:
     _clock: Callable[[], float] = time.monotonic
     _followed: dict[str, ContainerReport] = field(default_factory=dict)
     _done: object = None
-    """The last completely handled reports. They are skipped until a different object replaces them."""
+    """The last completely handled reports, which are skipped until a different object replaces them."""
     _sweep: list[str] = field(default_factory=list)
     _next_sweep: float = -inf
     _detached: bool = False

@@ -52,7 +52,7 @@ class RecordNews:
 
     def __init__(self, first: int | None = None) -> None:
         self.generation = time.time_ns() // 1_000_000 if first is None else first
-        """Counter of changes. It starts at the current time, so an earlier instance's generations are lower."""
+        """Change counter. It starts at the current time, so an earlier instance's generations are lower."""
         self._changes: deque[RecordChange] = deque(maxlen=_REMEMBERED)
         self._changed = asyncio.Event()
         self._open = True
@@ -120,7 +120,7 @@ class ClaimStore:
 
     @property
     def journal_lost(self) -> bool:
-        """True if an earlier instance's journal was lost and no instance has listed the claims since."""
+        """True if an earlier instance's journal was lost and no instance has listed the claims since the loss."""
         return self._ledger.unlisted
 
     @property

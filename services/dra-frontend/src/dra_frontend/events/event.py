@@ -51,7 +51,7 @@ class Observation:
     IDs.
     """
     source: str = ""
-    """Identity of the counter behind ``total``: a container's ID, or an instance of the frontend."""
+    """Identity of the counter that provides ``total``: a container's ID, or an instance of the frontend."""
     total: int | None = None
     """Number of occurrences that the source has counted so far. If None, this observation is one more occurrence."""
     urgent: bool = False

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class NodeStatus:
-    """Values of the last successful read. A failed read changes nothing."""
+    """Values from the last successful read. A failed read changes nothing."""
 
     def __init__(
         self,

@@ -228,7 +228,7 @@ _FREQUENCIES: Final = (
     ("acpi_cppc/nominal_freq", Fraction(9, 10)),
     ("cpufreq/cpuinfo_max_freq", Fraction(17, 20)),
 )
-"""Files of a CPU, each with the fraction of the highest frequency below which a core is of a slower kind."""
+"""A CPU's files, each with the fraction of the highest frequency below which a core is of a slower kind."""
 
 
 def _slow(reader: Reader, online: frozenset[int]) -> frozenset[int]:

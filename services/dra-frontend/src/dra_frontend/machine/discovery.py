@@ -107,7 +107,7 @@ def read_fingerprint(tree: FileTree) -> Fingerprint:
 
 
 def with_free_pages(machine: Machine, fingerprint: Fingerprint) -> Machine:
-    """Returns the machine with the hugepage pools of a later fingerprint."""
+    """Returns the machine with the hugepage pools from a later fingerprint."""
     nodes = {
         number: replace(node, hugepages=fingerprint.nodes[number][1]) if number in fingerprint.nodes else node
         for number, node in machine.numa_nodes.items()

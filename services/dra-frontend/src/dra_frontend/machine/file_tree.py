@@ -48,7 +48,7 @@ class Reader:
         self._masks: dict[str, frozenset[int]] = {}
 
     def text(self, path: str) -> str | None:
-        """Returns the stripped text."""
+        """Returns the file's text without leading and trailing whitespace, or None if the file does not exist."""
         text = self._tree.read(path)
         return None if text is None else text.strip()
 

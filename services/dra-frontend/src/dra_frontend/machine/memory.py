@@ -10,7 +10,7 @@ from dra_frontend.machine.memory_traits import read_traits
 from dra_frontend.machine.model import HugepagePool, NumaNode
 
 NodeMemory = tuple[int, tuple[HugepagePool, ...]]
-"""Memory of a node in bytes, and its hugepage pools."""
+"""A node's memory in bytes, and the node's hugepage pools."""
 NODE_DIRECTORY = "/sys/devices/system/node"
 _GPU_DIRECTORY = "/proc/driver/nvidia/gpus"
 _MEM_TOTAL = re.compile(r"^(?:Node \d+ )?MemTotal:\s+(\d{1,15}) kB$", re.ASCII | re.MULTILINE)

@@ -70,7 +70,7 @@ def read_traits(
 
 
 def _tolerant(reader: Reader, read: Callable[..., _T], *arguments: int | str) -> _T | None:
-    """Calls a function of this module and returns its result. If the function fails, records a doubt and returns None.
+    """Calls a function in this module and returns its result. If the function fails, records a doubt and returns None.
     Only the first doubt is kept.
     """
     try:
@@ -133,7 +133,7 @@ def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
     for name in devices:
         node = reader.integer(f"{_DAX}/devices/{name}/target_node", lowest=-1)
         if node is not None:
-            # If one node has devices of several buses, its memory is mixed.
+            # If one node has devices on several buses, its memory is mixed.
             nodes[node] = kinds.get(name) if nodes.get(node, kinds.get(name)) == kinds.get(name) else None
     return nodes
 

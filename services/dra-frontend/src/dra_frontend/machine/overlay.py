@@ -60,7 +60,7 @@ class OverlayTree:
         return None if path in self._names else self._base.read(path)
 
     def names(self, path: str) -> list[str] | None:
-        """Returns the sorted names in a directory of both trees, or None if it does not exist."""
+        """Returns the sorted names in a directory, from both trees, or None if it does not exist."""
         if path in self._files:
             return None
         found, own = self._base.names(path), self._names.get(path)

@@ -67,7 +67,7 @@ class KernelPools:
         self.resize(node, page_bytes, pages)
 
     def compact(self, node: int) -> None:
-        """Compacts the memory of a NUMA node, or of all nodes if the kernel has no file for a single node. Ignores
+        """Compacts one NUMA node's memory, or that of all nodes if the kernel has no file for a single node. Ignores
         errors.
         """
         for path in (f"{NODE_DIRECTORY}/node{node}/compact", _COMPACT_ALL):

@@ -81,7 +81,8 @@ class MachineWatch:
         # No pools yet. Once the machine has been read, each driver has at least one pool, which may be empty.
         self.inventory = Inventory(Machine({}, {}), (), config.reserved_cpus, frozenset())
         self.problem = ""
-        """Reason why the machine cannot be read, or "". Until it can be, the last reading applies."""
+        """Reason why the machine cannot be read, or "". While there is such a reason, the last successful read applies.
+        """
         self.notices: tuple[Notice, ...] = ()
         """Warnings about settings that do not fit the machine and about files that cannot be read."""
         self.failures = 0

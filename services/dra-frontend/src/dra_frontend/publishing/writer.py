@@ -87,7 +87,7 @@ class SliceWriter:
         """Writes these pools and deletes all others. An error in one pool does not prevent the others from being
         written.
 
-        Raises GateOffError after deleting all slices, else the KubeError of the first pool that failed.
+        Raises GateOffError after deleting all slices, else the KubeError from the first pool that failed.
         """
         failures = []
         for pool in dict.fromkeys([*pools, *(one["spec"]["pool"]["name"] for one in self._held.values())]):

@@ -115,7 +115,7 @@ def _container(report: ContainerReport) -> PageContainer:
 
 
 def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> list[ProblemDocument]:
-    """Returns problems, then warnings, then an entry with the number of omitted ones."""
+    """Returns problems, then warnings, then an entry with the number of those omitted."""
     problems, warnings, left_out = notices(state, conditions)
     found = [
         ProblemDocument(level=level, code=one.code, subject=one.subject, text=one.text)

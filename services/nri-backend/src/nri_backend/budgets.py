@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All time limits of the hooks and of the audit, and how they add up.
+"""All time limits for the hooks and the audit, and how they add up.
 
-A runtime waits for the answer to a hook for its request timeout (``plugin_request_timeout``, 2 s by default). After
-that, the runtime closes the connection and continues without the plugin, so the container would run without
-enforcement. Therefore every hook is answered earlier, with an error if necessary, and the kubelet retries the
-container.
+A runtime waits at most its request timeout (``plugin_request_timeout``, 2 s by default) for the answer to a hook. After
+that, it closes the connection and continues without the plugin, so the container would run without enforcement.
+Therefore every hook is answered earlier, with an error if necessary, and the kubelet retries the container.
 
   0 s                                                          1.2 s       1.5 s             2 s
   ├── CLEAR: wait for other containers to leave the CPUs ────────┤           │                 │
@@ -20,14 +19,14 @@ container.
   then killed, within KILL_SECONDS after the deadline.
 * The remaining quarter of a second is for sending the answer and for pauses of this process.
 
-The intervals of the audit determine how long a fault can last that no event reports: see "What only polling finds" in
+The audit's intervals determine how long a fault can last that no event reports: see "What only polling finds" in
 DESIGN.md.
 """
 
 from typing import Final
 
 REQUEST_SECONDS: Final = 2.0
-"""Request timeout of a runtime that does not report one."""
+"""Request timeout of a runtime that does not report its own."""
 DEADLINE_SHARE: Final = 0.75
 """Share of the request timeout after which a hook is answered with an error."""
 CLEAR_SHARE: Final = 0.6
@@ -36,7 +35,7 @@ KILL_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = 0.05
 """Interval between two requests to move the same containers while a hook waits for them."""
 MAX_TRIES: Final = 3
-"""Maximum number of jobs that a start runs while its plan keeps changing: the first one, and another one each time the
+"""Maximum number of jobs that a start runs while its plan keeps changing: the first job, and another job each time the
 plan has changed during a job. Repetitions for other reasons are not counted.
 """
 
@@ -64,8 +63,8 @@ kernel has refused. Each tick (2 s) compares the CPUs, and the mems if they are 
 next tick compares the limits.
 """
 READ_SECONDS: Final = 600.0
-"""Interval between two audits of everything that read and parse all files, not only those that have changed. This only
-matters for the sub-cgroup that crun may create in a container's cgroup.
+"""Interval between two audits of everything in which all files are read and parsed, not only those that have changed.
+This only matters for the sub-cgroup that crun may create in a container's cgroup.
 """
 OBSERVE_SECONDS: Final = 10.0
 """Interval between two passes over all cgroups while ``enforcement`` is ``observe``. A state change also starts a

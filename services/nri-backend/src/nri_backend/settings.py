@@ -63,11 +63,11 @@ class Settings:
     """Host ("" for all addresses) and TCP port of the probes, or None if they are disabled."""
     plugin_index: str
     warnings: tuple[str, ...] = ()
-    """Warnings about the settings, to be logged once at the start."""
+    """Warnings about the settings, to be logged once at startup."""
 
     @property
     def state_socket(self) -> str:
-        """Path of the state socket of the frontend in the same pod."""
+        """Path of the state socket that belongs to the frontend in the same pod."""
         return state_socket_path(self.config.run_dir, self.pod_uid)
 
     @property

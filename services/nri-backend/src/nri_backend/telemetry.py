@@ -80,11 +80,11 @@ class Telemetry:
         self._last_event: float | None = None
         self._hooks = _Series(
             "hook_duration_seconds",
-            "Duration of answering a call of the runtime in seconds, by hook.",
+            "Duration of answering a call from the runtime in seconds, by hook.",
             "hook",
             buckets=_HOOK_SECONDS,
         )
-        self._outcomes = _Series("hooks", "Number of calls of the runtime by hook and outcome.", "hook", "outcome")
+        self._outcomes = _Series("hooks", "Number of calls from the runtime by hook and outcome.", "hook", "outcome")
         self._rejections = _Series("refusals", "Number of refused containers by reason.", "reason")
         self._repairs = _Series(
             "repairs", "Number of cgroup files that differed from the claims and were repaired, by kind.", "kind"
@@ -98,7 +98,7 @@ class Telemetry:
         )
 
     def call_done(self, method: str, seconds: float, outcome: str) -> None:
-        """Counts one call of the runtime."""
+        """Counts one call from the runtime."""
         # The runtime chooses the name of the method, so unknown names share one time series.
         hook = "unknown" if outcome == "unimplemented" else method
         self._hooks.observe(seconds, hook)

@@ -92,7 +92,7 @@ _CODES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """The reason why a container must not be created or started; the text appears in the pod's events."""
+    """The reason why a container must not be created or started; the message appears in the pod's events."""
 
     reason: Reason
     text: str
@@ -105,7 +105,7 @@ class Rejection:
 
     @property
     def problem(self) -> Problem:
-        """The text, with the cause's code."""
+        """The message, with the cause's code."""
         return Problem(self.text, self.cause or _CODES[self.reason])
 
 
@@ -189,7 +189,7 @@ def authorize(
     other claims.
 
     The rejection is None if the container may use every claim that the environment names. ``proven`` contains the
-    claims that have been enforced for the container since its start; these stay in the entitlement even if they are
+    claims that have been enforced for the container since it started; these stay in the entitlement even if they are
     rejected now.
     """
     found = {key: _judge(key, variables, user, claims) for key, variables in evidence.claims.items()}
@@ -269,7 +269,7 @@ def _pods(record: AllocationRecord) -> str:
 
 
 def _owned(record: AllocationRecord, owner: Owner, user: Owner) -> Rejection:
-    """Returns the rejection of a container whose claim belongs to another container."""
+    """Returns the rejection for a container whose claim belongs to another container."""
     # Claims.owner() returns an owner only if reservedFor contains its pod, so the pod's name is known.
     pods = {pod.uid: f"{record.claim.namespace}/{pod.name}" for pod in record.reserved_for}
     text = f"{_name_of(record)} belongs to container {owner.container} of pod {pods.get(owner.pod_uid, owner.pod_uid)}"
@@ -282,7 +282,7 @@ init container end before this one uses it"
 
 
 def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[str, ...] | str:
-    """Returns the requests that the variables name, or an error text if a variable does not match the record."""
+    """Returns the requests that the variables name, or an error message if a variable does not match the record."""
     expected = {name: (r, value) for r in record.requests for name, value in request_env(record, r).items()}
     seen: set[str] = set()
     unions: list[Variable] = []

@@ -181,28 +181,28 @@ class Entitlement:
 
     claims: tuple[Held, ...] = ()
     cpus: frozenset[int] = frozenset()
-    """CPUs of its claims; empty without a CPU claim."""
+    """CPUs of the container's claims; empty without a CPU claim."""
     near: frozenset[int] = frozenset()
-    """CPUs near its own that it may use as well if they are in the shared pool. If none of them is in the pool, the
-    container uses the whole pool. Empty if it may use only its own CPUs.
+    """CPUs near its own that the container may use as well if they are in the shared pool. If none of them is in the
+    pool, the container uses the whole pool. Empty if it may use only its own CPUs.
     """
     interrupted: frozenset[int] = frozenset()
     """Claimed CPUs from which interrupts are not moved (``irqs: keep``)."""
     lift_quota: bool = False
-    """True if it has CPU claims and all of their requests have ``quota: lift``."""
+    """True if the container has CPU claims and all of their requests have ``quota: lift``."""
     partition: PartitionKind = ""
-    """Partition type for its cgroup. Empty without CPUs, if a claim is shared in the pod, or if the container also uses
-    the shared pool."""
+    """Partition type for the container's cgroup. Empty without CPUs, if a claim is shared in the pod, or if the
+    container also uses the shared pool."""
     fault: str = ""
-    """Reason why its CPU claims cannot be enforced; empty if they can."""
+    """Reason why the container's CPU claims cannot be enforced; empty if they can."""
     memory: MemoryGrant | None = None
-    """Sum of its memory claims, or None without one."""
+    """Sum of the container's memory claims, or None without one."""
     mems: frozenset[int] = frozenset()
     """NUMA nodes that the container is bound to, those of ``memory``; empty if it is not bound."""
     hugepages: Mapping[Pages, int] = field(default_factory=dict)
     """Claimed hugepages in bytes, rounded down to whole pages."""
     counted: Counted = NOT_COUNTED
-    """Amounts that the kubelet has added to its limits."""
+    """Amounts that the kubelet has already added to the container's limits."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables to set in addition to those that CDI sets."""
 

@@ -49,7 +49,7 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
         if (kind.cpus is None or not own.isdisjoint(kind.cpus)) and _must_leave(state, tracked, kind)
         for i in ids
     ]
-    # Most containers, up to hundreds, are in other pods, and all of these must leave: they need no further check.
+    # Most containers, up to hundreds, are in other pods, and all of them must leave: they need no other check.
     return [one for one in others if one.identity.pod.uid != pod_uid or not _may_stay(state, tracked, one)]
 
 
@@ -117,7 +117,8 @@ def adjustment(tracked: Tracked, state: NodeState) -> Adjustment:
 
 
 def resources_for(tracked: Tracked, state: NodeState, *, huge: bool = False) -> Resources:
-    """Returns the resources for the answer to a creation or an update. With ``huge`` they include hugepage limits.
+    """Returns the resources for the answer to CreateContainer, or for an update. With ``huge`` they include hugepage
+    limits.
 
     Hugepage limits are left out if an update does not contain any: containerd appends a hugepage limit to its list
     instead of replacing it.
@@ -254,7 +255,7 @@ record from the API server and the kubelet retries; if that claim no longer exis
 def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
     """Returns a rejection that names the containers that still run on these CPUs (at least one).
 
-    The text states that they are being moved, or contains the kernel's error if one of them cannot be moved.
+    The message states that they are being moved, or contains the kernel's error if one of them cannot be moved.
     """
     immovable = [one for one in occupants if one.problem]
     named = (immovable or occupants)[:3]
@@ -268,14 +269,14 @@ def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
 
 
 def not_applied(left: Sequence[Problem]) -> Rejection:
-    """Returns the rejection of a container whose plan could not be applied; ``left`` is as in apply.Outcome."""
+    """Returns the rejection for a container whose plan could not be applied; ``left`` is as in apply.Outcome."""
     failure = joined(left)
     text = f"its cgroup settings cannot be applied: {failure}; the kubelet retries"
     return Rejection(Reason.KERNEL, text, cause=failure.code)
 
 
 def outside(tracked: Tracked) -> Rejection:
-    """Returns the rejection of a claim container whose processes are not in its cgroup on the node."""
+    """Returns the rejection for a claim container whose processes are not in its cgroup on the node."""
     handler, cgroup = tracked.identity.pod.runtime_handler, tracked.identity.cgroup
     named = f" (runtime handler {handler})" if handler else ""
     text = f"its claim cannot be enforced: no process of it is in the cgroup {cgroup} of the node. Runtimes such as \
@@ -290,13 +291,14 @@ def unenforced(
 ) -> Rejection | None:
     """Returns a standby's rejection of a claim container that no active instance has set up, else None.
 
-    ``seen`` contains the CPUs and nodes with which the container would run. During creation, the runtime may call the
-    active instance after this one. At the start (``starting``), the container's CPUs and nodes must be set.
+    ``seen`` contains the CPUs and nodes with which the container would run. During CreateContainer, the runtime may
+    call the active instance after this one. On StartContainer (``starting``), the container's CPUs and nodes must be
+    set.
     """
     if not tracked.identity.evidence.claims or (not starting and leader.fresh and not leader.first):
         return None
     if tracked.rejection is not None:
-        # If there is an active instance, it rejects the container with the same text.
+        # If there is an active instance, it rejects the container with the same message.
         return None if leader.fresh else tracked.rejection
     cpus, mems = tracked.entitlement.cpus & state.host.online, tracked.entitlement.mems
     most = cpus | state.pool.beside(tracked.entitlement.near, tracked.excluded)

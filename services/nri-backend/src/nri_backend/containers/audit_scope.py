@@ -20,8 +20,8 @@ class AuditScope:
         self.running = Derived(state, lambda: [one.id for one in self._started()])
         """Containers whose cgroups are kept in sync, as NodeState.started() returns them."""
         self.dependent = {full: Derived(state, partial(self._dependent, full=full)) for full in (False, True)}
-        """Containers that an audit with limits (True) or without (False) reads, since no event reports it if another
-        process changes files of theirs on which a claim depends."""
+        """Containers that an audit with limits (True) or without (False) reads, since no event reports when another
+        process changes files of such a container on which a claim depends."""
         self.refused = Derived(state, lambda: [one.id for one in self._started() if self._is_refused(one)])
         """Containers whose partition the kernel has refused. An audit of all containers tries to create it again."""
         self.ended = Derived(state, lambda: [one for one in state if one.phase in ENDED])
@@ -31,7 +31,7 @@ class AuditScope:
         self.needs_ticks = Derived(state, lambda: any(map(_needs_ticks, state)))
         """True if a container's CPUs, memory or limits depend on ticks."""
         self.problems = Derived(state, lambda: tuple(state.problems))
-        """Problems of containers, for the operator."""
+        """Container problems to report to the operator."""
 
     def _started(self) -> list[Tracked]:
         return self._state.started([one.id for one in self._state])

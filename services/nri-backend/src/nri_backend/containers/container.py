@@ -36,14 +36,14 @@ class Identity:
     name: str
     pod: Pod
     cgroup: str = ""
-    """Path below the cgroup root; empty if it cannot be derived. A container in a virtual machine or a sandbox has the
+    """Path under the cgroup root; empty if it cannot be derived. A container in a virtual machine or a sandbox has the
     path of its pod.
     """
     pod_cgroup: str = ""
     cgroup_error: Problem = NO_PROBLEM
     """Reason why the cgroup cannot be derived."""
     evidence: Evidence = NO_EVIDENCE
-    """The claims that its environment names."""
+    """The claims that the container's environment names."""
     own_pod: bool = False
     """True for the driver's own containers."""
     user: Owner = field(init=False, repr=False, compare=False)
@@ -72,15 +72,15 @@ class Observation:
     mems: frozenset[int] | None = None
     """NUMA nodes of ``cpuset.mems.effective``."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
-    """Limits that its claims have set, by file."""
+    """Limits that the container's claims have set, by file."""
     partition: PartitionKind = ""
-    """Partition type of its cgroup. In a partition the kernel keeps all other processes off its CPUs."""
+    """Partition type of the container's cgroup. In a partition the kernel keeps all other processes off its CPUs."""
     exclusive: frozenset[int] = frozenset()
     """``cpuset.cpus.exclusive``, if the cgroup was found to be a partition. No other container gets these CPUs, even if
     the record and the enforcement record are lost.
     """
     failure: Problem = NO_PROBLEM
-    """Description of the settings that could not be applied to its cgroup; empty if all were applied."""
+    """Description of the settings that could not be applied to the container's cgroup; empty if all were applied."""
     memory_kills: int = 0
     """Number of processes that the kernel has killed because the container was out of memory."""
 
@@ -105,12 +105,13 @@ class Tracked:
     still enforced.
     """
     enforced: tuple[Held, ...] = ()
-    """Claims that have been applied to its cgroup, as in its enforcement record."""
+    """Claims that have been applied to the container's cgroup, as in its enforcement record."""
     fallback: Problem = NO_PROBLEM
-    """Reason why its cgroup is not a partition although it holds CPUs; the shared pool excludes them instead."""
+    """Reason why the container's cgroup is not a partition although it holds CPUs; the shared pool excludes them
+    instead."""
     excluded: frozenset[int] = frozenset()
-    """CPUs of other claims and partitions of its pod, since a partition ends when a sibling's cpuset overlaps with
-    it.
+    """CPUs of other claims and partitions in the container's pod, since a partition ends when a sibling's cpuset
+    overlaps with it.
     """
     observed: Observation = UNSEEN
 
@@ -147,7 +148,7 @@ class Tracked:
 
     @property
     def problem(self) -> Problem:
-        """Settings that could not be applied to its cgroup, or the reason why the cgroup is unknown; else empty."""
+        """Settings that could not be applied to the container's cgroup, or why the cgroup is unknown; else empty."""
         return self.observed.failure or self.identity.cgroup_error
 
     @property
@@ -183,7 +184,7 @@ class Tracked:
 
     @property
     def pool_requested_by(self) -> str:
-        """Setting in its claims that makes the pool enforce them; empty if there is none."""
+        """Setting in the container's claims that makes the pool enforce them; empty if there is none."""
         return "" if self.entitlement.partition else self.fallback
 
     @property

@@ -19,8 +19,8 @@ run (CREATED) has no process to wait for.
 
 Every (phase, event) pair has an entry, because events repeat and overtake each other: StopContainer may come twice or
 for a container that never started, an audit may find a cgroup gone while the hook that reports the end is running, and
-a snapshot of the runtime may contradict all of them. An entry that leads to its own phase means that the event has no
-effect there.
+a snapshot from the runtime may contradict all of these. An entry that leads to its own phase means that the event has
+no effect there.
 """
 
 from collections.abc import Mapping
@@ -44,12 +44,12 @@ class Phase(_HashedByIdentity):
     ABSENT = auto()
     """Not tracked: never seen, forgotten, or an attempt that a hook has rejected."""
     CREATED = auto()
-    """Its creation was answered. None of its processes has run, and none will before StartContainer."""
+    """CreateContainer was answered. None of its processes has run, and none will before StartContainer."""
     STARTING = auto()
     """The start hook is running: its cgroup exists and is being set up, and its process waits for the answer."""
     LISTED = auto()
     """The runtime listed it as created when this instance connected. It may start at any time without an event, so it
-    is treated as running. If its cgroup was never seen, it need not have ended."""
+    is treated as running. If its cgroup has never been seen, it need not have ended."""
     RUNNING = auto()
     """Its process may run."""
     ENDING = auto()
@@ -72,7 +72,7 @@ class Event(_HashedByIdentity):
     START = auto()
     """StartContainer was called."""
     STOP = auto()
-    """StopContainer: the runtime has seen its end."""
+    """StopContainer: the runtime has seen the container end."""
     REMOVE = auto()
     """RemoveContainer, or the sandbox of its pod was removed."""
     LIST_CREATED = auto()
@@ -106,7 +106,7 @@ def _row(phase: Phase, **changes: Phase) -> Mapping[Event, Phase]:
 _LISTING: Final = {"list_created": Phase.LISTED, "list_running": Phase.RUNNING}
 
 TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
-    # StartContainer also comes for a container whose creation no instance has seen.
+    # StartContainer also comes for a container whose CreateContainer call no instance has seen.
     Phase.ABSENT: _row(Phase.ABSENT, create=Phase.CREATED, start=Phase.STARTING, applied=Phase.RUNNING, **_LISTING),
     Phase.CREATED: _row(
         Phase.CREATED,
@@ -203,4 +203,4 @@ ENDED: Final = frozenset({Phase.ENDING, Phase.LINGERING, Phase.VANISHED})
 OVER: Final = frozenset({Phase.ABSENT, Phase.VANISHED, Phase.STOPPED})
 """Phases in which the container has no process, and will have none without another event."""
 ALIVE: Final = frozenset(Phase) - OVER
-"""Phases in which a process of the container may run, now or after its start."""
+"""Phases in which a process of the container may run, now or once it has started."""

@@ -6,12 +6,12 @@ A plan is computed from the state at the moment when its job begins, not when th
 in a thread while the state may change. It is therefore immutable and contains everything that the thread needs.
 
 The plan of a container contains its desired cpuset (``cpuset_of``), the limits of its claims, its partition type and
-the page sizes that it must not reserve. A limit has no effect while a cgroup above has a lower one, so the claims of a
-container also change the cgroups above it (``groups_above``). Their plans are *raises* relative to the original limits
-of the kubelet (limits/claimed.py), which only the thread can read: a pod's cgroup gets the sum of its living
-containers' claims, and every cgroup up to the root passes on memory protection. While the claims of a running container
-are unknown, because their record is missing, the sums are too low. Raises with ``lower=False`` are then applied: limits
-are raised for known claims and never lowered.
+the page sizes that it must not reserve. A limit has no effect while a cgroup above has a lower one, so a container's
+claims also change the cgroups above it (``groups_above``). Their plans are *raises* relative to the original limits of
+the kubelet (limits/claimed.py), which only the thread can read: a pod's cgroup gets the sum of its living containers'
+claims, and every cgroup up to the root passes on memory protection. While the claims of a running container are
+unknown, because their record is missing, the sums are too low. Raises with ``lower=False`` are then applied: limits are
+raised for known claims and never lowered.
 
 Starts and audits compare a plan with the observed files of each cgroup (``differences``). Between audits ``misplaced``
 compares the desired CPUs of all containers with those on which they were last seen.
@@ -68,9 +68,9 @@ class Desired:
     effective set cannot be compared while other cgroups are partitions, since those partitions change it.
     """
     lazy: bool = False
-    """True if a member of the pool may run on a part of the pool. CPUs that the pool has gained are then not added."""
+    """True if a pool member may run on a part of the pool. CPUs that the pool has gained are then not added."""
     needs_cpuset: bool = True
-    """True if a missing ``cpuset.cpus`` is a difference. False for members of the pool while no CPU is held."""
+    """True if a missing ``cpuset.cpus`` is a difference. False for pool members while no CPU is held."""
     exact: bool = False
     """True if ``cpuset.cpus`` itself must equal ``cpus``, regardless of the effective set: the kernel creates no
     partition next to a cgroup whose configured CPUs overlap with it, even if that cgroup is a partition with other
@@ -169,7 +169,7 @@ class Plan:
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     """Returns the desired cpuset of a container: CPUs and nodes.
 
-    A running container whose claimed CPUs are all offline is a member of the pool: the kernel would otherwise let it
+    A running container whose claimed CPUs are all offline is a pool member: the kernel would otherwise let it
     run on all CPUs of its parent (cpuset, cgroup-v2.rst).
     """
     host, pool, own, near = state.host, state.pool, tracked.kept_cpus, tracked.entitlement.near
@@ -185,7 +185,7 @@ def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     return _pool_part(mems, state.without_claim(tracked.excluded, own_pod=own_pod), bool(pool.held), lazy, online)
 
 
-# The audit computes this for every container on the node at each tick, and nearly all members of the pool are equal.
+# The audit computes this for every container on the node at each tick, and nearly all pool members are equal.
 @lru_cache(maxsize=16)
 def _pool_part(mems: frozenset[int], pool: frozenset[int], claims: bool, lazy: bool, online: frozenset[int]) -> Desired:
     return Desired(cpus=pool, shown=pool, shared=True, online=online, lazy=lazy, needs_cpuset=claims, mems=mems)
@@ -205,7 +205,7 @@ def misplaced(state: NodeState) -> list[Tracked]:
         # A container in the driver's pod follows the pod's cgroup, and its own cpuset may be narrower.
         lazy = kind.own_pod or (state.lazy and not kind.exclusive)
         # If all claims are partitions, only the siblings of a claim's container must leave its CPUs. A sibling that
-        # was not seen yet may have started before the claim's record appeared.
+        # has not been seen yet may have started before the claim's record appeared.
         unseen = kind.cpus is None and (held or kind.excluded) and not kind.exclusive
         if unseen or (kind.cpus and not (kind.cpus <= wanted if lazy else kind.cpus == wanted)):
             found += state.started(ids)
@@ -273,10 +273,10 @@ def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
 def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
     """Returns the plans to apply before a container that is being started becomes a partition.
 
-    These are the plans of siblings that were created but have not started. The runtime may have created their cgroups
-    already, as CRI-O does, and with CPUs of the claim if its record appeared later. The audit does not write these
-    cgroups, but the kernel refuses a partition next to an overlapping ``cpuset.cpus`` even if no process has run in
-    that cgroup. A sibling that is listed as created may be an earlier attempt to create the same container, and may
+    These are the plans of siblings that have been created but have not started. The runtime may have created their
+    cgroups already, as CRI-O does, and with CPUs of the claim if its record appeared later. The audit does not write
+    these cgroups, but the kernel refuses a partition next to an overlapping ``cpuset.cpus`` even if no process has run
+    in that cgroup. A sibling that is listed as created may be an earlier attempt to create the same container, and may
     have been made a partition, since such a container can start without an event. No start waits for it to be moved.
     """
     siblings = state.containers.of_pod(plan.tracked.identity.pod.uid)

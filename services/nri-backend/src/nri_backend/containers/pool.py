@@ -225,7 +225,7 @@ def divide(
     ``weights`` contains the weight of each container with exclusive CPUs, ``fallbacks`` the claims that the pool
     enforces although a partition could.
     """
-    # Each start of a container with a partition calls this, so it must not loop over the claim files.
+    # This is called whenever a container with a partition starts, so it must not loop over the claim files.
     by_kernel = host.partitions and not host.obstacle and config.cpu_exclusivity != "pool"
     weights = list(weights)
     partitioned = frozenset().union(*(cpus for cpus, partition in weights if partition))

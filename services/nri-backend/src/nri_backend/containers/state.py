@@ -34,14 +34,14 @@ _log = logging.getLogger(__name__)
 MAX_REJECTED: Final = 64
 """Maximum number of stored rejected attempts; the kubelet retries each container after seconds to minutes."""
 MAX_TOUCHED: Final = 4096
-"""Maximum number of stored changes of containers: about as many as two changes of the pool cause on a full node."""
+"""Maximum number of stored container changes: about as many as two pool changes cause on a full node."""
 
 
 class CpusetClass(NamedTuple):
     """Properties that containers with the same cpuset share."""
 
     cpus: frozenset[int] | None
-    """CPUs on which they were last seen; None if they have not been seen yet."""
+    """CPUs on which the containers were last seen; None if they have not been seen yet."""
     exclusive: frozenset[int]
     """CPUs exclusive to these containers; empty for members of the shared pool."""
     own_pod: bool
@@ -66,7 +66,7 @@ class ContainerIndex:
         self.with_problem: set[str] = set()
         """Ids of the containers that have a problem for the operator."""
         self.with_pins: set[str] = set()
-        """Ids of the containers for which a request has shown a static manager of the kubelet."""
+        """Ids of the containers for which a request has shown one of the kubelet's static managers."""
         self._by_pod: dict[str, dict[str, Tracked]] = {}
 
     def __iter__(self) -> Iterator[Tracked]:
@@ -126,13 +126,13 @@ class ContainerIndex:
 
 
 class ChangeLog:
-    """The latest changes of containers, for readers that process only changed containers, and the functions to call
+    """The latest container changes, for readers that process only changed containers, and the functions to call
     after each change.
     """
 
     def __init__(self, changed: Callable[[], object]) -> None:
         self.count = 0
-        """Number of changes of single containers and rejected attempts so far."""
+        """Number of changes to single containers and rejected attempts so far."""
         self.end_idle: Callable[[], object] | None = None
         """Function to call after each change while the audit has its idle pace, else None."""
         self._changed = changed
@@ -407,13 +407,13 @@ class NodeState:
 
     @property
     def problems(self) -> list[Problem]:
-        """Problems of containers, for the operator."""
+        """Container problems to report to the operator."""
         found = self.containers.with_problem
         return [problem_of(tracked) for tracked in self if tracked.id in found] if found else []
 
     @property
     def lazy(self) -> bool:
-        """True if running members of the pool get released CPUs only when their cpuset is written anyway."""
+        """True if running pool members get released CPUs only when their cpuset is written anyway."""
         return self.config.pool_growth == "lazy" and not (self.pool.by_kernel and self.pool.held)
 
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:

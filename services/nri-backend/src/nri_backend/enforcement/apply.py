@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies a container's plan to its cgroup and the cgroups above it, for starts, moves and audits.
 
-Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that the
-creation of cgroups takes as well, and may take milliseconds; on the event loop it would delay all answers. The one
+Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that
+creating cgroups takes as well, and may take milliseconds; on the event loop it would delay all answers. The one
 exception is the start of a container without claims whose cpuset is already correct (Reconciler.apply()).
 
 Each cgroup is read and written where it differs (``_repair``). The written limits are then read again, to see whether
 the writes were effective. If a file of the cpuset was written, all files are read again, since the kernel derives the
 effective sets from it. Two kinds of files are written without being read first, since the read after the write verifies
-them: the CPUs of a container that has to leave others (``_last_seen``), and hugepage limits at a start
+them: the CPUs of a container that has to leave others (``_last_seen``), and hugepage limits when a container starts
 (``_present_limits``). A container's limit has no effect while a limit above it is lower, so the cgroups above come
 first. Each of them gets the kubelet's original limit plus the amount that claims need.
 """
@@ -313,7 +313,7 @@ def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
 
 
 def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None) -> Outcome:
-    """Applies the raises of one cgroup above containers, and records the content of its files. Never raises."""
+    """Applies the raises to one cgroup above containers, and records the content of its files. Never raises."""
     done, recording = Outcome(path), tree.recording()
     try:
         _raise_limits(recording, notes, path, raises, done)
@@ -329,7 +329,7 @@ def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Rais
 
 
 def _unforeseen(error: Exception, known: str = "") -> Problem:
-    """Returns an error as a problem, and logs it with its traceback unless the known problem contains the text."""
+    """Returns an error as a problem, and logs it with its traceback unless the known problem contains the message."""
     text = f"internal error ({type(error).__name__}: {shown(error)}); nri-backend's log has the details"
     if text not in known:
         _log.error("internal error while applying a cgroup", exc_info=error)
@@ -448,7 +448,7 @@ def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *,
 
 
 def _raise_above(tree: CgroupTree, notes: OriginalLimits, plan: Plan, done: Outcome) -> Mapping[str, Limit] | None:
-    """Applies the raises of the cgroups above a container. Returns the original limits of its pod, or None if unknown.
+    """Applies the raises to the cgroups above a container. Returns the original limits of its pod, or None if unknown.
 
     Raises CgroupGoneError or CgroupAccessError.
     """
@@ -469,7 +469,7 @@ def _raise_above(tree: CgroupTree, notes: OriginalLimits, plan: Plan, done: Outc
 def _raise_limits(
     tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None, done: Outcome
 ) -> Mapping[str, Limit]:
-    """Applies the raises of one cgroup, and stores its original limits. Returns the original limits of the files that
+    """Applies the raises to one cgroup, and stores its original limits. Returns the original limits of the files that
     were read.
 
     Raises CgroupGoneError or CgroupAccessError.

@@ -5,7 +5,7 @@ The loop runs a *round* at each tick, and at once when an event sets ``signals.a
 changed, a start waits for other containers to leave, the kernel has changed a partition or has reported a memory event,
 a container has ended, or a kernel call that hung has returned. Ticks are TICK_SECONDS apart, or IDLE_SECONDS at the
 *idle pace*: while the node has no claims and its state does not change, no claim can be violated. The pace is decided
-at the end of each tick (``_may_be_idle``), and the next change of the state ends it (``_end_idle``).
+at the end of each tick (``_may_be_idle``), and the next state change ends it (``_end_idle``).
 
 A round does this, in this order:
 
@@ -25,7 +25,7 @@ all running containers, and retries partitions that the kernel has refused. All 
 files have not changed since their last reading, except every READ_SECONDS. Claim files and enforcement records are
 compared every RECORDS_SECONDS.
 
-The lists of containers that a round needs are computed again only after a change of the state (AuditScope): on a quiet
+The lists of containers that a round needs are computed again only after a state change (AuditScope): on a quiet
 node a tick is the comparison of the files, and little else.
 """
 
@@ -184,7 +184,7 @@ class GroupAuditor:
             plan = [path for path in plan if path not in done]
 
     def _store(self, outcomes: Sequence[Outcome]) -> None:
-        """Stores the problems of cgroups, and counts the repairs."""
+        """Stores the cgroups' problems, and counts the repairs."""
         self._count_repairs(outcomes)
         for outcome in outcomes:
             before, problem = self.problems.pop(outcome.id, NO_PROBLEM), joined(outcome.left)
@@ -224,12 +224,12 @@ class Auditor:
 
     @property
     def problems(self) -> Iterable[Problem]:
-        """Problems of cgroups above containers, and of the audit itself."""
+        """Problems with cgroups above containers, and with the audit itself."""
         return (*filter(None, (self._failure,)), *self._groups.problems.values())
 
     @property
     def container_problems(self) -> Sequence[Problem]:
-        """Problems of containers, computed again only after a change of the state."""
+        """Container problems, computed again only after a state change."""
         return self._scope.problems.value
 
     @property
@@ -260,12 +260,12 @@ class Auditor:
         self._next.pods[tracked.identity.pod.uid] = tracked.identity.cgroup
 
     def _end_idle(self) -> None:
-        """Ends the idle pace after a change of the state, and wakes the loop, which is waiting for a later tick."""
+        """Ends the idle pace after a state change, and wakes the loop, which is waiting for a later tick."""
         self._set_idle(idle=False)
         self._reconciler.signals.audit.set()
 
     def _set_idle(self, *, idle: bool) -> None:
-        """Begins or ends the idle pace, as Schedule.set_idle(). The next change of the state ends it."""
+        """Begins or ends the idle pace, as Schedule.set_idle(). The next state change ends it."""
         if self._next.set_idle(self._deps.clock(), idle=idle):
             self._state.change_log.end_idle = self._end_idle if idle else None
             self._next.idle_changed(idle=idle)
@@ -350,7 +350,7 @@ class Auditor:
             known = bool(self._state.files or self._claim_files.view.problems)
             await self._claim_files.refresh(thorough=due.tick and due.records and known)
             if not self._claim_files.settled:
-                # The time stamp of the directory is too recent to rule out a later change within its resolution.
+                # The directory's time stamp is too recent to rule out a later change within its resolution.
                 # Reading it again soon saves the next hook that work.
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)
         if self._reconciler.signals.active:
@@ -389,7 +389,7 @@ class Auditor:
         started, state = time.monotonic(), self._state
         while left := [i for i in self._scope.misplaced.value if i not in done]:
             pool, host = state.pool, state.host
-            # The list is computed again only after a change of the pool: computing it takes as long as the moves of one
+            # The list is computed again only after a pool change: computing it takes as long as the moves of one
             # job.
             while left and (state.pool, state.host) == (pool, host):
                 plan = left[:MOVES]

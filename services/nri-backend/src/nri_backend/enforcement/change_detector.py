@@ -59,7 +59,7 @@ class ChangeDetector:
         self._readings = FileCache(root, stay_open=stay_open)
         self._compared = COMPARED_OPEN if stay_open else COMPARED
         self._last: tuple[Sequence[str], int, _Batches] = (), -1, {}
-        """Argument of the last unsettled() that found no difference, number of changes of the state, and batches.
+        """Argument of the last unsettled() that found no difference, number of state changes, and batches.
 
         While the first two are the same, the batches are, too.
         """

@@ -50,7 +50,7 @@ class Enforcer:
     def __init__(self, deps: Deps, state: NodeState, own_pod_uid: str) -> None:
         self.state = state
         self.runtime = LinkStatus()
-        """The runtime's capabilities; set with each change of the connection."""
+        """The runtime's capabilities; set whenever the connection changes."""
         self.signals = Signals()
         self.claim_files = DirectoryReader(deps.directory, state.set_claim_files)
         self.reconciler = Reconciler(state, deps, self.signals)
@@ -78,7 +78,7 @@ class Enforcer:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Problems of the node and its containers, for the operator."""
+        """Problems with the node and its containers, to report to the operator."""
         node = (self.reconciler.recorder.problem, self.state.kernel_damage, self._auditor.host.problem)
         files = map(file_problem, self.claim_files.view.problems.values())
         parts = (*node, *files, *self.reconciler.problems, *self._auditor.problems, *self._auditor.container_problems)
@@ -109,7 +109,7 @@ class Enforcer:
         return self._auditor.is_idle
 
     def on_idle_changed(self, idle_changed: IdleChanged) -> None:
-        """Sets the function that is called when the pace of the audit has changed."""
+        """Sets the function that is called when the audit's pace has changed."""
         self._auditor.on_idle_changed(idle_changed)
 
     async def run_forever(self) -> None:
@@ -119,7 +119,7 @@ class Enforcer:
     def records_changed(self) -> None:
         """Requests that the audit reads the claim files now, since the frontend has reported a change.
 
-        Each creation, start and tick reads them as well.
+        Each CreateContainer and StartContainer call and each tick reads the files as well.
         """
         self._auditor.request_look()
 
@@ -279,7 +279,7 @@ class Enforcer:
             # Its claims may have been taken from it, because the same container was created again.
             known = replace(known, identity=replace(known.identity, evidence=read_evidence(container.env)))
         elif known is not None and known.phase is Phase.CREATED:
-            # NodeState has authorized it again with each change since its creation.
+            # NodeState has authorized it again with each change since it was created.
             return known.after(Event.START)
         known = known or self._described(pod, container)
         return self.state.authorized(known.after(Event.START).seen(partition=""))
@@ -352,8 +352,7 @@ class Enforcer:
 
 
 def file_problem(text: str) -> Problem:
-    """Converts a text of ClaimDirectory to a problem.
-
-    The text about a missing directory is already one, with its own code, since app.py passed it to ClaimDirectory.
+    """Converts a message from ClaimDirectory to a Problem. The message about a missing directory already is a Problem
+    with its own code, since app.py passed it in.
     """
     return text if isinstance(text, Problem) else Problem(text, BackendCode.CLAIM_FILES_UNREADABLE)

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def kill_count(text: str) -> int:
-    """Returns the number of killed processes from the text of ``memory.events``, or 0 if it contains none."""
+    """Returns the number of killed processes from the content of ``memory.events``, or 0 if it contains none."""
     fields = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
     count = fields.get("oom_kill", "0")
     return int(count) if count.isdecimal() else 0
@@ -93,7 +93,7 @@ class KillWatch:
         self._claimed = Derived(state, lambda: _claimed_pods(state))
         self._uids = Derived(state, lambda: {one.identity.pod.uid for one in state})
         self._last: tuple[int, Mapping[str, bytes]] = -1, {}
-        """Number of changes of the state at the last look_at_all() without an error, and the content of the pods' files
+        """Number of state changes at the last look_at_all() without an error, and the content of the pods' files
         before it."""
         self._looking = asyncio.Lock()
         """Serializes readings. If counts were accounted for in another order, old ones would be taken for new kills."""

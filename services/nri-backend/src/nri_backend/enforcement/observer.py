@@ -36,7 +36,7 @@ from nri_backend.problems import NO_PROBLEM, joined
 _AT_ONCE: Final = 64
 """Number of plans that are computed on the event loop for one job in a thread."""
 _DEBOUNCE_SECONDS: Final = 0.5
-"""Delay of a pass after a change of the state."""
+"""Delay of a pass after a state change."""
 _WITH_CLAIM: Final = "container {} has claims"
 _WITHOUT_CLAIM: Final = "container {} has no claim"
 _ABOVE: Final = "limits of the cgroups above containers with claims"
@@ -68,7 +68,7 @@ class Observer:
         self._changed.set()
 
     async def run_forever(self, active: Callable[[], bool], passed: Callable[[], object]) -> None:
-        """Runs a pass after each change of the state, and every OBSERVE_SECONDS; never returns.
+        """Runs a pass after each state change, and every OBSERVE_SECONDS; never returns.
 
         Nothing is done while ``active`` returns False. ``passed`` is called after each pass.
         """

@@ -148,7 +148,7 @@ class PartitionManager:
 
         While a container counts as a partition, the pool contains its CPUs, because the kernel keeps all other
         containers off them. Audits skip the partitions of ended containers, since nothing may be repaired there. So
-        without this check, a partition that becomes invalid after the end of its container would count as valid until
+        without this check, a partition that becomes invalid after its container has ended would count as valid until
         its last process has ended, and other containers would run on CPUs of a claim that is still in use. A partition
         becomes invalid if the cpuset of a sibling overlaps with it, or if all of its CPUs go offline. In the second
         case it stays invalid when the CPUs are online again.

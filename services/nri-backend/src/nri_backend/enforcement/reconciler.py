@@ -2,7 +2,7 @@
 """Keeps cgroups in sync with the state: computes plans, runs the jobs that apply them, and stores the outcomes.
 
 Every change of a container's cgroup except ``cgroup.kill`` (start.py) goes through here, each with its own scope: a
-hook for one container, the audit for those that may differ, a change of the shared pool for those that are misplaced, a
+hook for one container, the audit for those that may differ, a change to the shared pool for those that are misplaced, a
 partition event for the containers in one pod. The blocking part is apply.py, which node/worker.py runs one job at a
 time.
 """
@@ -121,7 +121,7 @@ class Reconciler:
         self.group_detector = detector(self._group_plans, stay_open=False)
         """Change detector for audits of cgroups above containers."""
         self._raised = deque[str]()
-        """Cgroups whose limits were raised for containers at their start, since the last forget_raised()."""
+        """Cgroups whose limits were raised for starting containers since the last forget_raised()."""
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -200,9 +200,9 @@ class Reconciler:
         containers of its own pod are read: the kernel moves all others, but refuses a partition that overlaps with a
         sibling. A container whose job hangs is left out, since the state already contains all CPUs that it may be on.
 
-        A job of the audit that ran after the container was admitted may have moved other containers to the container's
-        CPUs, because that job's plan was based on a pool which still contained them. The state then shows the others
-        there, and nothing is applied.
+        An audit job that ran after the container was admitted may have moved other containers onto its CPUs, because
+        the pool that the job was planned with still contained those CPUs. The state then shows the others there, and
+        nothing is applied.
         """
         now = self._state.containers.get(tracked.id) or tracked
         if others := overlapping(self._state, now):
@@ -292,11 +292,12 @@ class Reconciler:
             identity = tracked.identity
             ran = tracked.phase is Phase.RUNNING and identity.cgroup and identity.evidence != NO_EVIDENCE
             if tracked.observed.cpus or ran:
-                # The cgroup existed and is gone: it has no process, although the runtime has not reported the end.
+                # The cgroup existed and is now gone, so the container has no processes left, even though the runtime
+                # has not reported its exit yet.
                 self._state.put(tracked.after(Event.CGROUP_GONE).seen(cpus=frozenset(), failure=NO_PROBLEM))
             elif sandboxed := tracked.in_sandbox():
-                # The cgroup was never seen. A container in a virtual machine has none on the node, so the next audit
-                # reads that of its pod.
+                # The cgroup has never been seen. A container in a virtual machine has none on the node, so the next
+                # audit reads that of its pod.
                 self._state.put(sandboxed)
             else:
                 self._state.put(tracked.seen(cpus=frozenset()))
@@ -322,7 +323,7 @@ class Reconciler:
             self.detectors[outcome.observed.limits is not None].follow(tracked, now)
 
     def forget_raised(self) -> None:
-        """Makes the next audit read the cgroups whose limits were raised for containers at their start.
+        """Makes the next audit read the cgroups whose limits were raised for starting containers.
 
         Even if the desired limits are those of the last audit, there may now be original limits to restore.
         """

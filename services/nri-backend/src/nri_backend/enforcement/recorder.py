@@ -91,7 +91,7 @@ class EnforcementRecord(BaseModel):
     fallback_reason: str = ""
     """Reason why the pool enforces the CPU claims although the cgroup should be a partition; otherwise empty."""
     fallback_code: str = ""
-    """Code of the cause, as for ``fallback_reason``. Records of older releases have none."""
+    """Code of the cause, as for ``fallback_reason``. Records from older releases have none."""
 
 
 class _Content(NamedTuple):
@@ -105,7 +105,7 @@ class _Content(NamedTuple):
 
 @dataclass(slots=True)
 class _StartRecord:
-    """A record that is written by the job of a start, in the worker's thread. record() handles the result later."""
+    """A record that a start job writes in the worker's thread. record() handles the result later."""
 
     content: _Content
     record: EnforcementRecord
@@ -276,13 +276,13 @@ class Recorder:
         This differs from ``RuntimeLimits.include_claims``, which is about the limits in the state: after an answer of
         this instance these are still the limits of the request, until the runtime lists the container again."""
         self._pins: Pins = {}
-        """The content of the file of pins."""
+        """The content of the pins file."""
         self._pins_fail = False
         self._living_pins = Derived(state, lambda: _living_pins(state))
         self._turn = asyncio.Lock()
         """Serializes writes with forget_others(): the list of containers to retain must not be older than a record."""
         self._starting: dict[str, _StartRecord] = {}
-        """Records that jobs of starts write without holding ``_turn``. Instead, forget_others() retains the files of
+        """Records that start jobs write without holding ``_turn``. Instead, forget_others() retains the files of
         these containers."""
 
     @property
@@ -329,7 +329,7 @@ class Recorder:
         for one in containers:
             content, started = self._content(one, one.enforced, one.fallback), self._starting.get(one.id)
             if started is not None and started.results == {one.id: None}:
-                # The job of its start has written a record. If that has failed, it is written here.
+                # The container's start job has written a record. If that has failed, it is written here.
                 self._written[one.id], started.results = started.content, {}
             if one.enforced and self._written.get(one.id) != content:
                 new[one.id] = content
@@ -369,7 +369,7 @@ class Recorder:
     async def lingering(self, listed: Iterable[Tracked]) -> list[Tracked]:
         """Returns containers that are neither listed nor tracked but still have a process.
 
-        Their end was missed, and only their enforcement record shows that they exist.
+        No instance has seen the end of these containers, and only their enforcement records show that they exist.
         """
         known = {tracked.id for tracked in (*listed, *self._state)}
         return [_lingering(record) for record in await asyncio.to_thread(self._records.load_living, known)]

@@ -4,8 +4,8 @@
 A standby tracks every container and writes nothing, since another instance enforces.
 
 The runtime calls every connected plugin, and a rejection by one of them counts. So a standby rejects a claim container
-that no active instance has set up. During creation, it does so only if the active instance must have answered before
-it. At the start, it compares the effective CPUs and nodes of the cgroup with the claims.
+that no active instance has set up. During CreateContainer, it does so only if the active instance must have answered
+before it. On StartContainer, it compares the effective CPUs and nodes of the cgroup with the claims.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Standby:
 
     def check_created(self, tracked: Tracked, answered: Resources) -> Rejection | None:
         """Returns a rejection if ``answered``, the resources that the runtime passes on, shows that no active instance
-        has answered the creation.
+        has answered the CreateContainer call.
         """
         observed = Observed(parse_or_none(answered.cpus), parse_or_none(answered.mems))
         return unenforced(tracked, observed, self._leader(), self._state)
@@ -65,9 +65,9 @@ class Standby:
             seen = await self._shown(tracked, leader)
         if rejection := unenforced(tracked, seen, leader, self._state, starting=True):
             return tracked, rejection
-        # During creation, the runtime may have called the standby before the active instance. Now the stored limits
-        # contain the active instance's answer. A partition was seen, or the active instance, which is called after this
-        # one, creates it.
+        # During CreateContainer, the runtime may have called the standby before the active instance. Now the stored
+        # limits contain the active instance's answer. A partition was seen, or the active instance, which is called
+        # after this one, creates it.
         pins = tracked.stated.kubelet_pins
         limits = replace(stated(container.resources), include_claims=True, kubelet_pins=pins)
         tracked = replace(tracked, stated=limits).seen(partition=self._state.partition_for(tracked))

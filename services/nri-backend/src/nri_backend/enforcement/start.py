@@ -6,7 +6,7 @@ have ended but still have a process. A hook must answer within the runtime's req
 may write cgroups. So the hook moves no running container itself. It finds the containers that must leave in the state
 (containers/admission.py), wakes the audit, which moves them, and waits for its progress (``Signals.wait_for_progress``)
 for at most CLEAR_SHARE of the request timeout (budgets.py). If another container is still there, the hook rejects its
-own container with a text that names the other one, and the kubelet retries.
+own container with a message that names the other container, and the kubelet retries.
 
 CreateContainer waits in ``admit``, so StartContainer rarely has to. ``enforce`` repeats the wait for StartContainer,
 since both the state and the cgroups may have changed in the meantime. It then runs a job that first reads the effective
@@ -147,7 +147,7 @@ class Starter:
     ) -> tuple[Tracked, Rejection | None]:
         """Waits until no other container is on the container's CPUs, or until the container can no longer run.
 
-        Returns the same values as admit(). The container is authorized again after each change of the state, since
+        Returns the same values as admit(). The container is authorized again after each state change, since
         other containers only leave for a claim that is still prepared.
         """
         requested, next_request, time = list[Tracked](), 0.0, asyncio.get_running_loop().time
@@ -168,7 +168,7 @@ class Starter:
             if time() >= clear_until:
                 return tracked, occupied(tracked, others)
             if others != requested or time() >= next_request:
-                # The audit moves them. Each move ends the wait below, also one that the kernel has refused. The pause
+                # The audit moves them. Each move ends the wait below, even one that the kernel has refused. The pause
                 # between two requests keeps a refused move from being retried in a busy loop.
                 requested, next_request = others, time() + RETRY_SECONDS
                 self._reconciler.signals.audit.set()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports the backend's state to the frontend in the same pod, and follows its changes to claim records.
 
-Reporting state: ``PUT /v1/backend`` contains the backend's status and renews its lease. The reports of containers are
-in the same body, but only if the frontend does not have them yet. Generations decide that. `Reports` increments its
+Reporting state: ``PUT /v1/backend`` contains the backend's status and renews its lease. The container reports are in
+the same body, but only if the frontend does not have them yet. Generations decide that. `Reports` increments its
 generation whenever the report of a container changes, and every request contains it. The frontend answers with the
 generation of this backend instance whose containers it has stored, or 0 for none. While that acknowledged generation is
 the current one, containers are omitted. If it is the one of the last request with containers, only the changes since
@@ -11,12 +11,12 @@ without all containers acknowledges another generation, the frontend has restart
 containers are then sent at once. Generation 0 of a backend means that the runtime has not sent its containers yet: none
 are reported, and the frontend retains those that it has.
 
-A report is sent after each change of the status or of a container, at most ten times a second. Parts of the status
+A report is sent after each change to the status or a container, at most ten times a second. Parts of the status
 change without an event, so the status is also compared with the last one at every tick, or every RENEW_SECONDS while
 the node is idle. If nothing has changed, a report is sent every RENEW_SECONDS to renew the lease. These reports contain
 counters and metrics; a report of a change contains them only if they have not been sent for RENEW_SECONDS.
 
-A frontend of an older release does not send ``readsChanges`` in its answers. Such a frontend gets a report every
+A frontend from an older release does not send ``readsChanges`` in its answers. Such a frontend gets a report every
 FORMER_RENEW_SECONDS, always with metrics, and with all containers if one of them has changed.
 
 Following records: ``GET /v1/records?after=N`` is a long poll that returns when claim records have changed since their
@@ -79,9 +79,9 @@ class FrontendClient:
     """The two loops that report state and follow records, each on its own connection to the same socket.
 
     The owner sets ``state_changed`` to have a report sent. ``records_changed`` is called when claim records have
-    changed, and after a reconnection, since a change may have been missed. ``lease`` returns the status without
+    changed, and after reconnecting, since a change may have been missed. ``lease`` returns the status without
     counters and metrics, which takes less time; by default it is ``status``. ``is_idle`` returns True while the node
-    has no claims. In that case a change of the status without an event may be reported a few seconds later, since no
+    has no claims. In that case a status change without an event may be reported a few seconds later, since no
     claim depends on it.
     """
 
@@ -98,7 +98,7 @@ class FrontendClient:
         absent_seconds: float = ABSENT_SECONDS,
     ) -> None:
         self.records_generation: int | None = None
-        """Last known generation of the claim records, or None while the frontend does not answer."""
+        """Last known generation of the claim records, or None while the frontend is not responding."""
         self._path = path
         self._status = status
         self._lease = lease or status
@@ -134,7 +134,7 @@ class FrontendClient:
             await asyncio.sleep(min(backoff.next(), longest))
 
     async def follow_forever(self) -> NoReturn:
-        """Follows changes of the claim records."""
+        """Follows changes to the claim records."""
         backoff = Backoff(0.05, 2.0)
         while True:
             try:

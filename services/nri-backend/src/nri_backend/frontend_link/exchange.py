@@ -28,7 +28,7 @@ class Exchange:
         self._acked = 0
         """Generation of the containers that the frontend has; 0 if all containers have to be sent."""
         self._reads_changes = False
-        """True if the frontend is of a release that reads changes."""
+        """True if the frontend's release reads changes."""
         self._reported_at = -inf
         """Time of the last report."""
         self._measured_at = -inf

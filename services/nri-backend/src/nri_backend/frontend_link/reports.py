@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serializes the reports of all containers for the frontend, and numbers their changes with a generation. No I/O.
+"""Serializes all containers' reports for the frontend, and numbers their changes with a generation. No I/O.
 
 The serialized report of each container is cached, and is serialized again only if the container has changed. A body
 with all containers is assembled from the cached reports; one with changes contains only those that differ. client.py

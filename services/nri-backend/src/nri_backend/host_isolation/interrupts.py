@@ -26,7 +26,7 @@ IRQBALANCE: Final = "irqbalance"
 
 
 class Interrupts:
-    """The movables below a root with ``proc/irq`` and ``sys/devices/virtual/workqueue``.
+    """The movables under a root with ``proc/irq`` and ``sys/devices/virtual/workqueue``.
 
     The name of an interrupt is its number. The other names are the constants of this module.
     """
@@ -40,7 +40,7 @@ class Interrupts:
 
     @property
     def writable(self) -> bool:
-        """True if affinities below this root can be written. A container's own /proc/irq is read-only."""
+        """True if affinities under this root can be written. A container's own /proc/irq is read-only."""
         return os.access(self._default, os.W_OK)
 
     @property

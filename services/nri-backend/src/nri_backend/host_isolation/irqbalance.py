@@ -37,7 +37,7 @@ class IrqbalanceNotRunningError(Exception):
 
 
 class Irqbalance:
-    """The node's irqbalance, with its sockets in ``run/irqbalance`` below ``root``."""
+    """The node's irqbalance, with its sockets in ``run/irqbalance`` under ``root``."""
 
     def __init__(self, root: str, host_root: str, files: NodeFiles | None = None) -> None:
         self._files = files or NodeFiles()

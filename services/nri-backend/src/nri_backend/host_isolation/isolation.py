@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides which CPUs interrupts and host daemons must vacate, runs an evictor for each, and reports their state."""
+"""Decides which CPUs interrupts and host daemons must vacate, runs an evictor for each, and reports the evictors'
+state."""
 
 import asyncio
 import logging
@@ -114,7 +115,7 @@ class HostIsolation:
         return {"moved_interrupts": sum(map(str.isdecimal, result.moved)), "immovable_interrupts": result.remaining}
 
     def wake(self) -> None:
-        """Requests a check after a change of the node's state, or after this instance has become active."""
+        """Requests a check after the node's state has changed, or after this instance has become active."""
         self._interrupts.wake()
         self._slices.wake()
 

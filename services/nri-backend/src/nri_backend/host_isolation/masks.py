@@ -14,7 +14,7 @@ _MAX_LENGTH: Final = MAX_CPU // 4 + MAX_CPU // _GROUP_BITS + 2
 
 
 def parse_mask(text: str) -> frozenset[int]:
-    """Parses a mask such as ``ff,00000001``. Raises MalformedError if the text is not a mask."""
+    """Parses a mask such as ``ff,00000001``. Raises MalformedError if the string is not a mask."""
     text = text.strip()
     if len(text) > _MAX_LENGTH or not _MASK.fullmatch(text):
         raise MalformedError("CPU mask", text, "is not a CPU mask in the kernel's format")

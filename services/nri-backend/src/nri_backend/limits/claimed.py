@@ -3,7 +3,7 @@
 
 Amounts are in bytes; hugepages are keyed by page size in bytes.
 
-Raises. A limit of a container has no effect while a cgroup above it has a lower one, so the claims of a pod also raise
+Raises. A container's limit has no effect while a cgroup above it has a lower one, so the claims of a pod also raise
 the limits that the kubelet has set on the pod's cgroup. A ``Raise`` is the amount that claims add to one such limit.
 ``raised_limits()`` computes the new limits of one cgroup: original limit plus raise, or the original limit if no claim
 needs a raise any longer; enforcement/apply.py writes them.
@@ -34,7 +34,7 @@ of all its living containers:
     container a        2          6
     container b        0          8
 
-The kubelet's limit of a container is only known from the runtime (``asked_limits()``). Once this plugin has answered
+The kubelet's limit for a container is only known from the runtime (``asked_limits()``). Once this plugin has answered
 CreateContainer, the limit that the runtime stores includes the claimed bytes. Stock containerd drops the kubelet's
 limit; the pod's original limit is then used instead. The limits of use and of reservations are set to the same value:
 if pages are short, mmap fails; otherwise a later access would kill the process. A container that may not use hugepages
@@ -101,7 +101,7 @@ def limit_text(limit: Limit) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """The change that the claims below a cgroup need in one limit of the kubelet."""
+    """The change that the claims below a cgroup need in one of the kubelet's limits."""
 
     plus: int = 0
     """Amount to add to the original limit."""
@@ -110,7 +110,7 @@ class Raise:
     needed: bool = False
     """True if a missing file is a problem."""
     counted: int = 0
-    """Amount that the original limit already contains for the claims of the pod."""
+    """Amount that the original limit already contains for the pod's claims."""
 
     def over(self, own: Limit) -> Limit:
         """Returns the raised limit, at least the original one, or None if there is no original limit."""

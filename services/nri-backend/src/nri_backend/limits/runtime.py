@@ -70,7 +70,7 @@ def stated(resources: Resources, *, requested: bool = False) -> RuntimeLimits:
 
     A quota of -1 means no limit. Hugepage limits with an invalid page size are left out.
 
-    ``requested``: the resources are a request of the kubelet, which shows its static managers. A kubelet with the
+    ``requested``: the resources are a request from the kubelet, which shows its static managers. A kubelet with the
     static CPU manager sends a cpuset with every container, the default set with those that are not Guaranteed; with the
     static Memory Manager it sends mems with Guaranteed ones. Otherwise it sends neither. A request looks the same if an
     NRI plugin that the runtime calls earlier has set them: NRI writes the answer of each plugin into the request for
@@ -92,7 +92,7 @@ def stated(resources: Resources, *, requested: bool = False) -> RuntimeLimits:
 
 
 class CgroupPathError(ValueError):
-    """The runtime sent a cgroup path that cannot be resolved to a directory below the cgroup root."""
+    """The runtime sent a cgroup path that cannot be resolved to a directory under the cgroup root."""
 
     def __init__(self, text: str, reason: str) -> None:
         self.text = text
@@ -101,7 +101,7 @@ class CgroupPathError(ValueError):
 
 
 def cgroup_directory(path: str) -> str:
-    """Returns the directory below the cgroup root that a runtime's cgroup path denotes. Raises CgroupPathError.
+    """Returns the directory under the cgroup root that a runtime's cgroup path denotes. Raises CgroupPathError.
 
     The path is ``slice:prefix:id`` for a container under the systemd driver, a slice name or a path for a pod, and a
     path for a container under the cgroupfs driver.

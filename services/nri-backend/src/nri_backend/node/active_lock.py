@@ -17,10 +17,10 @@ A stale take-over replaces such a holder:
   standby   poll: locked   poll: locked   grace    └ new file, flock, heartbeat ─> active.lock is inode 2: active
 
 A standby that is itself synchronized waits for the time of three heartbeats after the last heartbeat of a synchronized
-holder, or for STALE_SECONDS after the holder has lost the runtime; a new holder, or a reconnection of the standby,
-starts this grace period again. Then the standby creates a new file, locks it, writes its heartbeat into it, and renames
-it to ``active.lock``. The old holder still has a lock, but on a file without a name. It notices that by the inode as
-soon as it runs again, and exits with LockLostError.
+holder, or for STALE_SECONDS after the holder has lost the runtime; this grace period starts again if there is a new
+holder or the standby reconnects. Then the standby creates a new file, locks it, writes its heartbeat into it, and
+renames it to ``active.lock``. The old holder still has a lock, but on a file without a name. When that holder runs
+again, it sees from the inode that it has lost the lock, and exits with LockLostError.
 
 Both ways to acquire the lock are guarded by a second flock on ``takeover.lock``, under which the condition is checked
 again. Otherwise two standbys could win at once, one with the released old file and one with a new file.
@@ -67,8 +67,9 @@ class ActiveLock:
         self._holder: Heartbeat | None = self._own
         """Last heartbeat of another holder, initially this instance's. A holder without one (None) is trusted."""
         self._grace_start = clock()
-        """Start of the grace period. It is the latest of these times: the last heartbeat of a synchronized holder, the
-        holder's loss of the runtime, the first observation of a new holder, and this instance's synchronization."""
+        """Start of the grace period. It is the latest of these times: that of the last heartbeat from a synchronized
+        holder, when the holder lost the runtime, when a new holder was first observed, and when this instance was
+        synchronized."""
 
     @property
     def instance(self) -> str:
@@ -99,7 +100,7 @@ class ActiveLock:
         if serving == self._own.serving:
             return
         if serving:
-            # After a restart of the runtime the holder needs time to reconnect, too.
+            # After the runtime has been restarted, the holder needs time to reconnect, too.
             self._grace_start = self._clock()
         self._own = replace(self._own, serving=serving, since=self._clock())
         if self._held:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of cgroups: the kernel reports that a file has changed.
+"""Cgroup events: the kernel reports that a file has changed.
 
 Some files of a cgroup wake a process that polls them when their content changes (cgroup-v2.rst; ``kernfs_notify()`` in
 fs/kernfs/file.c): ``cpuset.cpus.partition`` when a partition becomes invalid or valid or is removed, ``cgroup.events``

@@ -31,7 +31,7 @@ _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
 
 
 Seen = dict[tuple[str, str], bytes | None]
-"""Content of files by cgroup and name; None for a file that does not exist."""
+"""File contents by cgroup and name; None for a file that does not exist."""
 
 
 class CgroupGoneError(Exception):
@@ -86,7 +86,7 @@ class CgroupTree:
     def __init__(self, root: str, files: NodeFiles | None = None) -> None:
         self.root = root.rstrip("/")
         self.files = files or NodeFiles()
-        """Writer that makes the changes of the tree, or only records them."""
+        """Writer that makes the changes to the tree, or only records them."""
         self.observes = self.files.observes
         """True if writes are recorded and not made (``enforcement: observe``)."""
         self.seen: Seen | None = None
@@ -296,9 +296,9 @@ class OriginalLimits:
     """The original limits of cgroups, and the values that the backend has written over them (limits.claimed.Note).
 
     They are stored as an attribute of the cgroup, so that the kernel removes them together with it. The cgroups are
-    those of pods and above, which are not visible in the cgroup namespace of any container. cgroup2 supports user
+    those of pods and above, which are not visible in the cgroup namespace of any container. cgroup2 has supported user
     attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute cannot be set nevertheless (because of a
-    security module, or in a test's tree), the notes are stored in memory. A restart of the backend then loses them, and
+    security module, or in a test's tree), the notes are stored in memory. Restarting the backend then loses them, and
     adds a raise to a limit that contains it already.
     """
 

@@ -17,7 +17,7 @@ from nri_backend.node.cgroups import Seen
 
 _MAX_BYTES: Final = 1 << 12
 MAX_OPEN: Final = 1024
-"""Maximum number of files that stay open in one cache. It is lower if a quarter of the process's limit of open files is
+"""Maximum number of files that stay open in one cache. It is lower if a quarter of the process's open-file limit is
 lower. For most containers one file is read."""
 
 
@@ -36,7 +36,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """The open files of several keys, in lists that one loop of the interpreter's C code can compare."""
+    """The open files for several keys, in lists that one loop in the interpreter's C code can compare."""
 
     keys: Sequence[str]
     descriptors: list[int]
@@ -63,7 +63,7 @@ class FileCache:
         """Number of descriptors that were closed. If it changes during a read, one of the numbers may belong to another
         file by then, so the read is repeated."""
         self._comparisons: dict[str, _Comparison] = {}
-        """Comparisons by their first key. Replaced by another dictionary with each change of a reading or descriptor,
+        """Comparisons by their first key. Replaced by another dictionary whenever a reading or descriptor changes,
         so that a thread can see that its comparison is out of date."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 4)

@@ -23,15 +23,15 @@ class HostError(Exception):
 
 
 def possible_cpus(host_root: str) -> frozenset[int]:
-    """Returns the CPUs that can come online, from the sysfs below ``host_root``. Raises OSError or ValueError."""
+    """Returns the CPUs that can come online, from the sysfs under ``host_root``. Raises OSError or ValueError."""
     return parse_cpu_list(Path(host_root, "sys/devices/system/cpu/possible").read_text())
 
 
 def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[], Problem] = lambda: NO_PROBLEM) -> Host:
-    """Reads the node below ``host_root``, and whether partitions can be created in the tree. Raises HostError.
+    """Reads the node under ``host_root``, and whether partitions can be created in the tree. Raises HostError.
 
     ``partition_obstacle`` returns the reason why this process may not create partitions, or NO_PROBLEM. It is called
-    only if the kernel of the tree supports them.
+    only if the tree's kernel supports them.
     """
     path = Path(host_root, "sys/devices/system/cpu/online")
     try:

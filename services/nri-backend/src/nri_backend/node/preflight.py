@@ -74,8 +74,8 @@ def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
         )
     if _HUGEPAGE_ACCOUNTING in ours.options:
         raise PreflightError(
-            f"the cgroup v2 mount at {point} has the option {_HUGEPAGE_ACCOUNTING}, with which memory limits "
-            "would also count claimed hugepages; remove it from the node's mount options and remount"
+            f"the cgroup v2 mount at {point} has the option {_HUGEPAGE_ACCOUNTING}, which would make memory "
+            "limits count claimed hugepages as well; remove it from the node's mount options and remount"
         )
     return sorted({mount.point for mount in mounts if mount.kind == "cgroup2" and mount.root == ours.root} - {point})
 
@@ -118,7 +118,7 @@ def _check_kernel(root: str) -> None:
     """Raises PreflightError if the kernel is older than 5.14, which introduced ``cgroup.kill``.
 
     Every cgroup but the root has the file. Extended user attributes of cgroups, in which cgroups.py stores the
-    kubelet's limits, exist since Linux 5.7.
+    kubelet's limits, have existed since Linux 5.7.
     """
     for directory in filter(Path.is_dir, Path(root).iterdir()):
         if not (directory / "cgroup.kill").exists() and (directory / "cgroup.events").exists():

@@ -4,8 +4,8 @@
 The kernel enables a remote partition, one whose parent is not a partition itself, only for a thread that has
 CAP_SYS_ADMIN in the initial user namespace (``remote_partition_enable()`` in kernel/cgroup/cpuset.c). For any other
 thread it writes ``root invalid (Enable partition not permitted)`` to ``cpuset.cpus.partition``. The chart gives the
-capability to this container. To hold it no longer than necessary, the process removes it from its effective set at the
-start, before it creates another thread, and `sys_admin()` restores it only for the calling thread, while it creates a
+capability to this container. To hold it no longer than necessary, the process removes it from its effective set when it
+starts, before it creates another thread, and `sys_admin()` restores it only for the calling thread, while it creates a
 partition. Capabilities belong to threads (capabilities(7)), and a new thread inherits those of the thread that creates
 it.
 """
@@ -101,15 +101,15 @@ def no_obstacle() -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Privileges:
-    """The capabilities of this process and their effect, as found at its start."""
+    """This process's capabilities and their effect, as found when it started."""
 
     partition_obstacle: Callable[[], Problem] = no_obstacle
     """Returns why this process may not create partitions, with the remedy, or NO_PROBLEM if it may or if that is
-    unknown. Call it only if the kernel of the tree supports partitions: the first call probes that kernel."""
+    unknown. Call it only if the tree's kernel supports partitions: the first call probes that kernel."""
     problems: tuple[Problem, ...] = ()
     """Problems with capabilities that do not concern partitions, each with its effect and the remedy."""
     probe_is_due: Callable[[], bool] = lambda: False
-    """Returns True if the kernel of the tree supports partitions, and ``partition_obstacle`` has not probed it yet."""
+    """Returns True if the tree's kernel supports partitions, and ``partition_obstacle`` has not probed it yet."""
 
 
 def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Privileges:
@@ -149,7 +149,7 @@ def lower_sys_admin(host_root: str) -> Problem:
 def missing_capabilities(host_root: str) -> frozenset[int]:
     """Returns the capabilities that enforcement uses and this process lacks.
 
-    Reads ``CapPrm`` of ``proc/self/status`` below ``host_root``. If it cannot be read, no capability counts as missing.
+    Reads ``CapPrm`` of ``proc/self/status`` under ``host_root``. If it cannot be read, no capability counts as missing.
     """
     try:
         status = Path(host_root, "proc/self/status").read_text(errors="replace")
@@ -277,7 +277,7 @@ def _cgroup(tree: CgroupTree, path: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # If that fails, the next start of the backend tries again and logs a failure.
+        # If that fails, the backend tries again when it next starts, and logs a failure.
         with contextlib.suppress(OSError):
             tree.remove(path)
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A single worker for the cgroup tree: blocking work in a thread, one job at a time, hooks first.
 
-A write to ``cpuset.cpus`` takes kernel locks that the creation of every cgroup takes too, and can take milliseconds. So
+A write to ``cpuset.cpus`` takes kernel locks that creating a cgroup takes too, and can take milliseconds. So
 the event loop never writes one. Two jobs never write at the same time, so the value written last is also the one
 requested last. A job consists of steps, each for one container or cgroup, and its steps are computed when its turn
-comes. A job of the audit ends after JOB_SECONDS and leaves the rest of its steps to a later job, so a hook waits no
-longer than that. Hooks overtake all waiting jobs of the audit.
+comes. An audit job ends after JOB_SECONDS and leaves the rest of its steps to a later job, so a hook waits no
+longer than that. Hooks overtake all waiting audit jobs.
 
-The job of a hook usually takes less time than its result needs to get back through the executor and the event loop. So
+A hook's job usually takes less time than its result needs to get back through the executor and the event loop. So
 the event loop itself waits for the end of such a job, for HOLD_SECONDS at most. It could do little else in this time,
 since nearly all of the job is Python code, which runs in one thread at a time.
 
@@ -82,7 +82,7 @@ class _Job(Generic[Result]):
 
 
 class CgroupWorker:
-    """Queue of jobs, and the calls that hang."""
+    """The job queue, and the calls that hang."""
 
     def __init__(
         self,

@@ -25,13 +25,13 @@ from nri_backend.nri.wire import (
 
 _READ_BYTES = 256 << 10
 _FLUSH_SECONDS = 1.0
-# Maximum number of concurrent calls of the runtime. A runtime sends one event at a time, so it never reaches this
+# Maximum number of concurrent calls from the runtime. A runtime sends one event at a time, so it never reaches this
 # limit. The limit also keeps unread responses, of two frames each, below the 256 frames that the peer queues.
 _MAX_CALLS = 64
 _log = logging.getLogger(__name__)
 
 Serve = Callable[[Call], Awaitable[bytes]]
-"""Handles a call of the runtime. Returns the payload of the response or raises StatusError."""
+"""Handles a call from the runtime. Returns the payload of the response or raises StatusError."""
 
 
 class UnansweredError(TtrpcError):
@@ -61,9 +61,9 @@ class Link:
         # Errors are stored as results: asyncio would log the exception of a future that is never awaited.
         self._answer: asyncio.Future[bytes | TtrpcError] = asyncio.get_running_loop().create_future()
         self._running: set[asyncio.Task[None]] = set()
-        """Calls of the runtime in progress."""
+        """Calls from the runtime in progress."""
         self._end = ""
-        """Reason for the end of the connection. Empty while it is open."""
+        """Reason why the connection ended. Empty while it is open."""
 
     async def run(self, serve: Serve) -> str:
         """Serves the connection until it ends, and returns the reason for its end. Calls still in progress are
@@ -81,7 +81,7 @@ class Link:
         return self._end
 
     async def call(self, service: str, method: str, payload: bytes, seconds: float) -> bytes:
-        """Calls a method of the runtime. Requires that run() is running; possible once per connection.
+        """Calls one of the runtime's methods. Requires that run() is running; possible once per connection.
 
         Raises StatusError if the runtime responds with an error, UnansweredError, or OversizedError, in which case
         nothing was sent.
@@ -101,7 +101,7 @@ class Link:
         return answer
 
     async def drain(self) -> None:
-        """Waits until every call of the runtime has its response."""
+        """Waits until every call from the runtime has been answered."""
         while self._running:
             await asyncio.wait(self._running)
 

@@ -67,7 +67,7 @@ class Container:
     If they exceed a limit, the list ends one variable or one byte above it. The author of the pod can set such
     variables as well, so they authorize nothing."""
     cgroups_path: str
-    """``slice:prefix:id`` under the systemd driver, else a path below the cgroup root."""
+    """``slice:prefix:id`` under the systemd driver, else a path under the cgroup root."""
     resources: Resources = Resources()
     """Resources as stored by the runtime. The kernel's values may differ."""
 
@@ -99,7 +99,7 @@ class Update:
 
 
 class RejectedError(Exception):
-    """Rejects the creation or start of a container. The message appears in the pod's events and names the remedy."""
+    """Raised to refuse to create or start a container. The message appears in the pod's events and names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class LinkStatus:
     runtime_name: str = ""
     runtime_version: str = ""
     nri_version: str = ""
-    """NRI version of the runtime. Empty before NRI 0.12, which introduced the report."""
+    """The runtime's NRI version. Empty before NRI 0.12, which introduced the report."""
     request_timeout: float | None = None
     """Seconds that the runtime waits for a hook, or None if it does not report that."""
     registration_timeout: float | None = None
@@ -122,7 +122,7 @@ class LinkStatus:
 
 
 class ContainerHooks(Protocol):
-    """Handlers of the runtime's events. Each should take at most 50 ms of this process's own time.
+    """Handlers for the runtime's events. Each should take at most 50 ms of this process's own time.
 
     A handler raises RejectedError to fail the runtime's operation, and no other exception.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NRI plugin service: decodes a call of the runtime, runs the hook, and encodes its result as the response.
+"""The NRI plugin service: decodes a call from the runtime, runs the hook, and encodes its result as the response.
 
 The kind of failure decides what happens on the node (NRI pkg/adaptation/plugin.go). A response with an error fails the
 pod's operation, and the kubelet retries it. If there is no response within the runtime's request timeout, the runtime
@@ -289,7 +289,7 @@ def read_resources(message: pb.LinuxResources) -> Resources:
 
 
 def write_adjustment(adjustment: Adjustment) -> pb.ContainerAdjustment:
-    """Converts the adjustment of a container that is being created. Unset fields are not sent."""
+    """Converts the adjustment for a container that is being created. Unset fields are not sent."""
     message = pb.ContainerAdjustment(env=[pb.KeyValue(key=k, value=v) for k, v in adjustment.env.items()])
     if adjustment.resources != Resources():
         message.linux.resources.CopyFrom(_write_resources(adjustment.resources))
@@ -299,7 +299,7 @@ def write_adjustment(adjustment: Adjustment) -> pb.ContainerAdjustment:
 
 
 def _write_policy(policy: MemoryPolicy) -> pb.LinuxMemoryPolicy:
-    # MPOL_PREFERRED accepts a single node; MPOL_PREFERRED_MANY accepts several and exists since Linux 5.15.
+    # MPOL_PREFERRED accepts a single node; MPOL_PREFERRED_MANY accepts several and has existed since Linux 5.15.
     preferred = pb.MPOL_PREFERRED if len(policy.nodes) == 1 else pb.MPOL_PREFERRED_MANY
     mode = pb.MPOL_INTERLEAVE if policy.mode == "interleave" else preferred
     return pb.LinuxMemoryPolicy(mode=mode, nodes=format_cpu_list(policy.nodes))

@@ -7,7 +7,7 @@ calls and one for the plugin's. Each connection transmits ttrpc messages.
 Multiplexer. The byte stream of each connection is split into frames with a header of eight bytes, big endian:
 connection id, payload length. Frame boundaries are not message boundaries, so ``Demultiplexer`` accepts any split.
 
-The Go reader of the runtime is stricter (NRI pkg/net/multiplex/mux.go). Each read returns one frame, and fails if the
+The runtime's Go reader is stricter (NRI pkg/net/multiplex/mux.go). Each read returns one frame, and fails if the
 frame is longer than the caller's buffer, which closes the connection. ttrpc reads headers and short messages through a
 buffer of 4096 bytes, but reads a body that does not fit into that buffer directly into a buffer of the body's length.
 Therefore ``frame_message()`` writes a message of up to 4096 bytes as one frame, and a longer one as two: ttrpc header
@@ -16,7 +16,7 @@ and body. Splitting it into many small frames instead could overrun the queue of
 ttrpc. A message is a frame of its own format: a 10-byte header (length, stream id, type, flags; big endian) and a body.
 A stream consists of a request and its response. After the response its id is forgotten; only the highest id so far is
 stored, since a client must use increasing ids. There is one exception for each cause of an error: OversizedError for a
-message of this process, PeerError for invalid bytes of the peer, StatusError for a method that has failed.
+message from this process, PeerError for invalid bytes from the peer, StatusError for a method that has failed.
 """
 
 from collections.abc import Iterator
@@ -126,7 +126,7 @@ class Demultiplexer:
         self._left = 0
 
     def receive_data(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yields (connection id, bytes) and drops frames of unknown connections. The caller must exhaust the iterator.
+        """Yields (connection id, bytes) and drops frames for unknown connections. The caller must exhaust the iterator.
 
         Raises PeerError if the length in a header exceeds the longest possible frame.
         """
@@ -275,7 +275,7 @@ class ServerConnection:
                 yield encode_error(stream_id, Code.INVALID_ARGUMENT, f"the request cannot be read: {error}")
                 continue
             self._open.add(stream_id)
-            # The metadata of the request is ignored.
+            # The request's metadata is ignored.
             yield Call(request.service, request.method, request.payload, request.timeout_nano, stream_id)
 
     def respond(self, stream_id: int, answer: bytes | StatusError) -> bytes:

@@ -30,7 +30,7 @@ _EXIT_MISSING, _EXIT_UNUSABLE = 1, 2
 _MAX_BYTES: Final = 4 << 20
 _DUMP_SECONDS: Final = 30
 _INPUT_SECONDS: Final = 10
-"""Timeout for the end of standard input. containerd prints its dump within a second."""
+"""How long to wait for standard input to end. containerd prints its dump within a second."""
 
 _DESCRIPTION: Final = """\
 Reads the output of "containerd config dump", reports the settings that are missing for CDI, NRI and the time

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A claim's CDI file: the devices that the runtime injects into containers, and the allocation record as an annotation.
 
-The environment variables are informative, for people and launchers (KubeVirt reads ``DRA_CPUSET_<uid>``). Only the
+The environment variables are informational, for people and launchers (KubeVirt reads ``DRA_CPUSET_<uid>``). Only the
 record is authoritative.
 """
 
@@ -91,9 +91,8 @@ def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
 
 
 def shared_env(record: AllocationRecord, request: str) -> dict[str, str]:
-    """Returns the variable with the CPUs that a container of ``request`` may also use besides its own; informative
-    only.
-    """
+    """Returns the variable with the CPUs that a container of ``request`` may also use besides its own; only
+    informational."""
     pool = record.pool_cpus.get(request)
     name = shared_cpu_env_key(record.claim.uid, record.device_request(request))
     return {name: format_cpu_list(pool.cpus)} if pool else {}

@@ -32,11 +32,11 @@ from numa_contract.pagesize import parse_page_size
 from numa_contract.quantity import parse_quantity
 
 MAX_FAULTS: Final = 16
-"""Maximum number of faults in the text of a ConfigError, since there can be many long keys."""
+"""Maximum number of faults in a ConfigError's message, since there can be many long keys."""
 
 
 class ConfigError(ContractError):
-    """The configuration is unusable. The text names the first MAX_FAULTS invalid keys."""
+    """The configuration is unusable. The message names the first MAX_FAULTS invalid keys."""
 
     def __init__(self, source: str, faults: list[str]) -> None:
         self.source = source
@@ -46,7 +46,7 @@ class ConfigError(ContractError):
 
 
 _TYPES: Final = {"tuple_type": "input should be a list", "model_type": "input should be a map"}
-"""Replacements for pydantic's texts, which name Python types."""
+"""Replacements for pydantic's messages, which name Python types."""
 
 
 def faults_of(
@@ -151,7 +151,7 @@ class Section(BaseModel):
 
 
 class ReservedMemory(Section):
-    """Memory of one NUMA node that is never offered, in the form of the kubelet's ``reservedMemory``."""
+    """Memory on one NUMA node that is never offered, in the form of the kubelet's ``reservedMemory``."""
 
     numa_node: Annotated[int, Field(ge=0)]
     limits: dict[_LimitName, Bytes]
@@ -286,12 +286,12 @@ class Config(Section):
     _former_names: tuple[str, ...] = ()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Stores the texts about former names, which parse_config passes as context."""
+        """Stores the messages about former names, which parse_config passes as context."""
         self._former_names = tuple(context or ())
 
     @property
     def former_names(self) -> tuple[str, ...]:
-        """A text for each former name of a setting or of its value that the file contains."""
+        """A message for each former name of a setting or its value that the file contains."""
         return self._former_names
 
     @field_validator("reserved_memory")

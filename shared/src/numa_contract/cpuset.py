@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU and NUMA node lists in the kernel's list format (``0-3,8``), as sets of ints.
 
-Pod authors can also supply such texts. The kernel writes its lists ascending and disjoint (lib/bitmap-str.c), and only
-that form is accepted, so the work for a text is bounded by the largest possible machine. A node has few distinct lists,
+Pod authors can also supply such lists. The kernel writes its lists ascending and disjoint (lib/bitmap-str.c), and only
+that form is accepted, so the work for a list is bounded by the largest possible machine. A node has few distinct lists,
 which are parsed and formatted again and again; therefore both directions cache the latest ones.
 """
 
@@ -26,10 +26,10 @@ _MAX_SET: Final = 512
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """Parses ``"0-3,8"``. The empty text is the empty set. White space is allowed around the list, not inside.
+    """Parses ``"0-3,8"``. The empty string is the empty set. White space is allowed around the list, not inside.
 
     Raises MalformedError for anything else: items that are not ascending, duplicate CPUs, the kernel's stride syntax,
-    which no file read here uses, and texts longer than MAX_LIST.
+    which no file read here uses, and lists longer than MAX_LIST.
     """
     if len(text) > MAX_LIST:
         raise MalformedError("CPU list", text, f"has more than {MAX_LIST} characters")
@@ -41,7 +41,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def parse_or_none(text: str) -> frozenset[int] | None:
-    """Parses a list. Returns None for any other text."""
+    """Parses a list. Returns None for any other string."""
     try:
         return parse_cpu_list(text)
     except MalformedError:

@@ -24,9 +24,9 @@ _DIGITS: Final = 20
 
 
 def parse_json(data: bytes, most_bytes: int, kind: str, name: str) -> Any:
-    """Parses a JSON text in UTF-8. Errors call it ``kind`` and ``name``.
+    """Parses a JSON document in UTF-8. Errors call it ``kind`` and ``name``.
 
-    Raises MalformedError if the text is too long, nested too deep, not JSON or not UTF-8, or if it contains NaN, an
+    Raises MalformedError if the document is too long, nested too deep, not JSON or not UTF-8, or if it contains NaN, an
     infinite or huge number, or a lone surrogate, which could be parsed but never serialized again.
     """
     if len(data) > most_bytes:
@@ -43,7 +43,7 @@ def parse_json(data: bytes, most_bytes: int, kind: str, name: str) -> Any:
 
 
 def _words(error: ValueError) -> str:
-    # The text of a UnicodeError contains the whole undecodable input.
+    # The message of a UnicodeError contains the whole undecodable input.
     return error.reason if isinstance(error, UnicodeDecodeError | UnicodeEncodeError) else str(error)
 
 
@@ -64,13 +64,13 @@ def _bounded(text: str) -> int:
     return int(text)
 
 
-# json.loads() with these functions would create a decoder per text, which takes ten times as long as parsing a short
-# one.
+# json.loads() with these functions would create a decoder per document, which takes ten times as long as parsing a
+# short one.
 _decode: Final = json.JSONDecoder(parse_constant=_refused, parse_float=_finite, parse_int=_bounded).decode
 
 
 def json_too_deep(data: bytes) -> bool:
-    """Returns True if a JSON text is nested too deep. For a text that is not JSON, either answer is possible."""
+    """Returns True if a JSON document is nested too deep. For a string that is not JSON, either answer is possible."""
     if data.count(b"[") + data.count(b"{") <= MAX_NESTING:
         return False
     # Removes the strings: without escaped backslashes and quotes, every second part between quotes is a string.
@@ -78,9 +78,9 @@ def json_too_deep(data: bytes) -> bool:
 
 
 def brackets_too_deep(text: bytes) -> bool:
-    """Returns True if the brackets in a text without strings and comments are nested too deep.
+    """Returns True if the brackets in a document without strings and comments are nested too deep.
 
-    Each round removes the innermost pairs, so a text with N levels is empty after N rounds. Brackets that are never
+    Each round removes the innermost pairs, so a document with N levels is empty after N rounds. Brackets that are never
     closed count as one level each.
     """
     left = text.translate(_PARENTHESES, _OTHERS)

@@ -10,9 +10,9 @@ _SHOWN_BITS: Final = 64
 
 
 def shown(text: object, most: int = SHOWN_CHARACTERS) -> str:
-    """Quotes an untrusted text for errors, logs, Events and reports: on one line and truncated.
+    """Quotes an untrusted string for errors, logs, Events and reports: on one line and truncated.
 
-    So the author of the text (in a pod, a claim or a file name) can neither forge a log line nor fill an Event.
+    So the author of the string (in a pod, a claim or a file name) can neither forge a log line nor fill an Event.
     """
     whole = text if isinstance(text, str) else str(text)
     quoted = repr(whole[:most])
@@ -44,7 +44,7 @@ def described(value: object) -> str:
 
 
 def printable(text: object) -> str:
-    """Formats an untrusted text for a terminal, untruncated and on one line, with unprintable characters escaped.
+    """Formats an untrusted string for a terminal, untruncated and on one line, with unprintable characters escaped.
 
     These are control characters, lone surrogates, and characters that change the direction of writing.
     """
@@ -62,11 +62,11 @@ def cut_answer(text: str) -> str:
 
 
 class ContractError(ValueError):
-    """A document of the other container or of the operator is unusable."""
+    """A document from the other container or the operator is unusable."""
 
 
 class MalformedError(ContractError):
-    """A text does not have the required form."""
+    """A string does not have the required form."""
 
     def __init__(self, kind: str, text: str, reason: str) -> None:
         self.reason = reason

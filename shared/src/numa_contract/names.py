@@ -68,7 +68,7 @@ _MAX_KEY: Final = 256
 CPU_ENV_PREFIX: Final = "DRA_CPUSET_"
 MEMORY_ENV_PREFIX: Final = "DRAMEMORY_"
 SHARED_CPU_ENV_PREFIX: Final = "DRA_SHARED_CPUSET_"
-"""Prefix of an informative variable, which never entitles a container to anything."""
+"""Prefix of an informational variable, which never entitles a container to anything."""
 
 # A UID becomes part of a file name and of a CDI device name, which may contain letters, digits and "_-.:" (CDI
 # SPEC.md).
@@ -111,12 +111,12 @@ def _one_path_part(kind: str, text: str, form: re.Pattern[str]) -> str:
 
 
 def metadata_claim_directory(namespace: str, claim: str) -> str:
-    """Returns the directory of a claim's metadata files, below METADATA_DIRECTORY. Raises MalformedError."""
+    """Returns the directory of a claim's metadata files, under METADATA_DIRECTORY. Raises MalformedError."""
     return f"{_one_path_part('namespace', namespace, _REQUEST)}_{_one_path_part('claim', claim, _OBJECT)}"
 
 
 def metadata_host_path(plugins: str, driver: str, namespace: str, claim: str, request: str) -> str:
-    """Returns the metadata file of a request (base name) on the host, below ``plugins``, the kubelet's plugin
+    """Returns the metadata file of a request (base name) on the host, under ``plugins``, the kubelet's plugin
     directory.
 
     The names are those of the kubelet's helper for drivers. Raises MalformedError for invalid object names.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubernetes' resource.Quantity: exact values and canonical texts. Compare values, not texts: "1Gi" equals "1024Mi"."""
+"""Kubernetes' resource.Quantity: exact values and canonical strings. Compare values, not strings: "1Gi" equals
+"1024Mi"."""
 
 import re
 from collections.abc import Sequence

@@ -44,7 +44,7 @@ _MAX_PAGE: Final = 1 << 40
 
 def _cpu_set(value: object, read: ValidatorFunctionWrapHandler) -> frozenset[int]:
     if isinstance(value, str):
-        return parse_cpu_list(value)  # Equal texts share one set, since a set of 128 CPUs takes 8 KB.
+        return parse_cpu_list(value)  # Equal strings share one set, since a set of 128 CPUs takes 8 KB.
     cpus: frozenset[int] = read(value)
     if cpus and not 0 <= min(cpus) <= max(cpus) <= MAX_CPU:
         raise ValueError(f"must be numbers from 0 to {MAX_CPU}")
@@ -161,7 +161,7 @@ class Owner(RecordPart):
     container: str
     """Name of the container in its pod."""
 
-    # Each hook of the backend creates one and few are retained, so sharing the set of fields would not pay off.
+    # Each of the backend's hooks creates one and few are retained, so sharing the set of fields would not pay off.
     model_post_init = BaseModel.model_post_init  # type: ignore[pydantic-field]
 
 

@@ -18,7 +18,7 @@ A lost report is noticed after 2 s (the backend's request timeout) and repeated 
 LEASE_SECONDS, so that one lost report does not end the lease. docs/adr/0031-changes-of-reports.md has the figures.
 """
 FORMER_RENEW_SECONDS: Final = 2.0
-"""Interval for a frontend of a release that does not read changes. It closes connections that are idle for 5 s."""
+"""Interval for a frontend from a release that does not read changes. It closes connections that are idle for 5 s."""
 MAX_STATE_BYTES: Final = 4 << 20
 """Maximum size of a request body in bytes. A node with 500 containers needs 5 % of it."""
 MAX_REPORTS: Final = 20_000
@@ -30,7 +30,7 @@ RECORDS_WAIT_SECONDS: Final = 25
 MAX_RECORDS_WAIT_SECONDS: Final = 600
 """Maximum of ``wait``, in seconds."""
 CONTAINERS: Final = "containers"
-"""Key of the containers' reports, next to the fields of BackendStatus. Absent if the frontend already has them."""
+"""Key of the container reports, next to the fields of BackendStatus. Absent if the frontend already has them."""
 MAX_OBSERVED: Final = 512
 """Maximum number of changes in an Observation."""
 MEASUREMENTS: Final = frozenset({"counters", "metrics", "observation"})
@@ -44,11 +44,11 @@ _MAX_CODE: Final = 64
 _MAX_PATH: Final = 4096
 """Maximum length of a path in the kernel."""
 Text = Annotated[str, AfterValidator(cut_answer)]
-"""Text for people. It is truncated to 1 KiB, because an overlong text from another release should not make a report
+"""Text for people. It is truncated to 1 KiB, because an overlong string from another release should not make a report
 invalid.
 """
 Texts = Annotated[tuple[Text, ...], BeforeValidator(lambda value: _first(value, _MAX_PROBLEMS))]
-"""List of texts, of which at most 64 are read."""
+"""List of strings, of which at most 64 are read."""
 Code = Annotated[str, AfterValidator(lambda code: cut_answer(code[:_MAX_CODE]))]
 """A code of ``BackendCode``, or one from a newer release. It is truncated to 64 characters."""
 Codes = Annotated[tuple[Code, ...], BeforeValidator(lambda value: _first(value, _MAX_PROBLEMS))]
@@ -148,7 +148,7 @@ class ContainerReport(Document):
     kernel's format for the file. ``max`` means no limit.
     """
     cgroup: KernelPath = ""
-    """Path of its cgroup below the cgroup root."""
+    """Path of its cgroup under the cgroup root."""
     refused: Text = ""
     """Reason why the container was refused; empty if it was not."""
     refused_code: Code = ""
@@ -223,7 +223,7 @@ class ObservedChange(Document):
     """A file on the node that the backend would write if ``enforcement`` were ``enforce``."""
 
     cgroup: KernelPath = ""
-    """Path of the cgroup below the cgroup root; empty if the file does not belong to a cgroup."""
+    """Path of the cgroup under the cgroup root; empty if the file does not belong to a cgroup."""
     file: KernelPath
     """Name of the file in the cgroup, such as ``cpuset.cpus``, or its absolute path if it belongs to no cgroup."""
     present: Text = ""
@@ -252,8 +252,8 @@ class Observation(Document):
 
 
 class BackendStatus(Document):
-    """The backend's lease. A report after each change, and at least every 6 s (every 2 s if the frontend is of an older
-    release), renews the lease. The lease expires 10 s after the last report.
+    """The backend's lease. A report after each change, and at least every 6 s (every 2 s if the frontend is from an
+    older release), renews the lease. The lease expires 10 s after the last report.
     """
 
     version: int = REPORT_VERSION
@@ -333,7 +333,7 @@ class BackendStatus(Document):
 
 
 class StateAnswer(Document):
-    """The answer to a report of the backend."""
+    """The answer to a report from the backend."""
 
     instance: str
     """Instance of the frontend, which changes when the process restarts."""
@@ -360,7 +360,7 @@ class RecordChange(Document):
 
 
 class RecordsAnswer(Document):
-    """Changes of claim records."""
+    """Changes to claim records."""
 
     generation: int
     """Current generation of the records. It grows with every change, also across restarts of the frontend."""

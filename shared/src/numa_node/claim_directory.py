@@ -207,8 +207,8 @@ class ClaimDirectory:
     def _read(self, entry: "os.DirEntry[str]", now_ns: int) -> _Entry:
         before = self._entries.get(entry.name)
         status = entry.stat(follow_symlinks=False)
-        # Every change of a file changes one of these two, since the change time cannot be set. Comparing more fields
-        # would take a third of the scan time.
+        # Every change to a file changes one of these two times, since the change time cannot be set. Comparing more
+        # fields would take a third of the scan time.
         stamp: _Stamp = (status.st_ctime_ns, status.st_ino)
         if before is not None and stamp == before.stamp and _settled(stamp[0], before.scanned_ns):
             return before

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strict YAML reader for the configuration file and manifests, with kubectl's and Helm's values for plain scalars.
 
-Both containers read the configuration with this code, so they cannot disagree. The same text is also read by other
+Both containers read the configuration with this code, so they cannot disagree. The same YAML is also read by other
 programs: Helm reads the values from which the chart renders the file, and kubectl reads the claims that ``simulate``
-reads. Both use Go's go.yaml.in/yaml/v2 and convert the values to JSON. PyYAML reads other values from the same text: it
+reads. Both use Go's go.yaml.in/yaml/v2 and convert the values to JSON. PyYAML reads other values from the same YAML: it
 reads ``y`` and ``1e3`` as strings, ``1:30`` as a number in base 60, and ``2001-01-01`` as a date.
 
 So ``_StrictLoader`` replaces PyYAML's table of implicit resolvers, which assign a type to a plain scalar by its first
 character and a regular expression, and the constructors of the types in that table. A scalar for which no resolver
-matches, such as a date, is text. ``PortableDumper`` does the opposite: it uses the resolvers of both PyYAML and
-``_StrictLoader``, so that it quotes every text that one of the readers would take for another value.
+matches, such as a date, is a string. ``PortableDumper`` does the opposite: it uses the resolvers of both PyYAML and
+``_StrictLoader``, so that it quotes every string that one of the readers would take for another value.
 tests/chart/test_yaml_reading.py compares the loader with the real Helm.
 """
 
@@ -126,7 +126,8 @@ class _StrictLoader(yaml.SafeLoader):
         return _integer(text) if _INTEGER.match(text) else int(self.construct_yaml_int(node))
 
     def construct_float(self, node: Any) -> int | float | str:
-        """Returns the value of a float, as an integer if it has no fraction. A number that is too large is text."""
+        """Returns the value of a float, as an integer if it has no fraction. A number that is too large becomes a
+        string."""
         text = self._number_text(node)
         if _NOT_FINITE.match(text):
             raise ConstructorError(None, None, f"{text} is not a JSON number", node.start_mark)
@@ -174,7 +175,8 @@ for _first in "+-.":
 
 
 class PortableDumper(yaml.SafeDumper):
-    """A safe dumper that quotes every text that PyYAML, kubectl or Helm would read as another value, such as ``n``."""
+    """A safe dumper that quotes every string that PyYAML, kubectl or Helm would read as another value, such as
+    ``n``."""
 
 
 PortableDumper.yaml_implicit_resolvers = {

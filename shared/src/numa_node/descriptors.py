@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process's limit of open files."""
+"""A process's limit on open files."""
 
 import resource
 from typing import Final
@@ -9,7 +9,7 @@ MAX_OPEN: Final = 65536
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the soft limit of open files to the hard one, up to MAX_OPEN.
+    """Raises the soft limit on open files to the hard limit, up to MAX_OPEN.
 
     systemd and containerd set it to 1024 for programs that still use select(2).
     """

@@ -15,7 +15,7 @@ LASTS_SECONDS: Final = 10.0
 GONE_SECONDS: Final = 2.0
 """Time that all problems must be absent before the pod is ready again."""
 Problem = TypeVar("Problem")
-"""A problem: a text, or a value that ``str`` converts to one."""
+"""A problem: a message, or a value that ``str`` converts to a message."""
 _log = logging.getLogger(__name__)
 
 

@@ -24,7 +24,7 @@ _BETWEEN_KEYS: Final = re.compile(r"[]\n\r=,{}[]")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parses a TOML document. Raises ValueError if the text is not TOML or is nested too deep."""
+    """Parses a TOML document. Raises ValueError if the document is not TOML or is nested too deep."""
     structure = _NOT_STRUCTURE.sub("s", text)
     if brackets_too_deep(structure.encode(errors="replace")) or _dots_too_deep(structure):
         raise ValueError(TOO_DEEP)

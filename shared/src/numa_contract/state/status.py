@@ -14,11 +14,12 @@ from numa_contract.state.base import StateDocument
 
 
 class StatusCode(StrEnum):
-    """Codes of problems and warnings. The meaning of a code never changes; the texts are for people and may change."""
+    """Codes of problems and warnings. The meaning of a code never changes; the messages are for people and may
+    change."""
 
-    # Problems of the service and of its link to the backend.
+    # Problems with the service and its link to the backend.
     SERVICE_DOWN = "ServiceDown"
-    """The service does not answer on its state socket. Only ``dra-frontend status`` reports it."""
+    """The service is not responding on its state socket. Only ``dra-frontend status`` reports it."""
     BACKEND_NOT_REPORTED = "BackendNotReported"
     """The backend in this pod has not reported since the frontend started."""
     BACKEND_SILENT = "BackendSilent"
@@ -33,7 +34,7 @@ class StatusCode(StrEnum):
     """No backend on this node holds the active lock and serves the runtime, so no claim can be prepared."""
     BACKEND_PROBLEM = "BackendProblem"
     """The backend cannot enforce something, and sent no code for the cause or one that this release does not know. The
-    text is the backend's own.
+    message is the backend's own.
     """
     MACHINE_UNREADABLE = "MachineUnreadable"
     """The machine cannot be read; the result of the last successful read stays in use."""
@@ -54,7 +55,7 @@ class StatusCode(StrEnum):
     """The CDI directory cannot be read or was replaced on the host."""
     JOURNAL_UNUSABLE = "JournalUnusable"
     """The journal of prepared claims cannot be read or written."""
-    # Problems of claims, containers and devices.
+    # Problems with claims, containers and devices.
     FILE_UNUSABLE = "ClaimFileUnusable"
     """A file in the CDI directory is unusable; ``/v1/quarantine`` lists such files. Subject: the file's name."""
     FILE_MISSING = "ClaimFileMissing"
@@ -63,7 +64,7 @@ class StatusCode(StrEnum):
     DEVICE_UNHEALTHY = "DeviceUnhealthy"
     """A device is unhealthy. Subject: the device."""
     CONTAINER_REFUSED = "ContainerRefused"
-    """The backend has rejected the creation or start of a container. Subject: the container,
+    """The backend has refused to create or start a container. Subject: the container,
     ``namespace/pod/container``."""
     CLAIM_NOT_ENFORCED = "ClaimNotEnforced"
     """A claim's ``Enforced`` condition is ``False`` for a reason other than a rejected container. Subject: the claim,
@@ -104,7 +105,7 @@ class StatusCode(StrEnum):
     NO_RESERVED_CPUS = "NoReservedCPUs"
     """``reservedCPUs`` is empty, so claims may get the CPUs on which the system runs."""
     SETTING_RENAMED = "SettingRenamed"
-    """The configuration contains the former name of a setting or of its value. It is still accepted."""
+    """The configuration contains the former name of a setting or its value. The former name is still accepted."""
     TASK_FAILING = "TaskFailing"
     """A task of the frontend has failed and is retried. Subject: the task."""
 

@@ -2,7 +2,7 @@
 """Display texts for values of the documents.
 
 The commands import this module. The web page and ``kubectl numa`` import no Python of this package and contain the same
-texts; tests compare them.
+words; tests compare them.
 """
 
 from typing import Final

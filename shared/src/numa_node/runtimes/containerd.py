@@ -76,7 +76,7 @@ class Dump:
         return CRI_OF_DUMP[self.version]
 
     def value(self, *path: str) -> Any:
-        """Returns the value at a path below ``plugins``, or None if there is none."""
+        """Returns the value at a path under ``plugins``, or None if there is none."""
         return _at(self.plugins, path)
 
     def is_off(self, plugin: str) -> bool:
@@ -117,7 +117,7 @@ class Effective:
     cri: str
     """Section with CDI and the hugetlb controller."""
     nri: str
-    """Section of NRI."""
+    """NRI's section."""
     disabled: frozenset[str]
     has_cri: bool
     """True if the CRI service is on; a containerd without it cannot be the kubelet's."""

@@ -19,7 +19,7 @@ OLDEST: Final[dict[str, Release]] = {CONTAINERD: (1, 7, 16), CRI_O: (1, 30, 0)}
 VALIDATING: Final[dict[str, Release]] = {CONTAINERD: (2, 2), CRI_O: (1, 34)}
 """First release, by runtime, with NRI's default validator, which can require plugins."""
 MIN_SECONDS: Final = {"plugin_registration_timeout": 5, "plugin_request_timeout": 2}
-"""Minimum timeouts of NRI, which are the runtimes' defaults (nri/pkg/adaptation). Hooks are answered within 1.5 s."""
+"""Minimum NRI timeouts, which are the runtimes' defaults (nri/pkg/adaptation). Hooks are answered within 1.5 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Setting:
     default: Any
     """Default of containerd 2 and CRI-O."""
     crio: tuple[str, ...] = ()
-    """Path in CRI-O's file below ``[crio]``. If empty, CRI-O always has the default."""
+    """Path in CRI-O's file under ``[crio]``. If empty, CRI-O always has the default."""
     is_negative: bool = False
     """True if containerd's key disables what the setting enables."""
     is_negative_in_crio: bool = False
 
     def path(self, cri: str) -> tuple[str, ...]:
-        """Returns the path in a dump below ``plugins``; ``cri`` is the name of its CRI section."""
+        """Returns the path in a dump under ``plugins``; ``cri`` is the name of its CRI section."""
         return (cri if self.cri else NRI, *self.key)
 
     def written(self, value: Any) -> Any:

@@ -104,7 +104,7 @@ class Share:
     parameters: tuple[CpuParameters, ...]
     """Parameters of each request; empty for a memory claim."""
     shared: bool
-    """True if other containers of the pod may use the CPUs as well."""
+    """True if other containers in the pod may use the CPUs as well."""
     parts: tuple[_Part, ...]
     """Memory of each request, to be added to that of other claims."""
     memory: MemoryGrant | None

@@ -59,7 +59,8 @@ class Identity:
 
     @property
     def sandboxed(self) -> bool:
-        """True if its processes are in a virtual machine or a sandbox, so the pod's cgroup represents it."""
+        """True if the container's processes are in a virtual machine or a sandbox, so the pod's cgroup represents
+        it."""
         return bool(self.cgroup) and self.cgroup == self.pod_cgroup
 
 
@@ -68,7 +69,8 @@ class Observation:
     """The last reading of a container's cgroup. A value is None if its file does not exist or has not been read yet."""
 
     cpus: frozenset[int] | None = None
-    """CPUs on which it may run: ``cpuset.cpus.effective``, or derived from ``cpuset.cpus`` (enforcement/apply.py)."""
+    """CPUs on which the container may run: ``cpuset.cpus.effective``, or derived from ``cpuset.cpus``
+    (enforcement/apply.py)."""
     mems: frozenset[int] | None = None
     """NUMA nodes of ``cpuset.mems.effective``."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
@@ -159,18 +161,21 @@ class Tracked:
 
     @property
     def unsettled(self) -> bool:
-        """True if it runs with claims that have no record here, so the limits that these claims have set must stay."""
+        """True if the container runs with claims that have no record here, so the limits that these claims have set
+        must stay."""
         return self.phase in OCCUPYING and self.rejection is not None and bool(self.rejection.unknown)
 
     @property
     def unknown_memory(self) -> bool:
-        """True if it runs with memory claims that have no record here, so limits may be raised but not lowered."""
+        """True if the container runs with memory claims that have no record here, so limits may be raised but not
+        lowered."""
         unknown = self.rejection.unknown if self.rejection is not None and self.unsettled else ()
         return any(use.driver == MEMORY_DRIVER for use in unknown)
 
     @property
     def kept_cpus(self) -> frozenset[int]:
-        """CPUs that no other container may use: those of its claims, or those of a partition without a claim record.
+        """CPUs that no other container may use: those of this container's claims, or those of a partition without a
+        claim record.
 
         If only some of its claims have a record, the CPUs are the union of both sets.
         """
@@ -179,7 +184,7 @@ class Tracked:
 
     @property
     def fallback_reason(self) -> Problem:
-        """Reason why the pool enforces its claims although a partition could; otherwise empty."""
+        """Reason why the pool enforces the container's claims although a partition could; otherwise empty."""
         return self.fallback if self.entitlement.partition else NO_PROBLEM
 
     @property
@@ -189,7 +194,7 @@ class Tracked:
 
     @property
     def protected(self) -> Mapping[Protected, int]:
-        """Bytes of memory that are protected while it is alive."""
+        """Bytes of memory that are protected while the container is alive."""
         memory = self.entitlement.memory if self.phase in ALIVE else None
         return memory.protected if memory is not None else {}
 

@@ -44,24 +44,25 @@ class Phase(_HashedByIdentity):
     ABSENT = auto()
     """Not tracked: never seen, forgotten, or an attempt that a hook has rejected."""
     CREATED = auto()
-    """CreateContainer was answered. None of its processes has run, and none will before StartContainer."""
+    """CreateContainer was answered. None of the container's processes has run, and none will before StartContainer."""
     STARTING = auto()
-    """The start hook is running: its cgroup exists and is being set up, and its process waits for the answer."""
+    """The start hook is running: the container's cgroup exists and is being set up, and its process waits for the
+    answer."""
     LISTED = auto()
     """The runtime listed it as created when this instance connected. It may start at any time without an event, so it
     is treated as running. If its cgroup has never been seen, it need not have ended."""
     RUNNING = auto()
-    """Its process may run."""
+    """The container's process may run."""
     ENDING = auto()
-    """The runtime has reported its end, or its processes were killed; one of them may still exist."""
+    """The runtime has reported the container's end, or its processes were killed; one of them may still exist."""
     LINGERING = auto()
-    """Like ENDING, but the runtime no longer knows it, so no event will report its removal."""
+    """Like ENDING, but the runtime no longer knows the container, so no event will report its removal."""
     VANISHED = auto()
-    """Its cgroup is gone, so it has no process. The runtime has not reported its end, and the cgroup may reappear if it
-    was only hidden by a mount.
+    """The container's cgroup is gone, so it has no process. The runtime has not reported its end, and the cgroup may
+    reappear if it was only hidden by a mount.
     """
     STOPPED = auto()
-    """It has ended and has no process left. The runtime still lists it."""
+    """The container has ended and has no process left. The runtime still lists it."""
 
 
 class Event(_HashedByIdentity):
@@ -74,27 +75,27 @@ class Event(_HashedByIdentity):
     STOP = auto()
     """StopContainer: the runtime has seen the container end."""
     REMOVE = auto()
-    """RemoveContainer, or the sandbox of its pod was removed."""
+    """RemoveContainer, or the sandbox of the container's pod was removed."""
     LIST_CREATED = auto()
-    """Synchronize lists it as created."""
+    """Synchronize lists the container as created."""
     LIST_RUNNING = auto()
-    """Synchronize lists it as running or paused, or in a state that this release does not know."""
+    """Synchronize lists the container as running or paused, or in a state that this release does not know."""
     UNLISTED = auto()
-    """Synchronize does not list it, or lists it as stopped."""
+    """Synchronize does not list the container, or lists it as stopped."""
     APPLIED = auto()
-    """Its cgroup was set up and its process may run, or it is unknown whether the process runs."""
+    """The container's cgroup was set up and its process may run, or it is unknown whether the process runs."""
     CREATE_REJECTED = auto()
     """CreateContainer was answered with a rejection."""
     START_REJECTED = auto()
-    """StartContainer was answered with a rejection, and its processes were killed."""
+    """StartContainer was answered with a rejection, and the container's processes were killed."""
     KILLED = auto()
-    """Its processes were killed: SIGKILL was sent to all of them (``cgroup.kill``)."""
+    """The container's processes were killed: SIGKILL was sent to all of them (``cgroup.kill``)."""
     EMPTY = auto()
-    """No process is in its cgroup, or the cgroup does not exist."""
+    """No process is in the container's cgroup, or the cgroup does not exist."""
     POPULATED = auto()
-    """A process is in its cgroup, or the kernel does not show whether there is one."""
+    """A process is in the container's cgroup, or the kernel does not show whether there is one."""
     CGROUP_GONE = auto()
-    """Its cgroup existed and no longer exists."""
+    """The container's cgroup existed and no longer exists."""
 
 
 def _row(phase: Phase, **changes: Phase) -> Mapping[Event, Phase]:

@@ -49,7 +49,7 @@ class CpusetClass(NamedTuple):
     excluded: frozenset[int]
     """CPUs of other claims in their pod."""
     shared_near: frozenset[int]
-    """CPUs near which they also use the shared pool; empty if they use none of it."""
+    """CPUs near which the containers also use the shared pool; empty if they use none of it."""
 
 
 class ContainerIndex:
@@ -59,7 +59,7 @@ class ContainerIndex:
         self.classes: dict[CpusetClass, dict[str, str]] = {}
         """Ids of the containers that occupy CPUs, each with its cgroup, by class."""
         self.without_cgroup: set[str] = set()
-        """Ids of the containers in ``classes`` without a cgroup of their own: it is unknown, or that of their pod."""
+        """Ids of the containers in ``classes`` whose cgroup is unknown or is that of their pod."""
         self.weights: dict[str, Weight] = {}
         """Weights of the containers that have one."""
         self.by_id: dict[str, Tracked] = {}
@@ -172,7 +172,7 @@ class NodeState:
         """Number of changes so far. If it differs after a wait, decisions from before the wait must be repeated."""
         self.change_log = ChangeLog(changed)
         self.told = False
-        """True after the runtime has listed its containers; before that they are unknown."""
+        """True once the runtime has listed its containers; before that, the containers are unknown."""
         self.rejected: dict[Owner, Tracked] = {}
         """The latest rejected attempt of each container, oldest first."""
         self.kernel_damage = NO_PROBLEM

@@ -106,7 +106,7 @@ class PartitionManager:
             self._reconciler.signals.audit.set()
 
     def mark_invalid(self, tracked: Tracked) -> None:
-        """Marks a partition that was found invalid. It is audited again, after its siblings."""
+        """Marks a partition that was found invalid. The partition is audited again, after its siblings."""
         self._changed.add(tracked.identity.cgroup)
 
     def mark_hanging(self, hanging: Iterable[Tracked]) -> None:

@@ -111,7 +111,8 @@ class Reconciler:
         self._notes = OriginalLimits(deps.tree.root, deps.tree.files)
         self._worker = CgroupWorker(signals.audit.set, self._lose_sight, deps.clock)
         self._aims: dict[str, frozenset[int]] = {}
-        """Containers that the running job works on, with the CPUs that it writes, and its cgroups above containers."""
+        """Containers that the running job works on, with the CPUs that the job writes, and its cgroups above
+        containers."""
         self._unreported: set[str] = set()
         self._batch = _MAX_PLANS
         """Maximum number of containers for which the next job of apply_some() gets a plan."""

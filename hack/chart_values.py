@@ -233,7 +233,7 @@ class DeviceClasses(Values):
     far_memory: bool
     """Creates classes for memory of NUMA nodes without CPUs (CXL, HBM)."""
     extended_resource: Literal[""] | ExtendedResource
-    """Extended resource with which pods request single CPUs without a claim. Empty: none."""
+    """Extended resource that pods use to request single CPUs without a claim. Empty: none."""
 
 
 class HostHugepages(Values):
@@ -254,7 +254,7 @@ class Doctor(Values):
     """The command "dra-frontend doctor" in the driver's pod."""
 
     kubelet_proxy: bool
-    """Grants get on nodes/proxy, with which the doctor reads the kubelet's configuration. values.yaml explains the
+    """Grants get on nodes/proxy, which the doctor uses to read the kubelet's configuration. values.yaml explains the
     risk.
     """
 

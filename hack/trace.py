@@ -69,7 +69,7 @@ def callers(frame: FrameType | None) -> tuple[str, ...]:
 
 
 def _module(frame: FrameType) -> str:
-    """Returns the module of a function of the driver, or "" for any other function.
+    """Returns the module of one of the driver's functions, or "" for any other function.
 
     Generated code, such as the methods of a dataclass and gRPC messages, is left out, since it has no source file.
     """

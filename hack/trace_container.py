@@ -77,7 +77,7 @@ async def _containers(create: Journey, start: Journey, path: Path) -> None:
             memory = memory_record(f"m{number}", ("m", 1, 64 * MI, 2 * MI), pods=[of.uid])
             one = container(f"life-{number}", *node.claim(cpus), *node.claim(memory), of=of.uid)
             node.make_pod(of)
-            # The kubelet creates the pod's sandbox between the two calls. In the meantime the claim files are read.
+            # The kubelet creates the pod's sandbox between the two calls. The claim files are read during that time.
             await asyncio.sleep(_SANDBOX_SECONDS)
             await node.enforcer.claim_files.refresh()
             sandbox, message = _messages(of, one)

@@ -36,7 +36,7 @@ class Recorder:
         self._run_in_executor = asyncio.base_events.BaseEventLoop.run_in_executor
 
     def install(self) -> None:
-        """Traces the calls of this thread and of threads that it starts."""
+        """Traces the calls in this thread and in the threads that it starts."""
 
         def run_in_executor(loop: Any, executor: Any, run: Callable[..., Any], *arguments: Any) -> Any:
             followed = partial(self._follow, _current_task(), callers(currentframe()), run)

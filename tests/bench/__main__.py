@@ -20,7 +20,7 @@ from tests.stage.wires import AnsweredError
 def main(words: Sequence[str]) -> int:
     """Runs the benchmark.
 
-    Returns 0, or 1 if a measurement failed, 2 if a driver or a report cannot be used, 3 if a budget is missed and
+    Returns 0, or 1 if a measurement failed, 2 if a driver or a report cannot be used, 3 if a budget is not met and
     --strict is given, 130 after an interrupt.
     """
     given = arguments.parse(words)

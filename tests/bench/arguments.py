@@ -29,7 +29,7 @@ _QUICK: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Claims and containers on the node, in the order in which they are measured."""
+    """Claims and containers on the node, in measuring order."""
 
     pairs: tuple[tuple[int, int], ...]
 
@@ -123,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help="about three minutes: less load, fewer samples, one kernel")
     _add_drivers(made.add_argument_group("drivers"))
     _add_measurements(made.add_argument_group("measurements"))
-    made.add_argument("--strict", action="store_true", help="exit with status 3 if a budget is missed")
+    made.add_argument("--strict", action="store_true", help="exit with status 3 if a budget is not met")
     text = "report to write; the page is written beside it as .html (default bench.json)"
     made.add_argument("-o", "--output", type=Path, default=Path("bench.json"), metavar="FILE", help=text)
     text = "measure nothing; write the page of an earlier report again"

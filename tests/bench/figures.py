@@ -61,7 +61,7 @@ class Figure(_Model):
     load: str
     driver: str
     turns: list[list[float]]
-    """Samples, by the turn in which they were taken."""
+    """Samples by turn."""
     summary: Summary
 
     @property

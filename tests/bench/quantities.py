@@ -117,7 +117,7 @@ _HOOKS: Final = {"CreateContainer": "Create a container", "StartContainer": "Sta
 
 
 def hook(method: Hook, *, claimed: bool) -> Quantity:
-    """Returns the quantity for one call of the container runtime."""
+    """Returns the quantity for one call from the container runtime."""
     kind = "with a claim" if claimed else "without a claim"
     return Quantity(
         key=f"{method}-{'claim' if claimed else 'plain'}",

@@ -35,7 +35,7 @@ def rows() -> dict[str, str]:
 
 
 def test_every_key_is_documented() -> None:
-    """An operator finds each setting in one place."""
+    """Each setting is documented once."""
     known = {field.alias or name for name, field in Config.model_fields.items()}
     assert rows().keys() == known
 

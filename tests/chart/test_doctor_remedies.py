@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every key, file, command, volume and check in the doctor's texts exists."""
+"""Every key, file, command, volume and check in the doctor's messages exists."""
 
 import ast
 import re
@@ -35,7 +35,7 @@ OF_API = {
     "resourceSliceCount",
     "apiGroups",
 }
-"""Fields of the API that texts mention."""
+"""API fields that messages mention."""
 
 
 def texts() -> Iterator[str]:
@@ -57,7 +57,7 @@ TEXTS = [one for one in texts() if " " in one]
 
 
 def named(pattern: str) -> set[Any]:
-    """Returns the pattern's matches in the texts. There must be at least one."""
+    """Returns the pattern's matches in the messages. There must be at least one."""
     found = {match for text in TEXTS for match in re.findall(pattern, text)}
     assert found, pattern
     return found

@@ -52,7 +52,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def entries(document: Any) -> list[Document]:
-    """Returns the entries of ``config`` with opaque parameters, at any place in an object."""
+    """Returns the entries of ``config`` with opaque parameters, anywhere in an object."""
     if isinstance(document, list):
         return [found for one in document for found in entries(one)]
     if not isinstance(document, dict):

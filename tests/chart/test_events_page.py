@@ -25,7 +25,7 @@ POD_REASONS = {pod_events.BEST_EFFORT, pod_events.KEPT_BY_POOL, memory_kills.REA
 
 
 def of_pods() -> list[tuple[str, str]]:
-    """Returns the Events about pods with their texts."""
+    """Returns the Events about pods with their messages."""
     box = builders.report(
         "c", fallbackReason="cpuset.cpus.partition says root invalid", cgroup="/kubepods/besteffort/p/c"
     )
@@ -39,7 +39,9 @@ def of_pods() -> list[tuple[str, str]]:
 
 
 def of_nodes() -> list[tuple[str, str]]:
-    """Returns the Events about nodes with their texts, except those that only contain a response of the API server."""
+    """Returns the Events about nodes with their messages, except those that only contain a response from the API
+    server.
+    """
     found = list[tuple[str, str]]()
     for exclusivity in ("auto", "partition"):
         view = BackendView(time.monotonic, Config(cpu_exclusivity=exclusivity))

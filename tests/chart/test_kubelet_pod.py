@@ -21,7 +21,7 @@ Document = dict[str, Any]
 
 
 def translated(change: Callable[[Document], object] = lambda template: None, **values: Any) -> KubeletPod:
-    """Returns the translation of the chart's pod after a change of its template."""
+    """Returns the translation of the chart's pod after its template has been changed."""
     objects = copy.deepcopy(render(values))
     (daemonset,) = (one for one in objects if one["kind"] == "DaemonSet")
     change(daemonset["spec"]["template"])

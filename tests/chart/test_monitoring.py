@@ -46,7 +46,7 @@ def scraped() -> frontend.Telemetry:
 
 
 def worked() -> frontend.Telemetry:
-    """Returns the metrics of a frontend after calls of each kind."""
+    """Returns a frontend's metrics after calls of each kind."""
     telemetry = scraped()
     for driver in DRIVERS:
         telemetry.note(driver, "prepare", 0.1, [True])
@@ -61,7 +61,7 @@ def series() -> set[str]:
 
 
 def alerts() -> list[Document]:
-    """Returns the rules in the form in which Prometheus reads them."""
+    """Returns the rules as Prometheus reads them."""
     groups: list[Document] = only(render(EVERYTHING), "PrometheusRule")["spec"]["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
@@ -77,7 +77,7 @@ def documented() -> dict[str, tuple[str, set[str]]]:
 
 
 def dashboard() -> Document:
-    """Returns the dashboard in the form in which Grafana reads it."""
+    """Returns the dashboard as Grafana reads it."""
     maps = [document["data"] for document in render(EVERYTHING) if document["kind"] == "ConfigMap"]
     text = next(data["dra-driver-numa.json"] for data in maps if "dra-driver-numa.json" in data)
     loaded: Document = json.loads(text)

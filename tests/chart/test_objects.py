@@ -131,7 +131,7 @@ def test_objects_contain_neither_comments_nor_blank_lines() -> None:
 
 @pytest.mark.parametrize(("exclusivity", "added"), [("pool", False), ("auto", True), ("partition", True)])
 def test_the_capability_for_partitions_depends_on_the_mode(exclusivity: str, added: bool) -> None:
-    """Pool mode does not require SYS_ADMIN: it is missing in the pods of such a group, and in the
+    """Pool mode does not require SYS_ADMIN: it is missing from the pods of such a group, and from the
     SecurityContextConstraints if all groups use pool mode.
     """
     values: Document = {"driverConfig": {"cpuExclusivity": exclusivity}, "openshift": {"scc": {"create": True}}}

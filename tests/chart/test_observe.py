@@ -23,7 +23,7 @@ def test_the_init_container_writes_no_pool_while_observing(mode: str, more: list
 
 
 def test_the_init_container_keeps_the_apparmor_profile_of_the_runtime() -> None:
-    """That profile denies writes below /sys, so the host's directory is mounted outside the container's /sys."""
+    """That profile denies writes under /sys, so the host's directory is mounted outside the container's /sys."""
     documents = render({"hugepageProvision": PROVISION})
     assert host_mounts(documents, "provision-hugepages") == {
         "/host/sys/devices/system/node": ("/sys/devices/system/node", False)

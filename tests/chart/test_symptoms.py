@@ -60,7 +60,7 @@ def test_the_index_leads_to_every_section() -> None:
 
 
 def messages() -> list[str]:
-    """Returns the texts that the tables of the page quote from a program."""
+    """Returns the messages that the page's tables quote from a program."""
     listed = [span for cells in rows(TEXT, "message") for span in quoted(cells[0])]
     listed += [span for cells in rows(TEXT, "code or text") for span in quoted(cells[0]) if " " in span]
     listed += [span for cells in rows(TEXT, "missing in the pod") for span in quoted(cells[1])]
@@ -69,7 +69,7 @@ def messages() -> list[str]:
 
 @pytest.mark.parametrize("message", messages())
 def test_messages_are_texts_of_the_programs(message: str) -> None:
-    """A search on the page for a text that users see finds it: each part between ``...`` is in a source."""
+    """A search on the page for a message that users see finds it: each part between ``...`` is in a source."""
     if message not in FOREIGN:
         parts = [part.strip(" .,:()") for part in message.split("...")]
         assert [part for part in parts if part not in texts()] == []

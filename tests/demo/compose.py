@@ -38,7 +38,7 @@ class SharedStage(Stage):
         return self._shared
 
     def add_instance(self) -> Instance:
-        """Returns the drivers' pod as soon as it is ready."""
+        """Returns the drivers' pod when it is ready."""
         instance = Instance(self._pod_uid, self.paths.run_dir / self._pod_uid / "state.sock")
         wait_for("both drivers", lambda: not self.unready(instance), _STARTING)
         return instance

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of events.k8s.io/v1 Events: the required fields of a new Event, and the permitted changes of an existing
-one.
+"""Validation of events.k8s.io/v1 Events: the required fields of a new Event, and the changes permitted in an existing
+Event.
 
 Source: kubernetes/kubernetes pkg/apis/core/validation/events.go.
 """

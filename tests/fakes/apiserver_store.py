@@ -159,7 +159,7 @@ class Store:
         return self._remove(resource, old)
 
     def since(self, version: int, resource: Resource) -> list[Change]:
-        """Returns the changes of a kind of object after a version."""
+        """Returns the changes to objects of a kind after a version."""
         return [change for change in self.history if change.version > version and change.resource is resource]
 
     def forget_history(self) -> None:

@@ -12,7 +12,7 @@ Document = dict[str, Any]
 
 
 def nri(**said: Any) -> Document:
-    """Returns the NRI section with its defaults since 2.0."""
+    """Returns the NRI section with the defaults that it has had since 2.0."""
     return {
         "disable": False,
         "socket_path": "/var/run/nri/nri.sock",
@@ -26,8 +26,8 @@ def nri(**said: Any) -> Document:
 
 
 def cri(**said: Any) -> Document:
-    """Returns the section that contains CDI, with its defaults since 2.0. The section contains tables, some with dots
-    in their names.
+    """Returns the section that contains CDI, with the defaults that it has had since 2.0. The section contains tables,
+    some with dots in their names.
     """
     return {
         "enable_cdi": True,

@@ -54,7 +54,7 @@ class FakeRuntime(FakeNode):
 
     @property
     def plugins(self) -> list[str]:
-        """The active plugins in the order in which they are called."""
+        """The active plugins, in call order."""
         return [plugin.name for plugin in self.host.plugins]
 
     async def restart(self, down_seconds: float = 0.0) -> None:

@@ -35,7 +35,7 @@ _OPERATIONS = (
 
 
 class RuntimeControl:
-    """The calls of the control socket: operations, queries, and faults.
+    """The control socket's calls: operations, queries, and faults.
 
     A fault is input that a broken runtime, or another program in its place, may send to its plugins: bytes, events,
     snapshots. It does not change the fake's own state.

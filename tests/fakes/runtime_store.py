@@ -9,7 +9,7 @@ from tests.fakes.runtime_merge import env_of
 
 
 class OperationError(Exception):
-    """A CRI call failed for the reason in the text; the kubelet would retry."""
+    """A CRI call failed for the reason in the message; the kubelet would retry."""
 
 
 @dataclass(eq=False)

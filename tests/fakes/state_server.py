@@ -39,7 +39,7 @@ class StateServer:
     """Whether requests are accepted but not answered."""
     raw_lease: bytes | None = None
     waiting: int = 0
-    """Requests that wait for changes of records."""
+    """Requests that wait for record changes."""
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     connected: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)

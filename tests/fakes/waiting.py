@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for conditions without a notification: files, and tasks of the program under test."""
+"""Waits for conditions that send no notification: files, and tasks of the program under test."""
 
 import asyncio
 import os

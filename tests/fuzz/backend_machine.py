@@ -404,9 +404,9 @@ def trace(data: bytes) -> None:
 
 
 def written(head: int, script: str) -> bytes:
-    """Returns a trace given as events of the form ``name first second pause``. The pause is t for a tick of the audit,
-    f for a full audit, or omitted. A number that is omitted is 0. A number chooses among the containers in the right
-    phase, oldest first; 0 is the driver's own container.
+    """Returns a trace given as events of the form ``name first second pause``. The pause is t for an audit tick, f for
+    a full audit, or omitted. A number that is omitted is 0. A number chooses among the containers in the right phase,
+    oldest first; 0 is the driver's own container.
     """
     events = [event.split() for event in script.split(";")]
     found = bytearray((head, 0))
@@ -432,7 +432,7 @@ SCRIPTS: Final = (
     "run 0; prepare 1 8 t; foreign_write 1 255; run 1 1 t; rest f",
     "run 1; prepare 0 8; run 0 1 t; foreign_write 2 255 t; foreign_write 1 255 t",
     "prepare 5 0; run 0 2 t; foreign_write 9 4 f; foreign_write 17 4 f",
-    # The files are lost while no backend is running, and a container is started in the meantime.
+    # The files are lost while no backend is running, and a container is started before the next one runs.
     "prepare 0 8; run 0 1 t; kill; lose_all; run 1; begin f; run 2 t",
     "prepare 0 8; kill; lose_all; run 0 1; begin f; prepare 0 8 t",
     # A container was started while no backend was running, after another one with the same claim.

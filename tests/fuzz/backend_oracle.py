@@ -2,10 +2,10 @@
 """Checks the backend against the kernel's state, by the rules of DESIGN.md and without the backend's own state.
 
 1. No other process runs on the CPUs of a running claim: not when its container or the other one starts, and otherwise
-not for longer than one tick of the audit. 2. A container with a valid claim has exactly its CPUs, NUMA nodes and pages,
-or was rejected with a text. 3. A container without an obstacle is not rejected: the reason of an earlier rejection does
-not outlive its cause. 4. Nothing is lost: when the claims are gone, other containers have their CPUs back, and pods
-have the kubelet's limits.
+not for longer than one audit tick. 2. A container with a valid claim has exactly its CPUs, NUMA nodes and pages, or was
+rejected with a message. 3. A container without an obstacle is not rejected: the reason of an earlier rejection does not
+outlive its cause. 4. Nothing is lost: when the claims are gone, other containers have their CPUs back, and pods have
+the kubelet's limits.
 
 Each rule raises AssertionError with the container and the CPUs. A rule has to wait for events that the backend only
 discovers in its audit (``World.unquiet``). A container is excused while the kernel rejects writes to its files and the

@@ -343,7 +343,7 @@ class World:
     # The container runtime.
 
     def leadership(self, asking: Instance) -> Leadership:
-        """Returns the state of the lock that an instance sees."""
+        """Returns the lock state that an instance sees."""
         active = self.active
         if active is None or active not in self.instances or asking not in self.instances:
             return Leadership(fresh=False, first=False)
@@ -365,7 +365,7 @@ class World:
         await self._survive(instance, instance.enforcer.activate())
 
     async def connect(self, instance: Instance) -> None:
-        """Sends an instance the state of the runtime."""
+        """Sends an instance the runtime's state."""
         known = [box for box in self.boxes.values() if box.listed]
         for box in known:
             box.may_run = box.may_run or box.phase == "created"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nearly correct JSON documents with unexpected values in some places."""
+"""Nearly correct JSON documents with some unexpected values."""
 
 import copy
 import json

@@ -193,7 +193,7 @@ class Trace(Node):
             self._delete(claim, self.input.number(3))
 
     async def do_cancel(self) -> None:
-        """Cancels a call of the kubelet."""
+        """Cancels a call from the kubelet."""
         if self.calls:
             self.calls[self.input.number(len(self.calls))].task.cancel()
 

@@ -49,7 +49,7 @@ class _Time:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A call of the kubelet in flight."""
+    """A call from the kubelet that is in progress."""
 
     kind: str
     driver: str
@@ -236,7 +236,7 @@ class Node:
         return any(claim in call.claims and kind in ("", call.kind) for call in self.calls)
 
     def call(self, kind: str, driver: str, claims: tuple[Claim, ...], instance: Instance) -> None:
-        """Starts a call of the kubelet."""
+        """Starts a call from the kubelet."""
         call = Call(kind, driver, claims, instance, None)  # type: ignore[arg-type]
         seconds = (CALL_SECONDS, CALL_SECONDS, CALL_SECONDS, 5.0)[self.input.number(4)]
         call.task = instance.start(self._run(call, seconds))
@@ -289,7 +289,7 @@ class Node:
         return {f"hugepages-2m-numa{node:03d}": 0 for node in range(2)} | found
 
     async def drain(self) -> None:
-        """Waits for every call of the kubelet."""
+        """Waits for every call from the kubelet."""
         while self.calls:
             tasks = [call.task for call in self.calls]
             done, _ = await asyncio.wait(tasks, timeout=2 * CALL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -323,7 +323,7 @@ class Node:
 def _report(instance: Instance, status: BackendStatus, containers: dict[str, Any]) -> None:
     """Sends the containers that have changed, or all of them if the frontend cannot merge changes.
 
-    A container that has ended and started again in the meantime is removed, and then added at the end.
+    A container that has ended and started again since the last report is removed, and then added at the end.
     """
     view, (since, before) = instance.frontend.backend, instance.reported
     kept = [name for name in before if name in containers]

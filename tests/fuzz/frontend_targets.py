@@ -112,7 +112,7 @@ def _quantity(data: bytes) -> None:
 
 
 def _judged(document: Any) -> list[str]:
-    """Parses and allocates a claim as Prepare does; returns the text of the refusal."""
+    """Parses and allocates a claim as Prepare does; returns the message if the claim is refused."""
     view = parse_claim(document)
     view.is_for(claims.NODE, "u")
     parsed = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment of the frontends in a trace: machine, kernel, API server, claims and pods of the driver."""
+"""The environment of the frontends in a trace: machine, kernel, API server, claims and the driver's pods."""
 
 import asyncio
 import copy
@@ -174,7 +174,7 @@ class Claim:
 
 
 class Instance(Process):
-    """A pod of the driver: its frontend, and the last report of its backend."""
+    """One of the driver's pods: its frontend, and the last report of its backend."""
 
     def __init__(self, frontend: Frontend) -> None:
         super().__init__()

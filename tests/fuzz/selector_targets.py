@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The evaluator of selectors: valid expressions made of all functions and types, and invalid texts."""
+"""The evaluator of selectors: valid expressions made of all functions and types, and invalid strings."""
 
 from fractions import Fraction
 

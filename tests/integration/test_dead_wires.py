@@ -550,7 +550,7 @@ def gate_off(play: Play) -> None:
 
 
 def slices_denied(play: Play) -> None:
-    """The API server denies slices, so the update after a change of the machine fails."""
+    """The API server denies slices, so the update after the machine has changed fails."""
     play.hears("ResourceSlicesNotPublished")
 
 
@@ -642,7 +642,7 @@ STAGES: tuple[tuple[dict[str, Any], bool, tuple[Scenario, ...]], ...] = (
 
 
 def deny_slices(stage: Stage) -> None:
-    """The API server denies the creation of slices."""
+    """The API server denies requests to create slices."""
     fault = {"count": 500, "answer": "403", "verb": "create", "resource": "resourceslices"}
     stage.api("/fake", "POST", {"fail_next": fault})
 

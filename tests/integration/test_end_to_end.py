@@ -234,6 +234,6 @@ def test_a_kill_becomes_one_event_that_names_the_numa_node(stage: Stage) -> None
         instance.backend.start()
         stage.wait_ready(instance)
         wait_for("the new backend to tell of the first", lambda: told_of_kill(stage, boxes["old"]), 40.0)
-        # Kills are reported in the order in which they are observed, so the first one would precede this one.
+        # Kills are reported in the order of observation, so the first kill would precede this one.
         kill(new)
         assert not killed(stage, old)

@@ -125,7 +125,7 @@ async def test_a_client_that_does_not_accept_json_is_rejected(client: aiohttp.Cl
 
 
 async def events(client: aiohttp.ClientSession, **query: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Returns the events of a watch."""
+    """Returns the events from a watch."""
     async with client.get(SLICES, params={**STREAMING, **query}) as answer:
         assert answer.status == 200, await answer.text()
         async for line in answer.content:

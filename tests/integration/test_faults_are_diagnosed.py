@@ -94,7 +94,7 @@ NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
     },
     claim_too_big: {"explain greedy": ("cpudevnuma000 gives 12 of dra.cpu/cpu at most, 17 wanted", "request less")},
 }
-"""For each fault and command: the text that names the fault, and the one with the remedy."""
+"""For each fault and command: the message that names the fault, and the remedy."""
 
 
 @pytest.mark.parametrize("fault", NAMED, ids=lambda one: one.__name__)

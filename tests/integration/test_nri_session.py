@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NRI session with the fake runtime: every API level, registration, synchronization and reconnection."""
+"""The NRI session with the fake runtime: every API level, registration, synchronization and reconnecting."""
 
 import asyncio
 from functools import partial
@@ -134,8 +134,8 @@ async def test_the_plugin_reconnects_after_every_restart_of_the_runtime(tmp_path
 
 
 async def test_a_snapshot_of_500_containers_is_answered_within_200_ms(tmp_path: Path) -> None:
-    """The runtime applies a single timeout of 2 s to the whole snapshot and blocks the node in the meantime. The
-    fastest of three runs counts.
+    """The runtime applies a single timeout of 2 s to the whole snapshot and blocks the node until it ends. The fastest
+    of three runs counts.
     """
     seconds = []
     for attempt in range(3):
@@ -198,7 +198,7 @@ async def test_a_rejected_registration_is_retried_and_reported(tmp_path: Path) -
 
 
 async def test_a_missing_runtime_is_waited_for(tmp_path: Path) -> None:
-    """In the meantime the status contains the socket, and the hooks do not see a lost connection."""
+    """Until then the status contains the socket, and the hooks do not see a lost connection."""
     socket = tmp_path / "nri.sock"
     hooks, observer = RecordingHooks(), RecordingObserver()
     session = _session(hooks, observer)

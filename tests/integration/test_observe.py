@@ -60,7 +60,7 @@ def switch(stage: Stage, instance: Instance, **keys: Any) -> None:
 
 
 def changes(found: dict[str, Any]) -> dict[str, str]:
-    """Returns the desired texts by path below the cgroup root."""
+    """Returns the desired contents by path below the cgroup root."""
     return {f"{one['cgroup']}/{one['file']}": one["desired"] for one in found["changes"]}
 
 

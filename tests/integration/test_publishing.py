@@ -151,8 +151,7 @@ async def test_publishes_all_pools_owned_by_the_node(rig: Rig) -> None:
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("Node", node["metadata"]["uid"], True)
     names = [one["metadata"]["name"] for one in rig.slices()]
     assert names == ["00000-dra.cpu-more", "00000-dra.cpu-node-a", "00001-dra.cpu-node-a"]
-    # A shutdown deletes nothing: the kubelet deletes the slices if the driver stays away, and claims stay valid in the
-    # meantime.
+    # A shutdown deletes nothing: the kubelet deletes the slices if the driver stays away, and claims stay valid.
     assert rig.asked("delete") == 0
     before, asked = rig.slices(), len(rig.server.served)
     async with rig.publisher() as publisher:
@@ -279,7 +278,7 @@ async def test_slices_of_other_drivers_and_nodes_are_left_alone(rig: Rig) -> Non
 
 
 async def test_a_change_is_published_at_once(rig: Rig) -> None:
-    """A change of the machine does not wait for the repair of foreign writes, and updates one slice only."""
+    """A machine change does not wait for the repair of foreign writes, and updates one slice only."""
     async with rig.publisher(waits=(3600, 3600)) as publisher:
         await rig.published(publisher)
         await eventually(lambda: rig.server.watches)
@@ -495,7 +494,7 @@ async def test_a_failed_write_is_completed_later(rig: Rig) -> None:
 
 
 async def test_a_broken_watch_is_resumed(rig: Rig) -> None:
-    """The watch continues where it ended, without a list, and changes in the meantime are noticed."""
+    """The watch continues where it ended, without a list, and changes during the interruption are noticed."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)
         await eventually(lambda: rig.server.watches)
@@ -544,7 +543,7 @@ async def test_slices_that_can_no_longer_be_written_are_a_warning(rig: Rig) -> N
 
 
 async def test_a_missing_node_is_waited_for(rig: Rig) -> None:
-    """A driver that starts before the kubelet has registered its Node publishes as soon as the Node exists."""
+    """A driver that starts before the kubelet has registered its Node publishes once the Node exists."""
     rig.server.store.delete(NODES, "", NODE)
     async with rig.publisher() as publisher:
         await eventually(lambda: "no such node" in publisher.error)

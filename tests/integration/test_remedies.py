@@ -65,7 +65,7 @@ class DenyingTree(KernelTree):
         """Does nothing, because the cgroup is removed with the test's directory."""
 
     def read(self, path: str, name: str) -> str:
-        """Returns the text that the kernel writes into the file of a partition that it does not permit."""
+        """Returns the string that the kernel writes into the file of a partition that it does not permit."""
         if name == "cpuset.cpus.partition":
             return "root invalid (Enable partition not permitted)"
         return super().read(path, name)
@@ -89,7 +89,7 @@ def test_the_remedy_for_a_missing_privilege_names_it(
 
 
 def test_the_remedy_for_a_missing_dac_override(tmp_path: Path) -> None:
-    """The missing capability is a problem of the node, and a kernel error for the same reason has the same remedy."""
+    """The missing capability is a node problem, and a kernel error for the same reason has the same remedy."""
     refused = KernelTree(tmp_path / "cgroup")
     refused.make("a")
     refused.refused["a", "cpuset.cpus"] = errno.EACCES
@@ -185,7 +185,7 @@ def test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem(
 
 
 def rejections(name: str, value: str) -> Iterator[Problem]:
-    """Yields rejections and problems with a user-chosen name in every possible place, and a variable's value."""
+    """Yields rejections and problems with a user-chosen name in every possible position, and a variable's value."""
     record = cpu_record("u", "cpus=2-3", pods=("p1", "p2", "p3"))
     record = record.model_copy(
         update={
@@ -210,7 +210,7 @@ def rejections(name: str, value: str) -> Iterator[Problem]:
 
 
 def rejection(record: AllocationRecord, env: tuple[str, ...], user: Owner, first: Owner | None = None) -> Problem:
-    """Returns the problem with which a container is rejected."""
+    """Returns the problem that a container is rejected for."""
     key = record.driver, record.claim.uid
     claims = Claims({key: ClaimFile.of(record)}, {key: first} if first else {})
     _, _, found = authorize(read_evidence(env), user, claims)
@@ -221,7 +221,9 @@ def rejection(record: AllocationRecord, env: tuple[str, ...], user: Owner, first
 @pytest.mark.parametrize("name", ["work", "interrupts", "sysadminmissing", "read-only-0-cpus"])
 @pytest.mark.parametrize("value", ["0", "any value", "Permission denied", "boot Linux 6.7'", "CPUsLost"])
 def test_user_chosen_names_and_values_do_not_affect_remedies(name: str, value: str) -> None:
-    """The code is that of the rejection, whatever its text contains. A variable with an unusual name is malformed."""
+    """The code is that of the rejection, whatever the message contains. A variable with an unusual name is
+    malformed.
+    """
     assert [problem.code for problem in rejections(name, value)] == [
         BackendCode.CLAIM_IN_USE,
         BackendCode.CLAIM_IN_USE,

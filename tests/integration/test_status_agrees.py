@@ -22,7 +22,7 @@ from tests.stage.wires import AnsweredError, ask_unix
 
 
 class Shown(NamedTuple):
-    """The codes that each place shows at one time."""
+    """The codes that each source shows at one time."""
 
     status: set[str]
     page: set[str]
@@ -56,7 +56,7 @@ def codes(listed: list[dict[str, Any]]) -> set[str]:
 
 
 def look(stage: Stage, instance: Instance) -> Shown:
-    """Reads all places, and reads them again if the state has changed in between."""
+    """Reads all sources, and reads them again if the state has changed in between."""
     while True:
         status = stage.state("/v1/status", instance)
         page = stage.state("/v1/node", instance)["problems"]
@@ -75,7 +75,7 @@ def look(stage: Stage, instance: Instance) -> Shown:
 
 
 def agrees(stage: Stage, instance: Instance, code: StatusCode) -> None:
-    """Waits until the status has a code, and compares all places."""
+    """Waits until the status has a code, and compares all sources."""
     wait_for(code, lambda: code in codes(stage.state("/v1/status", instance)["problems"]), 60.0)
     found = look(stage, instance)
     assert code in found.status

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every process is killed at bad moments: nothing is lost, and changes in the meantime are repaired."""
+"""Every process is killed at bad moments: nothing is lost, and changes made while it is down are repaired."""
 
 import signal
 import time
@@ -38,8 +38,8 @@ def is_true(box: Container, pod: ClaimPod, size: int) -> bool:
 @pytest.mark.core
 @in_pool_mode
 def test_a_killed_backend_repairs_everything_after_its_restart(cluster: Cluster) -> None:
-    """The backend is killed after Prepare, after CreateContainer and while containers run: containers started in the
-    meantime are pinned or moved.
+    """The backend is killed after Prepare, after CreateContainer and while containers run: containers started while it
+    is down are pinned or moved.
     """
     running = cluster.pod(cpus(2, numa_node=0))
     prepared, created, started = [cluster.pod(cpus(1, numa_node=1), hugepages(4 * MIB)) for _ in range(3)]

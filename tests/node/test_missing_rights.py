@@ -52,7 +52,7 @@ def whole_pod_afterwards(cluster: Cluster) -> Iterator[None]:
 
 
 def words(cluster: Cluster, half: str) -> list[str]:
-    """Returns the lines that one container reports now: its log, its failing probe, and the problems of the backend."""
+    """Returns the lines that one container reports now: its log, its failing probe, and the backend's problems."""
     instance = cluster.instance
     container = instance.pod.containers[half]
     probe = container.probe("readiness") if container.alive else ""

@@ -87,7 +87,7 @@ def test_cpus_of_an_ended_claim_are_available_to_another_qos_class(cluster: Clus
     until(lambda: [top.read("cpuset.cpus.exclusive") for top in TOPS] == ["", ""], "nothing is left above")
     first.end()
     for top in TOPS:
-        top.write("cpuset.cpus.exclusive", format_cpu_list(taken))  # as if a backend had died in the meantime
+        top.write("cpuset.cpus.exclusive", format_cpu_list(taken))  # as if a backend had died in between
     again = cluster.pod(cpus(2, numa_node=1), qos="guaranteed")
     box = again.run()
     assert again.cpus == taken

@@ -347,7 +347,7 @@ async def test_a_missing_claim_is_distinguished_from_one_that_will_be_created(pl
 
 
 async def test_texts_of_claims_cannot_control_the_terminal(plugin: Plugin) -> None:
-    """Escape sequences in texts of the API are shown and not executed."""
+    """Escape sequences in strings from the API are shown and not executed."""
     document = prepared(INVENTORY.machine)
     document["metadata"]["name"] = "odd"
     condition = document["status"]["devices"][0]["conditions"][1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing of objects and texts that any client of the cluster may have written."""
+"""Parsing of objects and strings that any client of the cluster may have written."""
 
 import json
 import time
@@ -91,7 +91,7 @@ def test_control_characters_never_reach_the_terminal(text: str) -> None:
 
 @given(st.lists(st.dictionaries(st.text(max_size=8), JSON, max_size=3), max_size=3))
 def test_yaml_and_json_have_the_same_values(documents: list[Any]) -> None:
-    """The values include texts that YAML would read as another type, such as ``no`` and ``0x1``."""
+    """The values include strings that YAML would read as another type, such as ``no`` and ``0x1``."""
     words = [{"text": text} for text in ("no", "On", "y", "null", "0x1", "1e3", "1:30", "", "- a", "a: b", "~")]
     for one in (documents, words, [{"list": [], "map": {}, "lists": [[1], [{"a": [2]}]]}]):
         assert yaml.safe_load(yaml_text(one)) == json.loads(json_text(one)) == one

@@ -59,7 +59,7 @@ def test_plugin_and_commands_format_an_amount_alike(amount: int) -> None:
 
 @pytest.mark.parametrize("page_bytes", [4 << 10, 64 << 10, 2 << 20, 512 << 20, 1 << 30, 16 << 30])
 def test_a_page_size_is_written_as_an_amount(page_bytes: int) -> None:
-    """A page size in a text is the same whether it is formatted as a page size or as an amount."""
+    """A page size in a message is the same whether it is formatted as a page size or as an amount."""
     assert render.format_bytes(page_bytes) == kubernetes_page_size(page_bytes)
 
 

@@ -56,7 +56,7 @@ def claim(shell: Shell, name: str, request: Document) -> None:
 
 
 def device(shell: Shell, name: str) -> str:
-    """Allocates a claim, as soon as its device is published, and returns the name of the device."""
+    """Allocates a claim when its device is published, and returns the name of the device."""
 
     def attempt() -> dict[str, Any] | None:
         try:

@@ -70,7 +70,7 @@ def test_the_page_of_the_state_endpoint_shows_what_it_answers(shell: Shell) -> N
 
 
 def asked() -> list[str]:
-    """Returns the commands with which pages query a cluster, if a cluster of fakes can answer them.
+    """Returns the commands that pages use to query a cluster, if a cluster of fakes can answer them.
 
     Pages whose blocks are all run have their own tests. The examples of the reference name invented pods; a test of the
     help texts shows that the programs accept them.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A healthy node in which a test can cause one fault: files, sockets, API server and service."""
+"""A healthy node where a test can cause one fault: files, sockets, API server and service."""
 
 import asyncio
 import json

@@ -45,7 +45,7 @@ def refused(
     inventory: Inventory = INVENTORY,
     config: Config | None = None,
 ) -> str:
-    """Returns the text of the claim's refusal."""
+    """Returns the message that the claim is refused with."""
     with pytest.raises(Refused) as caught:
         decided(found, driver, ledger, inventory, config)
     return str(caught.value)

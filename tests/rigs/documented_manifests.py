@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims, templates and classes from the documentation, as the text that a reader types.
+"""Claims, templates and classes from the documentation, as the text that a reader would type.
 
 They are the objects of examples/, YAML blocks of pages that contain such an object or a part of one, and one claim for
-each value in the parameter tables. Nothing is parsed here, because the tests check how a text is read.
+each value in the parameter tables. Nothing is parsed here, because the tests check how that text is parsed.
 """
 
 import re

@@ -154,7 +154,7 @@ class Node:
     ) -> tuple[Container, Adjustment]:
         """Creates a container with the kubelet's ``quota`` and memory ``limit``.
 
-        Returns the container as the runtime then stores it, and the answer to the creation.
+        Returns the container as the runtime then stores it, and the response to CreateContainer.
         """
         asked = container(id_, *env, of=of, name=name)
         asked = replace(asked, resources=replace(asked.resources, cpu_quota=quota, memory_limit=limit))

@@ -57,7 +57,7 @@ class RecordingHooks:
 
     @property
     def names(self) -> list[str]:
-        """Returns the hooks in the order in which they were called."""
+        """Returns the hooks in call order."""
         return [name for name, _ in self.seen]
 
     async def _note(self, hook: str, what: Any) -> None:
@@ -67,7 +67,7 @@ class RecordingHooks:
 
 
 class RecordingObserver:
-    """Records events of the connection and calls."""
+    """Records connection events and calls."""
 
     def __init__(self) -> None:
         self.changes: list[LinkStatus] = []

@@ -44,7 +44,7 @@ SAMPLES: Final = tuple(_sample(match["name"], match["text"]) for match in _SAMPL
 
 
 def rows(text: str, heading: str) -> list[list[str]]:
-    """Returns the cells of all rows in a text's tables whose first column has this heading."""
+    """Returns the cells of all rows in a page's tables whose first column has this heading."""
     found: list[list[str]] = []
     for table in re.findall(rf"^\| {heading} \|.*\n\|[-|]+\|\n((?:\|.*\n?)+)", text, re.MULTILINE):
         found += [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table.splitlines()]
@@ -52,5 +52,5 @@ def rows(text: str, heading: str) -> list[list[str]]:
 
 
 def quoted(text: str) -> list[str]:
-    """Returns the code spans of a text."""
+    """Returns the code spans in Markdown."""
     return re.findall(r"`([^`]+)`", text)

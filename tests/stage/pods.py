@@ -84,12 +84,12 @@ class Box:
 
     @property
     def env(self) -> dict[str, str]:
-        """Returns the environment at the creation."""
+        """Returns the environment with which the container was created."""
         return dict(self.described["env"])
 
     @property
     def mounts(self) -> dict[str, Path]:
-        """Returns the host path of each mount by its path in the container, at the creation."""
+        """Returns the host path of each mount by its path in the container, as created."""
         return {mount["destination"]: Path(mount["source"]) for mount in self.described["mounts"]}
 
     @property

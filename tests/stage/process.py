@@ -23,11 +23,12 @@ _T = TypeVar("_T")
 
 
 class StageError(Exception):
-    """An expected event did not happen in time, or a process ended; the text contains the end of the log."""
+    """An expected event did not happen in time, or a process ended; the message contains the end of the log."""
 
 
 def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _T:
-    """Returns the condition's value as soon as it is true. Raises StageError with ``what`` if it never becomes true.
+    """Waits until the condition is true, and returns its value. Raises StageError with ``what`` if it never becomes
+    true.
 
     The time is multiplied by ``patience()``, again at each check, because the load may rise during the wait.
     """

@@ -50,7 +50,7 @@ class StageSettings:
     partitions: bool = False
     """Whether the kernel supports cpuset partitions."""
     request_seconds: float = 2.0
-    """The runtime's timeout for one call of a plugin."""
+    """The runtime's timeout for one plugin call."""
     frontend: str = OUR_FRONTEND
     backend: str = OUR_BACKEND
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node made of processes: fakes of the API server, the kubelet and the runtime, and the services under test.
 
-Everything is below one temporary directory, does not require root, and is always removed at the end of the block.
+Everything is in one temporary directory, does not require root, and is always removed at the end of the block.
 """
 
 import json

@@ -99,7 +99,7 @@ _FLAGS: Final = frozenset({"O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND
 
 
 def _opens_for_writing(call: ast.Call) -> bool:
-    """Returns True if a call of open() or Path.open() may write, which is the case if its mode is not a constant read
+    """Returns True if a call to open() or Path.open() may write, which is the case if its mode is not a constant read
     mode.
     """
     mode = next((one.value for one in call.keywords if one.arg == "mode"), None)

@@ -299,7 +299,7 @@ class Cluster:
         return {device["name"]: device for one in slices for device in one["spec"].get("devices") or []}
 
     def clean(self) -> None:
-        """Ends every pod with its claim, as the kubelet does; one pod of the driver runs afterwards."""
+        """Ends every pod with its claim, as the kubelet does; one of the driver's pods runs afterwards."""
         for extra in self.instances[1:]:
             extra.note_times()
             extra.pod.remove()

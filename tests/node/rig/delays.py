@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wake-up latency, measured with Debian's cyclictest: how late a thread runs after the time at which it asked to be
-woken.
-"""
+"""Wake-up latency, measured with Debian's cyclictest: how long after the requested time a thread wakes up."""
 
 import json
 import statistics

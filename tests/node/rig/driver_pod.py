@@ -122,7 +122,7 @@ class DriverContainer:
         return cri_log(self._log)
 
     def wait_for_log(self, text: str, within: float = 30.0) -> None:
-        """Waits until the log of this start contains a text."""
+        """Waits until the log since this start contains a string."""
         until(lambda: text in self.log(), f"{text!r} in the log of {self.name}", within)
 
     def status(self, field: str) -> str:
@@ -137,7 +137,9 @@ class DriverContainer:
 
 
 class DriverPod:
-    """A pod of the rendered DaemonSet. Its sandbox is created at the first start and kept when the node is reset."""
+    """A pod of the rendered DaemonSet. Its sandbox is created when the pod first starts, and kept when the node is
+    reset.
+    """
 
     def __init__(self, node: Node, objects: Sequence[Document], node_name: str) -> None:
         self.node = node

@@ -256,7 +256,7 @@ class _Pod:
         return f"{self._directory}/volumes/kubernetes.io~{kind}/{name}"
 
     def _projected(self, volume: Fields) -> dict[str, str]:
-        """Returns the files of a projected volume. Data of the API server is a placeholder, since the fake needs no
+        """Returns the files of a projected volume. Data from the API server is a placeholder, since the fake needs no
         token.
         """
         found = {}

@@ -90,7 +90,7 @@ class PodCgroups:
 
 
 def _start_slice(unit: str, limits: Mapping[str, int]) -> None:
-    """Starts a slice. systemd must know the limits of the slice, since it writes them again when a unit below it
+    """Starts a slice. systemd must know the limits of the slice, since it writes them again when a unit inside it
     starts.
     """
     properties = ["DefaultDependencies", "b", "false"]

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 
 class UnknownFieldError(Exception):
-    """A document has fields that its reader does not know; the text lists their paths."""
+    """A document has fields that its reader does not know; the message lists their paths."""
 
 
 class Fields:
@@ -37,7 +37,7 @@ class Fields:
         return [Fields(item, f"{self._path}.{key}[{item.get('name', number)}]") for number, item in enumerate(items)]
 
     def has(self, key: str) -> bool:
-        """Returns True if a field exists and was not read yet."""
+        """Returns True if a field exists and has not been read yet."""
         return key in self._content
 
     def finish(self) -> None:

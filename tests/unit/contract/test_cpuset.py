@@ -19,7 +19,7 @@ def test_reads_the_kernels_lists(text: str, cpus: set[int]) -> None:
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "1,,2", "0 - 3", "0-3:1/2", "99999999", "8192", "1,", "٣"])
 def test_invalid_lists_are_rejected_with_their_text(text: str) -> None:
-    """An invalid list is an error that contains the text, never an empty or a guessed set."""
+    """An invalid list is an error that contains the list, never an empty or a guessed set."""
     with pytest.raises(MalformedError, match=rf"^CPU list '{text}': "):
         parse_cpu_list(text)
 

@@ -43,7 +43,7 @@ METADATA = "/var/run/kubernetes.io/dra-device-attributes"
     ],
 )
 def test_names_are_those_of_the_contract(built: str, name: str) -> None:
-    """Manifests, launchers, workloads (KEP-5304) and the kubelet's checkpoint depend on these exact texts."""
+    """Manifests, launchers, workloads (KEP-5304) and the kubelet's checkpoint depend on these exact strings."""
     assert built == name
 
 

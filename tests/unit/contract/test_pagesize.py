@@ -30,6 +30,6 @@ def test_every_spelling(size: int, short: str, kubernetes: str, oci: str, sysfs:
 
 @pytest.mark.parametrize("text", ["", "2", "0m", "m", "2Q", "hugepages-", "-2m", "2MiB", "2 m"])
 def test_invalid_page_sizes_are_rejected(text: str) -> None:
-    """A size without a unit and any other text raise an error that contains the text."""
+    """A size without a unit and any other string raise an error that contains the string."""
     with pytest.raises(MalformedError):
         pagesize.parse_page_size(text)

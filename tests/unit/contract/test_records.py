@@ -49,7 +49,7 @@ def test_former_names_in_records_are_read() -> None:
 
 @pytest.mark.parametrize(("written", "read"), [("off", "lift"), ("lift", "lift"), ("keep", "keep"), ("half", "half")])
 def test_the_previous_word_for_a_lifted_quota_is_accepted(written: str, read: str) -> None:
-    """``off`` is written back as ``lift``; a word of a newer release is kept."""
+    """``off`` is written back as ``lift``; a word from a newer release is kept."""
     record = parse_record({**CPU, "parameters": {"r": {"quota": written}}})
     assert record.parameters_of("r").quota == read
     assert json.loads(record.model_dump_json())["parameters"]["r"]["quota"] == read
@@ -165,7 +165,9 @@ def test_unknown_fields_of_reports_are_ignored() -> None:
 
 
 def test_long_texts_of_a_report_are_cut() -> None:
-    """A long text of a newer release must not cause the rejection of a report, and is not formatted for each claim."""
+    """A long string from a newer release must not cause the rejection of a report, and is not formatted for each
+    claim.
+    """
     long = "ä" * (4 << 20)
     texts = {"software": long, "runtime": long, "exclusivity": long, "exclusivityReason": long}
     lists = {"problems": [long] * 1000, "problemCodes": [long] * 1000, "kubeletPins": [long]}

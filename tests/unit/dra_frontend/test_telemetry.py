@@ -51,7 +51,7 @@ def frontend() -> Frontend:
 
 
 def test_damaged_claim_files_are_counted_and_keep_their_cpus() -> None:
-    """An operator must look at a claim file without a record; its CPUs stay allocated in the meantime."""
+    """An operator must look at a claim file without a record; its CPUs stay allocated until then."""
     ledger = Ledger({("dra.cpu", "u"): ClaimFile("dra.cpu", "u", None, frozenset({2, 3}), "damaged")})
     lines = Frontend(ledger).scrape()
     assert "dra_numa_records_unreadable 1.0" in lines

@@ -29,7 +29,7 @@ def blocking() -> Iterator[BlockBuster | None]:
         for function in ("os.open", "os.read", "os.stat"):
             if function in blockbuster.functions:
                 blockbuster.functions[function].can_block_in("nri_backend/enforcement/reconciler.py", {"apply"})
-        # The event loop waits for the job of a hook, but only for HOLD_SECONDS (node/worker.py has the reason).
+        # The event loop waits for a hook's job, but only for HOLD_SECONDS (node/worker.py has the reason).
         blockbuster.functions["threading.Lock.acquire"].can_block_in("nri_backend/node/worker.py", {"_run"})
         yield blockbuster
 

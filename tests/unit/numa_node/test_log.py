@@ -71,8 +71,8 @@ def test_values_cannot_forge_lines(stream: io.StringIO, form: str) -> None:
 
 
 def test_a_warning_is_logged_once_for_each_item(caplog: pytest.LogCaptureFixture) -> None:
-    """The warning is logged again if the problem changes or was gone in the meantime. An unexpected exception is logged
-    with its traceback.
+    """The warning is logged again if the problem changes, or goes away and comes back. An unexpected exception is
+    logged with its traceback.
     """
     complaints = Complaints(logging.getLogger("a"), KeyError)
     for error in (OSError("full"), OSError("full"), OSError("read-only")):

@@ -10,7 +10,7 @@ LOG = "kubectl logs POD -c backend"
 
 
 def test_each_code_of_the_service_has_a_remedy_or_a_check_of_its_own() -> None:
-    """A new code of the service requires a row; a problem of the backend has the remedy of its cause."""
+    """A new service code requires a row; a backend problem has the remedy of its cause."""
     others = {StatusCode.SERVICE_DOWN, StatusCode.FILE_MISSING}
     assert others.isdisjoint({*_REMEDIES} | EXPLAINED), "only the command status reports these"
     assert {*_REMEDIES} | EXPLAINED | others | {StatusCode.BACKEND_PROBLEM} == {*StatusCode}
@@ -37,7 +37,7 @@ def test_the_log_is_the_remedy_for_a_cause_that_is_not_known(code: str) -> None:
 
 
 def test_remedies_do_not_depend_on_texts() -> None:
-    """The remedy of a problem without a code does not depend on its text."""
+    """The remedy of a problem without a code does not depend on its message."""
     texts = ("no cgroup has the CPUs 4-5, since a partition did not end", "boot Linux 6.7", "Permission denied", "x")
     assert len({remedy_of(Notice(code=StatusCode.BACKEND_PROBLEM, text=text)) for text in texts}) == 1
 

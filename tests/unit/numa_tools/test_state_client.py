@@ -90,7 +90,7 @@ def test_no_service(short_root: Path) -> None:
 
 
 def test_documents_are_read_as_models(short_root: Path) -> None:
-    """Fields of a newer release are ignored; for a response in another format the error names the first invalid
+    """Fields from a newer release are ignored; for a response in another format the error names the first invalid
     field.
     """
     cpu = {"cpu": 1, "use": "pool", "fieldOfANewerRelease": 1}

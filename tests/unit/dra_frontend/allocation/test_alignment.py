@@ -100,7 +100,7 @@ def prepared(
 
 
 def refusal(view: ClaimView, inventory: Inventory, *slices: dict[str, Any], ledger: Ledger | None = None) -> str:
-    """Returns the text with which the claim's CPUs are refused."""
+    """Returns the message that the claim's CPUs are refused with."""
     with pytest.raises(Refused) as caught:
         prepared(view, inventory, *slices, ledger=ledger)
     return str(caught.value)
@@ -323,9 +323,7 @@ def test_without_a_value_in_common_the_devices_are_named() -> None:
 
 
 def test_a_claim_with_the_most_constraints_is_refused_soon() -> None:
-    """Every request is joined to the next one and no value satisfies all of them. Other claims wait for the lock in the
-    meantime.
-    """
+    """Every request is joined to the next one and no value satisfies all of them. Other claims wait for the lock."""
     machine = SYNTHETIC["epyc-512"]
     roots = {f"pci{n}": frozenset(cpu for cpu in machine.online if (cpu * 7 + n) % 40 < 20) for n in range(48)}
     inventory = node("machine", replace(machine, pcie_roots=roots))

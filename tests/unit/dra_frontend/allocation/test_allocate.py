@@ -100,8 +100,8 @@ def test_a_refusal_names_request_device_and_remedy(entry: dict[str, Any], text: 
 
 
 def test_hugepages_are_never_allocated_twice() -> None:
-    """A claim that exceeds the unclaimed pages is refused, and the text shows the calculation. Pages in a damaged claim
-    file count as allocated.
+    """A claim that exceeds the unclaimed pages is refused, and the message shows the calculation. Pages in a damaged
+    claim file count as allocated.
     """
     first = decided(view("u1", memory("500Mi", kind="hugepages-2m")), "dra.memory")
     broken = ClaimFile("dra.memory", "x", None, frozenset(), "damaged", {"hugepages-2m-numa000": 500 << 20})
@@ -290,9 +290,9 @@ def test_a_rebuilt_record_contains_the_cpus_of_each_device() -> None:
     far, near = cpus(2, device="cpudevnuma001"), cpus(1)
     assert rebuilt(INVENTORY, {1, 2, 6}, far, near) == [("cpudevnuma001", [2, 6]), ("cpudevnuma000", [1])]
     assert rebuilt(INVENTORY, {1, 4, 5}, near, cpus(2)) == [("cpudevnuma000", [1]), ("cpudevnuma000", [4, 5])]
-    # CPU 0 was reserved in the meantime; it stays with the device that is one CPU short.
+    # CPU 0 has been reserved since then; it stays with the device that is one CPU short.
     assert rebuilt(INVENTORY, {0, 2, 6}, near, far) == [("cpudevnuma000", [0]), ("cpudevnuma001", [2, 6])]
-    # A single CPU was reserved in the meantime, or the device mode has changed, so its device no longer exists.
+    # A single CPU has been reserved since then, or the device mode has changed, so its device no longer exists.
     assert rebuilt(SINGLE, {0, 7}, single(0), single(7)) == [("cpudev000", [0]), ("cpudev007", [7])]
     assert rebuilt(INVENTORY, {3}, single(3)) == [("cpudev003", [3])]
 

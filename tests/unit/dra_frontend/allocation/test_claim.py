@@ -167,8 +167,8 @@ def test_another_claim_of_the_same_name_is_refused() -> None:
 
 
 def test_unallocated_and_unreserved_claims_are_refused() -> None:
-    """A claim that the scheduler has not finished is distinguished from a damaged one, and the text contains namespace
-    and name.
+    """A claim that the scheduler has not finished is distinguished from a damaged one, and the message contains
+    namespace and name.
     """
     claim = document()
     claim["status"]["reservedFor"] = claim["status"]["reservedFor"][1:]

@@ -48,7 +48,9 @@ def asked(asks: dict[str, Ask], order: Sequence[str], device: str) -> ClaimView:
 def outcome(
     inventory: Inventory, asks: dict[str, Ask], order: Sequence[str], held: frozenset[int] = frozenset()
 ) -> AllocationRecord | str:
-    """Allocates such a claim on the device with the most CPUs. Returns the record, or the text of the refusal."""
+    """Allocates such a claim on the device with the most CPUs. Returns the record, or the message if the claim is
+    refused.
+    """
     ledger = Ledger({("dra.cpu", "other"): ClaimFile("dra.cpu", "other", None, held)})
     try:
         return decided(asked(asks, order, widest(inventory).name), inventory=inventory, ledger=ledger)

@@ -56,7 +56,7 @@ def memory_wish(*config: Entry, kinds: tuple[str, ...] = ("memory",), size: str 
 
 
 def fault(parsed: DriverClaim) -> str:
-    """Returns the text of the claim's refusal."""
+    """Returns the message that the claim is refused with."""
     assert parsed.refusal is not None
     text = str(parsed.refusal)
     assert text.startswith(("request cpus: ", "request r: "))
@@ -157,8 +157,8 @@ SAID = {"apiVersion": "v1alpha1"}
     ],
 )
 def test_unknown_cpu_parameters_are_refused(parameters: Any, text: str) -> None:
-    """Unknown or invalid fields are never ignored. The text contains the field and the source, since a class is fixed
-    by its administrator and not by the user.
+    """Unknown or invalid fields are never ignored. The message contains the field and the source, since a class is
+    fixed by its administrator and not by the user.
     """
     shown = fault(of_cpus(raw(parameters)))
     assert shown.startswith("parameters of the claim: ")

@@ -98,7 +98,7 @@ def test_only_changed_containers_are_processed(view: BackendView) -> None:
     ],
 )
 def test_a_missing_backend_is_explained(clock: Clock, view: BackendView, changes: dict[str, Any], text: str) -> None:
-    """The problem contains a hint for the operator. Before the first lease, the hint names the place to look at."""
+    """The problem contains a hint for the operator. Before the first lease, the hint says where to look."""
     view.renew(status().model_copy(update=changes))
     assert text in view.problem
     unheard = BackendView(clock)
@@ -149,7 +149,7 @@ def test_a_standby_prepares_while_another_instance_enforces(view: BackendView) -
 
 
 def test_a_newer_backend_is_understood() -> None:
-    """Unknown fields and values of a newer release are accepted in the lease, metrics and reports."""
+    """Unknown fields and values from a newer release are accepted in the lease, metrics and reports."""
     document = {**json.loads(status().model_dump_json()), "invention": {"of": 1}}
     document["metrics"] = [{"name": "x", "kind": "summary", "samples": [{"value": 1, "quantile": 0.5}]}]
     document["containers"] = [container(state="sleeping", invention=[1])]

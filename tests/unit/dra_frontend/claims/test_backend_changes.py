@@ -69,7 +69,7 @@ def test_changes_are_merged_with_the_containers_that_are_there(view: BackendView
 def test_changes_that_do_not_fit_are_ignored_until_all_containers_are_sent(
     view: BackendView, generation: int, since: int, total: int, instance: str
 ) -> None:
-    """The lease is renewed, but nothing is prepared in the meantime, since the reports are not complete."""
+    """The lease is renewed, but nothing is prepared until the reports are complete."""
     body = changes(since, total, container("b", state="stopped"))
     acked = send(view, generation, instance, changes=body)
     assert acked == (5 if instance == "i" else 0)
@@ -165,7 +165,7 @@ def test_merged_containers_have_the_bounds_of_one_report() -> None:
     ],
 )
 def test_malformed_changes_change_nothing(view: BackendView, body: Any) -> None:
-    """The request is rejected as a whole, and the text about it is short."""
+    """The request is rejected as a whole, and the message about it is short."""
     before = view.containers
     with pytest.raises(MalformedError) as raised:
         send(view, 6, changes=body)
@@ -192,7 +192,7 @@ def test_malformed_changes_are_refused_in_little_time() -> None:
 
 
 def test_a_change_of_one_container_is_merged_in_little_time() -> None:
-    """A change of one container in 500 takes less than 3 ms of CPU time, even the first time."""
+    """A change in one container of 500 takes less than 3 ms of CPU time, even the first time."""
     view = BackendView(Clock())
     containers = [container(f"{n:064}", cgroup="kubepods.slice/" * 10, cpus="1-255") for n in range(500)]
     send(view, 1, containers=containers)
@@ -218,7 +218,7 @@ def test_a_report_that_was_overtaken_changes_nothing(view: BackendView) -> None:
     assert (names(view), view.live) == ("d", True)
     view.renew(at(20.0, active=False))
     assert not view.leads
-    view.renew(at(None, records=3))  # a backend of an older release
+    view.renew(at(None, records=3))  # a backend from an older release
     assert view.status is not None
     assert view.status.records == 3
 

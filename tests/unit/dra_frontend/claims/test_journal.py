@@ -138,7 +138,9 @@ def test_a_crash_during_a_write_keeps_the_previous_slot(end: int, garbage: bytes
 
 
 def test_a_failed_write_is_repeated_later(path: Path) -> None:
-    """If the disk is full at the start, no partial file remains, and the journal is written once there is space."""
+    """If the disk is full when the service starts, no partial file remains, and the journal is written once there is
+    space.
+    """
     journal = Journal(path)
     with full_disk():
         journal.write(Entries(NAMES, LEAVING))

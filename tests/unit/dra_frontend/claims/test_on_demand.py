@@ -328,7 +328,7 @@ async def test_a_claim_that_stays_allocated_is_tried_again_when_the_shortage_is_
 
 
 async def test_pages_that_records_need_are_requested_again_when_the_shortage_is_over(tmp_path: Path) -> None:
-    """The pages were freed at the moment at which Prepare allocated them, and the kernel currently finds no memory."""
+    """The pages were freed while Prepare was allocating them, and the kernel currently finds no memory."""
     node = Node(tmp_path, Api())
     held = ClaimFile("dra.memory", "u", None, frozenset(), memory={DEVICE: 2 << 30})
     node.ledger = Ledger({("dra.memory", "u"): held})

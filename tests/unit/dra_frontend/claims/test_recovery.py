@@ -34,7 +34,7 @@ def api() -> Claims:
 
 @pytest.fixture
 async def node(tmp_path: Path, api: Claims) -> Frontend:
-    """Returns an instance that has prepared one of them."""
+    """Returns an instance that has prepared one of the claims."""
     node = Frontend(tmp_path, api=api)
     await node.store.start()
     assert (await node.prepare("u")).error is None
@@ -74,7 +74,7 @@ async def test_a_claim_without_a_container_is_rebuilt_at_the_start(node: Fronten
 
 
 async def test_an_unchanged_ledger_is_searched_once(node: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If nothing is missing, the next search happens only after a new report or a change of the records."""
+    """If nothing is missing, the next search happens only after a new report or a record change."""
     searched, lost = list[Ledger](), Ledger.lost
 
     def search(ledger: Ledger) -> dict[ClaimKey, str]:
@@ -171,7 +171,7 @@ async def test_without_a_journal_all_claims_are_listed_once(node: Frontend) -> N
 
 
 async def test_a_claim_that_was_unprepared_before_the_list_is_not_rebuilt(node: Frontend) -> None:
-    """The journal was lost. The list still contains the claim, which has been released completely in the meantime."""
+    """The journal was lost. The list still contains the claim, which has since been released completely."""
     (node.root / "claims.journal").unlink()
     again = await restarted(node)
     assert again.store.journal_lost

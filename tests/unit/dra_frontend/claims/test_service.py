@@ -252,7 +252,7 @@ async def test_a_claim_that_is_being_released_is_restored_unchanged(node: Fronte
 
 
 async def test_counting_of_a_claim_is_fixed_when_it_is_prepared(node: Frontend, api: Claims) -> None:
-    """The kubelet has set the pod's limits by then, so a change of its capability applies to later claims only."""
+    """The kubelet has set the pod's limits by then, so a capability change applies to later claims only."""
     for uid, counted in (("u", True), ("v", False)):
         api.add(claim(uid, memory("64Mi")))
         node.counted = counted

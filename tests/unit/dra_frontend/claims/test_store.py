@@ -119,7 +119,7 @@ async def test_a_lost_file_that_cannot_be_written_frees_nothing(node: Frontend) 
 
 
 async def test_a_file_that_cannot_be_restored_concerns_its_claim_alone(node: Frontend) -> None:
-    """Other claims can be prepared and unprepared in the meantime."""
+    """Meanwhile, other claims can be prepared and unprepared."""
     await write(node)
     await write(node, "u2", frozenset({5}))
     node.file("u1").unlink()

@@ -295,7 +295,7 @@ def test_withheld_cpus_stay_and_avoid_claims(found: Machine, count: int, data: s
 
 @pytest.mark.parametrize("name", ["", "Upper", "a_b", "a/b", "-a", "a..b", "a" * 241])
 def test_a_node_name_that_makes_bad_pool_names_is_refused(name: str) -> None:
-    """The server would reject the slices one by one; the error appears once at the start."""
+    """The server would reject the slices one by one; the error appears once, when the service starts."""
     with pytest.raises(InventoryError, match="node name"):
         build_inventory(machine(), config(), name)
 

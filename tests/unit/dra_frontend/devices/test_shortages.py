@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time for which a device is tainted after an allocation of its hugepages has failed."""
+"""How long a device is tainted after an allocation of its hugepages has failed."""
 
 from dra_frontend.devices.shortages import FIRST_SECONDS, MAX_SECONDS, SILENCE_SECONDS, ShortageKind, Shortages
 

@@ -51,7 +51,7 @@ def test_a_text_of_any_length_is_cut_before_it_is_searched() -> None:
 
 
 def test_a_new_event_has_the_fields_that_the_api_requires() -> None:
-    """Long texts and names are truncated to the API's limits, and truncated names remain valid."""
+    """Long messages and names are truncated to the API's limits, and truncated names remain valid."""
     long = POD._replace(name=f"{'a' * 199}.{'b' * 50}")
     document = new_event(Observation(long, "R" * 200, "ä" * 2000, source="c"), "n" * 200, 1, 1)
     assert document["metadata"]["name"].startswith(f"{'a' * 199}.")
@@ -90,7 +90,7 @@ def test_a_damaged_event_is_read_as_far_as_it_can_be(document: dict[str, Any], r
 
 
 def test_a_patch_changes_the_series_and_the_annotation_of_one_version() -> None:
-    """The API server rejects the patch if another instance was faster, and it rejects changes of any other field."""
+    """The API server rejects the patch if another instance was faster, and it rejects changes to any other field."""
     patch = count_patch(Observation(POD, "Reason", "note", source="c"), "7", 3, 5)
     assert patch["metadata"] == {"resourceVersion": "7", "annotations": {COUNTED: "c=5"}}
     assert patch.keys() == {"metadata", "series"}

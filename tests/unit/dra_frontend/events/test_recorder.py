@@ -297,7 +297,7 @@ async def test_urgent_events_are_written_first(rig: Rig) -> None:
 
 
 async def test_conditions_of_an_object_are_bounded(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """A pod whose texts change continuously must not fill the API server or the frontend's memory."""
+    """A pod whose messages change continuously must not fill the API server or the frontend's memory."""
     flood = [Observation(POD, f"Reason{number}", "note") for number in range(200)]
     for _ in range(30):
         await rig.tick(*flood)

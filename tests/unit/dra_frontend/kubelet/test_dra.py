@@ -62,8 +62,8 @@ BAD = PreparedDevice("r", "pool \udcff", "d", ("i",))
     ids=["empty", "no text", "broken text", "long text", "not text"],
 )
 def test_a_failure_arrives_as_a_failure_and_fails_alone(answer: Answer, error: str) -> None:
-    """An empty response or error text would count as success. Any text is cut to one short line, since it appears in
-    logs and Events.
+    """An empty response or error message would count as success. Any message is cut to one short line, since it appears
+    in logs and Events.
     """
     claims = written(bad=answer, good=Answer((DEVICE,))).claims
     assert error in claims["bad"].error

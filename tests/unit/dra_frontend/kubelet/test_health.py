@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health streams send the complete list at the start, on each change, and periodically."""
+"""Health streams send the complete list when they are opened, on each change, and periodically."""
 
 import asyncio
 import time
@@ -70,7 +70,7 @@ async def test_close_ends_waiting_streams_at_once() -> None:
 
 
 def test_report_on_the_wire() -> None:
-    """Every field is in the place where the kubelet expects it."""
+    """Every field is where the kubelet expects it."""
     (device,) = pb.NodeWatchResourcesResponse.FromString(health_response((BAD,)).SerializeToString()).devices
     assert (device.device.pool_name, device.device.device_name) == ("node", "cpudevnuma000")
     assert device.health == pb.UNHEALTHY

@@ -168,7 +168,7 @@ async def test_the_response_precedes_the_callers_deadline(short_root: Path) -> N
 
 
 async def test_registration_is_served_last_and_removed_first(short_root: Path) -> None:
-    """The kubelet may call as soon as the registration socket exists, and only then."""
+    """The kubelet may call once the registration socket exists, and only then."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     running = asyncio.Event()
 

@@ -48,7 +48,7 @@ def test_a_machine_without_counters_has_no_errors() -> None:
     ],
 )
 def test_a_controllers_socket_comes_from_its_driver(name: str, label: str) -> None:
-    """The result is the socket's only NUMA node, or any of several, since sysfs does not contain which one."""
+    """The result is the socket's only NUMA node, or any of several, since sysfs does not say which."""
     assert nodes(small_machine(), name, label) == {1}
     sockets = discover(captured(EIGHT_NODES))
     assert nodes(captured(EIGHT_NODES), name, label) == {

@@ -56,7 +56,7 @@ def test_the_group_of_all_pods_is_found(directory: str, found: str | None, tmp_p
     ],
 )
 def test_the_kernels_texts_are_parsed(texts: list[str | None], pods: PodPages | None) -> None:
-    """The texts are those that the kernel prints for cgroup2; any other text has no result."""
+    """The contents are those that the kernel prints for cgroup2; any other content has no result."""
     files = {"/kubepods/x": b"", "/kubepods.slice/x": b""}
     for group, text in zip(("/kubepods", "/kubepods.slice"), texts, strict=False):
         files |= {} if text is None else {f"{group}/hugetlb.2MB.numa_stat": text.encode()}

@@ -21,7 +21,7 @@ CPU = "/sys/devices/system/cpu"
 
 
 def over(base: MemoryTree, **files: str) -> Machine:
-    """Returns the machine with some files changed, named below /sys/devices/system with '.' for '/'."""
+    """Returns the machine with some files changed, named under /sys/devices/system with '.' for '/'."""
     named = {f"/sys/devices/system/{name.replace('.', '/')}": text for name, text in files.items()}
     return discover(OverlayTree(base, parse_overlay(named, "test")))
 

@@ -32,7 +32,7 @@ class Host:
         """A directory that cannot be listed."""
 
     def change(self, files: Mapping[str, str | None]) -> None:
-        """Writes or removes files below /sys/devices/system."""
+        """Writes or removes files under /sys/devices/system."""
         self.tree = self.tree.changed({f"/sys/devices/system/{path}": text for path, text in files.items()})
 
     def read(self, path: str) -> str | None:
@@ -63,7 +63,7 @@ class Rig:
         self.watch = MachineWatch(*trees, self.config, "n", lambda: ledger or Ledger({}), reserve=lambda: self.reserve)
 
     async def after(self, files: Mapping[str, str | None]) -> None:
-        """Reads the machine once more after a change of files below /sys/devices/system."""
+        """Reads the machine once more after files under /sys/devices/system have changed."""
         self.host.change(files)
         await self.watch.read()
 
@@ -88,7 +88,7 @@ async def test_an_unchanged_machine_costs_a_fingerprint() -> None:
 
 
 async def test_pods_are_read_again_only_while_pages_are_in_use() -> None:
-    """The second reading shows pages that a pod has freed in the meantime, so it is not needed if all pages are
+    """The second reading shows pages that a pod has freed since the first one, so it is not needed if all pages are
     free.
     """
     host = Host(small_machine())
@@ -218,8 +218,8 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
 
 
 async def test_an_unreadable_machine_at_the_start_is_waited_for() -> None:
-    """Until the machine can be read, no inventory exists, which differs from an empty one. Changes since the start are
-    not missed.
+    """Until the machine can be read, no inventory exists, which differs from an empty one. No change since the start
+    goes unnoticed.
     """
     rig = Rig()
     rig.host.change({"cpu/online": "?"})

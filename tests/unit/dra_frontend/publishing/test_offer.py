@@ -204,7 +204,7 @@ def fault(kind: Literal["corrected", "uncorrected"], numa_node: int = -1, cpu: i
 
 
 def sick(seen: Snapshot) -> dict[str, str]:
-    """Returns the reported problems of unhealthy devices."""
+    """Returns the problems reported for unhealthy devices."""
     every = (one for devices in seen.health.values() for one in devices)
     return {one.device: one.message for one in every if one.health is Health.UNHEALTHY}
 

@@ -113,9 +113,7 @@ async def test_a_gate_that_is_switched_off_later_withdraws_all(rig: Rig) -> None
 
 
 async def test_refused_fields_are_tried_again_after_a_list(rig: Rig) -> None:
-    """The fields that a pool is published without are remembered until slices are listed, and reported in the
-    meantime.
-    """
+    """The fields that a pool is published without are remembered and reported until slices are listed."""
     listed = a_slice("p", "a")
     listed["spec"]["devices"][0]["attributes"] = {"l": {"strings": ["x"]}}
     pools = {"p": [listed], "q": [a_slice("q", "b")]}

@@ -345,7 +345,7 @@ async def test_changes_after_an_invalid_number_are_rejected(endpoint: Endpoint) 
 
 @pytest.mark.parametrize(("wait", "seconds"), [("", 25), ("&wait=-1", 0), ("&wait=7", 7), (f"&wait={10**18}", 600)])
 async def test_a_reader_chooses_how_long_it_waits(endpoint: Endpoint, wait: str, seconds: int) -> None:
-    """The time is bounded. A backend of an older release sends no ``wait`` and expects a response within 27 s."""
+    """The time is bounded. A backend from an older release sends no ``wait`` and expects a response within 27 s."""
     waited: list[float] = []
 
     class Silent(RecordNews):
@@ -391,7 +391,7 @@ def test_probes_and_backend_are_served_without_fastapi() -> None:
 
 
 async def test_the_schema_is_generated_concurrently_with_other_requests(endpoint: Endpoint) -> None:
-    """The backend's reports are answered in the meantime, and simultaneous requests get the same document."""
+    """The backend's reports are answered meanwhile, and simultaneous requests get the same document."""
     await endpoint.get("/v1/version")  # imports the library
     api = sys.modules["dra_frontend.state_endpoint.api"]
     held, released = threading.Event(), threading.Event()

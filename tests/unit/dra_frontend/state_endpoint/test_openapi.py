@@ -88,7 +88,7 @@ def test_every_error_has_one_form() -> None:
 
 
 def test_no_field_is_an_enumeration() -> None:
-    """No field is an enumeration, so a client generated from this document accepts the values of a newer release."""
+    """No field is an enumeration, so a client generated from this document accepts values from a newer release."""
     assert [name for name, shown in fields() if "enum" in shown] == []
 
 

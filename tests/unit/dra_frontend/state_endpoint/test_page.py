@@ -101,7 +101,7 @@ def test_the_same_node_gives_the_same_document() -> None:
 
 
 def test_problems_precede_warnings_and_appear_once() -> None:
-    """Problems precede warnings, and identical texts appear once."""
+    """Problems precede warnings, and identical messages appear once."""
     state = populated("64fake-4n2s2ca2c2t")
     state.problems = ["dra.cpu: not registered with the kubelet"] * 2
     state.backend.containers = {**state.backend.containers, "r": report("r", refused="CPU 3 is gone; delete the claim")}

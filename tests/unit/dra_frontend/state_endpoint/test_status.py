@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/v1/status`` lists the problems of a node by code."""
+"""``/v1/status`` lists a node's problems by code."""
 
 import re
 from pathlib import Path
@@ -187,7 +187,7 @@ def test_the_reason_of_an_event_of_the_node_is_a_code() -> None:
 
 
 def test_codes_are_in_the_schema_and_open() -> None:
-    """A reader of an older release accepts codes that it does not know."""
+    """A reader from an older release accepts codes that it does not know."""
     shown = Notice.model_json_schema(mode="serialization")["properties"]
     for field, known in (("code", StatusCode), ("cause", BackendCode)):
         assert shown[field]["x-codes"].keys() == set(map(str, known))

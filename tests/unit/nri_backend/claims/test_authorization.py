@@ -192,7 +192,7 @@ VALUES = st.sampled_from(["2-3", "6", "2-3,6", "0-7", "", "x", "3,2"])
 
 @given(st.lists(st.builds("{}={}".format, NAMES, VALUES), max_size=5))
 def test_no_environment_widens_the_entitlement(env: list[str]) -> None:
-    """Whatever its variables, a container is entitled only to CPUs of its claims, and a rejection has a text."""
+    """Whatever its variables, a container is entitled only to CPUs of its claims, and a rejection has a message."""
     entries = tuple(entry for entry in env if not entry.startswith("HOME"))
     entitlement, _, rejection = authorize(read_evidence(entries), ME, Claims(files_of(ONE, TWO)))
     assert entitlement.cpus == frozenset().union(*(one.record.cpus_of(one.requests) for one in entitlement.claims))

@@ -90,7 +90,7 @@ def test_a_memory_policy_contains_the_nodes_of_the_requests_that_ask_for_one() -
 def test_parameters_that_cannot_be_enforced_are_a_fault(
     a: Mapping[str, object], b: Mapping[str, object], fault: str
 ) -> None:
-    """A process has a single memory policy, and a value of a newer release has an unknown meaning."""
+    """A process has a single memory policy, and a value from a newer release has an unknown meaning."""
     found = grant(("a", 0, MI, PLAIN), ("b", 1, MI, PLAIN), a=a, b=b).fault
     assert fault in found
     assert bool(fault) is bool(found)
@@ -209,7 +209,7 @@ def test_the_share_of_a_claim_file_is_that_of_a_container_that_names_all_request
 
 
 def without_texts(entitlement: Entitlement) -> Entitlement:
-    """Returns a copy without the claims and with markers in place of the texts, which name the first of several
+    """Returns a copy without the claims and with markers instead of the messages, which name the first of several
     faults.
     """
     memory = entitlement.memory

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The responses to the creation and the update of a container, and corrections of the resources that the runtime has
+"""The responses when a container is created or updated, and corrections of the resources that the runtime has
 stored.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values derived from the state are recomputed after each change of the state, and only then."""
+"""Values derived from the state are recomputed after each state change, and only then."""
 
 from nri_backend.containers.audit_scope import AuditScope
 from nri_backend.containers.container import Tracked, tracked_as

@@ -32,7 +32,7 @@ KERNEL_SHOWS_NO_PROCESS = {Event.EMPTY, Event.CGROUP_GONE, Event.START_REJECTED}
 
 
 def test_phases_and_events_are_hashed_in_c() -> None:
-    """Each change of the pool looks up phases tens of thousands of times."""
+    """Each pool change looks up phases tens of thousands of times."""
     assert {type(one).__hash__ for one in (*Phase, *Event)} == {object.__hash__}
 
 

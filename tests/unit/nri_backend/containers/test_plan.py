@@ -146,7 +146,7 @@ def test_nodes_and_upper_limits_are_not_set_while_a_memory_claim_is_unknown() ->
 
 
 def test_a_pod_that_changed_during_the_audit_is_skipped() -> None:
-    """The runtime has sent a new list in the meantime, in which the pod has another UID or is missing.
+    """The runtime has since sent a new list, where the pod has another UID or is missing.
 
     The next audit uses that list.
     """

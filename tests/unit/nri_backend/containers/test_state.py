@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of the node: its inputs are claim files, machine and containers, and its results are entitlements, overlaps
-and the pool.
+"""The node's state: its inputs are claim files, machine and containers, and its results are entitlements, overlaps and
+the pool.
 """
 
 from dataclasses import replace

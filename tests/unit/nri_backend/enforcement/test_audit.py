@@ -192,7 +192,7 @@ async def test_a_synchronization_returns_a_limited_number_of_updates(
 async def test_a_stopped_container_keeps_its_cpus_until_its_last_process_has_ended(
     node: Node, reconnected: bool
 ) -> None:
-    """After a reconnection, the runtime no longer lists the container."""
+    """After the backend reconnects, the runtime no longer lists the container."""
     claim = await node.run("claim", *node.claim(ONE))
     await node.enforcer.stop_container(pod(), container("claim"))
     if reconnected:
@@ -398,7 +398,7 @@ async def test_a_replaced_claim_directory_ends_the_process(memory: Path) -> None
 
 
 async def idle_node(node: Node) -> list[bool]:
-    """Runs the audit until it is idle. Returns the list to which each later change of the pace is added."""
+    """Runs the audit until it is idle. Returns the list to which each later pace change is added."""
     changes: list[bool] = []
     node.enforcer.on_idle_changed(lambda *, idle: changes.append(idle))
     await node.until(lambda: node.enforcer._auditor._next.idle)

@@ -96,9 +96,7 @@ async def test_an_audit_of_all_containers_retries_a_refused_partition_whose_file
 
 
 async def test_a_tick_finds_a_change_after_any_number_of_ticks_without_one(memory: Path) -> None:
-    """The cached lists of a tick are computed again only after a change of the state; then they include the new
-    container.
-    """
+    """The cached lists of a tick are computed again only after a state change; then they include the new container."""
     node = Node(memory)
     await node.enforcer.activate()
     node.claim(cpu_record("c1", "cpus=2-3"))

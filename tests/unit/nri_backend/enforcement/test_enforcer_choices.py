@@ -40,8 +40,8 @@ async def test_with_partitions_a_start_without_claims_does_not_wait_for_a_thread
     """The two files of the guard are written on the event loop, even if all threads are busy."""
     async with enforcing(Node(memory, guard=True, tree=PartitionTree)) as node:
         stored, _ = await node.create("plain")
-        # In the meantime, neither an audit nor a new time stamp of the CDI directory may require a thread. The second
-        # audit follows the connection of the runtime.
+        # Meanwhile, neither an audit nor a new time stamp of the CDI directory may require a thread. The second audit
+        # follows when the runtime has connected.
         await eventually(lambda: node.counts.counters["audits"] >= 2)
         node.enforcer._auditor._next.tick += 1000
         await node.enforcer.claim_files.refresh(thorough=True)

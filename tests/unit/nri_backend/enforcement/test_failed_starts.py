@@ -154,7 +154,7 @@ async def test_a_start_is_not_repeated_for_changes_of_other_containers(node: Nod
 
 
 async def test_after_the_maximum_of_retries_the_audit_applies_the_changed_pool(node: Node) -> None:
-    """The pool changes during each job of the start."""
+    """The pool changes during each of the start's jobs."""
     stored, _ = await node.create("plain")
     node.kernel.set(node.make_cgroups(pod(), stored), "cpuset.cpus", "2-7")
     records = iter([cpu_record(f"d{cpu}", f"cpus={cpu}") for cpu in range(2, 2 + MAX_TRIES)])

@@ -27,8 +27,8 @@ GIGA = 1 << 30
 
 
 async def test_a_claim_container_is_pinned_and_others_leave_its_cpus(node: Node) -> None:
-    """Other containers leave the CPUs before the creation is answered. The answer contains CPUs and mems, and the start
-    applies all settings.
+    """Other containers leave the CPUs before CreateContainer is answered. The answer contains CPUs and mems, and the
+    start applies all settings.
     """
     plain = await node.run("plain", of="p9")
     assert node.cpus(plain) == "1-7"
@@ -90,7 +90,9 @@ async def test_a_restarted_container_gets_the_same_cpus_and_limits(node: Node) -
 
 
 async def test_a_container_whose_settings_cannot_be_applied_is_killed_and_rejected(node: Node) -> None:
-    """CRI-O runs the container after an error at the start, so it is killed first. The text contains the file."""
+    """CRI-O runs the container after an error in StartContainer, so it is killed first. The message contains the
+    file.
+    """
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
     node.kernel.refused[path, "cpuset.cpus"] = DENIED
@@ -194,7 +196,7 @@ async def test_an_update_of_the_kubelet_keeps_the_claimed_resources(node: Node) 
 
 
 async def test_another_instance_does_not_add_the_claim_to_limits_that_contain_it(node: Node, memory: Path) -> None:
-    """A standby receives the active instance's answer at the creation, and a new instance receives it when it is
+    """A standby receives the active instance's answer on CreateContainer, and a new instance receives it when it is
     synchronized.
     """
     env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
@@ -373,8 +375,8 @@ async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memo
 
 
 async def test_a_standby_rejects_the_start_of_a_claim_container_that_is_not_pinned(memory: Path) -> None:
-    """At the creation, the standby may be called before the active instance. At the start, the cgroup shows the active
-    instance's changes.
+    """On CreateContainer, the standby may be called before the active instance. On StartContainer, the cgroup shows the
+    active instance's changes.
     """
     node = Node(memory)
     env = node.claim(ONE)

@@ -317,7 +317,7 @@ async def test_removed_enforcement_records_are_written_again(memory: Path) -> No
 
 
 async def test_a_record_that_disappears_while_the_container_is_removed_frees_no_cpus(memory: Path) -> None:
-    """In the meantime the removal waits for the kernel, and it must not restore the earlier state."""
+    """The removal still waits for the kernel, and it must not restore the earlier state."""
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
         inside, go = threading.Event(), threading.Event()
@@ -379,7 +379,7 @@ async def test_a_container_first_seen_while_the_cgroup_tree_is_hidden_keeps_its_
 
 
 async def test_a_container_whose_cgroup_reappears_is_enforced_again(memory: Path) -> None:
-    """The container's cgroup was hidden for a moment, and its claim file was removed in the meantime."""
+    """The container's cgroup was hidden for a moment, and its claim file was removed during that time."""
     async with enforcing(Node(memory)) as node:
         path = await node.run("claim", *node.claim(ONE))
         directory = node.kernel.path(path)

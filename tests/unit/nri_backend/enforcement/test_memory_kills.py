@@ -34,7 +34,7 @@ class SlowTree(KernelTree):
         self.began, self.gate = threading.Event(), threading.Event()
 
     def read(self, path: str, name: str) -> str:
-        """Reads the file and waits before it returns the text."""
+        """Reads the file and waits before it returns the content."""
         text = super().read(path, name)
         if name == "memory.events" and path == self.held:
             self.held = ""
@@ -124,7 +124,7 @@ async def test_kills_of_containers_without_a_memory_claim_are_not_reported(node:
 async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cannot_be_written(
     node: Node, memory: Path
 ) -> None:
-    """The audit has not run since the container's creation, so the start reads the counts of the pod."""
+    """The audit has not run since the container was created, so StartContainer reads the counts of the pod."""
     (memory / "enforcement-records").write_text("in the way")
     side = await node.run("side", name="side")
     node.kernel.kill_for_memory(side)

@@ -240,7 +240,7 @@ async def test_a_restarted_container_waits_until_its_previous_partition_has_ende
 
 
 async def test_a_standby_rejects_a_start_without_the_required_partition(tmp_path: Path) -> None:
-    """The effective CPUs are correct because the creation was answered, but other containers have not left them."""
+    """The effective CPUs are correct because CreateContainer was answered, but other containers have not left them."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         stored, _ = await node.create("db", *node.claim(cpu_record("c1", "r=2-3")))
         standby = Node(tmp_path, tree=lambda _: node.kernel)

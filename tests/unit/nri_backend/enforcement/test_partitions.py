@@ -83,7 +83,7 @@ async def test_an_isolated_claim_is_a_partition_without_load_balancing_or_is_rej
 
 @pytest.mark.parametrize("mode", ["auto", "partition"])
 async def test_a_claim_that_cannot_be_a_partition_is_enforced_by_the_pool(tmp_path: Path, mode: str) -> None:
-    """The other containers leave its CPUs before it runs, and it becomes a partition as soon as that is possible. With
+    """The other containers leave its CPUs before it runs, and it becomes a partition as soon as possible. With
     ``cpuExclusivity: partition`` it is rejected.
     """
     async with enforcing(Node(tmp_path, exclusivity=mode, tree=PartitionTree)) as node:  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ async def test_a_claim_that_cannot_be_a_partition_is_enforced_by_the_pool(tmp_pa
 
 
 async def test_a_required_partition_is_rejected_if_the_node_creates_none(tmp_path: Path) -> None:
-    """The reason appears in the pod's events at the creation."""
+    """The reason appears in the pod's events when the container is created."""
     async with enforcing(Node(tmp_path)) as node:
         with pytest.raises(RejectedError, match=r"isolation: isolated needs a cpuset partition, .*: no such kernel;"):
             await node.create("db", *node.claim(isolated(cpu_record("c1", "r=2-3"))))
@@ -242,7 +242,7 @@ async def test_an_invalid_partition_is_repaired_after_its_cause(tmp_path: Path) 
 
 
 def _partition_writes(node: Node) -> list[str]:
-    """Returns the texts that were written to partition files."""
+    """Returns the strings that were written to partition files."""
     return [text for _, name, text in node.kernel.written if name == PARTITION]
 
 
@@ -398,7 +398,7 @@ async def test_settling_is_repeated_at_the_next_tick_after_a_failure(tmp_path: P
 def test_a_partition_needs_the_capability_once_and_no_write_of_the_type_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each change of a partition type takes kernel locks that are also taken by the creation of every cgroup."""
+    """Changing a partition's type takes kernel locks that creating any cgroup also takes."""
     tree, raised = PartitionTree(tmp_path / "cgroup"), list[list[tuple[str, str, str]]]()
     tree.make(f"{POD}/a")
 

@@ -42,7 +42,7 @@ def codes(node: Node) -> set[BackendCode | None]:
 async def test_a_container_that_the_kernel_keeps_from_its_cpus_has_the_code_of_the_error(
     node: Node, number: int, code: BackendCode
 ) -> None:
-    """A claim container is rejected; for a running container, the error is a problem of the node."""
+    """A claim container is rejected; for a running container, the error is a node problem."""
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
     node.kernel.set(path, "cpuset.cpus", "0-7")
@@ -119,7 +119,7 @@ NO_PARTITIONS = replace(HOST, obstacle=Problem("boot Linux 6.7", BackendCode.KER
 def test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_obstacle(
     host: Host, exclusivity: str, code: BackendCode
 ) -> None:
-    """The required partition is rejected for the same reason for which the node creates no partitions."""
+    """The required partition is rejected for the reason why the node creates no partitions."""
     state = NodeState(config("0", exclusivity=exclusivity))  # type: ignore[arg-type]
     state.set_host(host)
     state.set_claim_files(files_of(ONE))

@@ -107,7 +107,7 @@ async def test_a_container_keeps_cpus_and_nodes_across_a_restart_without_its_mem
 async def test_claimed_hugepages_are_added_once_across_restarts(memory: Path, created: bool, started: bool) -> None:
     """The spec states 64 MiB and the claim has 32 MiB.
 
-    The enforcement record shows whether an instance has answered the creation.
+    The enforcement record shows whether an instance has answered CreateContainer.
     """
     async with enforcing(Node(memory)) as node:
         env = node.claim(HUGE)
@@ -126,7 +126,7 @@ async def test_claimed_hugepages_are_added_once_across_restarts(memory: Path, cr
 
 
 async def test_claimed_hugepages_are_added_once_to_a_resize(memory: Path) -> None:
-    """The answer to the update contains the claim, even if no instance was connected at the creation."""
+    """The answer to the update contains the claim, even if no instance was connected when the container was created."""
     env = Node(memory).claim(HUGE)
     async with restarted_with(memory, env, 64) as (node, listed, path):
         (update,) = await node.enforcer.update_container(pod(), listed, Resources(hugepage_limits={"2MB": 128 * MI}))
@@ -148,7 +148,7 @@ def is_limited(node: Node, path: str, limit: int) -> bool:
 
 
 async def test_a_container_starts_if_its_enforcement_record_cannot_be_written(memory: Path) -> None:
-    """The record is kept in memory and reported as a problem, and it is written as soon as that is possible."""
+    """The record is kept in memory and reported as a problem, and it is written as soon as possible."""
     async with enforcing(Node(memory)) as node:
         records = memory / "enforcement-records"
         records.write_text("in the way")
@@ -193,7 +193,7 @@ async def test_the_problem_of_an_unwritten_record_ends_with_its_container(memory
 
 
 async def test_a_standby_that_takes_over_knows_the_enforced_claims(memory: Path) -> None:
-    """The standby was called at the start. The claim file was removed before the hand-over."""
+    """The standby was called when the container started. The claim file was removed before the hand-over."""
     standby = Node(memory)
     standby.stored = Resources(cpus="2-3")
     async with enforcing(Node(memory)) as former:
@@ -252,7 +252,7 @@ async def test_a_start_that_is_cancelled_during_the_write_leaves_a_whole_record(
     async with enforcing(Node(memory, records=SlowWrites)) as node:
         env = node.claim(ONE)
         start = asyncio.create_task(node.run("claim", *env))
-        # The disk may be busy with the cleanup of the first audit before the job of the start has begun.
+        # The disk may be busy with the cleanup of the first audit before the start's job has begun.
         await node.until(lambda: node.enforcer.reconciler.recorder._starting)
         records = await slow_write(node)
         start.cancel()
@@ -297,7 +297,7 @@ async def test_a_creation_during_a_cleanup_of_records_is_recorded_as_answered(me
 
 
 async def test_a_start_during_a_cleanup_of_records_is_recorded(memory: Path) -> None:
-    """The cleanup uses an older list of containers, and the job of the start does not wait for it."""
+    """The cleanup uses an older list of containers, and the start's job does not wait for it."""
     async with enforcing(Node(memory, records=SlowRecords)) as node:
         records = node.enforcer.reconciler.recorder._records
         assert isinstance(records, SlowRecords)

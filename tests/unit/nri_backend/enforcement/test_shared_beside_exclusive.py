@@ -47,7 +47,7 @@ async def test_the_shared_part_is_the_pool_near_the_exclusive_cpus(tmp_path: Pat
 
 
 async def test_a_mixed_claim_is_enforced_by_the_pool_even_with_partitions(tmp_path: Path) -> None:
-    """The claim's CPUs are held as soon as it is prepared, and the report contains the reason."""
+    """The claim's CPUs are held once it has been prepared, and the report contains the reason."""
     async with enforcing(Node(tmp_path, exclusivity="partition", tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7"))

@@ -67,7 +67,9 @@ async def test_later_jobs_pass_by_a_step_that_hangs(hanging: HangingSteps) -> No
 
 
 async def test_the_event_loop_waits_for_the_job_of_a_hook_for_a_moment(hanging: HangingSteps) -> None:
-    """The result does not take another iteration of the loop. A hanging job blocks the loop only for HOLD_SECONDS."""
+    """The result is available without another iteration of the loop. A hanging job blocks the loop only for
+    HOLD_SECONDS.
+    """
     worker, loop, turns = CgroupWorker(lambda: None), asyncio.get_running_loop(), list[float]()
     for _ in range(int(10 * patience())):
         loop.call_soon(turns.append, 0.0)

@@ -21,7 +21,7 @@ from tests.rigs.containers import container, pod
 
 
 class Backend:
-    """A client, and the state of a node with two containers."""
+    """A client, and a node's state with two containers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,7 +81,7 @@ def complete(server: StateServer) -> bool:
 
 @contextlib.asynccontextmanager
 async def connected(path: Path) -> AsyncIterator[tuple[StateServer, Backend]]:
-    """A frontend that has stored the complete state of a backend."""
+    """A frontend that has stored a backend's complete state."""
     async with state_server(path) as server, running(Backend(path)) as backend:
         await server.until(lambda: complete(server))
         yield server, backend
@@ -99,7 +99,7 @@ async def test_containers_are_reported_with_the_first_lease_and_after_each_chang
         await server.until(lambda: "cc" in server.containers)
         assert asyncio.get_running_loop().time() - began < 1.0
         assert server.tellings == [["aa", "bb"], ["aa", "bb", "cc"]]
-        assert server.connected == 2  # one for reports, one for changes of records
+        assert server.connected == 2  # one for reports, one for record changes
 
 
 async def test_at_most_ten_reports_a_second_are_sent(path: Path) -> None:
@@ -138,7 +138,7 @@ async def test_a_frontend_that_lost_the_state_gets_all_containers(path: Path) ->
 
 @contextlib.asynccontextmanager
 async def merging(path: Path) -> AsyncIterator[tuple[StateServer, Backend]]:
-    """A frontend that reads changes and has stored the complete state of a backend."""
+    """A frontend that reads changes and has stored a backend's complete state."""
     async with state_server(path) as server:
         server.reads_changes = True
         async with running(Backend(path)) as backend:
@@ -197,8 +197,8 @@ async def test_a_frontend_that_never_merges_changes_is_not_flooded(path: Path) -
 async def test_a_lease_is_renewed_while_nothing_changes(
     path: Path, reads_changes: bool, seconds: float, idle: bool
 ) -> None:
-    """The interval is 6 s, or 2 s with a frontend of an older release, which closes idle connections after 5 s, even on
-    an idle node. Only these reports contain metrics.
+    """The interval is 6 s, or 2 s with a frontend from an older release, which closes idle connections after 5 s, even
+    on an idle node. Only these reports contain metrics.
     """
     async with state_server(path) as server:
         server.reads_changes = reads_changes
@@ -262,7 +262,7 @@ async def test_an_event_without_a_change_sends_nothing(path: Path) -> None:
 
 
 async def test_the_end_of_a_connection_is_noticed_between_two_reports(path: Path) -> None:
-    """A new frontend gets its first report as soon as it listens. No report is due for 6 s."""
+    """A new frontend gets its first report once it listens. No report is due for 6 s."""
     async with merging(path) as (server, _backend):
         await asyncio.sleep(0.5)
         server.forget("frontend-2")
@@ -303,7 +303,7 @@ async def test_a_frontend_that_never_acknowledges_containers_is_not_flooded(path
 async def test_after_an_invalid_answer_the_report_is_repeated(
     path: Path, answer: bytes | int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No warning is logged, since a frontend that is starting, or of another release, is not a fault."""
+    """No warning is logged, since a frontend that is starting, or is from another release, is not a fault."""
     async with state_server(path) as server:
         if isinstance(answer, int):
             server.refuse["/v1/backend"] = answer
@@ -356,7 +356,7 @@ async def test_a_frontend_that_starts_gets_the_first_report_soon(path: Path, abs
 
 
 async def test_the_backend_is_woken_by_each_change_of_records(path: Path) -> None:
-    """This includes the first response, and a reconnection if the generation has changed in the meantime."""
+    """This includes the first response, and reconnecting after the generation has changed."""
     async with state_server(path) as server, running(Backend(path)) as backend:
         await backend.until_records(1)
         for count in (2, 3):

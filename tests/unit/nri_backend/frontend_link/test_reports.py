@@ -30,7 +30,7 @@ def refused(id_: str, of: str = "p", name: str = "c") -> Tracked:
 
 
 def synchronized(*containers: Tracked) -> NodeState:
-    """Returns the state of a node whose runtime has sent these containers."""
+    """Returns a node's state after its runtime has sent these containers."""
     state = NodeState()
     state.replace_containers(containers)
     return state
@@ -44,7 +44,7 @@ def reported(state: NodeState) -> list[str]:
 
 
 class CountingLog(ChangeLog):
-    """A change log that counts the calls of since()."""
+    """A change log that counts the calls to since()."""
 
     requests = 0
 
@@ -83,7 +83,7 @@ def test_an_unchanged_state_is_not_compared_again() -> None:
 
 
 def test_every_changed_report_increments_the_generation() -> None:
-    """A change of a container's state that does not appear in its report leaves the generation unchanged."""
+    """A container state change that does not appear in its report leaves the generation unchanged."""
     state = synchronized()
     reports = Reports(state)
     assert [reports.refresh(), reports.refresh()] == [1, 1]
@@ -265,7 +265,7 @@ def test_at_most_max_refused_attempts_are_reported() -> None:
 
 
 def test_a_running_container_with_a_rejected_start_is_reported_once() -> None:
-    """The container could not be killed after the rejection. The next change of its phase drops the rejection."""
+    """The container could not be killed after the rejection. The next phase change drops the rejection."""
     state = synchronized(one("a"))
     state.reject(refused("a"))
     assert reported(state) == ["a"]

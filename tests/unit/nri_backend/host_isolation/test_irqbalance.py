@@ -32,7 +32,7 @@ class Node:
 
 @pytest.fixture
 def node(short_root: Path) -> Node:
-    """Returns a node below a short path, since the path of a socket is limited to 107 bytes."""
+    """Returns a node under a short path, since the path of a socket is limited to 107 bytes."""
     return Node(short_root)
 
 

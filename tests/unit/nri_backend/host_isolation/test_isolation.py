@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPUs that interrupts must vacate, computed from the state of the node."""
+"""The CPUs that interrupts must vacate, computed from the node's state."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ NIC = cpu_record("c2", "cpus=4-5", pods=("p2",), irqs="keep")
 
 
 def node() -> NodeState:
-    """The state of a node on which both claims are prepared."""
+    """A node's state with both claims prepared."""
     state = NodeState(config("0"))
     state.set_host(Host(parse_cpu_list("0-7"), ()))
     state.set_claim_files(files_of(ONE, NIC))

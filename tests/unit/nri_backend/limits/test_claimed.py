@@ -52,7 +52,7 @@ def test_a_container_is_unthrottled_if_its_claim_covers_its_cpu_limit(
 
 
 def test_a_container_is_throttled_if_one_request_keeps_the_quota() -> None:
-    """``quota: keep``, a value of a newer release, and a container without CPU claims keep the quota."""
+    """``quota: keep``, a value from a newer release, and a container without CPU claims keep the quota."""
     for word in ("keep", "half"):
         held = entitlement_of(cpu_record("c", "a=2-3"), cpu_record("d", "a=4", quota=word))
         assert not unthrottled(held, CpuLimit(1))

@@ -159,7 +159,7 @@ def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_
     run: Run, since_heartbeat: float
 ) -> None:
     """The holder is replaced STALE_SECONDS after it has reported the loss, which it does at once, despite its idle
-    pace. In the meantime, no claim ends the idle pace, since claims cannot be prepared while the runtime is lost.
+    pace. Until then, no claim ends the idle pace, since claims cannot be prepared while the runtime is lost.
     """
     one, two = run.pair()
     one.set_idle(idle=True)

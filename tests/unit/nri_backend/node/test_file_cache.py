@@ -62,7 +62,7 @@ def test_a_reading_that_is_forgotten_while_a_file_is_opened_leaves_no_descriptor
     """The descriptor's number soon belongs to another file, whose content would be returned for the container."""
 
     class Forgetting(dict[tuple[str, str], int]):
-        """Descriptors of a reading that another thread forgets as soon as the first one is stored."""
+        """Descriptors of a reading that another thread forgets once the first reading is stored."""
 
         def __setitem__(self, file: tuple[str, str], descriptor: int) -> None:
             super().__setitem__(file, descriptor)
@@ -91,7 +91,7 @@ def open_files() -> int:
 
 
 def writer_of(fifo: Path) -> int:
-    """Opens a FIFO for writing as soon as a reader waits for it."""
+    """Opens a FIFO for writing once a reader waits for it."""
     while True:
         try:
             return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)

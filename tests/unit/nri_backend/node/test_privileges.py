@@ -55,7 +55,7 @@ class ProbedTree(PartitionTree):
         self.make("kubepods", cpuset=controller)
 
     def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES, limits: bool = True) -> None:
-        """Creates a cgroup in which controllers can be enabled."""
+        """Creates a cgroup where controllers can be enabled."""
         super().make(path, cpuset=cpuset, sizes=sizes, limits=limits)
         (self.path(path) / "cgroup.subtree_control").touch()
 

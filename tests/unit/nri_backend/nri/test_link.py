@@ -77,7 +77,7 @@ async def test_the_stand_in_closes_the_connection_as_the_go_reader_does(
 
 
 async def test_calls_run_concurrently_and_drain_waits_for_all_responses(tmp_path: Path) -> None:
-    """Two calls wait, one of which then fails; a third one is answered in the meantime."""
+    """Two calls wait, one of which then fails; a third one is answered meanwhile."""
     release = asyncio.Event()
 
     async def serve(call: Call) -> bytes:
@@ -198,7 +198,7 @@ async def test_invalid_bytes_close_the_connection_with_a_reason(tmp_path: Path) 
 
 
 async def test_a_connection_can_be_closed_while_the_peer_does_not_read(tmp_path: Path) -> None:
-    """If it could not be closed, a runtime that hangs would prevent the reconnection."""
+    """If it could not be closed, a hanging runtime would prevent reconnecting."""
     stuck = asyncio.Event()
 
     async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -145,7 +145,7 @@ async def test_other_methods_and_services_are_unimplemented(service: str, method
 
 
 async def test_a_rejection_is_an_error_response_with_its_message() -> None:
-    """Only an error response prevents the creation of the container; the message appears in the pod's events."""
+    """Only an error response prevents the container from being created; the message appears in the pod's events."""
     rig = _Rig()
     rig.fail(RejectedError("claim x is not yours; name it in the pod's spec"))
     error = await rig.fails("CreateContainer", pb.CreateContainerRequest(**_BOTH))

@@ -46,7 +46,7 @@ exec "$PYTHON" -m nri_backend setup-runtime $flag "$dump"
 
 
 class Node:
-    """A scratch directory in place of the node's root, in which the page's command blocks run."""
+    """A scratch directory instead of the node's root, where the page's command blocks run."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -43,7 +43,7 @@ def test_every_kind_of_name_is_replaced_by_a_number() -> None:
 
 
 def test_a_name_that_is_also_a_word_of_the_driver() -> None:
-    """Such a name is replaced only where it is used as a name; elsewhere the text must stay readable."""
+    """Such a name is replaced only where it is used as a name; elsewhere the output must stay readable."""
     document = RECORD.model_dump(mode="json") | {"reservedFor": [{"uid": "p1", "name": "packed"}]}
     document["parameters"] = {"r": {"strategy": "packed"}}
     masked = masks_of(document).document(document)
@@ -66,7 +66,7 @@ def test_pools_begin_with_the_node() -> None:
 
 
 def test_pools_in_documents_and_in_names_of_slices() -> None:
-    """The node's own slices are masked, whatever their number and whether or not the pool still exists; similar texts
+    """The node's own slices are masked, whatever their number and whether or not the pool still exists; similar strings
     are not.
     """
     former = {"pool": "worker-1.example.com-hugepages-1g", "device": "hugepages-1g-numa000"}

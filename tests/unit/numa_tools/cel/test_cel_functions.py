@@ -208,7 +208,7 @@ def test_errors(expression: str, text: str) -> None:
     ],
 )
 def test_the_value_of_other_expressions_is_unknown(expression: str, text: str) -> None:
-    """A part that is not understood is neither true nor false nor an error, and the text contains it."""
+    """A part that is not understood is neither true nor false nor an error, and the message contains it."""
     with pytest.raises(CelUnsupportedError, match=text):
         selected(expression, DEVICE)
 
@@ -251,9 +251,7 @@ def test_the_value_of_other_expressions_is_unknown(expression: str, text: str) -
     ],
 )
 def test_matches_follows_re2(text: str, pattern: str, found: bool) -> None:
-    """A pattern may match anywhere in the text; character classes are ASCII, and ``$`` matches only at the end of the
-    text.
-    """
+    """A pattern may match anywhere in the string; character classes are ASCII, and ``$`` matches only at its end."""
     device = {"driver": text, "attributes": {"pattern": pattern}}
     assert selected("device.driver.matches(device.attributes.pattern)", device) is found
 

@@ -86,9 +86,7 @@ def test_planned_pages_of_each_node(
 
 
 def test_contradictory_plans_are_rejected() -> None:
-    """Both places in the files are named. A split and an explicit number for the same node also contradict each
-    other.
-    """
+    """Both file locations are named. A split and an explicit number for the same node also contradict each other."""
     text = fault(file({"size": "2M", "count": 8, "node": 0}), file({"size": "2048kB", "count": 9, "node": 0}))
     assert text.startswith("1.yaml: spec.pages.0: 9 pages of 2Mi on node 0, but 0.yaml: spec.pages.0 requests 8")
     assert "requests 4" in fault(file({"size": "2M", "count": 8}, {"size": "2M", "count": 5, "node": 1}))

@@ -81,7 +81,7 @@ def request(name: str, of: str = "dra.cpu", amount: Any = None, **more: Any) -> 
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, str]:
-    """Returns the exit status, the printed JSON, and the text on standard error."""
+    """Returns the exit status, the printed JSON, and the standard error output."""
     status = cli.main(["simulate", "-o", "json", *arguments])
     printed = capsys.readouterr()
     return status, json.loads(printed.out) if printed.out else None, printed.err

@@ -56,7 +56,7 @@ def _node_info(**fields: Any) -> Callable[[AilingNode], None]:
 
 
 def _read(source: Any) -> Any:
-    """Returns the text that a source reads on a healthy node."""
+    """Returns the content that a source reads on a healthy node."""
     assert known(source) is not None
     return source
 

@@ -140,7 +140,7 @@ PRINTED = [ROOT / "services", ROOT / "docs", ROOT / "charts", ROOT / "examples",
 
 
 def settings_in(text: str) -> list[tuple[str, str]]:
-    """Returns the kubelet policies that a text sets."""
+    """Returns the kubelet policies that a document sets."""
     return re.findall(r"\b(\w+ManagerPolicy): ([\w-]+)", text)
 
 
@@ -346,7 +346,7 @@ def test_text_from_others_stays_on_its_line() -> None:
 
 
 async def test_a_fault_in_a_check_hides_no_other() -> None:
-    """A check that raises an exception is unknown, and its text reports the exception."""
+    """A check that raises an exception is unknown, and its message reports the exception."""
     (finding,) = Check("a.b", "Fine.", (), lambda: 1 / 0).run(None)  # type: ignore[arg-type, return-value]
     assert finding.level is Level.UNKNOWN
     assert "ZeroDivisionError" in finding.why

@@ -46,7 +46,7 @@ async def verdicts(node: AilingNode, **given: str) -> dict[str, Verdict]:
 
 
 def texts(found: dict[str, Verdict]) -> str:
-    """Returns all texts that the checks print."""
+    """Returns all messages that the checks print."""
     return " ".join(
         part for verdict in found.values() for one in verdict.findings for part in (one.what, one.why, one.remedy)
     )

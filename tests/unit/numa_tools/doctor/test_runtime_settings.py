@@ -174,7 +174,7 @@ def test_a_dump_has_the_settings_in_use(release: str, on: bool) -> None:
 
 
 def test_a_dump_without_a_key_determines_nothing_about_it() -> None:
-    """Every release prints these keys, so a text without them is not a dump."""
+    """Every release prints these keys, so output without them is not a dump."""
     document = dump("2.2")
     del document["plugins"][NRI]["disable"]
     _, found, _ = printed_settings(toml_text(document))

@@ -330,7 +330,7 @@ def test_a_selector_that_cannot_be_evaluated() -> None:
 
 
 def test_a_claim_that_is_allocated_and_not_prepared() -> None:
-    """For a claim of another node the user is referred to that node; for a claim of this node, the driver's own refusal
+    """For a claim on another node the user is referred to that node; for a claim on this node, the driver's own refusal
     is shown.
     """
     known = knowing(prepared(asked(14)))
@@ -354,7 +354,7 @@ def test_a_claim_that_is_allocated_and_not_prepared() -> None:
     ],
 )
 def test_the_remedy_for_a_claim_that_is_not_prepared(asked_for: Any, hindrances: tuple[str, ...], remedy: str) -> None:
-    """A refusal contains the change to make, the doctor explains problems of the node, and Events show the kubelet's
+    """A refusal contains the change to make, the doctor explains the node's problems, and Events show the kubelet's
     part.
     """
     known = replace(knowing(prepared(asked(14))), hindrances=hindrances)

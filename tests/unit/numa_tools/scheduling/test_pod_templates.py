@@ -49,7 +49,8 @@ def test_pods_of_common_kinds_are_found(file: str, pods: dict[str, int]) -> None
     "document",
     [
         {"kind": "ConfigMap", "metadata": {"name": "n"}, "data": {"template": "spec: containers"}},
-        # Monitoring operators have containers next to the operator's own, and no template.
+        # Custom resources of monitoring operators list extra containers, which run beside those that the operator adds,
+        # and have no pod template.
         {"kind": "Prometheus", "metadata": {"name": "n"}, "spec": {"containers": [{"name": "c"}]}},
         # A schema contains the names of the fields but no pod.
         {"kind": "CustomResourceDefinition", "spec": {"template": {"spec": {"containers": {"type": "array"}}}}},

@@ -84,7 +84,7 @@ def _with_former_names(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_nulls(schema: Any) -> Any:
-    """Returns the schema of a configuration in which every optional key may also be null, as the services accept it."""
+    """Returns the schema of a configuration whose optional keys may all be null, as the services accept it."""
     if isinstance(schema, list):
         return [_with_nulls(one) for one in schema]
     if not isinstance(schema, dict):

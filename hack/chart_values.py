@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model of the chart's values, from which ``values.schema.json`` and the table in the chart's README are generated.
 
-Objects of the Kubernetes API (affinity, resources, ...) are not validated here, since the API server does that. Strings
-that are often misspelled are validated in ``_checks.tpl`` instead of by a pattern: Helm would only print the pattern
-that does not match, while ``_checks.tpl`` explains the mistake.
+Kubernetes API objects (affinity, resources, ...) are not validated here, since the API server does that. Strings that
+are often misspelled are validated in ``_checks.tpl`` instead of by a pattern: Helm would only print the pattern that
+does not match, while ``_checks.tpl`` explains the mistake.
 """
 
 from typing import Annotated, Any, Literal
@@ -20,7 +20,7 @@ Duration = Annotated[str, Field(pattern=r"^[0-9]+(ms|s|m|h)$")]
 ExtendedResource = Annotated[
     str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
 ]
-"""Name of an extended resource, ``domain/name``, as in ``resources`` of a container."""
+"""Name of an extended resource, ``domain/name``, as in a container's ``resources``."""
 Fraction = Annotated[str, Field(pattern=r"^(100|[1-9]?[0-9])%$")] | Annotated[int, Field(ge=0)]
 
 
@@ -95,7 +95,7 @@ class LabelPolicy(Values):
     enabled: bool
     """Labels claims for such hugepages with a MutatingAdmissionPolicy. Otherwise set the label yourself."""
     classes: list[Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]]
-    """Your own DeviceClasses for such hugepages, in addition to those of the chart."""
+    """Your own DeviceClasses for such hugepages, in addition to the chart's."""
 
 
 class HugepagesOnDemand(Values):
@@ -157,7 +157,7 @@ class TolerateMissing(Switch):
     """The ValidatingAdmissionPolicy for the annotation dra-driver-numa/tolerate-missing."""
 
     namespaces: list[Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]]
-    """Namespaces, in addition to the driver's own, in which pods may have this annotation."""
+    """Namespaces, in addition to the driver's own, where pods may have this annotation."""
 
 
 class AdmissionPolicy(Values):
@@ -174,14 +174,14 @@ class ExistingPods(Switch):
     """The MutatingAdmissionPolicy that adds claims to Guaranteed pods in labelled namespaces."""
 
     sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
-    """Numbers of CPUs for which these namespaces have a ResourceClaimTemplate."""
+    """CPU counts that these namespaces have a ResourceClaimTemplate for."""
 
 
 class RollingUpdate(Values):
     """The ``rollingUpdate`` of a DaemonSet."""
 
     max_surge: Fraction
-    """Nodes on which a second pod may start before the first one ends."""
+    """Nodes where a second pod may start before the first one ends."""
     max_unavailable: Fraction
     """Nodes that may be without a ready pod."""
 
@@ -229,7 +229,7 @@ class DeviceClasses(Values):
     create: bool
     """Creates the DeviceClasses. false: another release has created them."""
     hugepage_sizes: list[str]
-    """Page sizes for which a class dra.hugepages-<size> is created."""
+    """Page sizes that get a class dra.hugepages-<size>."""
     far_memory: bool
     """Creates classes for memory of NUMA nodes without CPUs (CXL, HBM)."""
     extended_resource: Literal[""] | ExtendedResource
@@ -280,22 +280,23 @@ class Monitor(Values):
     interval: Duration
     """Time between two scrapes."""
     labels: Texts
-    """Labels by which your Prometheus selects the PodMonitor."""
+    """Labels that your Prometheus uses to select the PodMonitor."""
 
 
 class PrometheusRule(Values):
     """A PrometheusRule with the alerts."""
 
     enabled: bool
-    """Creates a PrometheusRule with the alerts of the driver."""
+    """Creates a PrometheusRule with the driver's alerts."""
     labels: Texts
-    """Labels by which your Prometheus selects the rules."""
+    """Labels that your Prometheus uses to select the rules."""
     extra_rules: list[Kubernetes]
     """Your own rules in the same group."""
     runbook_url: Annotated[str, Field(alias="runbookURL", pattern=r"^(https?://[^\s\"'#]+)?$")]
-    """Address at which your organization serves docs/symptoms.md. Each alert links to its section. Empty: the page
-    in the repository from which the chart was released; a chart from a checkout has none, and requires this value if
-    the alerts are enabled."""
+    """Address where your organization serves docs/symptoms.md. Each alert links to its section. Empty: the page in the
+    repository that the chart was released from; a chart from a checkout has none, and requires this value if the alerts
+    are enabled.
+    """
 
 
 class Dashboard(Values):
@@ -304,7 +305,7 @@ class Dashboard(Values):
     enabled: bool
     """Creates a ConfigMap with the dashboard."""
     labels: Texts
-    """Labels by which Grafana's sidecar finds the dashboard."""
+    """Labels that Grafana's sidecar uses to find the dashboard."""
     annotations: Texts
     """Annotations of the ConfigMap, for example for the folder in Grafana."""
 
@@ -328,9 +329,9 @@ class Tests(Values):
     """The pod of ``helm test``."""
 
     create: bool
-    """Creates the pod of "helm test", which claims a CPU and checks on which CPUs it runs."""
+    """Creates the pod of "helm test", which claims a CPU and checks which CPUs it runs on."""
     node_selector: Texts
-    """Nodes on which this pod may run."""
+    """Nodes where this pod may run."""
 
 
 class Global(BaseModel):
@@ -352,7 +353,7 @@ class ChartValues(Values):
     namespace_override: str
     """Namespace of all objects. Empty: the namespace of the release."""
     image_pull_secrets: list[Kubernetes] | None = None
-    """Secrets with which the kubelet pulls the images."""
+    """Secrets that the kubelet uses to pull the images."""
     frontend: Component
     backend: Component
     driver_config: Config
@@ -367,7 +368,7 @@ class ChartValues(Values):
     existing_pods: ExistingPods
     update_strategy: UpdateStrategy
     min_ready_seconds: Annotated[int, Field(ge=0)]
-    """Seconds for which a new pod must be ready before the next node is updated."""
+    """Seconds that a new pod must be ready before the next node is updated."""
     termination_grace_period_seconds: Annotated[int, Field(ge=1)]
     """Seconds after which a pod that is ending is killed."""
     priority_class_name: str | None = None
@@ -378,13 +379,13 @@ class ChartValues(Values):
     pod_labels: Texts | None = None
     """Additional labels for the pods."""
     node_selector: Texts | None = None
-    """Nodes on which the driver runs."""
+    """Nodes where the driver runs."""
     tolerations: list[Kubernetes] | None = None
     """Tolerations of the pods. The default tolerates every taint."""
     affinity: Kubernetes | None = None
     """Affinity of the pods."""
     host_network: bool
-    """Uses the node's network, for nodes on which the CNI itself has claims."""
+    """Uses the node's network, for nodes where the CNI itself has claims."""
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default"]
     """DNS policy of the pods."""
     selinux_type: Annotated[str, Field(alias="selinuxType", pattern=r"^[a-z0-9_]*$")]

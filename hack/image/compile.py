@@ -36,7 +36,7 @@ def compiled(source: bytes, name: str) -> bytes:
 
 
 def main(root: str, *directories: str) -> None:
-    """Compiles all modules below the directories. Skips files that this version of Python cannot parse."""
+    """Compiles all modules under the directories. Skips files that this version of Python cannot parse."""
     for file in sorted(file for directory in directories for file in Path(directory).rglob("*.py")):
         target = Path(cache_from_source(str(file)))
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: the drivers to measure, the load of the node, and the duration."""
+"""The command line: the drivers to measure, the node's load, and the duration."""
 
 import argparse
 import itertools
@@ -53,14 +53,14 @@ class Plan:
     loads: Loads
     modes: tuple[str, ...]
     registered: tuple[str, ...]
-    """Names under which the drivers register with the kubelet."""
+    """Names that the drivers register with the kubelet."""
     turns: int
     rounds: int
     """Pods of each kind that start and end in one turn."""
     idle: float
-    """Seconds in which an idle driver is observed."""
+    """Seconds for observing an idle driver."""
     settle: float
-    """Seconds before that observation, in which work for the last pods is completed."""
+    """Seconds before that observation, so the driver can complete its work for the last pods."""
     pause: float
     """Pause before each Prepare, in seconds."""
     pairs: int

@@ -76,7 +76,7 @@ def _program(command: str) -> str:
 
 
 def earlier_revision(revision: str, repository: Path = ROOT, below: Path = _WORKTREES) -> Driver:
-    """Returns this driver at a revision, which is checked out below a directory. Raises DriverError.
+    """Returns this driver at a revision, which is checked out under a directory. Raises DriverError.
 
     The driver runs with this environment's packages, although the revision may require others.
     """

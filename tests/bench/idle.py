@@ -35,7 +35,7 @@ class _Reading:
 
 
 class Observation:
-    """The period from its construction to ``end``, in which all processes of a driver are observed."""
+    """The period from its construction to ``end``, when all processes of a driver are observed."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

@@ -22,7 +22,7 @@ CPU_CLAIMS = 100
 
 
 class Load:
-    """The load of the node, in addition to the measured pod. It only grows."""
+    """The node's load, in addition to the measured pod. It only grows."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

@@ -42,7 +42,7 @@ parts contains one.
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A driver, kernel and load for which samples are taken."""
+    """A driver, kernel and load to take samples for."""
 
     mode: str
     load: str
@@ -142,7 +142,7 @@ def _measure_load(
 
 
 def _in_turn(contenders: Sequence[_Contender], turn: int) -> Sequence[_Contender]:
-    """Returns the drivers in the order of a turn, in which no driver is always first."""
+    """Returns the drivers in the order of a turn; no driver is always first."""
     return contenders if turn % 2 == 0 else contenders[::-1]
 
 

@@ -101,7 +101,7 @@ def _recording(stage: Stage) -> Iterator[_Record]:
 
 
 def programs(stage: Stage) -> dict[str, Process]:
-    """Returns the processes of the driver by their names, ``frontend`` and ``backend``."""
+    """Returns the driver's processes by name, ``frontend`` and ``backend``."""
     return {name: process for instance in stage.instances for name, process in instance.programs.items()}
 
 

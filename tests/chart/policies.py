@@ -12,7 +12,7 @@ from tests.chart.helm import Document, render
 
 ALLOWED = "allowed"
 NOT_MATCHED = "not matched"
-# Functions of the server's environment (k8s.io/apiserver/pkg/cel/environment) that this evaluator does not have.
+# Functions in the server's environment (k8s.io/apiserver/pkg/cel/environment) that this evaluator does not have.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "join": lambda texts, between: between.join(texts),
     "split": lambda text, at: text.split(at),

@@ -26,7 +26,7 @@ def caller(node: str | None = "a", account: str = ACCOUNT) -> Document:
 
 
 def of_node(name: str, driver: str = "dra.cpu", pool: str | None = None) -> Document:
-    """Returns a slice of a node."""
+    """Returns a slice for a node."""
     return {"metadata": {"name": "s"}, "spec": {"driver": driver, "nodeName": name, "pool": {"name": pool or name}}}
 
 

@@ -31,7 +31,7 @@ FUNCTIONS: dict[str, Any] = {
     "isInteger": lambda value: Fraction(value).denominator == 1,
     "asInteger": int,
 }
-"""Functions of the server's environment (k8s.io/apiserver/pkg/cel/library/quantity.go)."""
+"""Functions in the server's environment (k8s.io/apiserver/pkg/cel/library/quantity.go)."""
 
 
 def policy() -> tuple[Document, Document]:

@@ -22,13 +22,13 @@ FOREIGN = {
     "unresolvable CDI devices",
     "cannot be imported into the current release",
 }
-"""Texts of the container runtime and of Helm."""
+"""Messages from the container runtime and from Helm."""
 POD_REASONS = {pod_events.BEST_EFFORT, pod_events.KEPT_BY_POOL, memory_kills.REASON}
 
 
 @lru_cache(1)
 def texts() -> str:
-    """Returns every text in the sources of the programs and in the templates of the chart, without inserted values."""
+    """Returns every message in the programs' sources and the chart's templates, without inserted values."""
     found = [path.read_text() for path in (CHART / "templates").glob("*") if path.is_file()]
     for path in [*ROOT.glob("services/*/src/**/*.py"), *ROOT.glob("shared/src/**/*.py")]:
         found += _strings(path)

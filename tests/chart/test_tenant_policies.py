@@ -78,7 +78,7 @@ ODD: list[Any] = [
 
 @pytest.mark.parametrize(("driver", "field", "values"), FIELDS, ids=lambda value: str(value)[:20])
 def test_policy_and_driver_agree_on_every_value(driver: str, field: str, values: list[Any]) -> None:
-    """A field or a value that only one of them knows makes this test fail."""
+    """A field or a value that only one policy knows makes this test fail."""
     for value in [*values, *ODD, *itertools.chain(*(one[2] for one in FIELDS))]:
         section = {field: value}
         judged = verdict(said(driver, section))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that the API server forwards to a node: ``kubectl exec`` and the metrics of the kubelet.
+"""Requests that the API server forwards to a node: ``kubectl exec`` and the kubelet's metrics.
 
 ``kubectl exec`` is served over WebSocket (KEP-4006), without standard input and terminal. The node is called over a
 unix socket, as in tests/fakes/control.py. The call ``exec`` has namespace, pod, container and command, and returns

@@ -216,7 +216,7 @@ def _complete_list(response: Any, messages: Any) -> dict[tuple[str, str], SeenHe
 
 
 def _sockets(registry: Path) -> dict[Path, tuple[int, int]]:
-    """Returns the sockets below the registry, each with a value that differs if a new socket has the same name."""
+    """Returns the sockets in the registry, each with a value that differs if a new socket has the same name."""
     found: dict[Path, tuple[int, int]] = {}
     for folder, _, names in os.walk(registry):
         for name in names:

@@ -51,7 +51,7 @@ EVENTS = LIFECYCLE | {
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """Configuration of the node and its runtime. Defaults are containerd's."""
+    """Configuration for the node and its runtime. Defaults are containerd's."""
 
     socket: Path
     level: str = "0.12"

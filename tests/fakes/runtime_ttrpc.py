@@ -58,7 +58,7 @@ async def _receive(lane: Lane) -> tuple[int, int, bytes]:
 
 
 class RpcClient:
-    """Calls the plugin over one connection. Stream ids are assigned in the order in which bytes are sent."""
+    """Calls the plugin over one connection. Stream ids are assigned in sending order."""
 
     def __init__(self, lane: Lane, *, checks_size: bool = True) -> None:
         self._lane = lane

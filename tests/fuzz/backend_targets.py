@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of nri-backend for the environments of containers, messages of the runtime and the frontend, and files of the
-node.
+"""Parsers of nri-backend for the environments of containers, messages from the runtime and the frontend, and files on
+the node.
 """
 
 import asyncio

@@ -47,7 +47,7 @@ TICK: Final = 2.05
 IDLE: Final = 6.05
 """A little longer than one tick on a node without claims."""
 FULL: Final = 66.0
-"""Time in which every full audit, and the repair after it, has taken place. A plain file cannot be polled, so only the
+"""Time by which every full audit, and the repair after it, has taken place. A plain file cannot be polled, so only the
 audit finds a partition that another process has broken.
 """
 _BASE_NS: Final = stamp_clock_ns() + 3600 * 10**9
@@ -144,7 +144,7 @@ class Box:
     superseded: bool = False
     """True if its pod has a later container of the same name, so the kubelet never starts it."""
     may_run: bool = False
-    """True if a snapshot of the runtime has listed it as created. It may start without an event, so it keeps its
+    """True if a runtime snapshot has listed the container as created. It may start without an event, so it keeps its
     claims.
     """
 
@@ -258,7 +258,7 @@ class World:
         ]
 
     def cpus(self, box: Box) -> frozenset[int]:
-        """Returns the CPUs on which the kernel allows a container to run."""
+        """Returns the CPUs that the kernel allows a container to run on."""
         return parse_cpu_list(self.kernel.get(box.path, EFFECTIVE))
 
     def refuse(self, path: str, name: str, number: int) -> None:

@@ -37,7 +37,7 @@ from tests.rigs.simulation import Disk, simulate
 MOST_BYTES: Final = 400
 _MOST_STEPS: Final = 60
 _MOST_CALLS: Final = 6
-"""Maximum number of the kubelet's calls in flight."""
+"""Maximum number of concurrent calls from the kubelet."""
 _MOST_CLAIMS: Final = 8
 """Maximum number of existing claims."""
 _NUMA: Final = "resource.kubernetes.io/numaNode"
@@ -57,7 +57,7 @@ _ERRORS: Final[tuple[type[KubeError], ...]] = (
 
 
 class Trace(Node):
-    """A node on which the steps of a trace are run."""
+    """A node where the steps of a trace are run."""
 
     async def run(self) -> None:
         """Runs the trace and ends it on a node where everything works again."""

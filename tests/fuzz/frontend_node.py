@@ -90,7 +90,7 @@ class Node:
 
     @property
     def inventory(self) -> Inventory:
-        """Returns the devices of the node at this moment."""
+        """Returns the node's current devices."""
         return inventory_of(self.config, self.offline, self.kernel.pages if self.on_demand else self.pages)
 
     async def begin(self, operations: int | None = None) -> None:
@@ -227,7 +227,7 @@ class Node:
         return next(one for one in self.claims if one.uid == uid)
 
     def pick(self, fits: Callable[[Claim], object] = lambda _: True) -> Claim | None:
-        """Returns one of the last claims to which the step can apply, or None."""
+        """Returns one of the last claims that the step can apply to, or None."""
         recent = [one for one in self.claims if fits(one)][-_MOST_CLAIMS:]
         return recent[self.input.number(len(recent))] if recent else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of dra-frontend for claims, responses of the API server, reports of the backend, and its own journal."""
+"""Parsers of dra-frontend for claims, responses from the API server, reports from the backend, and its own journal."""
 
 import gzip
 import io

@@ -174,7 +174,7 @@ class Claim:
 
 
 class Instance(Process):
-    """One of the driver's pods: its frontend, and the last report of its backend."""
+    """One of the driver's pods: its frontend, and the last report from its backend."""
 
     def __init__(self, frontend: Frontend) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP port of the frontend without a network: the real connection and application on a transport that stores the
+"""A TCP port for the frontend without a network: the real connection and application on a transport that stores the
 output.
 """
 

@@ -19,7 +19,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, delays: Iterator[float | None]) -> None:
         """``delays`` are the seconds until each thread job starts, or None if it ends before the caller continues.
 
-        The worker of the backend then gets the result without another iteration of the loop (HOLD_SECONDS).
+        The backend's worker then gets the result without another iteration of the loop (HOLD_SECONDS).
         """
         self._virtual = VirtualClock()
         self._delays = delays

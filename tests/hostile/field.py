@@ -17,11 +17,11 @@ from tests.stage.stage import Instance, Stage
 from tests.stage.wires import AnsweredError, ask_http
 
 AGENT = "dra-driver-numa"
-"""User-Agent of the driver at the API server."""
+"""The driver's User-Agent in requests to the API server."""
 _T = TypeVar("_T")
 OPEN_FILES = Path(__file__).with_name("open_files.py")
 _PATIENCE = 20.0 * PATIENCE
-"""Seconds for which the simulated kubelet retries; a real one retries indefinitely."""
+"""Seconds during which the simulated kubelet retries; a real one retries indefinitely."""
 
 
 def commands(ports: tuple[int, int]) -> tuple[str, str]:
@@ -85,7 +85,7 @@ class Field:
                 time.sleep(0.2)
 
     def fail_next(self, count: int, answer: int | str, **fault: Any) -> None:
-        """Makes requests of the driver to the API server fail, but not those of the fake scheduler and kubelet."""
+        """Makes the driver's requests to the API server fail, but not those from the fake scheduler and kubelet."""
         wish = {"count": count, "answer": answer, "agent": AGENT, **fault}
         self.stage.api("/fake", "POST", {"fail_next": wish})
 

@@ -101,8 +101,8 @@ ELSEWHERE: dict[str, str] = {
     StatusCode.FILE_MISSING: (
         "tests/unit/numa_tools/commands/test_status.py::test_a_claim_whose_file_is_lost_is_named"
     ),
-    # A container of the backend without a capability, a mount or the host's user namespace; the fakes run as the user
-    # of the tests.
+    # A backend container without a capability, a mount or the host's user namespace; the fakes run as the user of the
+    # tests.
     BackendCode.SYS_ADMIN_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege_names_it",
     BackendCode.USER_NAMESPACE: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege_names_it",
     BackendCode.SECURITY_MODULE: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege_names_it",
@@ -138,7 +138,7 @@ ELSEWHERE: dict[str, str] = {
     BackendCode.INTERRUPTS_MOVED_BACK: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
     BackendCode.HOST_DAEMONS_NOT_MOVED: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
     BackendCode.HOST_DAEMONS_STAY: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
-    # Runtimes and pods that the stage does not have, short-lived states, and an internal error of the backend.
+    # Runtimes and pods that the stage does not have, short-lived states, and an internal error in the backend.
     BackendCode.CGROUP_UNKNOWN: (
         "tests/unit/nri_backend/enforcement/test_hooks.py"
         "::test_a_claim_container_without_a_valid_cgroup_path_is_rejected"
@@ -243,7 +243,7 @@ def parameters(play: Play) -> None:
 
 
 def running(play: Play) -> None:
-    """Runs containers with claims for each way in which CPUs are enforced; interrupts leave their CPUs."""
+    """Runs containers with claims for each way of enforcing CPUs; interrupts leave their CPUs."""
     with play.pod("db", cpus(2), hugepages(4 * MIB), memory(64 * MIB)) as pod, StagePod(play.stage, "web") as web:
         web.run()
         pod.run()
@@ -668,7 +668,7 @@ BEFORE: dict[Scenario, Callable[[Stage], None]] = {
     older_kubelet: declare_nothing,
     nothing_offered: reserve_nothing,
 }
-"""State of the node before the driver of a stage starts."""
+"""The node's state before the driver on a stage starts."""
 
 
 def a_machine(root: Path) -> HostDirectory:

@@ -24,7 +24,7 @@ from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError
 
 METADATA = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims"
-"""Path at which a container sees the device metadata (KEP-5304)."""
+"""Path where a container sees the device metadata (KEP-5304)."""
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 ALL = set(range(32))
 NODE_0 = {*range(8), *range(16, 24)}
@@ -136,7 +136,7 @@ def test_a_claim_passes_from_one_pod_to_the_next(stage: Stage) -> None:
 
 
 def test_unprepare_of_a_claim_in_use_keeps_its_cpus_held(stage: Stage) -> None:
-    """CPUs on which a process may still run are neither allocated nor in the pool until the process has ended."""
+    """CPUs that a process may still run on are neither allocated nor in the pool until the process has ended."""
     with StagePod(stage, "web") as web, claim_pod(stage, "old", cpus(16, numa_node=0)) as old:
         plain = web.run()
         old.prepare()

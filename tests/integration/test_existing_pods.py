@@ -14,7 +14,7 @@ CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
 
 
 class ExtendedPod(StagePod):
-    """A pod for which the scheduler has created a claim."""
+    """A pod that the scheduler has created a claim for."""
 
     status: dict[str, Any]
 

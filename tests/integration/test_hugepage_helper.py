@@ -103,7 +103,7 @@ class Node:
         return [one["value"] for one in found if one["key"] == TAINT]
 
     def warnings(self) -> str:
-        """Returns the warnings of the service."""
+        """Returns the service's warnings."""
         return str(ask_unix(self.stage.instances[0].state_socket, "/readyz"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``enforcement: observe`` with both services as processes: no file of the node changes, and enforcement then writes
+"""``enforcement: observe`` with both services as processes: no file on the node changes, and enforcement then writes
 exactly the reported changes.
 """
 
@@ -60,7 +60,7 @@ def switch(stage: Stage, instance: Instance, **keys: Any) -> None:
 
 
 def changes(found: dict[str, Any]) -> dict[str, str]:
-    """Returns the desired contents by path below the cgroup root."""
+    """Returns the desired contents by path relative to the cgroup root."""
     return {f"{one['cgroup']}/{one['file']}": one["desired"] for one in found["changes"]}
 
 

@@ -60,7 +60,7 @@ POOLS = {
 
 
 class Rig:
-    """A server with one node, on which publishers are started."""
+    """A server with one node, where publishers are started."""
 
     def __init__(self, server: ApiServer, client: KubeClient) -> None:
         self.server = server

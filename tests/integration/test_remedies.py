@@ -102,7 +102,7 @@ def test_the_remedy_for_a_missing_dac_override(tmp_path: Path) -> None:
 
 
 def test_a_kernel_without_partitions_is_a_limit_of_the_node(tmp_path: Path) -> None:
-    """Neither an old kernel nor a node that is itself a container is a fault of the pod."""
+    """Neither an old kernel nor a node that is itself a container is the pod's fault."""
     tree = CgroupTree(str(tmp_path))
     old = cause_of(tree.partition_obstacle().code_text)
     assert (old.kernel, "boot Linux 6.7 or later" in old.remedy) == (True, True)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(600 * PATIENCE)
 
 
 def environment(node: Node) -> dict[str, str]:
-    """Returns an operator's environment, in which the programs of the running containerd come first."""
+    """Returns an operator's environment, with the programs of the running containerd first."""
     older = f"{OLDER}:" if node.profile.name == "containerd-1.7" else ""
     return os.environ | {"PATH": older + os.environ["PATH"]}
 
@@ -75,7 +75,7 @@ def disable_nri(configuration: Path) -> None:
 
 
 def containers(node: Node) -> list[str]:
-    """Returns the ids of all containers of the namespace in which the page's commands run."""
+    """Returns the ids of all containers in the namespace that the page's commands use."""
     return run(node, "ctr -n k8s.io containers ls -q").stdout.split()
 
 

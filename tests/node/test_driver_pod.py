@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The running containers of the driver agree with the rendered chart, according to the kernel's files and the runtime.
+"""The driver's running containers agree with the rendered chart, according to the kernel's files and the runtime.
 
 Expected values are read from the rendered DaemonSet and not from its translation, so an error in the translation is
 noticed.
@@ -27,7 +27,7 @@ CAPABILITIES = """
 CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE
 NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN
 """.split()  # noqa: SIM905  a list of so many strings is harder to compare with the header
-# Mounts of the runtime and the kubelet in addition to the pod's volumes.
+# Mounts that the runtime and the kubelet add to the pod's volumes.
 RUNTIME_MOUNTS = {
     *("/", "/proc", "/dev", "/dev/pts", "/dev/mqueue", "/dev/shm", "/sys", "/sys/fs/cgroup"),
     *("/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/dev/termination-log"),
@@ -100,7 +100,7 @@ def test_privileges_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None
 
 
 def test_mounts_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
-    """Each volume is at its path, writable or read-only as rendered, without propagation; nothing else of the node is
+    """Each volume is at its path, writable or read-only as rendered, without propagation; nothing else from the node is
     mounted.
     """
     host = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}

@@ -127,7 +127,7 @@ def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
 
 
 def privileged(cluster: Cluster, script: str) -> Container:
-    """Runs a privileged container that first runs a script, in which `$d` is the container's own cgroup."""
+    """Runs a privileged container that first runs a script, where `$d` is the container's own cgroup."""
     command = f"d=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup); {script} && echo done; exec sleep 1000"
     box = cluster.node.pod("mole", privileged=True).run(command=["sh", "-c", command])
     assert until(box.log, "the script has ended") == "done\n"

@@ -49,7 +49,7 @@ def widened() -> str:
 
 
 def metric(cluster: Cluster, name: str) -> float:
-    """Returns a gauge of the backend from its lease."""
+    """Returns one of the backend's gauges from its lease."""
     text = str(cluster.instance.state("/metrics"))
     found = re.search(rf"^dra_numa_backend_{name} (\S+)$", text, re.MULTILINE)
     return float(found[1]) if found else -1.0

@@ -178,7 +178,7 @@ def test_claims_if_no_partition_can_be_created(cluster: Cluster) -> None:
 
 
 def test_the_mode_can_change_while_claims_are_running(cluster: Cluster) -> None:
-    """From pool to partition and back, running claims keep their CPUs, and no other container gets one of them in
+    """From pool to partition and back, running claims keep their CPUs, and no other container gets one of these CPUs in
     between.
     """
     cluster.configure({"cpuExclusivity": "pool"})

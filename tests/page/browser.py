@@ -126,7 +126,7 @@ async def chromium(profile: Path) -> AsyncIterator[Tab]:
 
 
 async def _port(path: Path, process: asyncio.subprocess.Process) -> int:
-    """Waits for the file in which the browser writes its port."""
+    """Waits for the file that the browser writes its port to."""
     await eventually(lambda: process.returncode is not None or (path.exists() and path.read_text()), 60)
     if process.returncode is not None:
         raise PageError(f"chromium ended with status {process.returncode}")

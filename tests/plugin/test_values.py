@@ -59,7 +59,7 @@ def test_quantities_are_parsed_as_by_the_driver(amount: int, binary: bool) -> No
 )
 def test_every_form_of_a_quantity_is_read(text: str, amount: int) -> None:
     """Decimal and binary units, exponents and thousandths are parsed as by the driver; fractions are rounded up. The
-    plugin imports nothing of the driver, so it has its own parser.
+    plugin imports nothing from the driver, so it has its own parser.
     """
     assert parse_quantity(text) == amount == min(ceil(quantity.parse_quantity(text)), (1 << 63) - 1)
 
@@ -212,7 +212,7 @@ def test_a_deep_claim_does_not_hide_the_others(deep: str) -> None:
 
 
 def test_the_limit_on_nesting_is_the_drivers() -> None:
-    """The plugin is installed without the packages of the driver, so it repeats the number."""
+    """The plugin is installed without the driver's packages, so it repeats the number."""
     assert MAX_NESTING == documents.MAX_NESTING
 
 

@@ -59,7 +59,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """Returns a shell for a cluster with one node, node-1, on which nothing is installed."""
+    """Returns a shell for a cluster with one node, node-1, where nothing is installed."""
     root = write_tree(captured("32intel64-2p8co2t+8ve"), tmp_path_factory.mktemp("machine"))
     machine = HostDirectory(root)
     machine.claim_to_be_here()

@@ -50,7 +50,7 @@ def test_every_step_prints_what_the_page_shows(shell: Shell) -> None:
 
 
 def test_the_page_of_the_plugin_shows_what_it_prints(shell: Shell) -> None:
-    """The page's samples come from the cluster in which the quickstart has started its pod."""
+    """The page's samples come from the cluster where the quickstart has started its pod."""
     text = (documented.DOCS / "kubectl-numa.md").read_text().replace(' "', " ").replace('",', " ").replace('"\n', "\n")
     steps = [step for block in documented.blocks_of("kubectl-numa", text) for step in block.commands() if step[1]]
     assert len(steps) > 3

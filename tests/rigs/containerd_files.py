@@ -11,7 +11,7 @@ from numa_node.runtimes.containerd import CRI_OF_1, CRI_OF_2, NRI
 
 RECORDED = Path(__file__).parents[1] / "data/containerd/dumps.json"
 Files = dict[str, str]
-"""Text by path below the directory of config.toml."""
+"""Content by path relative to the directory of config.toml."""
 _CRI_KEYS: dict[str, list[Any]] = {
     "enable_cdi": [True, False],
     "cdi_spec_dirs": [["/etc/cdi"], ["/var/run/cdi", "/srv/cdi"], []],

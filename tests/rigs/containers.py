@@ -12,7 +12,7 @@ from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
 NO_SUCH_KERNEL = Problem("no such kernel", BackendCode.KERNEL_TOO_OLD)
-"""Obstacle of a node whose kernel does not support partitions."""
+"""Obstacle on a node whose kernel does not support partitions."""
 TOP = "kubepods.slice"
 PODS = f"{TOP}/kubepods-burstable.slice"
 POD = f"{PODS}/kubepods-burstable-podp1.slice"
@@ -62,6 +62,6 @@ def container(
 
 
 def cgroup_of(container: Container) -> str:
-    """Returns the path of a container's cgroup below the cgroup root."""
+    """Returns the path of a container's cgroup relative to the cgroup root."""
     slice_, prefix, id_ = container.cgroups_path.split(":")
     return f"{PODS}/{slice_}/{prefix}-{id_}.scope"

@@ -17,7 +17,7 @@ from tests.rigs.builders import NODE, claim, files_of, report
 from tests.strategies.machines import machine
 
 INVENTORY = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
-"""The devices of a small machine on which CPU 0 is reserved."""
+"""The devices of a small machine where CPU 0 is reserved."""
 
 
 def view(uid: str, *results: dict[str, Any], **more: Any) -> ClaimView:

@@ -172,7 +172,7 @@ class Frontend:
         self.changed()
 
     def changed(self) -> None:
-        """Handles a new report of the backend."""
+        """Handles a new report from the backend."""
         self.backend.changed()
 
     def report(self, **values: Any) -> ContainerReport:

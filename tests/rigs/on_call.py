@@ -83,7 +83,7 @@ class Outputs:
         node.no_cpus_left()
 
     def _node(self, node: "_Node") -> None:
-        """Faults of the node. Each one hides the previous one."""
+        """Faults on the node. Each one hides the previous one."""
         node.start()
         node.no_partitions()
         node.gate_off()

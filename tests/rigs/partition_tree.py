@@ -14,7 +14,7 @@ PARTITION = "cpuset.cpus.partition"
 
 
 class PartitionTree(KernelTree):
-    """A cgroup tree in which the CPUs of a valid partition are in no other cgroup's effective set."""
+    """A cgroup tree where the CPUs of a valid partition are in no other cgroup's effective set."""
 
     def __init__(self, root: Path, online: str = "0-7", nodes: str = "0-1") -> None:
         super().__init__(root, online, nodes)

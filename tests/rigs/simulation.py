@@ -32,7 +32,7 @@ class KilledError(BaseException):
 
 
 class Process:
-    """A process of the node: it owns tasks, and dies with all of them."""
+    """A process on the node: it owns tasks, and dies with all of them."""
 
     def __init__(self) -> None:
         self.dead = False
@@ -149,7 +149,7 @@ class Disk(ThreadPoolExecutor):
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
-    """An event loop for the processes of a node whose files are below ``disk``."""
+    """An event loop for the processes of a node whose files are on ``disk``."""
 
     def __init__(self, disk: Disk) -> None:
         self._clock = VirtualClock(1000.0)

@@ -181,7 +181,7 @@ class Cluster:
         return "\n".join([f'dra_resource_claims_in_use{{driver_name="<any>"}} {len(claims)}', *lines, ""])
 
     async def _exec(self, namespace: str, pod: str, command: list[str], **_: Any) -> Document:
-        """Runs a command of the driver with the environment of its pod. In any other pod a command returns the
+        """Runs one of the driver's commands with the environment of its pod. In any other pod a command returns the
         container's status file.
         """
         document = self.stage.api(f"/api/v1/namespaces/{namespace}/pods/{pod}")

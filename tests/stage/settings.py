@@ -129,7 +129,7 @@ _FILES = {
     "nri_socket": "nri.sock",
     "kubelet_control": "kl.sock",
     "runtime_control": "rt.sock",
-    "node_socket": "node.sock",  # socket on which a cluster runs commands (cluster.py)
+    "node_socket": "node.sock",  # socket where a cluster runs commands (cluster.py)
     "logs": "logs",
 }
 

@@ -21,7 +21,7 @@ from tests.stage.process import Process, StageError, compile_sources, python, wa
 from tests.stage.settings import Paths, StageSettings, fill_in
 from tests.stage.wires import AnsweredError, ask_http, ask_line, ask_unix
 
-# 107 bytes for a socket path minus the longest name below the base, that of a registration socket with a pod UID.
+# 107 bytes for a socket path minus the longest name under the base, that of a registration socket with a pod UID.
 _LONGEST_BASE = 25
 _READY_SECONDS = 15.0
 

@@ -78,12 +78,12 @@ def keeps(found: Machine, offered: Iterable[int], chosen: set[int], wish: CpuPar
 
 
 def granularity(found: Machine, free: Iterable[int], wish: CpuParameters) -> int:
-    """Returns the number of CPUs by which the shares of NUMA nodes may differ."""
+    """Returns how many CPUs the shares of NUMA nodes may differ by."""
     return max(map(len, whole_cores(found, free)), default=1) if wish.full_physical_cores else 1
 
 
 def possible_by_trying(found: Machine, offered: Iterable[int], free: set[int], count: int, wish: CpuParameters) -> bool:
-    """Tries every choice of free CPUs. Returns True if one of them meets the parameters."""
+    """Tries every choice of free CPUs. Returns True if a choice meets the parameters."""
     offered = set(offered)
     widest = granularity(found, suitable(found, free, wish), wish)
     for chosen in combinations(sorted(suitable(found, free, wish)), count):

@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """An axis from zero to an end, on which all rows of a quantity are drawn."""
+    """An axis from zero to an end, for all rows of a quantity."""
 
     end: float
     unit: str

@@ -38,7 +38,7 @@ _KUBECONFIG, _PORT, _CONTROL = (_ACCESS / name for name in ("kubeconfig", "port"
 _ADDRESS = "10.0.2.15"
 """Address of the machine as pods reach it from their network."""
 _RENDERER = os.environ.get("CHART", "")
-"""Address at which run.sh renders the chart (vm/chart.py)."""
+"""Address where run.sh renders the chart (vm/chart.py)."""
 _USUAL: dict[str, Any] = {
     "kubeconfig": str(_KUBECONFIG),
     "reservedCPUs": format_cpu_list(RESERVED),

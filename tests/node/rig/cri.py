@@ -55,7 +55,7 @@ class Runtime:
             raise CriError(method, error.code().name, error.details() or "") from error
 
     def version(self) -> tuple[str, str]:
-        """Returns name and version of the runtime."""
+        """Returns the runtime's name and version."""
         answer = self.call(pb.VersionRequest(version="v1"))
         return answer.runtime_name, answer.runtime_version
 

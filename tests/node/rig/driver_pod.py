@@ -33,7 +33,7 @@ def node_facts(name: str) -> NodeFacts:
 
 
 class DriverContainer:
-    """A container of the pod. Each start creates a new container with the next attempt; the last one that ended is
+    """A container in the pod. Each start creates a new container with the next attempt; the last one that ended is
     kept.
     """
 

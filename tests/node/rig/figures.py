@@ -23,8 +23,8 @@ def note(name: str, value: str) -> None:
 
 
 class HookTimes:
-    """Durations of the runtime's calls, from the backend's histograms in the frontend's /metrics, across all starts of
-    the backend.
+    """Durations of the calls from the runtime, from the backend's histograms in the frontend's /metrics, across all
+    starts of the backend.
 
     The durations are sums of histograms; a percentile is the upper edge of its bucket.
     """

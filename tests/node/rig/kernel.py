@@ -16,7 +16,7 @@ PAGE_KIB = {"2MB": 2048, "1GB": 1048576}  # the kernel's names in hugetlb.<size>
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A cgroup (v2), given by its path below the root."""
+    """A cgroup (v2), given by its path relative to the root."""
 
     path: str
 

@@ -191,7 +191,7 @@ class ManifestPod:
 
 
 def resources_of(container: Document) -> Resources:
-    """Returns the resources in the kubelet's request to the runtime for requests and limits of a container."""
+    """Returns the resources in the kubelet's request to the runtime for a container's requests and limits."""
     given = container.get("resources") or {}
     requests, limits = given.get("requests") or {}, given.get("limits") or {}
     cpu = limits.get("cpu")

@@ -137,7 +137,7 @@ class Container:
         return kernel.mems_allowed(self.process)
 
     def log(self) -> str:
-        """Returns the output of the container so far."""
+        """Returns the container's output so far."""
         return cri_log(self._log)
 
 
@@ -166,7 +166,7 @@ class Pod:
     ) -> Container:
         """Creates a container without starting it. Raises CriError if the runtime or a plugin rejects it.
 
-        `mounts` maps a path of the node to a path in the container, read-only. `attempt` counts restarts.
+        `mounts` maps a path on the node to a path in the container, read-only. `attempt` counts restarts.
         """
         places = {str(PROGRAMS): "/programs", **(mounts or {})}
         log = f"{name}/{attempt}.log"
@@ -202,7 +202,7 @@ class Pod:
 
 
 def labels(uid: str, name: str, namespace: str) -> dict[str, str]:
-    """Returns the labels by which the kubelet, and every NRI plugin, recognizes a pod."""
+    """Returns the labels that the kubelet and every NRI plugin use to recognize a pod."""
     return {
         "io.kubernetes.pod.uid": uid,
         "io.kubernetes.pod.name": name,

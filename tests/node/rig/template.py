@@ -28,7 +28,7 @@ class Fields:
         return self._content.pop(key, default)
 
     def inside(self, key: str) -> "Fields":
-        """Returns the fields of a mapping below this one, empty if it is absent."""
+        """Returns the fields of a mapping inside this one, empty if it is absent."""
         return Fields(self._content.setdefault(key, {}), f"{self._path}.{key}")
 
     def each(self, key: str) -> list["Fields"]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renders the chart for the tests in the guest, to which QEMU shows this machine's loopback as 10.0.2.2.
+"""Renders the chart for the tests in the guest, where QEMU provides this machine's loopback as 10.0.2.2.
 
 Prints its port, then answers POSTs of values with the objects that `helm install` would create, until its standard
 input ends. Helm takes a tenth of a second here, and most of a minute on an emulated processor.

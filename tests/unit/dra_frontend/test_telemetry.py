@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of the frontend."""
+"""The frontend's metrics."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ class Frontend:
 
 @pytest.fixture
 def frontend() -> Frontend:
-    """Returns a frontend without a report of a backend."""
+    """Returns a frontend without a report from a backend."""
     return Frontend()
 
 
@@ -75,7 +75,7 @@ def test_no_series_contains_the_time_of_its_creation(frontend: Frontend) -> None
 
 
 def test_the_version_of_the_frontend_is_shown_without_a_backend(frontend: Frontend) -> None:
-    """The version of the backend is part of its report."""
+    """The backend's version is part of its report."""
     assert f'dra_numa_frontend_build_info{{version="{__version__}"}} 1.0' in frontend.scrape()
 
 
@@ -143,7 +143,7 @@ def test_scrapes_share_one_rendering(frontend: Frontend) -> None:
 
 
 def test_the_kubelets_managers_are_exported(frontend: Frontend) -> None:
-    """There is no value before the first report of a backend."""
+    """There is no value before a backend's first report."""
     name = "dra_numa_kubelet_static_manager"
     assert not [line for line in frontend.scrape() if line.startswith(name)]
     frontend.send(kubelet_pins=("cpu",))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A claim's CPUs share an attribute value with the devices to which matchAttribute joins them, even if the CPU device
+"""A claim's CPUs share an attribute value with the devices that matchAttribute joins them to, even if the CPU device
 has several values.
 """
 

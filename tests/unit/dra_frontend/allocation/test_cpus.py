@@ -84,8 +84,8 @@ def widest(inventory: Inventory) -> CpuDevice:
     ],
 )
 def test_a_flexible_request_leaves_cpus_that_another_one_needs(inventory: Inventory, asks: dict[str, Ask]) -> None:
-    """Covers isolated CPUs, P-cores, named CPUs, one L3 and whole cores, in every order in which the scheduler may list
-    the requests.
+    """Covers isolated CPUs, P-cores, named CPUs, one L3 and whole cores, in every order that the scheduler may list the
+    requests in.
     """
     for order in permutations(asks):
         record = outcome(inventory, asks, order)

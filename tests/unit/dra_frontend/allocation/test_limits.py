@@ -22,7 +22,9 @@ BUDGET_SECONDS = 0.1
 
 
 def test_a_claim_has_at_most_its_share_of_the_cpus() -> None:
-    """Half of the node's seven CPUs is three. The refusal contains the configuration key, its value and a remedy."""
+    """Half of the node's seven CPUs is three. The refusal contains the configuration key, the key's value and a
+    remedy.
+    """
     two = (cpus(2, "a"), cpus(2, "b", "cpudevnuma001"))
     assert decided(view("u", cpus(3)), config=HALF).cpus_of() == {1, 4, 5}
     text = refused(view("u", *two), config=HALF)

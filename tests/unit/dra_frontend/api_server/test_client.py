@@ -354,7 +354,7 @@ def test_a_thousand_claims_are_read_within_the_kubelets_timeout() -> None:
 
 
 async def test_rate_limiting_does_not_count_as_server_time(tmp_path: Path) -> None:
-    """Time spent waiting for the client's own rate limit is not reported as a timeout of the server."""
+    """Time spent waiting for the client's own rate limit is not reported as a server timeout."""
     async with client_of(tmp_path, call_seconds=0.2) as (_, client):
         client._pace = Pace(per_second=4, burst=1)
         async with asyncio.TaskGroup() as tasks:

@@ -256,7 +256,7 @@ def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
 
 
 def test_the_mode_and_an_empty_reserve_are_warnings_of_the_configuration() -> None:
-    """Both warnings exist before the first report of the backend, which adds the number of files."""
+    """Both warnings exist before the backend's first report, which adds the number of files."""
     silent = BackendView(Clock(), Config(enforcement="observe"))
     assert [one.code for one in silent.configured] == ["ObserveMode", "NoReservedCPUs"]
     assert "no pass over its files" in silent.configured[0].text

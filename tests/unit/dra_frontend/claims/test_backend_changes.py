@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of the backend that contain only the containers that have changed."""
+"""Reports from the backend that contain only the containers that have changed."""
 
 import json
 from typing import Any

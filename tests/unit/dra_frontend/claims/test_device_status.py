@@ -288,7 +288,7 @@ async def test_the_condition_becomes_unknown_without_a_backend(node: Node, api: 
 
 
 async def test_a_standby_writes_nothing(tmp_path: Path, api: Api) -> None:
-    """Two instances of a node would alternate their writes, so only the one with the enforcing backend writes."""
+    """Two instances on a node would alternate their writes, so only the one with the enforcing backend writes."""
     node = Node(tmp_path, api)
     node.frontend.backend.status = BackendStatus(instance="i", synchronized=True, active=False)
     await node.frontend.prepare("a")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random traces of a node on which claim files are lost. The oracle knows which claims the kubelet believes to be
+"""Random traces of a node where claim files are lost. The oracle knows which claims the kubelet believes to be
 prepared.
 """
 

@@ -54,7 +54,7 @@ def pods(tmp_path: Path) -> Pods:
     ],
 )
 def test_a_best_effort_pod_is_observed_once(pods: Pods, cgroup: str) -> None:
-    """This holds for both cgroup drivers of the kubelet. A restarted container of the same source counts as the same
+    """This holds for both of the kubelet's cgroup drivers. A restarted container of the same source counts as the same
     condition.
     """
     assert pods.see(report("p", cgroup)) == ["p"]

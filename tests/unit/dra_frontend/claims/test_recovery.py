@@ -949,7 +949,7 @@ async def test_a_release_without_a_file_does_not_count_as_a_record(lost: Fronten
 
 
 async def test_releases_without_a_file_are_bounded(node: Frontend) -> None:
-    """The oldest releases are dropped. Without complete reports of the backend, none of them would end."""
+    """The oldest releases are dropped. Without complete reports from the backend, no release would end."""
     node.enforce(complete=False)
     for n in range(300):
         await node.unprepare(f"x{n}")

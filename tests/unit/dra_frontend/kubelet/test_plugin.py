@@ -98,7 +98,7 @@ POD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
 
 
 def test_the_error_for_a_long_root_says_by_how_much_it_is_too_long() -> None:
-    """A root that is shortened as the message suggests is accepted. Both sockets of the driver are considered."""
+    """A root that is shortened as the message suggests is accepted. Both of the driver's sockets are considered."""
     root = "/" + 59 * "k"
     with pytest.raises(SocketPathError, match=r"shorter by \d+") as refused:
         PluginPaths.below(Path(root), "dra.memory", POD)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a host's files below a root directory."""
+"""Reading a host's files under a root directory."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_files_are_text_and_missing_files_are_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["/outside/secret", "../../../../outside/secret", "../outside/secret"])
 def test_links_never_leave_the_root(tmp_path: Path, target: str) -> None:
-    """Absolute links and links with too many `..` are resolved below the root, as with chroot."""
+    """Absolute links and links with too many `..` are resolved under the root, as with chroot."""
     root = tmp_path / "root"
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret").write_text("of the machine that looks")

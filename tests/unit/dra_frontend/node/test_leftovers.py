@@ -16,7 +16,7 @@ ME, OTHER = (f"{n * 8}-0000-4000-8000-{n * 12}" for n in "12")
 
 
 class Places:
-    """The kubelet's two directories of a driver and the run directory."""
+    """The kubelet's two directories for a driver, and the run directory."""
 
     def __init__(self, root: Path) -> None:
         self.plugins, self.registry, self.run = root / "p", root / "r", root / "run"

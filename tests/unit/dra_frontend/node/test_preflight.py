@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each directory or mount of the frontend that is missing or unusable is reported with a remedy."""
+"""Each of the frontend's directories or mounts that is missing or unusable is reported with a remedy."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def test_a_pod_as_the_chart_renders_it_lacks_nothing(config: Config) -> None:
 
 @pytest.mark.parametrize("volume", VOLUMES)
 def test_each_volume_that_is_not_mounted_is_named(volume: str, config: Config) -> None:
-    """The volume is reported even if the container's own file system is writable, because no other process of the node
+    """The volume is reported even if the container's own file system is writable, because no other process on the node
     would see the files.
     """
     needed = next(one for one in needed_directories(config) if one.volume == volume)
@@ -150,7 +150,7 @@ def test_a_directory_that_is_mounted_read_only_is_named(volume: str, config: Con
 
 
 def test_an_optional_directory_is_only_a_warning(config: Config) -> None:
-    """Covers a visible lock directory of the backend and a cgroup directory that is not a cgroup tree."""
+    """Covers a visible backend lock directory and a cgroup directory that is not a cgroup tree."""
     Path(config.run_dir, "backend").mkdir()
     Path(config.run_dir, "backend/active.lock").write_text("")
     foreign = [one for one in mounted(config) if one.kind != "cgroup2"]

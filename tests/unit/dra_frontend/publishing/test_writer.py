@@ -104,7 +104,7 @@ async def test_the_gate_is_checked_by_a_dry_run(rig: Rig) -> None:
 
 
 async def test_a_gate_that_is_switched_off_later_withdraws_all(rig: Rig) -> None:
-    """When a later response lacks the field, all slices of the driver are deleted, including earlier ones."""
+    """When a later response lacks the field, all of the driver's slices are deleted, including earlier ones."""
     await rig.writer.write({"p": [a_slice("p", "a")]})
     rig.server.options.gates["DRAConsumableCapacity"] = False
     with pytest.raises(GateOffError):

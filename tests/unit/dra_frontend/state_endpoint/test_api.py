@@ -214,7 +214,7 @@ async def test_a_body_is_bounded_before_it_is_read(endpoint: Endpoint) -> None:
 
 
 async def test_large_bodies_together_are_bounded_and_small_ones_are_read(endpoint: Endpoint) -> None:
-    """A flood of large bodies costs the memory of two. The lease of the backend is still accepted."""
+    """A flood of large bodies costs the memory of two. The backend's lease is still accepted."""
     held, began = asyncio.Event(), asyncio.Semaphore(0)
 
     async def slow() -> AsyncIterator[bytes]:

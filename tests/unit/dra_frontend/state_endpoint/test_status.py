@@ -21,7 +21,7 @@ MACHINE = "64fake-4n2s2ca2c2t"
 
 @pytest.fixture
 def state() -> NodeState:
-    """Returns the state of a node with claims on which everything works."""
+    """Returns the state of a node with claims where everything works."""
     made = populated(MACHINE)
     made.warned = []
     return made

@@ -61,7 +61,7 @@ def test_every_phase_is_in_exactly_one_group() -> None:
 
 @pytest.mark.parametrize(("phase", "event"), list(product(sorted(OCCUPYING, key=lambda one: one.name), Event)))
 def test_a_container_occupies_its_cpus_until_the_kernel_shows_its_end(phase: Phase, event: Event) -> None:
-    """A start leads back to STARTING: the runtime reports that the process of the container has not run yet."""
+    """A start leads back to STARTING: the runtime reports that the container's process has not run yet."""
     after = TRANSITIONS[phase][event]
     assert after in OCCUPYING or event in KERNEL_SHOWS_NO_PROCESS or (after, event) == (Phase.STARTING, Event.START)
 

@@ -31,7 +31,7 @@ def node(*records: AllocationRecord) -> NodeState:
 
 
 def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None = None, name: str = "main") -> Tracked:
-    """Adds a running container with this CPU quota of the kubelet."""
+    """Adds a running container with this CPU quota from the kubelet."""
     tracked = state.authorized(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
     tracked = replace(tracked, phase=Phase.RUNNING, stated=stated(Resources(cpu_quota=quota)))
     state.put(tracked)

@@ -312,7 +312,7 @@ class FaultyNode(Node):
 
 
 class FaultyTree(KernelTree):
-    """A tree in which reads of memory events raise an unforeseen exception, if ``error`` is set."""
+    """A tree where reads of memory events raise an unforeseen exception, if ``error`` is set."""
 
     error: Exception | None = None
 

@@ -131,7 +131,7 @@ async def test_a_container_that_was_moved_is_not_read_again_by_the_next_tick(mem
 
 
 async def test_a_container_that_has_to_leave_cpus_is_read_once_after_the_write(memory: Path) -> None:
-    """The state contains the CPUs on which the container was seen. If it only gains CPUs, its file may contain them
+    """The state contains the CPUs that the container was seen on. If it only gains CPUs, its file may contain them
     already.
     """
     node = Node(memory, tree=CountingTree)

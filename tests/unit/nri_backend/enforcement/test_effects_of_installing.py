@@ -24,7 +24,7 @@ CLAIM = cpu_record("u", "r=2-3", pods=("p3",))
 
 
 class Installed:
-    """A node with running containers on which the driver has just been installed."""
+    """A node with running containers where the driver has just been installed."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

@@ -68,8 +68,8 @@ def test_a_file_that_cannot_be_removed_does_not_keep_other_records(store: Enforc
 
 
 def test_a_record_of_the_largest_claims_is_read_and_a_larger_one_is_not_written(store: EnforcementRecords) -> None:
-    """If such a record could not be read, a container whose claim files are lost would lose its CPUs after a restart of
-    the backend.
+    """If such a record could not be read, a container whose claim files are lost would lose its CPUs after a backend
+    restart.
     """
     parts = [(f"r{n:062d}", 0, 2 * MI, 2 * MI) for n in range(32)]
     records = [memory_record(f"{n:036d}", *parts) for n in range(MAX_CLAIMS)]

@@ -26,7 +26,7 @@ ONE = cpu_record("c1", "cpus=2-3")
 
 
 class BrokenTree(KernelTree):
-    """A tree in which jobs raise unforeseen errors, or run a callback in the middle of a job."""
+    """A tree where jobs raise unforeseen errors, or run a callback in the middle of a job."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

@@ -37,7 +37,7 @@ def pins(node: Node) -> list[str]:
 
 
 async def create(node: Node, id_: str, cpus: str = "", mems: str = "") -> None:
-    """Creates a container with this cpuset of the kubelet."""
+    """Creates a container with this cpuset from the kubelet."""
     asked = replace(container(id_, name=id_), resources=Resources(cpus, mems))
     await node.enforcer.create_container(pod(), asked)
 

@@ -49,7 +49,7 @@ async def test_a_claim_without_any_record_survives_a_reconnection_of_the_runtime
 
 async def test_a_container_that_is_not_listed_keeps_its_cpus_while_a_process_lives(memory: Path) -> None:
     """The runtime reported the container's end while no instance was connected. The CPUs stay out of the pool, even
-    across a restart of the backend.
+    across a backend restart.
     """
     async with enforcing(Node(memory)) as node:
         path = await node.run("claim", *node.claim(ONE))

@@ -25,7 +25,7 @@ ONE, TWO = (memory_record(uid, ("a", 1, 48 * MI, PLAIN)) for uid in ("m1", "m2")
 
 
 class SlowTree(KernelTree):
-    """A tree in which one read of a count returns only after ``gate`` is set."""
+    """A tree where one read of a count returns only after ``gate`` is set."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -72,8 +72,8 @@ def kills(node: Node) -> dict[str, int]:
 
 @pytest.mark.parametrize("seen_by", ["event", "audit"])
 async def test_a_kill_of_a_claim_container_is_reported_once(node: Node, seen_by: str) -> None:
-    """The container's cgroup is removed with its last process. The kill is found in the count of the pod, and
-    attributed to it.
+    """The container's cgroup is removed with its last process. The kill is found in the pod's count, and attributed to
+    it.
     """
     env = node.claim(ONE)
     await node.run("side", name="side")
@@ -124,7 +124,7 @@ async def test_kills_of_containers_without_a_memory_claim_are_not_reported(node:
 async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cannot_be_written(
     node: Node, memory: Path
 ) -> None:
-    """The audit has not run since the container was created, so StartContainer reads the counts of the pod."""
+    """The audit has not run since the container was created, so StartContainer reads the pod's counts."""
     (memory / "enforcement-records").write_text("in the way")
     side = await node.run("side", name="side")
     node.kernel.kill_for_memory(side)

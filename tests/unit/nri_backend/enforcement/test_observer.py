@@ -54,7 +54,7 @@ def observer_of(node: Node) -> Observer:
 
 
 def desired(found: Observation) -> dict[str, str]:
-    """Returns the desired contents by path below the cgroup root."""
+    """Returns the desired contents by path relative to the cgroup root."""
     return {f"{one.cgroup}/{one.file}": one.desired for one in found.changes}
 
 

@@ -304,8 +304,8 @@ async def test_an_isolated_container_is_rejected_if_its_partition_cannot_be_made
 
 
 class SlowTree(PartitionTree):
-    """A tree in which the calls that create a partition or read the CPUs of partitions take so long that the worker
-    skips their job each time.
+    """A tree where the calls that create a partition or read the CPUs of partitions take so long that the worker skips
+    their job each time.
     """
 
     def __init__(self, root: Path) -> None:
@@ -383,7 +383,7 @@ def test_exclusive_cpus_of_ended_partitions_are_released_below_any_kubelet_root(
 
 
 def test_partition_support_is_remembered_if_a_later_check_fails(tmp_path: Path) -> None:
-    """One failed reading would move every container of the node twice."""
+    """One failed reading would move every container on the node twice."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(POD)
     assert tree.partition_obstacle() == ""

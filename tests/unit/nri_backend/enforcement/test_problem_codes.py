@@ -154,7 +154,7 @@ def test_rejections_without_another_problem_have_the_code_of_their_reason() -> N
 
 
 async def test_malformed_variables_have_a_code(node: Node) -> None:
-    """The author of the pod has written them."""
+    """The pod's author has written them."""
     with pytest.raises(RejectedError):
         await node.create("odd", "DRA_CPUSET_=0-3")
     assert node.reports["odd"].refused_code == BackendCode.VARIABLES_MALFORMED

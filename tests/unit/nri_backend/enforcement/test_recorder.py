@@ -33,7 +33,7 @@ HUGE = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
 async def restarted_with(
     memory: Path, env: tuple[str, ...], mebibytes: int, records: type[EnforcementRecords] = EnforcementRecords
 ) -> AsyncIterator[tuple[Node, Container, str]]:
-    """Starts an instance, to which the runtime reports a running container with this limit of 2 MiB pages.
+    """Starts an instance whose runtime reports a running container with this limit of 2 MiB pages.
 
     Yields the node, the container and its cgroup.
     """
@@ -68,9 +68,7 @@ async def test_a_forged_variable_that_names_the_pool_gains_nothing_across_restar
 
 
 async def test_a_recalled_claim_shares_its_record_with_the_claim_file(memory: Path) -> None:
-    """If it were not shared, every restart of the runtime would compute a second copy of each claim and keep it in
-    memory.
-    """
+    """If it were not shared, every runtime restart would compute a second copy of each claim and keep it in memory."""
     async with enforcing(Node(memory)) as node:
         env = node.claim(ONE)
         await node.run("claim", *env)

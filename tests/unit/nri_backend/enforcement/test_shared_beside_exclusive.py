@@ -97,7 +97,7 @@ async def test_a_partition_is_rejected_on_exclusive_cpus_of_a_mixed_container(tm
 
 
 async def test_a_mixed_container_without_one_of_its_exclusive_cpus_is_rejected(tmp_path: Path) -> None:
-    """The text of the container's cpuset is correct, but another process's partition has one of the CPUs."""
+    """The container's cpuset file is correct, but another process's partition has one of the CPUs."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7"))
         node.kernel.make("byhand")

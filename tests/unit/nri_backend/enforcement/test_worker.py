@@ -164,7 +164,7 @@ async def test_the_exception_of_a_step_reaches_its_caller_alone() -> None:
 
 
 class StuckTree(KernelTree):
-    """A tree in which writes to one cgroup hang."""
+    """A tree where writes to one cgroup hang."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

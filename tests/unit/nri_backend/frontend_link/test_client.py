@@ -147,7 +147,7 @@ async def merging(path: Path) -> AsyncIterator[tuple[StateServer, Backend]]:
 
 
 def present(server: StateServer, backend: Backend) -> bool:
-    """Returns True if the frontend has the containers of the backend."""
+    """Returns True if the frontend has the backend's containers."""
     return complete(server) and [*server.containers] == [one.id for one in backend.state]
 
 

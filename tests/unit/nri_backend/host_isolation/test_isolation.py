@@ -44,7 +44,7 @@ def put(state: NodeState, phase: Phase) -> None:
 
 
 def settings(root: Path) -> Settings:
-    """Returns settings with all directories below this root."""
+    """Returns settings with all directories under this root."""
     arguments = [f"--host-root={root}", f"--kernel-root={root}", f"--run-dir={root}"]
     (root / "backend").mkdir()
     return load_settings(arguments, {"POD_UID": "u", "NODE_NAME": "n"})

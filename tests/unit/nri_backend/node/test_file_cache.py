@@ -163,7 +163,7 @@ def test_at_most_a_quarter_of_the_descriptor_limit_stays_open(memory: Path) -> N
 
 
 def test_no_descriptor_leaks_when_the_limit_is_reached(tree: KernelTree) -> None:
-    """A comparison that can open only some of the files of a container reports a change."""
+    """A comparison that can open only some of a container's files reports a change."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     cache = cache_of(tree, CPUS, "cpuset.mems.effective", stay_open=True)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the node; each error names the fault and the remedy."""
+"""Node checks; each error names the fault and the remedy."""
 
 import os
 from pathlib import Path
@@ -89,7 +89,7 @@ def test_another_mount_of_the_tree_is_only_a_warning(tmp_path: Path) -> None:
 def test_a_cgroup_root_with_another_file_system_mounted_over_it_is_an_error(
     line: str, top: str, tmp_path: Path
 ) -> None:
-    """A file system mounted below the tree, and the same tree mounted twice, are accepted."""
+    """A file system mounted inside the tree, and the same tree mounted twice, are accepted."""
     root, host = node(tmp_path, UNIFIED + line, "cpuset memory hugetlb\n")
     fault = f"at {root}, on top {top}; unmount all but the node's cgroup v2 tree, or set cgroupRoot"
     with pytest.raises(PreflightError, match=f"the cgroup root {root} is ambiguous: .*{fault}"):

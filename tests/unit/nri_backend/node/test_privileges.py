@@ -136,7 +136,7 @@ def test_in_pool_mode_partitions_are_not_probed(tmp_path: Path) -> None:
 def test_an_obstacle_of_the_process_is_found_when_the_tree_shows_partitions_later(
     tmp_path: Path, permitted: str, capable: bool, named: str
 ) -> None:
-    """At the start of a node no cgroup may have the cpuset controller yet. The kernel is probed when one has it."""
+    """When a node starts, no cgroup may have the cpuset controller yet. The kernel is probed when one has it."""
     tree, root = ProbedTree(tmp_path / "cgroup", capable=capable, controller=False), host(tmp_path, permitted)
     privileges = read_privileges(tree, root, partitions=True)
     obstacle = privileges.partition_obstacle

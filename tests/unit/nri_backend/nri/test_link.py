@@ -26,7 +26,7 @@ async def _echo(call: Call) -> bytes:
 
 
 async def _blob(payload: bytes) -> Message:
-    """A method of the runtime that returns its request."""
+    """One of the runtime's methods, which returns its request."""
     return pb.RegisterPluginRequest.FromString(payload)
 
 

@@ -63,7 +63,7 @@ def test_states_are_converted_and_new_ones_are_unknown(number: int, state: str) 
 
 
 def test_wrappers_with_the_value_0_are_unset_fields() -> None:
-    """Runtimes relay the zeros of CRI, in which 0 means that the kubelet has not set the field."""
+    """Runtimes relay the zeros from CRI, where 0 means that the kubelet has not set the field."""
     message = pb.LinuxResources(
         cpu=pb.LinuxCPU(
             quota=pb.OptionalInt64(), period=pb.OptionalUInt64(), shares=pb.OptionalUInt64(), cpus="", mems=""

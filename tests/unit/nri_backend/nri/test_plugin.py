@@ -192,7 +192,7 @@ async def test_a_hook_continues_after_each_thing_that_it_waits_for() -> None:
     assert started == [True] * 6
 
 
-# A TimeoutError that a hook raises is not the deadline of the service.
+# A TimeoutError that a hook raises is not the service's deadline.
 @pytest.mark.parametrize("bug", [ValueError("secret detail"), TimeoutError("secret detail")])
 async def test_an_unexpected_exception_is_an_error_response_without_its_details(
     bug: Exception, caplog: pytest.LogCaptureFixture

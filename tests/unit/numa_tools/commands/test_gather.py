@@ -142,7 +142,7 @@ def node() -> Iterator[AilingNode]:
 async def test_the_memory_reserve_that_the_node_used_is_in_the_archive(
     node: AilingNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No file of the node contains the reserve: it comes from the kubelet's Node, which the service has read."""
+    """No file on the node contains the reserve: it comes from the kubelet's Node, which the service has read."""
     node.reserve = 1 << 30
     archive = str(tmp_path / "a.tar.gz")
     async with node.up() as settings:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status screen of a node, from the service or from files."""
+"""A node's status screen, from the service or from files."""
 
 import asyncio
 import re

@@ -164,7 +164,7 @@ _REMEDIES: Final = {
     StatusCode.CLAIMS_DIRECTORY_UNUSABLE: "see claims.directory and driver.pod",
     StatusCode.JOURNAL_UNUSABLE: "see driver.journal and host.space",
     StatusCode.DEVICE_UNHEALTHY: (
-        "restore what is missing (CPUs online, nr_hugepages), or delete a pod that holds it; for hardware errors, drain "
+        "restore what is missing (CPUs, nr_hugepages), or delete a pod that holds it; for hardware errors, drain "
         "the pods that use the device and replace the hardware: docs/live-machine.md"
     ),
     StatusCode.CLAIM_NOT_ENFORCED: f"the audit repairs it within 60 s; if it persists, {_LOG}",

@@ -68,7 +68,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", help="node name (default: NODE_NAME, hostnameOverride, host name)")
     parser.add_argument("--pod-uid", metavar="UID", help="UID of this pod (default: POD_UID)")
     parser.add_argument(
-        "--host-root", metavar="DIR", default="/", help="directory below which the host's /sys and /proc are mounted"
+        "--host-root", metavar="DIR", default="/", help="directory under which the host's /sys and /proc are mounted"
     )
     parser.add_argument(
         "--bind-address", metavar="HOST:PORT", default=":8080", help="address of metrics and probes, or 'off'"

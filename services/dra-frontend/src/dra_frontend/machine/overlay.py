@@ -19,7 +19,7 @@ def parse_overlay(document: Any, source: str) -> dict[str, str]:
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise ConfigError(source, ["must be a map from paths below /sys to contents"])
+        raise ConfigError(source, ["must be a map from paths under /sys to contents"])
     faults = [fault for path, content in document.items() if (fault := _fault(path, content, document))]
     if faults:
         raise ConfigError(source, faults)
@@ -28,7 +28,7 @@ def parse_overlay(document: Any, source: str) -> dict[str, str]:
 
 def _fault(path: object, content: object, others: Collection[object]) -> str:
     if not isinstance(path, str) or not path.startswith("/sys/") or posixpath.normpath(path) != path:
-        return f"{shown(path)}: must be a path below /sys without '.', '..', doubled or trailing '/'"
+        return f"{shown(path)}: must be a path under /sys without '.', '..', doubled or trailing '/'"
     if not isinstance(content, str):
         return f'{path}: its content must be a string, written in quotes: "0-3"'
     if not content.isascii():

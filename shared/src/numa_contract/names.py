@@ -262,7 +262,7 @@ FORMER_SETTINGS: Final = (
 
 @dataclass(slots=True)
 class PresentNames:
-    """A document in which former names are replaced."""
+    """A document with its former names replaced."""
 
     document: dict[Any, Any]
     former: dict[str, str] = field(default_factory=dict)

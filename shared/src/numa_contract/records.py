@@ -330,7 +330,7 @@ class AllocationRecord(RecordPart):
     driver: str
     """Name of the driver, ``dra.cpu`` or ``dra.memory``."""
     claim: ClaimReference
-    """The claim to which the devices are allocated."""
+    """The claim that the devices are allocated to."""
     reserved_for: Annotated[tuple[PodReference, ...], Field(max_length=_MAX_PODS)] = ()
     """Pods that the claim was reserved for when the frontend last read it. The backend rejects the first container of
     another pod, and the frontend then reads the claim again."""

@@ -129,33 +129,33 @@ class ContainerReport(Document):
     keeps it off others' CPUs: the CPUs that ``cpuset.cpus`` allows.
     """
     exclusivity: Text = ""
-    """Mechanism that keeps other processes off its CPUs: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the
-    driver); empty without a claim.
+    """Mechanism that keeps other processes off the container's CPUs: ``partition`` or ``isolated`` (the kernel), or
+    ``pool`` (the driver); empty without a claim.
     """
     fallback_reason: Text = ""
     """Reason why the pool enforces the claims although the kernel could; empty otherwise."""
     fallback_code: Code = ""
     """Code of the cause, as in ``cause`` of ``/v1/status``; empty if there is none or the backend is older."""
     pool_requested_by: Text = ""
-    """Setting in its claims that requests the pool although the kernel could otherwise enforce them; empty if there is
-    none.
+    """Setting in the container's claims that requests the pool although the kernel could otherwise enforce them; empty
+    if there is none.
     """
     mems: CpuSet = frozenset()
     """NUMA nodes whose memory the container may use, as last read from ``cpuset.mems.effective``, in the kernel's list
     format."""
     limits: dict[str, Text] = Field(default_factory=dict)
-    """Limits that its claims have set, as last read: contents of the cgroup files by file name, in bytes or in the
-    kernel's format for the file. ``max`` means no limit.
+    """Limits that the container's claims have set, as last read: contents of the cgroup files by file name, in bytes or
+    in the kernel's format for the file. ``max`` means no limit.
     """
     cgroup: KernelPath = ""
-    """Path of its cgroup under the cgroup root."""
+    """Path of the container's cgroup under the cgroup root."""
     refused: Text = ""
     """Reason why the container was refused; empty if it was not."""
     refused_code: Code = ""
     """Code of the cause, as in ``cause`` of ``/v1/status``; empty if there is none or the backend is older."""
     memory_kills: int = 0
-    """Number of its processes that the kernel has killed because it was out of memory; counted only if it uses a memory
-    claim.
+    """Number of the container's processes that the kernel has killed because the container was out of memory; counted
+    only if it uses a memory claim.
     """
 
     @property
@@ -166,7 +166,7 @@ class ContainerReport(Document):
 
     @property
     def alive(self) -> bool:
-        """True if one of its processes may still run."""
+        """True if one of the container's processes may still run."""
         return self.state != "stopped"
 
 

@@ -45,16 +45,16 @@ class CpuDocument(StateDocument):
     core: int | None = None
     """ID of the CPU's core: the number of the core's lowest online CPU. Omitted while the CPU is offline."""
     numa_node: int | None = None
-    """ID of its NUMA node; omitted while the CPU is offline."""
+    """ID of the CPU's NUMA node; omitted while the CPU is offline."""
     l3: int | None = None
-    """ID of its L3 cache, -1 if it has none; omitted while the CPU is offline."""
+    """ID of the CPU's L3 cache, -1 if it has none; omitted while the CPU is offline."""
     use: str
     """Use of the CPU: ``claimed``; ``pool`` (claims may have it, and containers without a claim run there);
     ``withheld`` (in the shared pool, and no claim may have it); ``reserved`` (for the system); or ``offline`` (in a
     claim).
     """
     claim_uid: str | None = None
-    """UID of the claim to which the CPU is allocated; omitted if there is none."""
+    """UID of the claim that the CPU is allocated to; omitted if there is none."""
     claim: str | None = None
     """Namespace and name of that claim, ``namespace/name``; empty if its record is lost."""
     exclusivity: str | None = None

@@ -52,7 +52,7 @@ class ErrorCounterDocument(StateDocument):
     source: str
     """Name of the kernel's counter, such as ``mc0``."""
     what: str
-    """Hardware to which the counter belongs, as named by the kernel."""
+    """Hardware that the counter belongs to, as named by the kernel."""
     corrected: int
     """Number of corrected errors since the counter was reset."""
     uncorrected: int

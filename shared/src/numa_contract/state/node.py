@@ -30,7 +30,7 @@ class PageNumaNode(StateDocument):
     id: int
     """ID of the NUMA node."""
     sockets: tuple[int, ...]
-    """Numbers of the sockets that its online CPUs are in."""
+    """Numbers of the sockets that the NUMA node's online CPUs are in."""
     distances: dict[int, int]
     """Distance to each NUMA node by its ID, in the kernel's relative unit: 10 is local."""
     tier: str
@@ -49,10 +49,10 @@ class PageCpu(CpuDocument):
     isolcpus: bool | None = None
     """True if the CPU has been isolated since boot; otherwise omitted."""
     socket: int | None = None
-    """Number of its socket; omitted if the CPU has been offline since the frontend started."""
+    """Number of the CPU's socket; omitted if the CPU has been offline since the frontend started."""
     core_type: str | None = None
-    """Type of its core: ``standard``, ``p-core`` or ``e-core``; omitted if the CPU has been offline since the frontend
-    started.
+    """Type of the CPU's core: ``standard``, ``p-core`` or ``e-core``; omitted if the CPU has been offline since the
+    frontend started.
     """
 
 
@@ -108,11 +108,11 @@ class PageContainer(StateDocument):
     name: str
     """Name of the container in its pod."""
     pod: str
-    """Namespace and name of its pod, ``namespace/name``."""
+    """Namespace and name of the container's pod, ``namespace/name``."""
     cpus: CpuSet
     """CPUs of the container, in the kernel's list format; empty if they are not known."""
     claims: tuple[str, ...] | None = None
-    """UIDs of the claims that it uses or requests; omitted if there are none."""
+    """UIDs of the claims that the container uses or requests; omitted if there are none."""
 
 
 class NodeDocument(StateDocument):

@@ -141,7 +141,7 @@ class Notice(StateDocument):
     text: str
     """Description of the problem or warning for people: one sentence, in most cases with the remedy."""
     unready: bool = False
-    """True if the pod is not ready because of it."""
+    """True if the pod is not ready because of this problem."""
 
     def __str__(self) -> str:
         return self.text

@@ -255,7 +255,7 @@ record from the API server and the kubelet retries; if that claim no longer exis
 def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
     """Returns a rejection that names the containers that still run on these CPUs (at least one).
 
-    The message states that they are being moved, or contains the kernel's error if one of them cannot be moved.
+    The message states that they are being moved, or contains the kernel's error if a container cannot be moved.
     """
     immovable = [one for one in occupants if one.problem]
     named = (immovable or occupants)[:3]
@@ -291,7 +291,7 @@ def unenforced(
 ) -> Rejection | None:
     """Returns a standby's rejection of a claim container that no active instance has set up, else None.
 
-    ``seen`` contains the CPUs and nodes with which the container would run. During CreateContainer, the runtime may
+    ``seen`` contains the CPUs and nodes that the container would run on. During CreateContainer, the runtime may
     call the active instance after this one. On StartContainer (``starting``), the container's CPUs and nodes must be
     set.
     """

@@ -27,7 +27,7 @@ class AuditScope:
         self.ended = Derived(state, lambda: [one for one in state if one.phase in ENDED])
         """Containers that have ended, or whose cgroup is gone."""
         self.ending = Derived(state, lambda: _cgroups_of_ending(state))
-        """Cgroups of containers whose end the runtime has reported, but in which a process may still live."""
+        """Cgroups that may still contain a process although the runtime has reported the container's end."""
         self.needs_ticks = Derived(state, lambda: any(map(_needs_ticks, state)))
         """True if a container's CPUs, memory or limits depend on ticks."""
         self.problems = Derived(state, lambda: tuple(state.problems))

@@ -232,7 +232,7 @@ def _plan(
         return Plan(tracked, desired, full=full, online=state.host.online)
     if tracked.identity.sandboxed:
         return Plan(tracked, desired, full=full, beside=state.cgroups_beside(tracked))
-    # A partition whose CPUs are all offline is created again when one of them comes online.
+    # A partition whose CPUs are all offline is created again when one of those CPUs comes online.
     superseded = tracked.identity.evidence == NO_EVIDENCE
     ended = bool(tracked.observed.partition) and not partition
     releases = ended and (superseded or state.is_partition(tracked))
@@ -338,7 +338,7 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
         return ()
     if any(other.unsettled for other in state.containers.of_pod(tracked.identity.pod.uid)):
         # It may have a memory claim that is unknown here, and pages that are reserved but not used yet. Without the
-        # reservation, the first access to one of these would kill it (SIGBUS).
+        # reservation, the first access to such a page would kill it (SIGBUS).
         return ()
     return tuple(size for size in state.host.page_sizes if not tracked.stated.hugepages.get(size))
 

@@ -180,7 +180,7 @@ class PartitionManager:
 
         done = await self._reconciler.work("cgroups above partitions", work, self._take_settled)
         # The result is missing if every thread is busy, and arrives late if the kernel call hangs.
-        self._take_settled(done or [("the kernel does not answer", None)])
+        self._take_settled(done or [("the kernel is not responding", None)])
 
     def _take_settled(self, done: Sequence[tuple[str, frozenset[int] | None]]) -> None:
         """Stores the result of a ``settle`` job: the first error, and the CPUs that are in no cgroup."""

@@ -11,9 +11,10 @@ sources are lost while the container runs:
 * The runtime removes a container while no backend is connected, and one of its processes is left. Only its enforcement
   record then shows that it exists; ``lingering`` returns it, so that its CPUs stay occupied.
 
-A record is sufficient to give its container CPUs, so the records are in a directory of the backend to which no pod can
-write. A record contains the cgroup's inode, which no other cgroup has until the next reboot. A container with the same
-id after a reboot, or one that was given this id on purpose, has another inode, and the record does not apply to it.
+A record is sufficient to give its container CPUs, so the records are in one of the backend's directories, where no pod
+can write. A record contains the cgroup's inode, which no other cgroup has until the next reboot. A container with the
+same id after a reboot, or one that was given this id on purpose, has another inode, and the record does not apply to
+it.
 
 A record is written by the job that has applied the settings of a starting container with a claim and has read them
 back. It is written again, by the hook or an audit, if the claims, the ``answered`` mark or the fallback change. For a

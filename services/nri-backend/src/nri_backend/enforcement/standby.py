@@ -3,7 +3,7 @@
 
 A standby tracks every container and writes nothing, since another instance enforces.
 
-The runtime calls every connected plugin, and a rejection by one of them counts. So a standby rejects a claim container
+The runtime calls every connected plugin, and a rejection by any plugin counts. So a standby rejects a claim container
 that no active instance has set up. During CreateContainer, it does so only if the active instance must have answered
 before it. On StartContainer, it compares the effective CPUs and nodes of the cgroup with the claims.
 """
@@ -77,7 +77,7 @@ class Standby:
     async def _shown(self, tracked: Tracked, leader: Leadership) -> Observed | None:
         """Returns the container's effective CPUs and mems, or None if it should be a partition but is not.
 
-        An active instance that the runtime calls after this one may still create it.
+        An active instance that the runtime calls after this instance may still create the partition.
         """
         kind, late = self._state.partition_for(tracked), leader.fresh and not leader.first
         if kind and not late:
@@ -87,7 +87,7 @@ class Standby:
         return await self._reconciler.look(tracked)
 
     def _leader(self) -> Leadership:
-        """Returns the active instance as this one sees it.
+        """Returns the active instance as this instance sees it.
 
         Between acquiring the lock and its first audit, this instance sees no active instance.
         """

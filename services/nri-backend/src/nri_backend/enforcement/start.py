@@ -10,10 +10,10 @@ own container with a message that names the other container, and the kubelet ret
 
 CreateContainer waits in ``admit``, so StartContainer rarely has to. ``enforce`` repeats the wait for StartContainer,
 since both the state and the cgroups may have changed in the meantime. It then runs a job that first reads the effective
-CPUs of the containers that were last seen on other CPUs, and writes nothing if one of them is now on the container's
-CPUs: then the hook waits again, until the same deadline. A job applies the plan as of the moment when it begins. If the
-plan has changed when it ends, the job is repeated, at most twice (MAX_TRIES). After that the container starts with the
-plan of the last job, and the audit applies the new one.
+CPUs of the containers that were last seen on other CPUs, and writes nothing if any of those containers is now on the
+container's CPUs: then the hook waits again, until the same deadline. A job applies the plan as of the moment when it
+begins. If the plan has changed when it ends, the job is repeated, at most twice (MAX_TRIES). After that the container
+starts with the plan of the last job, and the audit applies the new one.
 
 A container with a claim whose settings cannot be applied is rejected, and its process is killed, because a runtime may
 start it despite the error.

@@ -17,7 +17,7 @@ the node is idle. If nothing has changed, a report is sent every RENEW_SECONDS t
 counters and metrics; a report of a change contains them only if they have not been sent for RENEW_SECONDS.
 
 A frontend from an older release does not send ``readsChanges`` in its answers. Such a frontend gets a report every
-FORMER_RENEW_SECONDS, always with metrics, and with all containers if one of them has changed.
+FORMER_RENEW_SECONDS, always with metrics, and with all containers if any container has changed.
 
 Following records: ``GET /v1/records?after=N`` is a long poll that returns when claim records have changed since their
 generation N, or after MAX_RECORDS_WAIT_SECONDS. A change makes the enforcer read the claim directory at once, so that

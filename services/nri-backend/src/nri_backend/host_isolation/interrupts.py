@@ -54,7 +54,7 @@ class Interrupts:
 
     @property
     def irqbalance_mounted(self) -> bool:
-        """True if the directory is mounted in which irqbalance would create its socket."""
+        """True if the directory where irqbalance would create its socket is mounted."""
         return self._irqbalance.directory.is_dir()
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> dict[str, Cpus | None]:

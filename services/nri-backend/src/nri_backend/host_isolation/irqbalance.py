@@ -42,7 +42,7 @@ class Irqbalance:
     def __init__(self, root: str, host_root: str, files: NodeFiles | None = None) -> None:
         self._files = files or NodeFiles()
         self.directory = Path(root, "run/irqbalance")
-        """Directory in which irqbalance creates its socket."""
+        """Directory where irqbalance creates its socket."""
         self._host_root = host_root
         self._last_setting: tuple[str, Cpus, float] | None = None
         """Socket path, allowed CPUs and time of the last accepted setting."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File in which the original affinities of moved movables survive a restart. Every call blocks."""
+"""File that preserves the original affinities of moved movables across restarts. Every call blocks."""
 
 import contextlib
 import os

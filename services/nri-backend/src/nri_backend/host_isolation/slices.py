@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cgroups in which systemd runs host daemons and login sessions. Every call blocks."""
+"""The cgroups where systemd runs host daemons and login sessions. Every call blocks."""
 
 from collections.abc import Collection
 from typing import Final

@@ -9,7 +9,7 @@ the limits that the kubelet has set on the pod's cgroup. A ``Raise`` is the amou
 needs a raise any longer; enforcement/apply.py writes them.
 
 Original limits. To restore the original limit later, the backend stores it on the cgroup together with the values that
-it writes (``Note``, node/cgroups.py), always before it writes. A limit that is not equal to one of these values was
+it writes (``Note``, node/cgroups.py), always before it writes. A limit that equals none of the stored values was
 written by the kubelet and becomes the new original limit:
 
   step                                  file     note (original, written values)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elects the active instance on a node: the one that holds a lock on the file ``active.lock``.
 
-Several instances run at the same time while a DaemonSet is updated with surge, and only one of them may enforce.
+Several instances run at the same time while a DaemonSet is updated with surge, and only one instance may enforce.
 
 The lock is a flock(2) on the file, and it is valid only while the file has the name ``active.lock``. When the holder
-ends for any reason, the kernel releases the lock. Standbys poll for it, so one of them takes over within POLL_SECONDS.
+ends for any reason, the kernel releases the lock. Standbys poll for it, so a standby takes over within POLL_SECONDS.
 
 The heartbeat detects a holder that still runs but does not work: one that is frozen, or that has lost its connection to
 the runtime. At every tick, or less often while the node is idle, the holder writes its name, the time, whether it is

@@ -26,7 +26,7 @@ class _Reading:
     """The files of one container or cgroup as an audit has read them."""
 
     plan: object
-    """The desired values with which the content was compared."""
+    """The desired values that the content was compared with."""
     seen: Seen
     opened: dict[tuple[str, str], int] = field(default_factory=dict)
     """Descriptors of the files, after their first comparison; empty if the files do not stay open."""
@@ -69,7 +69,7 @@ class FileCache:
         self._most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 4)
 
     def store(self, key: str, plan: object, seen: Seen) -> None:
-        """Stores a reading that showed no problem, with the desired values with which it was compared."""
+        """Stores a reading that showed no problem, and the desired values that it was compared with."""
         before = self._readings.get(key)
         if before is not None and before.seen == seen:
             before.plan = plan
@@ -82,7 +82,7 @@ class FileCache:
             self._close(before)
 
     def plan(self, key: str) -> object:
-        """Returns the desired values with which the last reading was compared, or None if there is no reading."""
+        """Returns the desired values that the last reading was compared with, or None if there is no reading."""
         reading = self._readings.get(key)
         return None if reading is None else reading.plan
 
@@ -179,7 +179,7 @@ class FileCache:
 
     @staticmethod
     def _are_same(comparison: _Comparison) -> bool:
-        """Compares the open files. Returns False as well if one of them cannot be read."""
+        """Compares the open files. Also returns False if a file cannot be read."""
         try:
             return list(map(os.pread, comparison.descriptors, repeat(_MAX_BYTES), repeat(0))) == comparison.contents
         except OSError:

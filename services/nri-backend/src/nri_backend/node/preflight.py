@@ -13,7 +13,7 @@ from nri_backend.node.node_files import check_writable
 
 # Without cpuset nothing can be enforced. If another controller is missing, only the claims that need it fail.
 _REQUIRED: Final = "cpuset"
-# If one of these is bound to cgroup v1, its limits are enforced in a tree that this program does not use.
+# If one of these controllers is bound to cgroup v1, its limits are enforced in a tree that this program does not use.
 _USED: Final = (_REQUIRED, "memory", "hugetlb")
 # With this mount option hugepages count as memory. A limit of the claimed bytes would then kill a container that uses
 # its claimed pages.

@@ -182,7 +182,7 @@ class PluginService:
             return pb.SynchronizeResponse(more=True)
         pods, containers = self._pods, self._containers
         self._pods, self._containers = [], []
-        self.sync_failure = "the snapshot of the runtime could not be processed"
+        self.sync_failure = "the runtime's snapshot could not be processed"
         try:
             updates = await self._hooks.synchronize(pods, containers)
             self.sync_failure = ""

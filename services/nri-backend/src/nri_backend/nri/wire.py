@@ -101,7 +101,7 @@ class Call:
     timeout_ns: int = 0
     """Timeout in nanoseconds; 0 for none."""
     stream_id: int = 0
-    """Stream of a received call, to which the answer belongs."""
+    """Stream of a received call; its answer belongs to the same stream."""
 
 
 def frame_message(connection: int, message: bytes) -> bytes:

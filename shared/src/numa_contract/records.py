@@ -245,7 +245,7 @@ class CpuParameters(RecordPart):
     numa: str = "group"
     """CPUs of one NUMA node (``group``), or of several in equal parts (``distribute``)."""
     isolcpus: Annotated[str, Field(alias="isolcpus", validation_alias=AliasChoices("isolcpus", "isolated"))] = "ignore"
-    """Use of the CPUs that the kernel was booted with as ``isolcpus=``: ``ignore``, ``only`` or ``never``."""
+    """Use of the CPUs in the kernel's boot parameter ``isolcpus=``: ``ignore``, ``only`` or ``never``."""
     core_type: str = "any"
     """Type of the cores: ``any``, ``performance`` or ``efficiency``."""
     quota: Annotated[str, _formerly("off", "lift")] = "lift"

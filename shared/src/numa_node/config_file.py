@@ -219,7 +219,7 @@ def _parsed(data: bytes, source: str, parse: Callable[[str], Any]) -> Any:
 
 
 def read_yaml(path: str) -> Any:
-    """Returns the value of a YAML file. Raises ConfigError with the file and the place."""
+    """Returns the value of a YAML file. Raises ConfigError naming the file and the position."""
     try:
         # A mounted ConfigMap is a link to a link, which the directory's owner created.
         with open(path, "rb") as file:  # noqa: PTH123

@@ -155,7 +155,7 @@ _REMEDIES: Final = {
     StatusCode.MACHINE_UNREADABLE: "see config.machine",
     StatusCode.NOTHING_OFFERED: "see config.fits",
     StatusCode.NOT_REGISTERED: "see kubelet.registration",
-    StatusCode.SOCKET_NOT_PLACED: "free the named path; see driver.pod for the mounts",
+    StatusCode.SOCKET_NOT_PLACED: "remove whatever occupies the named path; see driver.pod for the mounts",
     StatusCode.SLICES_NOT_PUBLISHED: "see api.reachable, api.served and api.rights",
     StatusCode.FEATURE_GATE_MISSING: "see api.gates",
     StatusCode.RUN_DIRECTORY_UNUSABLE: (
@@ -182,7 +182,7 @@ _REMEDIES: Final = {
         "hugepagesOnDemand from driverConfig"
     ),
     StatusCode.HUGEPAGES_UNAVAILABLE: (
-        "free memory on the named NUMA node, or set the pages at boot; if the helper does not respond, see "
+        "free memory on the named NUMA node, or reserve the pages at boot; if the helper does not respond, see "
         "the hugepages container's log (docs/memory.md)"
     ),
     StatusCode.OBSERVE_MODE: _ENFORCE,

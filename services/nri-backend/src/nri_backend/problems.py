@@ -53,7 +53,7 @@ class CodedError(Exception):
 
 
 def code_of(error: BaseException, otherwise: BackendCode) -> BackendCode:
-    """Returns the code of an error or its direct cause: its own, or that of its errno, else ``otherwise``."""
+    """Returns the code of an error or its direct cause: the error's own code, else the errno's, else ``otherwise``."""
     for one in (error, error.__cause__):
         if isinstance(one, CodedError):
             return one.code

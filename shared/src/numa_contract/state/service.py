@@ -8,7 +8,7 @@ from numa_contract.state.base import StateDocument
 
 
 class FormatsDocument(StateDocument):
-    """Versions of the formats."""
+    """Versions of the formats of records, reports and documents."""
 
     record: int
     """Version of claim records, in ``/v1/claims`` and in the claims' CDI files."""
@@ -28,7 +28,7 @@ class VersionDocument(StateDocument):
     instance: str
     """Instance of the frontend, which changes when the process restarts: the pod's UID and a random part."""
     formats: FormatsDocument
-    """Versions of the formats."""
+    """Versions of the formats of records, reports and documents."""
 
 
 class BackendDocument(StateDocument):

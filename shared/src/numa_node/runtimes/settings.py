@@ -105,7 +105,7 @@ SETTINGS: Final = (
         ("nri", _VALIDATOR, "nri_validator_tolerate_missing_plugins_annotation"),
     ),
 )
-"""All settings, in the order of a drop-in."""
+"""All settings, in the order in which a drop-in lists them."""
 NEEDED: Final = ("cdi", "cdi_directories", "hugetlb", "nri", "connections")
 """Settings without which claims do not reach containers."""
 REQUIRE_PLUGIN: Final = ("validator", "required", "tolerated")

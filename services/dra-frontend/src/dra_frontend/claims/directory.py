@@ -291,15 +291,14 @@ class Transaction:
             del self.releasing[key]
 
     def drop_contradicted(self) -> None:
-        """Drops vanished records whose CPUs now belong to another claim. The claims of the dropped records are then
-        lost.
+        """Drops vanished records whose CPUs now belong to another claim. Their claims then count as lost.
 
-        Another instance that never read the vanished file does not know its CPUs and may have allocated them. The other
-        claim's CPUs are in its file, in its release, in its container's report, or in its own vanished file.
+        This can happen if another instance never read the vanished file: it does not know the claim's CPUs and may have
+        allocated them. The other claim's CPUs are known from its file, from its release, from its container's report,
+        or from its own vanished file.
 
-        A claim that a container uses is restored nevertheless, since recovery then sets the other record aside. The
-        exception is a container that the reports show on other CPUs: its claim was lost earlier and was rebuilt with
-        those CPUs.
+        A claim that a container uses is still restored, since recovery then sets the other record aside, unless the
+        reports show the container on other CPUs: its claim was lost earlier and was rebuilt with those CPUs.
         """
         self._ledger = None
         known = Ledger(self._files.view.files, self.releasing, self.containers)

@@ -66,7 +66,9 @@ def _document(record: AllocationRecord, view: ClaimView, request: str, inventory
 
 
 def _cpu_attributes(record: AllocationRecord, request: str) -> dict[str, Any]:
-    """Returns both CPU sets if a container with the request uses the shared pool in addition to its own CPUs."""
+    """Returns the attributes for the claimed CPUs and for the pool's CPUs if a container with the request uses the
+    shared pool as well; otherwise neither.
+    """
     pool = record.pool_cpus.get(request)
     sets = {_OWN_CPUS: record.cpus_of([request]), _POOL_CPUS: pool.cpus} if pool else {}
     return {name: {"string": format_cpu_list(cpus)} for name, cpus in sets.items()}

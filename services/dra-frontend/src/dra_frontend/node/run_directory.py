@@ -83,7 +83,7 @@ class RunDirectory:
             await next_tick()
 
     async def check(self, *, leads: bool, listen_anew: Callable[[], Awaitable[None]]) -> None:
-        """Points the link at this instance when it starts to lead, or if the link is dangling. Does not raise.
+        """Points the link at this instance when it becomes the leader, or if the link is dangling. Does not raise.
 
         If the socket was removed, calls ``listen_anew``, which must serve the socket returned by :meth:`listen`.
         """

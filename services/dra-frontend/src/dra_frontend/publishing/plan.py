@@ -157,8 +157,8 @@ def unconditional(document: Document) -> Document:
 
 
 def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[str, ...]]]:
-    """Returns the slices unchanged, then without one or more of the optional fields, each variant with the Event
-    reasons.
+    """Returns the slices unchanged, then without one or more of the optional fields, each with the Event
+    reasons for what it omits.
 
     A reason is "" if the omission makes no difference to users.
     """

@@ -35,7 +35,7 @@ def version_view(node: str, instance: str) -> VersionDocument:
 
 
 def machine_view(watch: MachineWatch) -> MachineDocument:
-    """Returns the machine by NUMA node."""
+    """Returns the document of the machine, with its resources grouped by NUMA node."""
     machine = watch.machine
     return MachineDocument(
         problem=watch.problem,

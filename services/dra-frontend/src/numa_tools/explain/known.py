@@ -106,7 +106,7 @@ def read_containers(documents: Any) -> tuple[ContainerReport, ...]:
 
 
 def read_devices(documents: Any) -> tuple[PublishedDevice, ...]:
-    """Returns the devices in ``/v1/devices``, without unreadable ones."""
+    """Returns the devices in ``/v1/devices``, skipping those that cannot be read."""
     return tuple(_readable(PublishedDevice, documents))
 
 

@@ -50,7 +50,7 @@ class Phase(_HashedByIdentity):
     answer."""
     LISTED = auto()
     """The runtime listed it as created when this instance connected. It may start at any time without an event, so it
-    is treated as running. If its cgroup has never been seen, it need not have ended."""
+    is treated as running. A cgroup that has never been seen does not mean that the container has ended."""
     RUNNING = auto()
     """The container's process may run."""
     ENDING = auto()

@@ -134,10 +134,10 @@ class Schedule:
         return due
 
     def set_idle(self, now: float, *, idle: bool) -> bool:
-        """Begins or ends the idle pace, and sets the next tick accordingly unless an earlier one was requested.
+        """Switches the idle interval on or off, and sets the next tick accordingly unless an earlier one was requested.
 
-        A tick is at a multiple of the interval, so all of the driver's timers on a node end together. Returns True if
-        the pace has changed.
+        Ticks fall on multiples of the interval, so all of the driver's timers on a node fire together. Returns True if
+        the interval has changed.
         """
         interval = IDLE_SECONDS if idle else TICK_SECONDS
         if self.tick > now:

@@ -117,7 +117,7 @@ class Enforcer:
         await self._auditor.run_forever()
 
     def records_changed(self) -> None:
-        """Requests that the audit reads the claim files now, since the frontend has reported a change.
+        """Makes the audit read the claim files now, since the frontend has reported a change.
 
         Each CreateContainer and StartContainer call and each tick reads the files as well.
         """

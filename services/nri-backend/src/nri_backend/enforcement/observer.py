@@ -44,7 +44,7 @@ _ENDED: Final = "CPUs of partitions that have ended"
 _log = logging.getLogger(__name__)
 
 Passes = Callable[[], Sequence[tuple[str, Callable[[], object]]]]
-"""Returns functions that record more changes, each with the reason for its changes."""
+"""Returns additional passes that record changes outside of the cgroups, each with the reason for its changes."""
 Found = tuple[Change, str]
 """A change and its reason."""
 

@@ -184,7 +184,7 @@ class Starter:
     async def kill(self, tracked: Tracked) -> bool:
         """Kills every process of a container. Returns True if that was done within KILL_SECONDS.
 
-        The write continues if the hook is cancelled or the time is over. Once killed, a container that may run is
+        The write continues if the hook is cancelled or the time runs out. Once killed, a container that may run is
         ENDING. A failure is logged.
         """
         if not tracked.identity.cgroup or tracked.identity.sandboxed:

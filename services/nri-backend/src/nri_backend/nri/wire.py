@@ -219,7 +219,7 @@ def encode_error(stream_id: int, code: int, message: str) -> bytes:
 
     The response has no payload: a Go client would decode the payload before it checks the status.
     """
-    # The message may quote a pod's author, and contain characters that cannot be encoded.
+    # The message may quote text from a pod's author that contains characters which cannot be encoded.
     status = ttrpc_pb2.Status(code=code, message=message.encode(errors="replace").decode())
     return encode_frame(stream_id, RESPONSE, ttrpc_pb2.Response(status=status).SerializeToString())
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 BASE: Final = "5f30846ed18bcac2bbe97a29b6c74d758f7d94bb"
-MAX_LENGTH: Final = 72
+MAX_LENGTH: Final = 71
 AREAS: Final = frozenset(
     {"all", "backend", "build", "chart", "contract", "docs", "examples", "frontend", "fuzz", "kubectl-numa", "node"}
     | {"numa_tools", "proto", "shared", "tests"}

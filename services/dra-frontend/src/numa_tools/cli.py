@@ -212,7 +212,7 @@ def _add_subjects(made: Mapping[str, argparse.ArgumentParser]) -> None:
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
     text = "check the files and show the current numbers of pages without changing them"
     pages.add_argument("--dry-run", action="store_true", help=text)
-    text = "seconds after which missing pages count as a failure (default: 60)"
+    text = "longest time in seconds to try to allocate missing pages (default: 60)"
     pages.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help=text)
     text = "write to sys/devices/system/node under DIR, where it is mounted read-write (default: same as --host-root)"
     pages.add_argument("--pool-root", metavar="DIR", default="", help=text)

@@ -113,7 +113,7 @@ async def test_pages_are_allocated_before_the_pod_is_bound(rig: Rig) -> None:
     (result,) = claim["status"]["allocation"]["devices"]["results"]
     assert (result["device"], result["bindingConditions"]) == (DEVICE, ["dra.memory/provisioned"])
     assert (rig.pages, may_bind(claim)) == (0, False)
-    with pytest.raises(Refused, match=f"the kernel has allocated 0 of them.*{ON_DEMAND_LABEL}"):
+    with pytest.raises(Refused, match=f"only 0 of them are allocated.*{ON_DEMAND_LABEL}"):
         rig.prepare()
     await rig.until(lambda: may_bind(rig.claim()))
     assert rig.pages == 2

@@ -48,7 +48,10 @@ def _readable(claims: Claims) -> Iterator[Finding]:
             yield problem(f"The CDI directory cannot be used: {text}.", "no claim is prepared", remedy)
             continue
         why = "its CPUs and memory stay allocated, and the claim's pod cannot be restarted"
-        remedy = f"delete the claim's pod: {_find(name)}; a copy of the file is in quarantine/ under runDir"
+        remedy = (
+            f"wait until the driver has rebuilt the file; if it does not, delete the claim's pod: {_find(name)}; "
+            "a copy of the file is in quarantine/ under runDir"
+        )
         yield problem(f"The claim file {name} cannot be used: {text}.", why, remedy)
 
 

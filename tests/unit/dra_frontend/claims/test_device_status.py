@@ -364,6 +364,20 @@ async def test_failing_writes_in_a_namespace_do_not_affect_others(node: Node, ap
     assert {api.enforced(uid) for uid in "wxyz"} == {"True Exclusive"}
 
 
+async def test_claims_of_a_failing_namespace_do_not_use_up_the_attempts_of_a_tick(node: Node, api: Api) -> None:
+    """After the first attempt fails, the other claims of its namespace are skipped and do not count as attempts."""
+    api.refuses_in["evil"] = UnavailableError("patch", "HTTP 500: failed calling webhook")
+    for uid in "wxyz":
+        api.add(claim(uid, cpus(1, device="cpudevnuma000" if uid < "y" else "cpudevnuma001"), namespace="evil"))
+    for uid in "wxyza":
+        await node.frontend.prepare(uid)
+    node.runs(*"wxyz")  # an unused claim is written later than these
+    await node.status.write_some()
+    node.now += 3 * PATIENCE_SECONDS
+    await node.status.write_some()
+    assert api.writes[1:] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("error", "most"), [(UnreachableError("patch", "refused"), 1), (UnavailableError("patch", "HTTP 503"), 3)]
 )

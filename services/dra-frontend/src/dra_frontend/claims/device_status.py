@@ -136,11 +136,13 @@ class DeviceStatus:
         times = {uid: max(at, self._not_before.get(uid, -inf)) for uid, at in self._due.items()}
         due = [uid for uid, at in times.items() if at <= now and not self._postponed(uid)]
         # The claims that have waited longest come first, so a failed claim moves behind the others.
-        for uid in sorted(due, key=times.__getitem__)[:MAX_WRITES_PER_TICK]:
-            if self._paused_until > now:
+        attempts = 0
+        for uid in sorted(due, key=times.__getitem__):
+            if self._paused_until > now or attempts == MAX_WRITES_PER_TICK:
                 break
-            if self._postponed(uid):
+            if self._postponed(uid):  # since an attempt of this tick
                 continue
+            attempts += 1
             try:
                 await self._write(uid)
             except Exception as error:  # noqa: BLE001 - no response of a server may stop the other claims

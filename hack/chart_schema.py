@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hack.chart_values import ChartValues
+from hack.pages import replaced, write_or_check
 
 CHART = Path(__file__).parents[1] / "charts/dra-driver-numa"
 SCHEMA = CHART / "values.schema.json"
@@ -149,26 +150,15 @@ def _rows(model: type[BaseModel], defaults: dict[str, Any], prefix: str = "", ab
 
 def with_table(page: str) -> str:
     """Returns the README with the current table of values between its two markers."""
-    before, _, rest = page.partition(_TABLE_BEGINS)
-    _, mark, after = rest.partition(_TABLE_ENDS)
-    if not mark:
-        raise ValueError(f"{README.name} lacks the lines {_TABLE_BEGINS!r} and {_TABLE_ENDS!r}")
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     table = ["| value | default | meaning |", "|---|---|---|", *_rows(ChartValues, defaults)]
-    return before + _TABLE_BEGINS + "\n".join(table) + "\n" + mark + after
+    return replaced(README.name, page, _TABLE_BEGINS, _TABLE_ENDS, "\n".join(table) + "\n")
 
 
 def main(arguments: list[str]) -> int:
     """Writes or compares both files and returns the exit status."""
-    generated = {SCHEMA: json.dumps(values_schema(), indent=2) + "\n", README: with_table(README.read_text())}
-    status = 0
-    for path, text in generated.items():
-        if "--check" not in arguments:
-            path.write_text(text)
-        elif not path.exists() or path.read_text() != text:
-            print(f"{path.name} differs from the models of the values: run make chart-schema", file=sys.stderr)
-            status = 1
-    return status
+    texts = {SCHEMA: json.dumps(values_schema(), indent=2) + "\n", README: with_table(README.read_text())}
+    return write_or_check(texts, arguments, source="the models of the values", target="chart-schema")
 
 
 if __name__ == "__main__":

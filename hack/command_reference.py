@@ -17,8 +17,9 @@ from nri_backend import settings as backend
 from nri_backend.setup import command as setup
 from numa_tools import cli as frontend
 
+from hack.pages import wrapped, write_or_check
+
 PAGE: Final = Path(__file__).parents[1] / "docs/command-reference.md"
-_WIDTH: Final = 120
 _HEAD: Final = """\
 # Command reference
 
@@ -47,7 +48,7 @@ def page() -> str:
         if shared and not shared.items() <= _options(parser).items():
             parts += [f"All commands of `{parser.prog}` have these options:", _table("option", shared)]
         elif shared:
-            parts.append(_wrapped(f"`OPTION` of a command is one of: {', '.join(shared)}."))
+            parts.append(wrapped(f"`OPTION` of a command is one of: {', '.join(shared)}."))
         for command in commands:
             parts += [f"{_SUBCOMMAND}{command.prog}", *_command(command, shared)]
     return "\n\n".join(parts) + "\n"
@@ -72,7 +73,7 @@ def _shared_options(commands: Sequence[argparse.ArgumentParser]) -> dict[str, st
 def _command(parser: argparse.ArgumentParser, shared: dict[str, str] | None = None) -> Iterator[str]:
     """Yields description, synopsis, arguments, options, examples and exit statuses of a command."""
     epilog, shared = parser.epilog or "", shared or {}
-    yield _wrapped(parser.description or "")
+    yield wrapped(parser.description or "")
     yield f"```text\n{_synopsis(parser, shared)}\n```"
     if arguments := {_shown(one): _meaning(one) for one in _actions(parser) if _is_argument(one)}:
         yield _table("argument", arguments)
@@ -144,20 +145,9 @@ def _table(first: str, rows: dict[str, str]) -> str:
     return "\n".join([f"| {first} | meaning |", "|---|---|", *(f"| {name} | {text} |" for name, text in cells)])
 
 
-def _wrapped(text: str) -> str:
-    return "\n\n".join(textwrap.fill(one, _WIDTH, break_on_hyphens=False) for one in text.split("\n\n"))
-
-
 def main(arguments: list[str]) -> int:
     """Writes or compares the page and returns the exit status."""
-    text = page()
-    if "--check" not in arguments:
-        PAGE.write_text(text)
-        return 0
-    if not PAGE.exists() or PAGE.read_text() != text:
-        print(f"docs/{PAGE.name} differs from the help texts: run make command-reference", file=sys.stderr)
-        return 1
-    return 0
+    return write_or_check({PAGE: page()}, arguments, source="the help texts", target="command-reference")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 """
 
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +14,9 @@ from dra_frontend.state_endpoint.api import state_app
 from dra_frontend.state_endpoint.backend_link import BackendLink
 from dra_frontend.state_endpoint.source import StateSource
 
+from hack.pages import wrapped, write_or_check
+
 PAGE: Final = Path(__file__).parents[1] / "docs/state-api.md"
-_WIDTH: Final = 120
 _HEAD: Final = """\
 # Reference of the state endpoint
 
@@ -41,7 +41,7 @@ def page(document: dict[str, Any]) -> str:
     """Returns the reference page."""
     parts = [_HEAD, "## Requests", *_requests(document["paths"]), "## Documents"]
     for name, schema in sorted(document["components"]["schemas"].items()):
-        parts += [f"### {name}", _wrapped(schema["description"]), *_fields(schema)]
+        parts += [f"### {name}", wrapped(schema["description"]), *_fields(schema)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -49,7 +49,7 @@ def _requests(paths: dict[str, Any]) -> Iterator[str]:
     for path, operations in paths.items():
         for method, operation in operations.items():
             yield f"### {method.upper()} {path}"
-            yield _wrapped(operation["description"])
+            yield wrapped(operation["description"])
             rows = [
                 f"| `{one['name']}` | {one['in']} | {one['description']} |" for one in operation.get("parameters", ())
             ]
@@ -104,20 +104,10 @@ def _type_of(schema: dict[str, Any]) -> str:
     return kind
 
 
-def _wrapped(text: str) -> str:
-    return "\n\n".join(textwrap.fill(one, _WIDTH, break_on_hyphens=False) for one in text.split("\n\n"))
-
-
 def main(arguments: list[str]) -> int:
-    """Writes or compares the page and returns the exit code."""
-    text = page(openapi())
-    if "--check" not in arguments:
-        PAGE.write_text(text)
-        return 0
-    if not PAGE.exists() or PAGE.read_text() != text:
-        print(f"docs/{PAGE.name} differs from the models of the state endpoint: run make state-api", file=sys.stderr)
-        return 1
-    return 0
+    """Writes or compares the page and returns the exit status."""
+    source = "the models of the state endpoint"
+    return write_or_check({PAGE: page(openapi())}, arguments, source=source, target="state-api")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,13 @@ from tests.stage.pods import Box, StagePod, cpus
 from tests.stage.wires import AnsweredError
 
 _ENV = ["DRA_CPUSET_5f0d3a52-0000-4000-8000-0000000000ee=0-3"]
-_STRANGER = {"id": "f" * 64, "podSandboxId": "nobody", "name": "stranger", "state": "CONTAINER_RUNNING", "env": _ENV}
+_UNKNOWN = {
+    "id": "f" * 64,
+    "podSandboxId": "no-such-pod",
+    "name": "unknown-pod",
+    "state": "CONTAINER_RUNNING",
+    "env": _ENV,
+}
 Events = Callable[[Field, StagePod, Box], Sequence[tuple[str, Any, Any]]]
 
 
@@ -90,7 +96,7 @@ _attack = partial(Attack, Actor.RUNTIME)
 ATTACKS = [
     _attack("frames that are none", sends(b"\xff" * 5000, _MUX_TOO_LONG, _TTRPC_TOO_LONG), "came back 3 times", 2.0),
     _attack(
-        "answers nobody asked for, unknown connections, calls that cannot be read",
+        "unrequested answers, unknown connections, unreadable calls",
         sends(_ANSWERS, b"\0\0\0\x09\0\0\0\0" * 500, _NONSENSE * 100),
         "came back 3 times",
         2.0,
@@ -98,15 +104,15 @@ ATTACKS = [
     _attack("a storm of reconnections", _reconnects, "came back", 3.0),
     _attack(
         "a container whose pod is not listed",
-        lists(_STRANGER, _STRANGER | {"id": "e" * 64, "env": []}),
-        "stranger",
+        lists(_UNKNOWN, _UNKNOWN | {"id": "e" * 64, "env": []}),
+        "unknown-pod",
         3.0,
     ),
-    _attack("one id twice", lists({"id": "VICTIM"}, _STRANGER, _STRANGER), "stranger", 3.0),
+    _attack("one id twice", lists({"id": "VICTIM"}, _UNKNOWN, _UNKNOWN), "unknown-pod", 3.0),
     _attack(
         "odd values in a container",
         lists(
-            _STRANGER
+            _UNKNOWN
             | {
                 "name": "n" * 100_000,
                 "state": 77,
@@ -117,10 +123,10 @@ ATTACKS = [
         3.0,
     ),
     _attack(
-        "every event about a container that nobody created",
+        "every event about a container that was never created",
         mixes(
             lambda _field, _pod, _box: [
-                (method, _STRANGER, {"id": "nobody"})
+                (method, _UNKNOWN, {"id": "no-such-pod"})
                 for method in ("StartContainer", "UpdateContainer", "StopContainer", "RemoveContainer", "StopContainer")
             ]
         ),

@@ -4,7 +4,7 @@
 A claim is lost if the journal or a running container shows that it was prepared, but it has no readable record. Nothing
 that a lost claim may hold is allocated: CPUs that a container is pinned to stay held, with or without a record.
 
-  what is known about the claim    how it is found in the API server
+  source of the claim's identity   lookup in the API server
   namespace and name (journal)     read by name, several at once, retried after 5 s up to 10 min
   a container that names its UID   the namespace of the container's pod is listed
   neither (the journal was lost)   all claims of the cluster are listed, minutes apart

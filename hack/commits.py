@@ -19,7 +19,7 @@ AREAS: Final = frozenset(
 )
 ROOT: Final = Path(__file__).parents[1]
 _SOURCES: Final = ("shared/src", "services/dra-frontend/src", "services/nri-backend/src", "services/kubectl-numa/src")
-_SUBJECT: Final = re.compile(r"(?P<areas>[a-z][a-z0-9_-]*(, [a-z][a-z0-9_-]*)*): (?P<text>\S.*)", re.ASCII)
+_SUBJECT: Final = re.compile(r"(?P<area>[a-z][a-z0-9_-]*): (?P<text>\S.*)", re.ASCII)
 
 
 def sources(root: Path) -> frozenset[str]:
@@ -33,8 +33,8 @@ def fault(subject: str, areas: frozenset[str]) -> str:
     found = _SUBJECT.fullmatch(subject)
     if found is None:
         return 'is not "area: verb object"'
-    if unknown := sorted({*found["areas"].split(", ")} - areas):
-        return f"the area {unknown[0]} is neither a package or module nor one of {', '.join(sorted(AREAS))}"
+    if found["area"] not in areas:
+        return f"the area {found['area']} is neither a package or module nor one of {', '.join(sorted(AREAS))}"
     if not re.match("[a-z]", found["text"]):
         return "the verb begins with a lower-case letter"
     if re.match(r"(add|chang|fix|remov|renam|updat|us|mak)(s|es|ed|d|ing)\b", found["text"]):

@@ -7,7 +7,7 @@ The loop is for code whose peers all run on it. Work in a thread or another proc
 import asyncio
 import selectors
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 _GRACE_SECONDS: Final = 0.001
 """Real time that the loop waits before its clock jumps, because the kernel may be about to deliver an event."""
@@ -15,9 +15,12 @@ _GRACE_SECONDS: Final = 0.001
 
 class _JumpingSelector(selectors.DefaultSelector):
     jumped = 0.0
+    stopped = False
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Waits only if no timer is set."""
+        """Waits only if no timer is set, or the clock no longer jumps."""
+        if self.stopped:
+            return super().select(timeout)
         ready = super().select(timeout if timeout is None else min(timeout, _GRACE_SECONDS))
         if not ready and timeout:
             self.jumped += max(timeout - _GRACE_SECONDS, 0)
@@ -34,6 +37,14 @@ class JumpingLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Returns the seconds of this loop's clock."""
         return super().time() + self._jumping.jumped
+
+    async def shutdown_default_executor(self, *arguments: Any) -> None:
+        """Waits for the threads of the executor in real time. The loop is closed after that.
+
+        Since Python 3.12 this call has a timeout, to which the clock would jump.
+        """
+        self._jumping.stopped = True
+        await super().shutdown_default_executor(*arguments)
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], JumpingLoop]]:

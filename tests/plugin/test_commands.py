@@ -42,6 +42,13 @@ async def test_nodes_shows_free_resources(plugin: Plugin) -> None:
     assert "1Gi of 1Gi" in out
 
 
+async def test_nodes_shows_a_single_node(plugin: Plugin) -> None:
+    """A node that publishes nothing is an error, as with ``kubectl get``."""
+    assert [row["node"] for row in await plugin.rows("nodes", NODE)] == [NODE]
+    code, out, err = await plugin.run("nodes", "nobody")
+    assert (code, out, "node nobody publishes nothing" in err) == (1, "", True)
+
+
 def observe(plugin: Plugin) -> None:
     """Marks each device as one of a node that only observes, as an API server without device taints stores it."""
     for document in list(plugin.server.store.select(SLICES)):

@@ -48,6 +48,7 @@ _SORT_KEYS: Final = {"cpus": "cpus", "memory": "memoryBytes"}
 """For each value of ``free --sort-by``, the key for the amount in a document."""
 _USAGE: Final = 2
 """Exit status for a usage error."""
+_SILENT: Final = "publishes nothing; is the driver running there?"
 _KUBELET_CONFIG: Final = "--kubelet-config"
 _OLDER: Final = (
     f"the image of pod {{}} is older than this plugin and does not know {_KUBELET_CONFIG}; its checks of the kubelet's "
@@ -109,7 +110,10 @@ def _names(resource: str, names: Sequence[str]) -> int:
 
 
 def _nodes(request: Request) -> int:
-    found = request.selected(node_documents(request.cluster()))
+    node = request.given.node
+    found = [one for one in request.selected(node_documents(request.cluster())) if node in (None, one["node"])]
+    if node and not found and not request.given.selector:
+        raise KubectlError(f"node {node} {_SILENT}")
     if request.given.output == "name":
         return _names("node", [one["node"] for one in found])
     return request.show(found, node_row, f"No nodes found that publish CPUs or memory{request.matching()}.")
@@ -156,7 +160,7 @@ def _free(request: Request) -> int:
     published = any(node in ("", device.node) for device in cluster.devices.values())
     if not found and node:
         text = "offers nothing to claims: its devices are tainted, or it only observes; see kubectl numa nodes"
-        raise KubectlError(f"node {node} " + (text if published else "publishes nothing; is the driver running there?"))
+        raise KubectlError(f"node {node} " + (text if published else _SILENT))
     if key := _SORT_KEYS.get(request.given.sort_by or ""):
         found.sort(key=lambda one: -one.get(key, 0))
     if published:
@@ -272,9 +276,11 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "nodes": _Command(
         _nodes,
         "list the nodes with the CPUs, memory and hugepages that are still free for claims",
-        outputs=(*_TABLES, "name"),
-        examples={
+        "node?",
+        (*_TABLES, "name"),
+        {
             "All nodes": "",
+            "One node": "node-1",
             "Nodes with a label": "-l pool=hpc",
             "With the number of devices, and tainted devices": "-o wide",
         },

@@ -26,7 +26,7 @@ demo: .venv/.done ## Run the main job on this machine's topology: no root, no cl
 test: $(ENVIRONMENTS) ## Unit, integration, chart, fuzz and hostile tests; no root. Units run in their own service's environment
 	.venv-frontend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/numa_node tests/unit/dra_frontend tests/unit/numa_tools
 	.venv-backend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/numa_node tests/unit/nri_backend
-	$(BIN)/pytest -q -n $(WAITERS) --dist loadgroup tests/unit/test_node_writers.py tests/hostile tests/fuzz tests/integration tests/plugin tests/chart
+	$(BIN)/pytest -q -n $(WAITERS) --dist loadgroup tests/unit/test_*.py tests/hostile tests/fuzz tests/integration tests/plugin tests/chart
 
 test-image: .venv/.done ## Unit, fuzz and hostile tests with the Python and the packages of the images (root)
 	hack/test_image.sh

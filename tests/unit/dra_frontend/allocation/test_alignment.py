@@ -257,12 +257,12 @@ def test_too_few_free_cpus_on_the_joined_node_are_refused_with_the_numbers() -> 
 def test_constraints_that_exclude_each_other_are_refused_for_good() -> None:
     results = [cpus(4, device="cpudevsocket000"), memory("1Gi", "a", node=1), memory("1Gi", "b", node=3)]
     text = refusal(joined(results, match("cpus", "a"), match("cpus", "b")), node())
-    assert "no CPUs of this node satisfy that even if all are free" in text
+    assert "no CPUs on this node would satisfy that even if all were free" in text
 
 
 def test_more_cpus_than_the_joined_node_has_are_refused_for_good() -> None:
     text = refusal(joined([cpus(9, device="cpudevsocket000"), memory("1Gi", node=1)], match()), node())
-    assert "1 has 8 of 8 free; no CPUs of this node satisfy that even if all are free" in text
+    assert "1 has 8 of 8 free; no CPUs on this node would satisfy that even if all were free" in text
 
 
 @pytest.mark.parametrize(

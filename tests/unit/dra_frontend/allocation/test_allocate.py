@@ -108,7 +108,7 @@ def test_hugepages_are_never_allocated_twice() -> None:
     for ledger in (holding(first), Ledger({("dra.memory", "x"): broken})):
         text = refused(view("u2", memory("64Mi", kind="hugepages-2m")), "dra.memory", ledger)
         assert "12582912 of 536870912 unclaimed" in text
-    assert "not whole pages" in refused(view("u3", memory("3Mi", kind="hugepages-2m")), "dra.memory")
+    assert "not a multiple of the page size" in refused(view("u3", memory("3Mi", kind="hugepages-2m")), "dra.memory")
 
 
 def test_a_lost_record_is_rebuilt_from_running_containers() -> None:

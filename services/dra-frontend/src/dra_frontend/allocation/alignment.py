@@ -8,7 +8,8 @@ CPUs the claim gets is decided here, so the constraint must be enforced here as 
   CPU device, numaNodes 0-3   memory, numaNode 3     constraint: equal numaNode
   values in common: {3}  ->  the device is narrowed to the CPUs of node 3, and CPUs are chosen from these
 
-1. :func:`joins` finds, for each constraint, the values that all its devices have in common (a :class:`Choice` each).
+1. :func:`joins` finds, for each constraint, the values that all its devices have in common, each one a
+   :class:`Choice`.
 2. :func:`ways` combines one choice for each constraint and yields the combinations that leave enough free CPUs, the
    tightest first. The search is bounded, because other claims wait for it.
 3. ``allocation.cpus`` narrows the devices to a combination and allocates; if that fails, it tries the next combination.
@@ -59,7 +60,7 @@ class OtherDevices:
 
 
 NO_OTHERS: Final = OtherDevices()
-"""Default when no other driver's device was looked up."""
+"""Default if no other drivers' devices were looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Choice:
 
     value: Value
     cpus: Mapping[int, frozenset[int]]
-    """CPUs that have the value, by the CPU result's index in the claim."""
+    """For each CPU result, by its index in the claim, the CPUs in its device that have the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Join:
 
     attribute: str
     partners: tuple[str, ...]
-    """Names of the constraint's other devices, whose values are fixed."""
+    """Names of the other devices that the constraint covers; their values are fixed."""
     choices: tuple[Choice, ...]
 
 
@@ -100,7 +101,7 @@ class Way:
 
 
 def with_value(inventory: Inventory, device: CpuDevice, attribute: str) -> dict[Value, frozenset[int]]:
-    """Returns a device's CPUs grouped by their value of an attribute, or an empty dict if the device lacks the
+    """Returns a device's CPUs grouped by their value for an attribute, or an empty dict if the device does not have the
     attribute.
 
     A CPU close to several PCIe roots is in several sets.
@@ -135,15 +136,16 @@ class _Covered:
     tables: Mapping[int, Mapping[Value, frozenset[int]]]
     """For each CPU result, by index, its device's CPUs grouped by attribute value."""
     is_open: bool
-    """True if a result's CPUs depend on the value, in which case the scheduler could not satisfy the constraint alone.
+    """True if the choice of the value restricts a result's CPUs. The scheduler cannot enforce such a constraint,
+    because it only compares lists of values.
     """
     ours: tuple[tuple[str, AllocationResult], ...]
     """(driver, result) for each memory device, and for each of our devices with administrative access."""
     others: tuple[Key, ...]
 
     def join(self, results: Sequence[AllocationResult], inventory: Inventory, others: OtherDevices) -> Join:
-        """Returns the values to choose from. Raises Refused if a device is unknown or the devices have no value in
-        common.
+        """Returns the constraint with the values to choose from. Raises Refused if a device is unknown or the devices
+        have no value in common.
         """
         partners = [(key[2], others.values(key, self.attribute)) for key in self.others]
         for driver, result in self.ours:
@@ -273,7 +275,9 @@ def no_way(
         near = f" near {', '.join(_some(join.partners))}" if join.partners else ""
         texts.append(f"matchAttribute {join.attribute} requires {wanted}{near}: {free}")
     if next(ways(constraints, offered, counts, frozenset()), None) is None:
-        remedy = "no CPUs of this node satisfy that even if all are free; change the claim's constraints or amounts"
+        remedy = (
+            "no CPUs on this node would satisfy that even if all were free; change the claim's constraints or amounts"
+        )
     else:
         remedy = (
             "the scheduler only knows the total capacity of a device: use a smaller groupBy, or delete "

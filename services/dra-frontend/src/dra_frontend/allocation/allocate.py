@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocates a claim for one driver in two phases. Pure, so simulations and NodePrepareResources share this code.
 
-``parse_driver_claim`` resolves the claim's parameters without regard to other claims. The claim's author determines how
-long that takes, so it runs before the claims lock is acquired. ``allocate_claim`` runs under the lock, chooses CPUs and
-memory that no other claim holds, and returns the record.
+``parse_driver_claim`` resolves the claim's parameters without regard to other claims. How long that takes depends on
+the parameters that the claim's author wrote, so it runs before the claims lock is acquired. ``allocate_claim`` runs
+under the lock, chooses CPUs and memory that no other claim holds, and returns the record.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class DriverClaim:
 
     view: ClaimView
     blank: AllocationRecord
-    """The record before anything is allocated: no CPUs, no memory, and no parameters either if the claim is refused."""
+    """The record before anything is allocated: no CPUs, no memory and, if the claim is refused, no parameters."""
     refusal: Refused | None
-    """Reason why the claim cannot be allocated. A claim that already has a record keeps the record."""
+    """Reason why the claim cannot be allocated. A claim that already has a record keeps it anyway."""
     config: Config
     others: OtherDevices = NO_OTHERS
 
@@ -44,7 +44,7 @@ def parse_driver_claim(
     counted: bool = False,
     others: OtherDevices = NO_OTHERS,
 ) -> DriverClaim:
-    """Returns the part of a claim that concerns one driver. The claim must have at least one result of that driver.
+    """Returns the part of a claim that concerns one driver. The claim must have at least one result for that driver.
 
     ``counted`` is True if the kubelet itself adds the claim to its pod's cgroup limits. ``others`` contains the
     attributes of the devices that :func:`~dra_frontend.allocation.alignment.needed_devices` returned.
@@ -68,7 +68,7 @@ def parse_driver_claim(
 def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> AllocationRecord:
     """Returns the record with a new reservedFor. Drops the owner if reservedFor no longer contains the owner's pod."""
     gone = record.owner is not None and record.owner.pod_uid not in {pod.uid for pod in pods}
-    known = {pod: pod for pod in record.reserved_for}  # Reuse entries that may contain fields of a newer release.
+    known = {pod: pod for pod in record.reserved_for}  # Reuse entries that may contain fields from a newer release.
     kept = tuple([known.get(pod, pod) for pod in pods])
     return record.model_copy(update={"reserved_for": kept, "owner": None if gone else record.owner})
 
@@ -144,8 +144,8 @@ def _check_named(blank: AllocationRecord) -> None:
 
 
 def _same_parameters(old: AllocationRecord, parsed: DriverClaim) -> bool:
-    """Returns True if the parameters equal the record's, or if either are unknown, in which case the claim keeps its
-    CPUs.
+    """Returns True if the claim's parameters equal those in its record, or if either are unknown. In both cases the
+    claim keeps its allocation.
     """
     if parsed.refusal is not None or not (old.parameters or old.memory_parameters):
         return True
@@ -156,7 +156,7 @@ def _same_parameters(old: AllocationRecord, parsed: DriverClaim) -> bool:
 def _rebuilt(parsed: DriverClaim, inventory: Inventory, ledger: Ledger) -> AllocationRecord:
     """Rebuilds the record of a claim whose file was lost while its containers ran, from the resources they hold.
 
-    Parameters that this release or configuration would refuse do not take resources away.
+    The claim keeps these resources even if this release or configuration would refuse its parameters.
     """
     blank, given = parsed.blank, dict[str, Any](rebuilt=True)
     try:

@@ -121,12 +121,14 @@ class ClaimView:
     reserved_for: tuple[PodReference, ...]
     allocated: bool
     nodes: tuple[frozenset[str], ...]
-    """For each term of the allocation's node selector, the node names that it requires; empty if it has none."""
+    """The node names that each term of the allocation's node selector requires; the set is empty for a term that
+    requires none.
+    """
     results: Mapping[str, tuple[AllocationResult, ...]]
     """Allocation results by driver name, in the order in which the scheduler wrote them."""
     watched: Mapping[str, tuple[AllocationResult, ...]]
-    """Results with administrative access by driver name. They only monitor a device: they do not take it from its owner
-    and do not count as use (KEP-5018).
+    """Results with administrative access by driver name. Administrative access is for monitoring: the device stays
+    available to other claims, and none of its capacity is consumed (KEP-5018).
     """
     configs: tuple[OpaqueConfig, ...]
     """Opaque parameters for both our drivers. Later entries override earlier ones: device classes first, then the
@@ -165,7 +167,9 @@ def amount_of(driver: str, result: AllocationResult) -> Fraction | None:
 
 
 def count_of(driver: str, result: AllocationResult) -> int:
-    """Returns the amount in CPUs or bytes. Raises Refused unless the amount is a positive whole number."""
+    """Returns the amount that a result consumes, in CPUs or bytes. Raises Refused unless it is a positive whole
+    number.
+    """
     taken, name, key = amount_of(driver, result), result.request, _CAPACITIES[driver][0]
     if taken is None:
         raise Refused(
@@ -196,8 +200,7 @@ def name_of(document: object) -> tuple[str, str]:
 def claim_of(document: object, uid: str) -> ClaimView | None:
     """Parses the claim with the given UID. Returns None if the document is None or has another UID. Raises Refused.
 
-    A document with another UID, valid or not, proves that the claim is gone. A document without a UID is parsed, and
-    refused.
+    A document with another UID, valid or not, proves that the claim is gone. A document without a UID is refused.
     """
     if document is None or uid_of(document) not in ("", uid):
         return None

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assigns CPUs to each allocation result of a claim.
 
-CPUs come from one of three sources: the scheduler chose the device of a single CPU, the claim names them
-(``cpuConfig.cpuset``), or the placement allocator chooses them from a grouped device. If a claim's record was lost, its
-CPUs are instead those to which the claim's running containers are pinned.
+A result gets its CPUs in one of three ways: the scheduler has chosen a device that is a single CPU, the claim names the
+CPUs (``cpuConfig.cpuset``), or the placement allocator chooses CPUs from a grouped device. If a claim's record was
+lost, the claim instead gets the CPUs to which its running containers are pinned.
 
 Results on one device compete for its CPUs, so the order in which they are served matters: a result that needs whole
-cores can fail only because an easier one was served first. The strictest result goes first; if that fails, other orders
-are tried within the limits below. Constraints (``matchAttribute``) narrow a device first; see
+cores may fail merely because a less demanding result was served first. The strictest result goes first; if that fails,
+other orders are tried within the limits below. Constraints (``matchAttribute``) narrow a device first; see
 :mod:`~dra_frontend.allocation.alignment`.
 """
 
@@ -31,7 +31,7 @@ from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import NoCpusError, allocate
 
 # Maximum number of orders in which one device's results are tried: all 24 orders for up to four results, and at most 24
-# for more. The number is lower if it would otherwise take longer than a tenth of a second on the largest machine,
+# for more. The number is lower if trying 24 orders would take longer than a tenth of a second on the largest machine,
 # because other claims wait in the meantime.
 _PERMUTED: Final = 4
 _MAX_ORDERS: Final = 24
@@ -40,7 +40,7 @@ _MAX_CHOICES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One allocation result with the inputs to its allocation."""
+    """An allocation result with the data that determines which CPUs it can get."""
 
     index: int
     """Index among the claim's results."""
@@ -91,15 +91,18 @@ def cpu_device(result: AllocationResult, inventory: Inventory) -> CpuDevice | No
 
 
 def no_cpu_device(result: AllocationResult, inventory: Inventory) -> Refused:
-    """Returns the error for a result whose device does not exist on this node. The message names those that do."""
+    """Returns the error for a result whose device does not exist on this node. The message names the devices that do
+    exist.
+    """
     names = [device.name for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
-    known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has none"
+    known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has no CPU devices"
     return Refused(f"request {result.request}: this node has no CPU device {result.pool}/{result.device}; {known}")
 
 
 def cpu_count(result: AllocationResult, device: CpuDevice | None) -> int:
     """Returns a result's number of CPUs. ``device`` is None if the device no longer exists. Raises Refused."""
-    # Only a single CPU's device is allocated without an amount, so a missing device was a single CPU.
+    # Only a device that is a single CPU is allocated without an amount, so a device that is gone was a single CPU if
+    # the result has no amount.
     single = device.kind is DeviceKind.CPU if device else amount_of(CPU_DRIVER, result) is None
     return 1 if single else count_of(CPU_DRIVER, result)
 
@@ -170,8 +173,8 @@ class _Choice:
     def joined(
         self, requests: Sequence[_Request], results: Sequence[AllocationResult], joins: Sequence[Join]
     ) -> tuple[list[_Request], dict[int, frozenset[int]]]:
-        """Allocates within the first combination of constraint values that works. Returns the narrowed requests and the
-        CPUs by index. Raises Refused.
+        """Allocates within the first combination of constraint values that works. Returns the narrowed requests, and
+        the chosen CPUs by result index. Raises Refused.
         """
         offered, counts = [one.device.cpus for one in requests], [one.count for one in requests]
         refusal = None
@@ -185,7 +188,7 @@ class _Choice:
         raise refusal or no_way(joins, results, offered, counts, self.held)
 
     def of_all(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
-        """Returns the CPUs of all results, by index. Raises Refused."""
+        """Returns the CPUs chosen for all results, by result index. Raises Refused."""
         by_device: defaultdict[str, list[_Request]] = defaultdict(list)
         for request in requests:
             by_device[request.device.name].append(request)
@@ -196,7 +199,7 @@ class _Choice:
         return chosen
 
     def of_device(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
-        """Returns the CPUs of all results on one device, by index. Raises Refused."""
+        """Returns the CPUs chosen for all results on one device, by result index. Raises Refused."""
         if len(requests) == 1:
             return {requests[0].index: self._one(requests[0], frozenset())}
         orders = _orders(requests)
@@ -205,7 +208,7 @@ class _Choice:
         except Refused as error:
             refusal = error
         for request in requests:
-            self._one(request, frozenset())  # a result that fails even alone is refused with its own reason
+            self._one(request, frozenset())  # a result that fails even on its own raises its own error
         if sum(request.count for request in requests) <= len(
             frozenset[int]().union(*(request.device.cpus for request in requests)) - self.held
         ):
@@ -221,7 +224,9 @@ class _Choice:
         return chosen
 
     def _one(self, request: _Request, mine: frozenset[int]) -> frozenset[int]:
-        """Returns a result's CPUs; ``mine`` contains the CPUs of the claim's other results."""
+        """Returns the CPUs chosen for a result; ``mine`` contains the CPUs already chosen for the claim's other
+        results.
+        """
         offered, wanted, layout = request.device.cpus, request.parameters, self.inventory.layout
         if request.device.kind is DeviceKind.CPU:
             return self._single(request, mine)
@@ -232,7 +237,7 @@ class _Choice:
         except NoCpusError as error:
             text = f"request {request.name}: {request.place}: {error}"
         if mine:
-            text += f"; other requests of this claim have {format_cpu_list(mine)}"
+            text += f"; other requests in this claim have CPUs {format_cpu_list(mine)}"
         with suppress(NoCpusError):
             allocate(offered, mine, request.count, layout, wanted)
             # Suggest waiting only if the device would have enough CPUs without other claims.
@@ -276,8 +281,8 @@ class _Choice:
 
 
 def _fault(text: str, cpus: frozenset[int], named: frozenset[int]) -> str:
-    """Returns the error message followed by the CPUs that it applies to; these are omitted if it applies to all named
-    CPUs.
+    """Returns the error message followed by the CPUs that it applies to; the CPUs are omitted if the error applies to
+    all named CPUs.
     """
     return text.rstrip(": ") if cpus == named else text + format_cpu_list(cpus)
 
@@ -285,10 +290,10 @@ def _fault(text: str, cpus: frozenset[int], named: frozenset[int]) -> str:
 def seen_cpus(
     results: Sequence[AllocationResult], seen: Mapping[str, frozenset[int]], inventory: Inventory
 ) -> tuple[CpuAllocation, ...]:
-    """Assigns the CPUs that a request's running containers are pinned to back to the request's results.
+    """Rebuilds the results' CPU allocations from the CPUs to which each request's running containers are pinned.
 
-    The keys of ``seen`` are the requests' base names; "" is accepted for a claim with one request. Raises Refused if
-    the numbers of CPUs differ.
+    The keys of ``seen`` are the requests' base names; "" is accepted for a claim with one request. Raises Refused if a
+    request's containers hold more or fewer CPUs than the request has.
     """
     chosen: dict[int, frozenset[int]] = {}
     requests = dict.fromkeys(result.base for result in results)
@@ -312,8 +317,8 @@ def seen_cpus(
 def pool_cpus(
     allocations: Sequence[CpuAllocation], parameters: Mapping[str, CpuParameters], machine: Machine
 ) -> dict[str, PoolCpus]:
-    """Returns the shared-pool CPUs that each request (base name) may use in addition to its own, for requests that want
-    such CPUs.
+    """Returns, by base name, the shared-pool CPUs that each request with ``poolCPUs`` may use in addition to its own
+    CPUs.
 
     The backend applies only those CPUs that are currently in the pool.
     """

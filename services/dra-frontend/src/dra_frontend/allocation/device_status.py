@@ -60,7 +60,7 @@ Entries = Mapping[Key, Entry]
 PREPARED: Final = Condition("True", "Prepared")
 NO_CONTAINER: Final = Condition("Unknown", "NoContainer", "no container has used it yet")
 NO_BACKEND: Final = Condition(
-    "Unknown", "NoBackend", "nri-backend on this node does not enforce; see /readyz of its pod"
+    "Unknown", "NoBackend", "nri-backend does not enforce claims on this node; see its pod's /readyz"
 )
 _BY_KERNEL: Final = ("partition", "isolated")
 _BOUND: Final = Condition("True", "Bound")
@@ -89,8 +89,8 @@ def _entry(fields: Mapping[Any, Any]) -> Entry:
 
 
 def written(entries: Entries, present: Entries, now: str) -> list[dict[str, Any]]:
-    """Returns the entries as documents. A condition keeps its transition time if the server already has the condition
-    with the same status.
+    """Returns the entries as API documents. A condition keeps its transition time if the server already has the
+    condition with the same status.
     """
     documents = []
     for key, entry in entries.items():
@@ -107,7 +107,9 @@ def written(entries: Entries, present: Entries, now: str) -> list[dict[str, Any]
 
 
 def differs(entries: Entries, present: Entries) -> bool:
-    """Returns True if the server's entries differ from ``entries``. Other entries and conditions are ignored."""
+    """Returns True if the server's entries differ from ``entries``. Entries and conditions that only the server has are
+    ignored.
+    """
     for key, entry in entries.items():
         had = present.get(key)
         if had is None or had.data != entry.data:
@@ -131,8 +133,9 @@ def settled(entries: Entries, present: Entries) -> Entries:
 def status_entries(ledger: Ledger, machine: Machine, *, silent: bool, node_reason: str = "") -> dict[str, Entries]:
     """Returns each claim's entries by the claim's UID.
 
-    ``silent`` means that no backend reports the node's containers. ``node_reason`` is the reason why the kernel cannot
-    isolate any claim on this node, so the shared pool avoids the claims' CPUs instead; it is "" if the kernel can.
+    ``silent`` is True if no backend reports the node's containers. ``node_reason`` is the reason why the kernel cannot
+    isolate any claim's CPUs on this node, in which case the shared pool excludes them instead; it is "" if the kernel
+    can isolate CPUs.
     """
     shown = _Shown.of(ledger, node_reason)
     entries: defaultdict[str, dict[Key, Entry]] = defaultdict(dict)
@@ -163,7 +166,7 @@ class _Shown:
 
     ledger: Ledger
     users: Mapping[str, list[ContainerReport]]
-    """Containers that name each claim, including rejected ones, by claim UID."""
+    """The containers that name each claim, by claim UID. Rejected containers are included."""
     intruders: frozenset[int]
     """CPUs on which a container runs although no claim entitles it to them."""
     node_reason: str

@@ -46,7 +46,7 @@ def entitled_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
 def use_of_claimed(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
     """Returns how a claimed CPU is used: a key in ``numa_contract.state.words.USES``.
 
-    ``exclusivity`` is the exclusivity of one of the claim's running containers, or "" if none runs.
+    ``exclusivity`` is reported for one of the claim's running containers; it is "" if no container is running.
     """
     if record is None:
         return "held"

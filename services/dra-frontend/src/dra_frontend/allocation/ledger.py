@@ -9,8 +9,8 @@ sources keep resources from being allocated twice:
   containers         claims named by running containers        CPUs they are pinned to, hugepage limits
   answered           lost claims found in the API server       bytes by memory device
 
-A claim is lost if the journal, a damaged file or a running container shows that it was prepared, but it has no readable
-record. The resources of a lost claim are unknown until one of these sources contains them.
+A claim is lost if the journal, a damaged file or a running container shows that it was prepared, but the claim has no
+readable record. The resources of a lost claim are unknown until one of these sources contains them.
 """
 
 from collections import defaultdict
@@ -43,7 +43,7 @@ class Ledger:
     """
     containers: tuple[ContainerReport, ...] = ()
     absent: frozenset[ClaimKey] = frozenset()
-    """Claims that were prepared and not released but have no file, so that their devices are unknown."""
+    """Claims that were prepared and have not been released but have no file, so their devices are unknown."""
     answered: Mapping[ClaimKey, Mapping[str, int]] = field(default_factory=dict)
     """For each lost claim, its bytes per memory device as reported by the API server; empty if the claim no longer
     exists.
@@ -51,11 +51,11 @@ class Ledger:
     unlisted: bool = False
     """True if there may be prepared claims that are in neither a file nor the journal, because both were lost."""
     ended: frozenset[ClaimKey] = frozenset()
-    """Claims whose release another instance has finished, although the reports from this instance's backend may be
-    older.
+    """Claims that another instance has finished releasing. Reports from this instance's backend may predate the
+    release.
 
-    Such a claim is not lost, although a report names it. Its container counts as running until the backend reports
-    again: its CPUs and hugepages stay held, and the claim is not prepared again.
+    Such a claim is not lost, even if a report names it. Until the backend reports again, its container is assumed to be
+    running: its CPUs and hugepages stay held, and the claim is not prepared again.
     """
 
     def record(self, driver: str, uid: str) -> AllocationRecord | None:
@@ -74,12 +74,12 @@ class Ledger:
         return [file.record for _, file in sorted(self.files.items()) if file.record]
 
     def _strays(self) -> list[tuple[ContainerReport, ClaimUse, frozenset[int]]]:
-        """Returns (report, use, CPUs) for each use of a claim without a file by a running container."""
+        """Returns (report, use, CPUs) for each claim without a file that a running container uses."""
         found = []
         known = self.files.keys() | {key for key, file in self.releasing.items() if not is_tombstone(file)}
         for report in self.containers:
-            # For most claims with a record the backend reports no CPUs, because the CPUs are those of the container's
-            # cgroup.
+            # The backend reports the CPUs of few claims that have a record. The CPUs of all others are those of the
+            # container's cgroup.
             for uses, shown in ((report.claims, report.cpus), (report.unknown_claims, frozenset[int]())):
                 for use in uses[:_MAX_USES] if report.alive and not report.refused else ():
                     key, cpus = (use.driver, use.uid), use.cpus or shown
@@ -89,7 +89,7 @@ class Ledger:
         return found
 
     def lost(self) -> dict[ClaimKey, str]:
-        """Returns the claims that should have a record but do not, by key, with each claim's namespace ("" if unknown).
+        """Returns the namespace ("" if unknown) of each claim that should have a record but does not, by claim key.
 
         A claim that was released is not lost, even if it had no file and one of its containers still runs, or if its
         container's report is older than the end of the release.
@@ -154,9 +154,10 @@ class Ledger:
     def claimed_bytes(self, ignoring: str = "", *, lost: bool = True) -> dict[str, int]:
         """Returns the claimed bytes of each memory device, excluding the claim ``ignoring``.
 
-        A lost claim counts with the size that the API server reported. If the claim no longer exists there but one of
-        its containers still runs, the container's hugepage limits count on each of its NUMA nodes. ``lost=False``
-        ignores the API server's responses, because claims whose records are rebuilt must not wait for each other.
+        For a lost claim, the size that the API server reported is included. If the claim no longer exists there but one
+        of its containers still runs, the container's hugepage limits are included for each of its NUMA nodes.
+        ``lost=False`` ignores the API server's responses, because claims whose records are being rebuilt must not wait
+        for each other.
         """
         claimed: dict[str, int] = defaultdict(int)
         for file in (*self.files.values(), *self.releasing.values()):

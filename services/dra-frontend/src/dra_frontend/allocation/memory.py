@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates memory and hugepages to each result of a claim.
+"""Allocates memory and hugepages to each of a claim's results.
 
 The scheduler has already chosen devices and amounts. The remaining checks are that hugepage amounts are whole pages,
-that the amounts fit next to all other claims, and that pages on demand exist:
+that the amounts fit alongside all other claims, and that on-demand pages already exist:
 
   unclaimed = device amount - bytes of other records - bytes of lost claims (as the API server reports them)
   on demand: the claimed bytes including this claim must not exceed the pages that the kernel has allocated
@@ -62,8 +62,8 @@ def allocate_memory(
 ) -> tuple[MemoryAllocation, ...]:
     """Returns each result's memory, in the order of the results. A hugepage belongs to one claim only. Raises Refused.
 
-    A claim whose lost record is rebuilt (``rebuilding``) must fit next to all records. It does not wait for other lost
-    claims, because two lost claims would wait for each other.
+    A claim whose lost record is being rebuilt (``rebuilding``) must fit alongside all existing records. It does not
+    wait for other lost claims, because two lost claims would wait for each other.
     """
     claimed = ledger.claimed_bytes(ignoring=uid, lost=not rebuilding)
     devices = [memory_device(result, inventory, gone=_is_reserved(result, inventory)) for result in results]
@@ -73,7 +73,7 @@ def allocate_memory(
     for device, part, result in zip(devices, allocated, results, strict=True):
         size, name, most = part.size, result.request, device.amount
         if device.hugepages and size % device.page_bytes:
-            raise Refused(f"request {name}: {size} bytes are not whole pages of {device.page_bytes} bytes")
+            raise Refused(f"request {name}: {size} bytes is not a multiple of the page size, {device.page_bytes} bytes")
         before = claimed.get(device.name, 0)
         if device.hugepages and before + size > most:
             free = max(0, most - before)
@@ -103,17 +103,17 @@ def _is_reserved(result: AllocationResult, inventory: Inventory) -> bool:
 
 
 def _check_lost(uid: str, ledger: Ledger) -> None:
-    """Raises Refused while a lost claim's hugepages are unknown, since any page may be one of them."""
+    """Raises Refused while a lost claim's hugepages are unknown, since any page may belong to that claim."""
     if lost := ledger.unanswered(MEMORY_DRIVER, ignoring=uid):
         raise Refused(
-            f"no hugepages are allocated while the record of claim {lost[0]} is being rebuilt; this is retried. If it "
-            "lasts, the log of dra-frontend contains the reason (lost record not rebuilt); deleting the pod of that "
-            "claim resolves it"
+            f"no hugepages are allocated while the record of claim {lost[0]} is being rebuilt; this is retried. If "
+            "this continues, dra-frontend's log contains the reason (lost record not rebuilt); deleting that claim's "
+            "pod resolves it"
         )
     if ledger.unlisted:
         raise Refused(
-            "no hugepages are allocated until the claims of this node are listed, since their journal was lost; "
-            "this is retried. If it lasts, the log of dra-frontend contains the reason (claims of this node not listed)"
+            "no hugepages are allocated until the claims of this node are listed, since their journal was lost; this "
+            "is retried. If this continues, dra-frontend's log contains the reason (claims of this node not listed)"
         )
 
 
@@ -126,14 +126,14 @@ def check_protection(record: AllocationRecord, inventory: Inventory, ledger: Led
         limit = int(node.memory_bytes * largest) if node else 0
         if size + protected.get(number, 0) > limit:
             raise Refused(
-                f"memoryConfig.protect: {size} bytes of NUMA node {number} requested, claims have "
+                f"memoryConfig.protect: {size} bytes of NUMA node {number} requested, but claims already have "
                 f"{protected.get(number, 0)} of {limit} protected (memoryProtection.maxFraction: {largest}); "
-                "claim less, or leave out protect"
+                "claim less memory, or omit protect"
             )
 
 
 def claimed_memory(results: Sequence[AllocationResult], inventory: Inventory) -> dict[str, int]:
-    """Returns the bytes that a claim is allocated from each device. Raises Refused."""
+    """Returns the bytes allocated to a claim from each device. Raises Refused."""
     claimed: dict[str, int] = {}
     for part in held_memory(results, inventory):
         claimed[part.device] = claimed.get(part.device, 0) + part.size

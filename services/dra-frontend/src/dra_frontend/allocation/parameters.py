@@ -44,7 +44,8 @@ _REMEDIES: Final = {
 class Fields(BaseModel):
     """Base class for a group of fields; a field that is not set is None."""
 
-    # Validators are built when the first claim with parameters arrives (5 ms), because many nodes never see one.
+    # Building validators takes 5 ms. They are built when the first claim with parameters arrives, because many nodes
+    # never receive such a claim.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel, defer_build=True)
 
 
@@ -61,7 +62,7 @@ class Section(Fields):
     ONCE: ClassVar[frozenset[str]] = frozenset()
     """Fields that may only be set in the claim, once for each request."""
     FORMER: ClassVar[tuple[FormerName, ...]] = ()
-    """Earlier names of fields and their values."""
+    """Earlier names of fields and of their values."""
 
     sharing: Literal["container", "pod"] | None = None
 
@@ -127,7 +128,7 @@ class MountConfig(Fields):
 
 
 class MemoryConfig(Section):
-    """The fields of ``memoryConfig``: binding, limits, protection and mounts of a request's memory or hugepages."""
+    """The fields of ``memoryConfig``: binding, limits, protection and mounts for a request's memory or hugepages."""
 
     KEY: ClassVar[str] = "memoryConfig"
 
@@ -151,7 +152,7 @@ class Given:
 
 
 Stated = dict[str, Given]
-"""The fields set for one request, by name in the model."""
+"""The fields set for one request, by their names in the model."""
 
 
 def refusal(source: Source, field: str, reason: str) -> Refused:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes how many pages each pool of hugepages on demand must have, and which waiting claims already have their
-pages. Pure.
+"""Computes how many pages each on-demand hugepage pool must have, and which waiting claims already have their pages.
+Pure.
 
-On demand, the kernel's pool for a NUMA node and page size follows the claims:
+The kernel has one pool for each NUMA node and page size. The size of an on-demand pool follows the claims:
 
   needed pages = bytes of records + reserved bytes + bytes of waiting claims, divided by the page size, rounded up
   requested    = needed, but at most the configured limit; a pool that already exceeds the limit is not grown
 
-A waiting claim is allocated to this node and has no record yet: its pages must exist before it is prepared. Pages that
-exist beyond those of records and the reserve are assigned to waiting claims one after another; a claim that does not
-fit stays waiting with a reason. A pool does not shrink while the hugepages of a lost claim are unknown, since the pages
-that seem free may be in use by that claim's containers.
+A waiting claim is allocated to this node and has no record yet: its pages must exist before it is prepared. Existing
+pages that belong neither to a record nor to the reserve are assigned to waiting claims one after another; a claim that
+does not fit keeps waiting, and the reason is reported. A pool does not shrink while the hugepages of a lost claim are
+unknown, since the pages that seem free may be in use by that claim's containers.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class PoolTarget:
     held: int
     """Bytes in existing records plus the reserve, which is never allocated to claims."""
     needed: int
-    """Number of pages for ``held`` and the waiting claims' bytes."""
+    """Number of pages required for ``held`` plus the waiting claims' bytes."""
     limit: int
     """Maximum number of pages that the configuration allows."""
     may_shrink: bool
@@ -87,7 +87,9 @@ def pool_target(
 
 
 def shares(target: PoolTarget, outcome: PoolOutcome) -> Iterator[tuple[Key, str, str]]:
-    """Yields (key, UID, reason) for each waiting result: why its pages are missing, or "" if they exist."""
+    """Yields (key, UID, reason) for each waiting result. The reason explains why the result's pages do not exist yet;
+    it is "" if they exist.
+    """
     left = outcome.pages * target.device.page_bytes - target.held
     short = f"the kernel has allocated {outcome.pages} of {target.needed} pages of {target.device.name}"
     for uid, one, size in target.waiting:

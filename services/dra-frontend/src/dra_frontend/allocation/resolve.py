@@ -32,11 +32,11 @@ _EXCLUSIVE: Final = (
 """Pairs of CPU fields with values that contradict each other."""
 _CHARGED: Final = ("limit", "protect", "high")
 """Fields for memory that the memory cgroup controller charges, which excludes hugepages."""
-_ONLY: Final = "name only such requests under config[].requests"
+_ONLY: Final = "list only requests to which the field applies under config[].requests"
 
 
 def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: MemoryProtection) -> dict[str, Any]:
-    """Returns the fields of the record that depend on opaque parameters, for one driver. Raises Refused."""
+    """Returns one driver's record fields that depend on the claim's opaque parameters. Raises Refused."""
     stated = read_parameters(view)
     by_request: dict[str, list[AllocationResult]] = {}
     for result in view.results[driver]:
@@ -50,7 +50,7 @@ def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: Memo
                 with _about(result.request):
                     parameters[request] = cpu_parameters(stated[driver, result.request], device.kind)
         else:
-            # The device's name is enough here. If allocation needs the device itself, it refuses the claim later.
+            # The device's name is enough here, so the device may be gone. Only allocation refuses such a claim.
             devices = [memory_device(result, inventory, gone=True) for result in results]
             size = sum(count_of(MEMORY_DRIVER, result) for result in results)
             with _about(request):
@@ -90,7 +90,7 @@ def _sharing(stated: Mapping[tuple[str, str], Stated]) -> str:
 
 
 def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
-    """Returns a request's CPU parameters for a device of that kind. Raises Refused."""
+    """Returns a request's CPU parameters for a device of the given kind. Raises Refused."""
     choosing = [name for name in stated if name not in _CHOICE_FREE]
     values = {name: given.value for name, given in stated.items()}
     if choosing and kind is DeviceKind.CPU:
@@ -126,7 +126,7 @@ def _named_cpus(stated: Stated, choosing: list[str]) -> frozenset[int]:
         if name != "cpuset":
             *others, last = [CpuConfig.path(one).removeprefix(f"{CpuConfig.KEY}.") for one in _CHOICE_FREE]
             free = f"{', '.join(others)} and {last}"
-            reason = f"cannot be combined with cpuset, which names the CPUs; next to it only {free} are allowed"
+            reason = f"cannot be combined with cpuset, which names the CPUs; only {free} can"
             raise refusal(stated[name].source, CpuConfig.path(name), reason)
     try:
         cpus = parse_cpu_list(given.value)
@@ -163,7 +163,7 @@ def _memory_fault(
         return f"applies to hugepages, but the request is for plain memory; {_ONLY}"
     if name == "mount" and len(pages) > 1:
         sizes = ", ".join(pages)
-        return f"has one page size, but the request has pages of {sizes}; use one request for each size"
+        return f"can have only one page size, but the request has pages of {sizes}; use one request for each size"
     if name == "high" and int(value * size) < devices[0].page_bytes:
         return f"{value} of {size} bytes is less than one page, so that no process could run; choose a larger value"
     if name == "protect" and value not in ("none", *protection.allowed):
@@ -173,11 +173,11 @@ def _memory_fault(
 
 
 def _check_mounts(parameters: Mapping[str, MemoryParameters]) -> None:
-    """Raises Refused if one mount would hide another, whose hugepages no container could then use."""
+    """Raises Refused if one mount would hide another: containers could not use the hidden mount's hugepages."""
     pair = hiding_mounts(wanted.mount.path for wanted in parameters.values() if wanted.mount)
     if pair is not None:
         requests = ", ".join(name for name, wanted in parameters.items() if wanted.mount and wanted.mount.path in pair)
         raise Refused(
             f"requests {requests}: memoryConfig.mount.path: {pair[0]} would hide {pair[1]}; "
-            "give each request its own directory by an entry of config[] with its name in requests"
+            "give each request its own directory in a separate entry of config[] that names only that request"
         )

@@ -12,7 +12,7 @@ from numa_tools.doctor.facts import PodFault
 from numa_tools.doctor.gather import _read_pod
 
 IN_POD = Settings(Config(), "n", "p", "/", None, in_pod=True)
-TOKEN = "the API server cannot be queried: read the service account of the pod: "
+TOKEN = "the API server cannot be queried: read the pod's service account: "
 
 
 def is_missed(faults: list[str]) -> bool:

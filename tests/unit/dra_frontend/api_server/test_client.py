@@ -221,7 +221,9 @@ async def test_slices_without_end_are_an_error(pair: Pair) -> None:
     server, client = pair
     for number in range(MAX_SLICES + 1):
         server.store.create(SLICES, "", a_slice(f"s{number}"))
-    with pytest.raises(KubeError, match=r"more than 1000 of example\.com on node-a; delete slices of other writers"):
+    with pytest.raises(
+        KubeError, match=r"example\.com has more than 1000 slices on node-a; delete those from other writers"
+    ):
         await client.list_slices(*MINE)
 
 

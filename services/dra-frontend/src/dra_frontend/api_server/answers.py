@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validates the API server's responses, and translates failed ones into errors.
+"""Validates the API server's responses, and converts unsuccessful responses to errors.
 
-A proxy, a service mesh or a broken API server may also respond with status 200 and unrelated JSON. Such a response
-counts as "unavailable", never as "does not exist". In lists and watches, malformed objects are skipped, because their
-JSON is partly written by users.
+A proxy, a service mesh or a broken API server may also respond with status 200 and unrelated JSON. Such a response is
+treated as "unavailable", never as "does not exist". In lists and watches, malformed objects are skipped, because users
+write part of an object's JSON.
 """
 
 import json
@@ -34,11 +34,13 @@ _log = logging.getLogger(__name__)
 MAX_BYTES: Final = 4 << 20
 """Maximum size in bytes of a response or a watch event. etcd stores objects of up to 1.5 MiB."""
 _STATUS_BYTES: Final = 64 << 10
-"""Maximum size in bytes of a Status. Only part of its message is shown, and failures may be frequent."""
+"""Maximum size in bytes of a Status. The limit is low because only part of the message is shown and failures may be
+frequent.
+"""
 _DIGITS: Final = 20
 _SHOWN: Final = 700
-"""Maximum number of characters shown from the server's message. Even after two long field names, the message should
-still reach the cause.
+"""Maximum number of characters shown from the server's message. It is high enough to include the cause even if the
+message begins with two long field names.
 """
 _MAX_LOCATION_LENGTH: Final = 2048
 _SHOWN_HOST: Final = 100
@@ -128,7 +130,7 @@ def is_event(line: bytes | bytearray) -> bool:
 
 
 def metadata_of_list(beginning: bytes, kind: str) -> Document | None:
-    """Returns a list's metadata from the beginning of the list, or None if it is not a list.
+    """Returns a list's metadata from the beginning of the response, or None if the response is not a list.
 
     The API server writes the metadata, including the continue token, before the items.
     """
@@ -212,7 +214,7 @@ def _not_found(call: Call, status: Document, said: str) -> KubeError:
 
 def _remedy(call: Call, code: int) -> str:
     if code == 401:
-        return "the token or certificate is not accepted: check the kubeconfig or the service account of the pod"
+        return "the token or certificate is not accepted: check the kubeconfig or the pod's service account"
     return (
         f'grant the service account apiGroups: ["{call.group}"], resources: ["{call.resource}"], '
         f'verbs: ["{call.verb}"] in its ClusterRole'

@@ -33,8 +33,8 @@ from dra_frontend.api_server.requests import Call, Document, Pace
 
 _log = logging.getLogger(__name__)
 
-# Time that Prepare has for reading a claim. Waiting out a temporary error is better than failing, because the kubelet
-# retries only after a minute.
+# Time limit for reading a claim during Prepare. Waiting out a temporary error is better than failing, because the
+# kubelet retries only after a minute.
 PATIENCE_SECONDS: Final = 20.0
 _LAST_SECONDS: Final = 1.0
 """Minimum time limit for each attempt."""
@@ -42,7 +42,9 @@ _PAGE: Final = 500
 MAX_LISTED: Final = 250_000
 """Maximum number of items requested for one list. Kubernetes supports 150,000 pods in a cluster."""
 MAX_SLICES: Final = 1000
-"""Maximum number of slices of one of our drivers on a node. A machine with 8,192 CPUs and a device for each has 128."""
+"""Maximum number of slices that one of our drivers may have on a node. A machine with 8,192 CPUs and a device for each
+has 128.
+"""
 _LIST_SECONDS: Final = 120.0
 _MAX_TOKEN_LENGTH: Final = 8 << 10
 """Maximum number of characters in a continue token, which becomes part of the next request's URL."""
@@ -125,7 +127,7 @@ class KubeClient:
         return None
 
     async def list_claims(self, namespace: str = "") -> AsyncGenerator[Document, None]:
-        """Yields all ResourceClaims in a namespace, by default in the cluster, page by page.
+        """Yields all ResourceClaims in a namespace, or in the whole cluster by default, page by page.
 
         Malformed claims are skipped.
         """
@@ -173,7 +175,7 @@ class KubeClient:
 
         ``pace`` limits the first request, ``later`` (if given) the others. A page that is too large is requested again
         in smaller pages, and a single object that is too large is skipped. The number of items, the time and the tokens
-        are limited: it is an error if the server announces another page every time.
+        are limited: it is an error if the server never stops announcing another page.
         """
         page, token, seen, left = _PAGE, "", set[str](), self._most_listed
         clock = asyncio.get_running_loop().time
@@ -219,7 +221,7 @@ class KubeClient:
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: Sequence[Document], manager: str = AGENT
     ) -> Document:
-        """Applies the entries in ``status.devices`` that ``manager`` owns in the ResourceClaim with that UID.
+        """Applies the entries in ``status.devices`` that ``manager`` owns in the ResourceClaim with the given UID.
 
         Uses a server-side apply, so other drivers' entries are kept. Returns the claim. Raises InvalidError if the
         claim was reallocated or was replaced by another claim with the same name.
@@ -253,7 +255,7 @@ class KubeClient:
                 version = version or str(metadata.get("resourceVersion") or "")
                 if len(found) > MAX_SLICES:
                     detail = (
-                        f"there are more than {MAX_SLICES} of {driver} on {node_name}; delete slices of other writers"
+                        f"{driver} has more than {MAX_SLICES} slices on {node_name}; delete those from other writers"
                     )
                     raise KubeError(call.operation, detail)
         return found, version
@@ -302,7 +304,7 @@ class KubeClient:
     async def patch_event(self, namespace: str, name: str, patch: Document) -> Document:
         """Applies a merge patch to an Event and returns the Event.
 
-        Raises NotFoundError, or ConflictError if the patch contains another resourceVersion.
+        Raises NotFoundError, or ConflictError if the patch's resourceVersion is not the Event's current one.
         """
         call = Call("patch", "events.k8s.io", "events", name, namespace, body=patch, merge=True)
         return read_object(call, await self._ask(call, self._event_pace), "Event")

@@ -37,7 +37,9 @@ WATCH_SECONDS: Final = 300
 MAX_WATCH_SECONDS: Final = 2 * WATCH_SECONDS
 _CALL_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
 _SKIPPED_BYTES: Final = 8 * MAX_BYTES
-"""Maximum length of an event that is skipped. In JSON, each `<`, `>` and `&` in a 1.5 MiB object takes six bytes."""
+"""Maximum length of an event that is skipped; a longer event ends the watch. In JSON, each `<`, `>` and `&` in a 1.5
+MiB object takes six bytes.
+"""
 _HEAD_BYTES: Final = 16 << 10
 _BUFFERED_BYTES: Final = 1 << 18
 """Maximum number of response bytes that are read ahead."""
@@ -91,7 +93,7 @@ class Connection:
         clock: Callable[[], float] = time.monotonic,
         watch_seconds: float = MAX_WATCH_SECONDS + _SILENCE_SECONDS,
     ) -> None:
-        """``watch_seconds`` is the time after which a watch is ended by this client if the server does not end it as
+        """``watch_seconds`` is the time after which this client ends a watch if the server has not ended it as
         requested.
         """
         self._load = load
@@ -126,7 +128,9 @@ class Connection:
             await client.close()
 
     async def ask(self, call: Call, seconds: float | None = None) -> bytes:
-        """Returns a successful response's body within ``seconds``, by default the time limit of every call."""
+        """Sends a call and returns the body of the successful response. ``seconds`` may shorten the connection's time
+        limit.
+        """
         seconds = self._call_seconds if seconds is None else min(seconds, self._call_seconds)
         try:
             async with asyncio.timeout(seconds), self._answered(call, _CALL_LIMITS) as response:
@@ -156,16 +160,17 @@ class Connection:
                     line.clear()
 
     async def authorization(self, refused: str | None = "") -> str | None:
-        """Returns the Authorization header. It is at most a minute old, and is read again if it equals the ``refused``
-        one.
+        """Returns the Authorization header. The header is at most a minute old; it is read again if it equals
+        ``refused``, the header that the server did not accept.
 
         Returns None if only client certificates are used.
         """
-        if self._is_due(refused):  # one caller reads it; others use the current one unless it was refused
+        if self._is_due(refused):  # one caller reads the token; others use the old token unless it was refused
             async with self._reading:
                 if self._is_due(refused):
-                    # The kubelet replaces a symlink, and a certificate is a pair of files. If the files cannot be read
-                    # between two replacements, the next call or minute retries.
+                    # A read may fail while the kubelet replaces the token's symlink, or when only one of a
+                    # certificate's two files has been replaced. A later call retries: after a minute, or earlier if the
+                    # server refuses the token.
                     with suppress(KubeConfigError, OSError, ValueError):
                         await self.open()
         return self._token
@@ -234,7 +239,7 @@ def _client(configuration: Configuration) -> ApiClient:
 
 def _proxy_for(server: str) -> str | None:
     """Returns the proxy for a server from HTTPS_PROXY and NO_PROXY, as kubectl does, or None if there is none."""
-    with suppress(ValueError):  # The URL is invalid: the first request will fail with the cause.
+    with suppress(ValueError):  # If the URL is invalid, the first request reports the error.
         url = urlsplit(server)
         if url.hostname and not proxy_bypass(url.hostname):
             return getproxies().get(url.scheme)

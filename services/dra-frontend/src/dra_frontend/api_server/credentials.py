@@ -75,7 +75,7 @@ def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_
         except _UNREADABLE as error:
             why = _message(error).rstrip(".")
             remedy = f"mount the pod's service account token at {folder} (the chart's volume token), or set kubeconfig"
-            raise KubeConfigError("read the service account of the pod", f"{why}; {remedy}") from error
+            raise KubeConfigError("read the pod's service account", f"{why}; {remedy}") from error
 
     return load
 

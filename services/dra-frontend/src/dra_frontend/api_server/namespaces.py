@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_FAILING_NAMESPACES: Final = 3
-"""If writes fail in this many namespaces without a success in between, the server counts as the cause."""
+"""If writes fail in this many namespaces without a success in between, the cause is assumed to be the server."""
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class NamespaceFailures:
     """Counts failed writes by namespace."""
 
     _pause: Callable[[int], float]
-    """Returns the pause in seconds after that many failures (at least one)."""
+    """Returns the pause in seconds after the given number of failures (at least one)."""
     _clock: Callable[[], float]
     _failing: dict[str, _Failing] = field(default_factory=dict)
     _in_a_row: set[str] = field(default_factory=set)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the attributes of other drivers' devices from ResourceSlices, for claims that match those devices with CPUs."""
+"""Reads the attributes of other drivers' devices from ResourceSlices, for claims whose CPUs must match those
+devices.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -27,15 +29,15 @@ class SliceSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OtherDeviceReader:
-    """Reads the attributes of other drivers' devices that a claim on this node matches with CPUs."""
+    """Reads the attributes of other drivers' devices that the CPUs of a claim on this node must match."""
 
     source: SliceSource
     node: str
     seconds: float = SECONDS
 
     async def read(self, wanted: frozenset[Key]) -> OtherDevices:
-        """Returns the attributes. Devices that cannot be read are missing from the result, and ``problem`` contains the
-        reason.
+        """Returns the wanted devices' attributes. Devices that cannot be read are absent from the result, and
+        ``problem`` contains the reason.
         """
         found: dict[Key, Mapping[str, Values]] = {}
         problem, waits = "", Backoff(0.25, 2.0)
@@ -58,7 +60,7 @@ class OtherDeviceReader:
 async def _read_all(
     source: SliceSource, node: str, wanted: frozenset[Key], found: dict[Key, Mapping[str, Values]]
 ) -> None:
-    """Adds the devices that are missing from ``found``. Raises KubeError."""
+    """Adds the wanted devices that ``found`` does not contain yet. Raises KubeError."""
     # The node's own slices come first, since there are few of them. Network-attached devices may have many.
     for place in (node, ""):
         for driver in sorted({driver for driver, _, _ in wanted - found.keys()}):
@@ -75,8 +77,8 @@ async def _read(
         async for document in listed:
             seen += 1
             if seen > _MAX_SLICES:
-                where = f"on node {place}" if place else "of no single node"
-                raise KubeError("list resourceslices", f"{driver} has more than {_MAX_SLICES} {where}")
+                where = f"on node {place}" if place else "that belong to no single node"
+                raise KubeError("list resourceslices", f"{driver} has more than {_MAX_SLICES} slices {where}")
             if document["spec"]["pool"]["name"] in pools:
                 documents.append(document)
     return read_attributes(documents, wanted)

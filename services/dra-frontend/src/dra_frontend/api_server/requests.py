@@ -71,8 +71,8 @@ class Call:
 class Pace:
     """Token bucket for a process's calls, which protects the API server from bugs in this driver.
 
-    The limit is generous, since a burst of pods needs one read for each claim. client-go's default of 5 calls a second
-    would delay them.
+    The limit is generous, since a burst of pods needs one read for each claim. client-go's default of 5 calls per
+    second would delay the pods.
     """
 
     def __init__(

@@ -169,7 +169,7 @@ def test_an_unreadable_report_does_not_affect_others(view: BackendView, caplog: 
         view.renew(status(generation), [*bad, container("d")])
         assert list(view.containers) == ["c", "d"]
         assert not view.live
-        assert "cannot" in view.problem or "report of a container" in view.problem
+        assert "cannot" in view.problem or "container report" in view.problem
     assert len(caplog.records) == 1
     view.renew(status(4), [container("d")])
     assert view.live
@@ -248,7 +248,7 @@ def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
     live = view_of(clock, kubelet_pins=("memory", "cpu", "x" * 10_000))
     assert [one.code for one in live.conditions] == ["KubeletManagerStatic"]
     (warning,) = live.warnings
-    assert warning.text.startswith("Guaranteed pods may be assigned CPUs of claims ")
+    assert warning.text.startswith("Guaranteed pods may be assigned claimed CPUs ")
     assert "the kubelet's static cpu and memory manager or another NRI plugin assigns" in warning.text
     assert "set cpuManagerPolicy: none and memoryManagerPolicy: None" in warning.text
     clock.now += LEASE_SECONDS + 1

@@ -92,7 +92,7 @@ def test_an_unreadable_report_counts_until_it_can_be_read_or_is_removed(view: Ba
     odd = container("b", claims=7)
     assert send(view, 6, changes=changes(5, 4, odd, container("x", unknownClaims="x"))) == 6
     assert (names(view), view.live) == ("abc", False)
-    assert "report of a container" in view.problem
+    assert "container report" in view.problem
     assert send(view, 7, changes=changes(6, 4, container("a"))) == 7
     assert not view.live
     assert send(view, 8, changes=changes(7, 3, removed=("x",))) == 8

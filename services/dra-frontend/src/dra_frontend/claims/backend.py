@@ -6,12 +6,12 @@ request, and then no claim is prepared. A request contains all containers, only 
 or none:
 
   containers: [...]             all reports replace the stored ones
-  changes: {since, total, ...}  merged if ``since`` is the stored generation and ``total`` fits the result, else ignored
+  changes: {since, total, ...}  ignored unless ``since`` is the stored generation and the result has ``total`` reports
   neither                       only the lease is renewed
 
 The frontend responds with the generation that it has stored. If that is not the current one, the backend sends all
-containers next. Until then the reports are not complete, and a missing container does not count as ended. Merged
-reports are subject to the same limits as full ones. nri_backend/frontend_link/client.py describes the protocol.
+containers next. Until then the reports are incomplete, and a container that they do not contain may still be running.
+Merged reports are subject to the same limits as full ones. nri_backend/frontend_link/client.py describes the protocol.
 """
 
 import asyncio
@@ -39,13 +39,14 @@ from numa_contract.reports import (
 from numa_contract.state.status import Notice, StatusCode
 from pydantic import ValidationError
 
-# Without these fields a report does not show which claims' CPUs a container uses. Any other field may be unreadable.
+# Without these fields a report does not show which claims' CPUs a container uses. A report is still used if any other
+# field is unreadable.
 _NEEDED: Final = frozenset({"id", "claims", "unknownClaims"})
 _KIND: Final = "backend state"
 _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MANAGERS: Final = ("cpu", "memory")
 _STATIC_MANAGER: Final = (
-    "Guaranteed pods may be assigned CPUs of claims and then run in the shared pool instead; claims keep their CPUs: "
+    "Guaranteed pods may be assigned claimed CPUs and then run in the shared pool instead; claims keep their CPUs: "
     "the kubelet's static {} manager or another NRI plugin assigns CPUs or NUMA nodes to containers; set "
     "cpuManagerPolicy: none and memoryManagerPolicy: None, or remove the plugin"
 )
@@ -139,7 +140,7 @@ def _read_report(document: Any) -> ContainerReport:
             left = {key: value for key, value in document.items() if key not in bad}
             return ContainerReport.model_validate({"name": "", "podUid": "", "podNamespace": "", "podName": ""} | left)
     except ValidationError as error:
-        raise MalformedError("report of a container", str(_id(document)), _reason(error)) from error
+        raise MalformedError("container report", str(_id(document)), _reason(error)) from error
 
 
 def _id(document: Any) -> object:
@@ -160,8 +161,8 @@ class ContainerReports:
     """Reports of all containers."""
 
     by_id: dict[str, ContainerReport] = field(default_factory=dict)
-    """Readable reports in the backend's order. For a container whose latest report is unreadable, the last readable
-    one.
+    """Readable reports in the backend's order. For a container whose latest report is unreadable, contains the last
+    readable report.
     """
     unreadable: dict[str, str] = field(default_factory=dict)
     """Reasons why reports could not be parsed, by ID."""
@@ -171,7 +172,7 @@ class ContainerReports:
     """True if each report has a unique ID, so that changes can be merged."""
 
     def replaced(self, documents: Iterable[Any]) -> "ContainerReports":
-        """Returns the reports of all containers. An unchanged report remains the same object."""
+        """Parses the reports of all containers. A report that has not changed remains the same object."""
         result, documents = ContainerReports(), list(documents)
         for document in documents:
             result._read(document, self)
@@ -224,7 +225,7 @@ class BackendView:
 
     clock: Callable[[], float]
     config: Config = field(default_factory=Config)
-    """The node's configuration, which decides what missing partitions mean for claims."""
+    """The node's configuration. It determines what happens to claims if the backend cannot create partitions."""
     status: BackendStatus | None = None
     containers: dict[str, ContainerReport] = field(default_factory=dict)
     """Containers by ID; replaced by a different object whenever a container has changed."""
@@ -282,7 +283,7 @@ class BackendView:
         return last is not None and status.reported_at is not None and status.reported_at < last
 
     def changed(self) -> None:
-        """Wakes everything that waits for a change to the lease or the reports."""
+        """Wakes all tasks that wait for a change to the lease or the reports."""
         self.news.set()
         self.news = asyncio.Event()
 
@@ -320,8 +321,8 @@ class BackendView:
         if own or self.status is None or self.status.enforced:
             return own
         text = (
-            "no nri-backend enforces on this node: the one that holds the lock does not report or has lost the "
-            "container runtime; a standby takes over within seconds"
+            "no nri-backend enforces on this node: the one that holds the lock does not report or has lost its "
+            "connection to the container runtime; a standby takes over within seconds"
         )
         return Notice(code=StatusCode.NO_BACKEND_ENFORCES, text=text)
 

@@ -40,27 +40,27 @@ from dra_frontend.devices.inventory import Inventory
 _log = logging.getLogger(__name__)
 
 SETTLE_SECONDS: Final = 2.0
-"""Minimum delay between a change and its write; the maximum is twice as long. A change that is reverted sooner is never
-written.
+"""Minimum delay before a change is written; the maximum is twice as long. A change that is reverted within the delay is
+never written.
 """
 PATIENCE_SECONDS: Final = 10.0
 """Delay for a claim that no container has used yet, so that most claims' statuses are written only once."""
 PAUSE_SECONDS: Final = 15.0
 """Minimum time between two writes for one claim."""
 SILENT_SECONDS: Final = 60.0
-"""How long the backend must be inactive before the status reports it. A backend restart takes seconds."""
+"""How long the backend must be inactive before the status mentions this. A backend restart only takes seconds."""
 MAX_WRITES_PER_TICK: Final = 4
 """Maximum number of writes in one two-second tick."""
 _REFUSED_SECONDS: Final = 600.0
 """Delay before a claim is retried after the server refused the write."""
 _FAILED: Final = (2.0, 120.0)
 _DENIED: Final = (300.0, 3600.0)
-"""Retry delays while no claim can be written, either in one namespace or at all, because the server is unreachable or
-denies the writes.
+"""Retry delays while no claim's status can be written, either in one namespace or at all, because the server is
+unreachable or denies the writes.
 """
 _MAX_DENIALS: Final = 3
 """Number of consecutive denied claims in a namespace after which the whole namespace is paused."""
-_NOT_WRITTEN: Final = "status of claims not written; they work without it"
+_NOT_WRITTEN: Final = "claim statuses not written; the claims work without them"
 
 
 class StatusWriter(Protocol):
@@ -96,7 +96,9 @@ class DeviceStatus:
     _claims: dict[str, ClaimReference] = field(default_factory=dict)
     _wanted: Mapping[str, Entries] = field(default_factory=dict)
     _present: dict[str, Entries] = field(default_factory=dict)
-    """Status on the server, by claim UID. Unknown for claims that were prepared before this process started."""
+    """Status on the server, by claim UID. A claim that was prepared before this process started has no entry until the
+    claim is read.
+    """
     _from: tuple[object, ...] | None = None
     """Inputs from which ``_wanted`` was computed."""
     _due: dict[str, float] = field(default_factory=dict)
@@ -124,7 +126,8 @@ class DeviceStatus:
             self._compare(uid)
 
     async def write_some(self) -> bool:
-        """Writes the statuses that are due, if this pod's backend was the last to enforce here. Does not raise.
+        """Writes the statuses that are due, if this pod's backend was the last one to enforce on this node. Does not
+        raise.
 
         Returns True if more claims have to be written.
         """
@@ -140,7 +143,7 @@ class DeviceStatus:
         for uid in sorted(due, key=times.__getitem__):
             if self._paused_until > now or attempts == MAX_WRITES_PER_TICK:
                 break
-            if self._postponed(uid):  # since an attempt of this tick
+            if self._postponed(uid):  # postponed by an earlier attempt in this tick
                 continue
             attempts += 1
             try:

@@ -2,7 +2,7 @@
 """Stores claims as CDI files, one for each claim and driver, and changes the files in transactions.
 
 A CDI file is replaced atomically, so it is either complete or absent. Two instances share the directory during an
-upgrade: data read before the claims lock was acquired must not be relied on.
+upgrade: data that was read before the claims lock was acquired may be outdated.
 """
 
 import errno
@@ -72,7 +72,8 @@ class ClaimFiles(ClaimDirectory):
         return view
 
     def write(self, record: AllocationRecord) -> None:
-        """Writes the record's file; from then on the claim is held. Raises OSError, in which case nothing has changed.
+        """Writes the record's file; from then on the claim's resources are held. Raises OSError, in which case nothing
+        has changed.
 
         Also raises OSError if the file is too large or the maximum number of files is reached: such a file could not be
         read back, and the claim would be lost.
@@ -107,7 +108,8 @@ class ClaimFiles(ClaimDirectory):
         self._set_aside = dict([*self._set_aside.items(), (name, reason)][-_MAX_SET_ASIDE:])
 
     def _sync(self) -> None:
-        # Not an error: the file is in place, and a crash that could undo the change empties the directory anyway.
+        # A failure is only logged: the file is in place, and a crash that could undo the change would empty the
+        # directory anyway.
         try:
             descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -156,10 +158,10 @@ class Change:
 
 @dataclass(slots=True)
 class Transaction:
-    """The claims under the lock, with the ledger to allocate from and the methods that change claims.
+    """The node's claims while the claims lock is held: the ledger to allocate from, and the methods that change claims.
 
     A change made by a method is final, even if a later step fails. A method that raises OSError has changed nothing.
-    Once the store has loaded the transaction, only methods change it, so that each change rebuilds the ledger.
+    Once the store has loaded the transaction, only methods change it, so each change rebuilds the ledger.
     """
 
     _files: ClaimFiles
@@ -177,8 +179,8 @@ class Transaction:
     ended: frozenset[ClaimKey] = frozenset()
     """Same as the ledger's ``ended``, as of the beginning of the transaction."""
     unconfirmed: frozenset[ClaimKey] = frozenset()
-    """Lost CPU claims that may have a running container missing from the reports. No CPUs are allocated while there are
-    any such claims.
+    """Lost CPU claims that may have a running container that is not in the reports. No CPUs are allocated while there
+    are any such claims.
     """
     present: dict[ClaimKey, Name] = field(default_factory=dict)
     """Claims that must have a file."""
@@ -199,7 +201,7 @@ class Transaction:
 
     @property
     def ledger(self) -> Ledger:
-        """Ledger at this point in the transaction. Computed once, and again after each change."""
+        """Ledger at this point in the transaction. Computed on first use, and again after each change."""
         if self._ledger is None:
             files, releasing = self.files, dict(self.releasing)
             absent = frozenset(self.present.keys() - files.keys())
@@ -212,7 +214,7 @@ class Transaction:
         self.answered, self._ledger = answers, None
 
     def expect(self, key: ClaimKey, name: Name) -> None:
-        """Adds a claim that must have a file; the claim counts as lost until it has one."""
+        """Adds a claim that must have a file; the claim is lost until it has one."""
         self.present[key], self._ledger = name, None
 
     def set_unlisted(self, unlisted: bool) -> None:
@@ -260,14 +262,14 @@ class Transaction:
         self.changes.append(Change("released", driver, uid))
 
     def free(self, key: ClaimKey, *, remember: bool) -> None:
-        """Ends a release, since no container of the claim is running any longer.
+        """Ends a release, because none of the claim's containers is running any longer.
 
         ``remember`` keeps an entry without resources: a list of claims that is in progress or still to come may show
         the claim as allocated, and recovery must not mistake the release for a loss.
         """
         file = self.releasing.get(key)
         if file is None:
-            return  # one of the oldest entries without resources, which were dropped
+            return  # the entry had no resources and was dropped as one of the oldest
         if is_tombstone(file) and remember:
             return
         del self.releasing[key]
@@ -291,14 +293,16 @@ class Transaction:
             del self.releasing[key]
 
     def drop_contradicted(self) -> None:
-        """Drops vanished records whose CPUs now belong to another claim. Their claims then count as lost.
+        """Drops vanished records whose CPUs now belong to another claim. The claims of the dropped records are then
+        lost.
 
         This can happen if another instance never read the vanished file: it does not know the claim's CPUs and may have
         allocated them. The other claim's CPUs are known from its file, from its release, from its container's report,
         or from its own vanished file.
 
-        A claim that a container uses is still restored, since recovery then sets the other record aside, unless the
-        reports show the container on other CPUs: its claim was lost earlier and was rebuilt with those CPUs.
+        If a container uses the claim, the vanished record is restored nevertheless, and recovery sets the other record
+        aside. The exception is a container that the reports show on other CPUs: its claim was lost earlier and was
+        rebuilt with those CPUs.
         """
         self._ledger = None
         known = Ledger(self._files.view.files, self.releasing, self.containers)
@@ -322,7 +326,8 @@ class Transaction:
     def restore(self) -> None:
         """Rewrites vanished claim files and missing metadata files.
 
-        A container cannot start if the source of a mount is missing. A claim whose file cannot be written stays held.
+        A container cannot start if the source of a mount is missing. If a file cannot be written, the claim's resources
+        stay held.
         """
         missing = [f for f in self._files.view.files.values() if f.record and self._metadata.missing(f.record)]
         for record in [file.record for file in (*self.vanished.values(), *missing) if file.record]:

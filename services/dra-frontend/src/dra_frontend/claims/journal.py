@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores which claims this node has prepared; all instances on the node share the journal (docs/adr/0004-journal.md).
 
-A claim file alone cannot prove that a claim was never prepared: the file may have been deleted. The journal lists every
-claim that has a file, with its CPUs, and every claim that was released while its containers may still run, with all its
-resources. A claim that the journal lists but that has no file is lost, and recovery rebuilds its record.
+If a claim has no file, this does not prove that the claim was never prepared: the file may have been deleted. The
+journal lists every claim that has a file, with its CPUs, and every claim that was released while its containers may
+still run, with all its resources. A claim that the journal lists but that has no file is lost, and recovery rebuilds
+its record.
 
 The file has two slots of fixed size and is allocated when it is created, so that it can be written while the disk is
 full. Writes alternate between the slots, in place:
@@ -13,7 +14,7 @@ full. Writes alternate between the slots, in place:
 
 A reader uses the valid slot with the higher sequence number. If an instance dies during a write, the checksum of that
 slot is wrong and the other slot still contains the previous entries. Instances take turns through the claims lock; each
-instance detects from the sequence number and checksum whether another instance has written since.
+instance detects from the sequence number and checksum whether another instance has written in the meantime.
 """
 
 import errno
@@ -91,12 +92,12 @@ class Journal:
         in memory.
         """
         self.was_read = False
-        """True once this instance has read entries. If False although an earlier instance ran, that instance's entries
-        are lost.
+        """True once this instance has read entries. If it is False although an earlier instance ran, that instance's
+        entries are lost.
         """
         self._seen: tuple[int, ...] = ()
-        """The file's modification time, inode and device when the file was read. Empty if a later change might not
-        alter them.
+        """The file's modification time, inode and device when the file was read. Empty if a later change to the file
+        might not alter these values.
         """
         self.foreign = True
         """True if another instance may have written the journal, and therefore changed claims, since this instance last
@@ -288,7 +289,7 @@ def _parse(data: bytes) -> Entries:
     unlisted, left = False, _MAX_CPUS
     for line in data.splitlines():
         # A line that cannot be parsed was written by a newer release. A line with a name that is invalid for a claim
-        # file is skipped too: no release would ever end that entry, and its CPUs would stay allocated.
+        # file is also skipped: no release would ever end that entry, and its CPUs would stay allocated.
         with suppress(ValueError, TypeError, KeyError, AttributeError):
             value = parse_json(line, SLOT_BYTES, "journal", "entry")
             if isinstance(value, list):

@@ -66,8 +66,8 @@ def _document(record: AllocationRecord, view: ClaimView, request: str, inventory
 
 
 def _cpu_attributes(record: AllocationRecord, request: str) -> dict[str, Any]:
-    """Returns the attributes for the claimed CPUs and for the pool's CPUs if a container with the request uses the
-    shared pool as well; otherwise neither.
+    """If a container with the request also uses the shared pool, returns attributes for the claimed CPUs and for the
+    pool's CPUs. Otherwise returns an empty dict.
     """
     pool = record.pool_cpus.get(request)
     sets = {_OWN_CPUS: record.cpus_of([request]), _POOL_CPUS: pool.cpus} if pool else {}
@@ -80,15 +80,15 @@ class MetadataFiles:
 
     plugins: str = ""
     enabled: bool = False
-    """Whether new records get metadata files. Existing files are kept in any case."""
+    """True if new records get metadata files. Existing files are kept in any case."""
     failed: Callable[[str], object] = str
     """Callback that is called with a claim's driver name if one of the claim's files could not be written."""
 
     def describe(self, record: AllocationRecord, view: ClaimView, inventory: Inventory) -> AllocationRecord:
-        """Returns the record with a metadata file for each request whose path would be valid. Writes nothing.
+        """Returns the record with a metadata file for each request. Writes nothing.
 
         If the record already has a file at the correct path, that file is kept. Returns the record unchanged if
-        metadata is disabled.
+        metadata is disabled or if a file's path would be invalid.
         """
         if not self.enabled:
             return record
@@ -139,7 +139,7 @@ class MetadataFiles:
         self.failed(record.driver)
 
     def missing(self, record: AllocationRecord) -> bool:
-        """Returns True if a file of the record is missing."""
+        """Returns True if any of the record's files does not exist."""
         # Path.exists() would raise if access is denied.
         return not all(os.path.exists(file.host_path) for file in record.metadata.values())  # noqa: PTH110
 
@@ -171,7 +171,7 @@ class MetadataFiles:
             try:
                 root = Path(self.plugins) / driver / METADATA_DIRECTORY
                 found = [] if driver in nameless or not root.exists() else sorted(root.iterdir())
-            except OSError as error:  # no claim depends on this
+            except OSError as error:  # no claim depends on metadata
                 _log.warning("cannot list metadata files", extra={"driver": driver, "error": str(error)})
                 continue
             for path in found:
@@ -181,7 +181,7 @@ class MetadataFiles:
 
 
 def _has(path: str, data: bytes) -> bool:
-    """Returns True if a file has exactly this content. Reads only as much of the file as is needed."""
+    """Returns True if a file has exactly this content. Reads only as much of the file as necessary."""
     try:
         return read_regular(path, len(data)) == data
     except OSError:
@@ -189,5 +189,7 @@ def _has(path: str, data: bytes) -> bool:
 
 
 def _place(record: AllocationRecord) -> tuple[str, str]:
-    """Returns the driver and directory of a record's files. Paths are built only from validated names."""
+    """Returns a record's driver and its directory's name, for comparison with existing directories. Paths are built
+    only from validated names.
+    """
     return record.driver, f"{record.claim.namespace}_{record.claim.name}"

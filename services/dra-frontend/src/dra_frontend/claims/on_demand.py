@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocates hugepages when a claim needs them, before its pod is bound, and frees them later (KEP-5007, docs/adr/0023).
 
-  1. The scheduler allocates a claim that has the label, and waits before it binds the pod.
+1. The scheduler allocates a claim that has the on-demand label, and waits before it binds the pod.
   2. This module sees the allocation and resizes the kernel's pool through the helper.
   3. It writes the condition Provisioned or NotProvisioned to the claim's status.devices.
   4. The scheduler binds the pod, or looks for another device.
@@ -52,7 +52,7 @@ _MANAGER: Final = "dra-numa-on-demand"
 """Field manager for these conditions. The rest of an entry belongs to other managers."""
 _REASONS: Final = {PROVISIONED: "Provisioned", NOT_PROVISIONED: "NotProvisioned"}
 _MAX_CLAIMS: Final = 10_000
-"""Maximum number of the cluster's allocated claims with the label that are followed."""
+"""Maximum number of the cluster's labelled, allocated claims that are followed."""
 _GROWTH_SECONDS: Final = 30.0
 """Time limit for growing one pool; the scheduler waits 600 s."""
 _CHECK_SECONDS: Final = 10.0
@@ -110,7 +110,7 @@ class LabelledClaims:
         self._complaints = Complaints(_log, KubeError)
 
     async def follow(self) -> None:
-        """Follows the claims. Runs forever and does not raise, since any response may be malformed."""
+        """Follows the claims. Runs forever. Does not raise, even if a response is malformed."""
         waits = Backoff(1.0, 60.0, calm=60.0)
         while True:
             try:
@@ -145,8 +145,8 @@ class LabelledClaims:
         self.version = object()
 
     def _compare(self, uid: str, now: Mapping[str, Any] | None) -> None:
-        """Calls ``reallocated`` for a claim whose allocation has changed. The scheduler may choose this node again
-        immediately.
+        """Calls ``reallocated`` for a claim whose allocation has changed, because the scheduler may immediately choose
+        this node again.
         """
         before = (self.by_uid or {}).get(uid)
         if before is None or now is None or before["status"]["allocation"] != now["status"]["allocation"]:
@@ -275,8 +275,8 @@ class HugepagesOnDemand:
             for uid, found in problems.items()
             if not _uses(waiting[uid], retry) and (any(found.values()) or not _uses(waiting[uid], unseen))
         ]
-        # Before the claims get their results, since the scheduler looks for another device as soon as it reads a
-        # result.
+        # Published before the claims get their results, since the scheduler looks for another device as soon as it
+        # reads a result.
         self._publish_shortages(before)
         for uid in [uid for uid in ready if uid not in self._answered]:
             with self._complaints.about(uid, "on-demand hugepages claim result not written"):
@@ -365,7 +365,7 @@ def _entry(problem: str, present: Entry | None) -> Entry:
 
 
 def _is_present(entry: Entry, present: Entry | None) -> bool:
-    """Returns True if the server has these conditions with the same status, regardless of their messages."""
+    """Returns True if the server has the entry's conditions with the same statuses, regardless of their messages."""
     had = present.conditions if present is not None else {}
     return all(kind in had and had[kind].status == one.status for kind, one in entry.conditions.items())
 
@@ -376,7 +376,8 @@ def _uses(claim: WaitingClaim, devices: set[str]) -> bool:
 
 
 def _reduced(document: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the parts of a claim that are needed here, or None if the claim has no memory allocated from this driver.
+    """Returns the parts of a claim that this module uses, or None if the claim has no memory allocated from this
+    driver.
 
     Any tenant can label claims, and a claim's author controls most of its content.
     """

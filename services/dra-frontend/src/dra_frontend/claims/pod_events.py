@@ -18,13 +18,13 @@ BEST_EFFORT: Final = "BestEffortWithClaim"
 KEPT_BY_POOL: Final = "CPUsKeptByPool"
 _BEST_EFFORT_NOTE: Final = (
     "The pod is evicted and killed first when the node runs short of memory: it has a claim but no requests, so its "
-    "QoS class is BestEffort. Set resources.requests of its containers to the claimed CPUs and memory, or to a little "
-    "of each if claims are counted against the node (publishNodeAllocatableResourceMapping)."
+    "QoS class is BestEffort. Set its containers' resources.requests to the claimed CPUs and memory, or to small "
+    "amounts if claims are counted against the node (publishNodeAllocatableResourceMapping)."
 )
 _KEPT_BY_POOL_NOTE: Final = (
     "Container {} has weaker CPU isolation: the driver keeps other containers off its CPUs, but the kernel "
-    "does not keep host daemons off them. It refused a cpuset partition: {}. Remove the cause; the driver retries "
-    "every minute."
+    "does not keep host daemons off them. The kernel refused a cpuset partition: {}. Remove the cause; the driver "
+    "retries every minute."
 )
 # Name of the BestEffort class's cgroup with either cgroup driver, including under a custom root cgroup.
 _BEST_EFFORT_CGROUP: Final = re.compile(r"(?:^|/)(?:kubepods/besteffort|[^/]*kubepods-besteffort\.slice)/")
@@ -53,8 +53,8 @@ class PodEvents:
     """The reports that were examined last."""
     _left_out: LimitedLog = field(default_factory=lambda: LimitedLog(_log, 1, 600.0))
     _started: bool = False
-    """True once reports have been examined. The previous instance has already observed the conditions in the first
-    reports.
+    """True once reports have been examined. Conditions in the first reports are not observed, because the previous
+    instance has already observed them.
     """
 
     def backend_changed(self) -> None:

@@ -29,8 +29,8 @@ from dra_frontend.claims.store import ClaimStore
 _log = logging.getLogger(__name__)
 
 _THOROUGH_SECONDS: Final = 10.0
-"""Minimum time between two scans of all files. Only these scans detect files changed in place and missing metadata
-files.
+"""Minimum time between two scans of all files. Only such a scan detects missing metadata files and files that were
+changed in place.
 """
 # Delay before a failed report is retried, unless a new report arrives earlier.
 _RETRY_SECONDS: Final = 5.0
@@ -49,7 +49,7 @@ class ClaimReader(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Reconciler:
-    """Changes records independently of the kubelet's calls. Recovery is separate."""
+    """Updates records independently of the kubelet's calls. Recovery rebuilds lost records separately."""
 
     _node: str
     _claim_reader: ClaimReader
@@ -65,7 +65,7 @@ class Reconciler:
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
 
     async def run_reports(self) -> None:
-        """Stores owners, and reads a claim again when an unknown pod uses the claim. Runs forever."""
+        """Stores claims' owners, and reads a claim again when an unknown pod uses the claim. Runs forever."""
         while True:
             news = self._backend.news
             complete = await self.follow_reports()
@@ -99,15 +99,15 @@ class Reconciler:
         return complete
 
     async def _follow(self, report: ContainerReport) -> bool:
-        """Updates the records of a container's claims. Returns False if an owner cannot be decided until the reports
+        """Updates the records of a container's claims. Returns False if an owner cannot be determined until the reports
         are complete.
 
         The report itself may never change again, so the caller retries it.
         """
         ledger, decided = self._store.ledger, True
-        # Not between creating and starting the container, since the backend would have to scan the directory again
-        # before the start. Until the start, the backend itself remembers the first user, and after a backend restart
-        # the runtime lists the container.
+        # No owner is stored between a container's creation and its start, since the backend would then have to scan the
+        # directory again before the start. Until the start, the backend itself remembers the first user; after a
+        # backend restart, the runtime lists the container.
         uses = report.claims if report.alive and report.state != "created" and not report.refused else ()
         records = [record for use in uses if (record := ledger.record(use.driver, use.uid))]
         containers = ledger.containers if self._backend.live else None
@@ -153,8 +153,8 @@ class Reconciler:
     async def sweep_some(self) -> bool:
         """Compares the next claim's records with the claim itself, if this instance leads. Does not raise.
 
-        A sweep reads one claim at each tick, so it causes at most one request in two seconds. The delay only affects
-        claims that were deleted without the kubelet releasing them. Returns True while claims of this sweep remain.
+        A sweep reads one claim at each tick, so it causes at most one request every two seconds. The delay only affects
+        claims that were deleted without the kubelet releasing them. Returns True while this sweep has claims left.
         """
         if not self._backend.leads:
             return False
@@ -226,7 +226,7 @@ def _may_take_over(record: AllocationRecord, user: ContainerReport) -> bool:
 
 
 def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner, report: ContainerReport) -> bool:
-    """Stores the owner of each claim that is free. Returns False if that cannot be decided yet."""
+    """Stores the owner of each claim that is free. Returns False if that cannot be determined yet."""
     decided = True
     for record in [transaction.ledger.record(*key) for key in keys]:
         if record is not None and _is_free(record, report, transaction.containers if transaction.certain else None):

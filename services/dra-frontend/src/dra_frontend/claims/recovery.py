@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rebuilds lost or damaged claim records from running containers and the API server.
 
-A claim is lost if the journal or a running container shows that it was prepared, but it has no readable record. Nothing
-that a lost claim may hold is allocated: CPUs that a container is pinned to stay held, with or without a record.
+A claim is lost if the journal or a running container shows that it was prepared, but the claim has no readable record.
+Nothing that a lost claim may hold is allocated: CPUs that a container is pinned to stay held, with or without a record.
 
   source of the claim's identity   lookup in the API server
   namespace and name (journal)     read by name, several at once, retried after 5 s up to 10 min
@@ -82,7 +82,9 @@ class KubeletCapabilities(Protocol):
     """Properties of this node's kubelet that concern claims (``publishing/capabilities``)."""
 
     async def counts_claims(self, driver: str) -> bool:
-        """Returns True if the kubelet adds claims of devices with the mapping to pod limits. Raises KubeError."""
+        """Returns True if the kubelet adds claims to pod limits, for devices that publish a node-allocatable mapping.
+        Raises KubeError.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -108,8 +110,8 @@ class Recovery:
     _listed: frozenset[ClaimKey] = frozenset()
     """Lost claims without a name that remained after the last list of all claims."""
     _contested: dict[ClaimKey, BackendStatus | None] = field(default_factory=dict)
-    """For each contested claim, the backend's last report when the lost claim's container was found on another claim's
-    CPUs.
+    """For each contested claim, the report that was the backend's latest when the claim's container was found on
+    another claim's CPUs.
     """
     _intact: Ledger | None = None
     """The last round's ledger if no claim was lost and no records overlapped; otherwise None."""
@@ -174,7 +176,7 @@ class Recovery:
             if not scope.expired():
                 raise
             self._complaints.say(
-                "lists", "claims of namespaces not listed", f"not finished within {self.lists_seconds:.0f} s"
+                "lists", "claims in namespaces not listed", f"not finished within {self.lists_seconds:.0f} s"
             )
 
     def _take_due(self, lost: Iterable[ClaimKey]) -> list[ClaimKey]:
@@ -198,7 +200,7 @@ class Recovery:
             listed = self._claim_reader.list_claims(namespace)
             documents = {uid: document async for document in listed if (uid := uid_of(document)) in wanted}
         except KubeError as error:
-            self._complaints.say(namespace, "claims of a namespace not listed", error)
+            self._complaints.say(namespace, "claims in a namespace not listed", error)
             return
         # Any pod can name any number of claims that do not exist, so all such claims share one transaction.
         await self._store.transact(partial(_give_up, keys=[key for key in keys if key[1] not in documents]))
@@ -216,7 +218,7 @@ class Recovery:
         if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
             await self._store.transact(partial(_give_up, keys=[key]))
             return
-        mapped = self._config.publish_node_allocatable_resource_mapping  # like NodeClaims
+        mapped = self._config.publish_node_allocatable_resource_mapping  # as in NodeClaims
         counted = mapped and await self._kubelet.counts_claims(driver)
         parsed = parse_driver_claim(view, driver, self._devices.inventory, self._config, counted=counted)
         # Compared by identity, since two consecutive reports may be equal.
@@ -308,9 +310,9 @@ def _prepare_lost(
 
     The inventory is read under the lock, since CPUs and pages may have disappeared while the claim was read.
 
-    If the record cannot be written, the memory in the claim's allocation counts as claimed from then on. If the
-    allocation cannot be read either, the claim stays unanswered, and no hugepages are allocated. Raises Refused or
-    OSError.
+    If the record cannot be written, the memory in the claim's allocation is treated as claimed from then on. If the
+    allocation cannot be read either, the claim's memory stays unknown, and no hugepages are allocated. Raises Refused
+    or OSError.
 
     ``reported`` is True if the backend has reported again since the claim was contested. Before that report, the
     container may already have ended, and another instance, which received the report earlier, may have reallocated the
@@ -328,14 +330,14 @@ def _prepare_lost(
     record = allocate_claim(parsed, inventory, transaction.ledger, rebuilding=True)
     others = [file.cpus for other, file in transaction.files.items() if other[0] == CPU_DRIVER and other != key]
     if not reported and record.cpus_of() & frozenset[int]().union(*others):
-        raise _ContestedError("its container was last seen on CPUs of another claim; the next report decides")
+        raise _ContestedError("its container was last seen on another claim's CPUs; the next report decides")
     transaction.write(metadata.describe(record, parsed.view, inventory))
     return True
 
 
 def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
-    """Marks claims as gone from the API server or from this node. The resources of their containers stay held as long
-    as the containers run.
+    """Marks claims as gone from the API server or from this node. Their containers' resources stay held as long as the
+    containers run.
     """
     lost = transaction.ledger.lost()
     answered = {**transaction.answered, **{key: {} for key in keys}}
@@ -346,12 +348,12 @@ def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
 
 
 def _add_listed(transaction: Transaction, names: Mapping[ClaimKey, Name], unusable: Mapping[str, Name]) -> None:
-    """Adds listed claims without a record to the claims that are rebuilt.
+    """Adds listed claims without a record to the claims that must be rebuilt.
 
-    A journal that was not lost contains every prepared claim, though perhaps not its name, so in that case no other
-    claim is added. ``unusable`` contains, by UID, the names of listed claims that cannot be parsed or are not reserved
-    for any pod. These claims exist, so a lost claim among them is not given up: it is read by name until it can be
-    rebuilt or is gone.
+    If the journal was not lost, it contains every prepared claim, though perhaps without its name, so only lost claims
+    are added. ``unusable`` contains, by UID, the names of listed claims that cannot be parsed or are not reserved for
+    any pod. These claims exist, so a lost claim among them is not given up: it is read by name until it can be rebuilt
+    or is gone.
     """
     for key, name in names.items():
         file = transaction.files.get(key)

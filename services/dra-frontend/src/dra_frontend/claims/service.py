@@ -174,13 +174,13 @@ class NodeClaims:
             except OSError as error:
                 return {one.view.claim.uid: _failure(one.view, error) for one in parsed}
             if answers is None:
-                # The reports are incomplete, or are older than the loss of a claim.
+                # The reports are incomplete, or predate the loss of a claim.
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(deadline):
                         await news.wait()
                 problem = await self.wait_for_enforcement(deadline)
                 if problem or time() > deadline:
-                    problem = problem or "its reports keep changing, or are older than the loss of a claim's file"
+                    problem = problem or "nri-backend's reports keep changing, or predate the loss of a claim file"
                     return {one.view.claim.uid: _unenforced(one.view, problem) for one in parsed}
                 if self.store.ledger.absent:
                     await self.recovery.attempted()
@@ -198,7 +198,7 @@ class NodeClaims:
     def _store(self, parsed: Sequence[DriverClaim], transaction: Transaction) -> Answers | None:
         """Allocates resources to each claim and stores its record. Runs in the transaction's thread.
 
-        Returns None if the backend's reports are incomplete, or older than the loss of a claim.
+        Returns None if the backend's reports are incomplete, or predate the loss of a claim.
         """
         if not transaction.certain:
             return None
@@ -222,7 +222,7 @@ class NodeClaims:
         return answers
 
     async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
-        """Releases claims. An unknown claim counts as already released."""
+        """Releases claims. An unknown claim is treated as already released."""
         try:
             return await self.store.transact(partial(_unprepare, driver, claims), allocates=False)
         except OSError as error:

@@ -6,7 +6,7 @@ the node. A transaction runs in a worker thread and takes these steps:
 
   1. acquire claims.lock (at most 10 s)
   2. read the journal and the CDI directory; find released and lost claims; end releases whose containers have ended
-  3. restore deleted files, then run the change: it decides with the ledger and writes or removes claim files
+3. restore deleted files, then run the change, which uses the ledger to decide, and writes or removes claim files
   4. write the journal, publish the new ledger, release the lock, and report the changes to the backend
 
 A claim holds its CPUs and pages from the moment its file exists. After NodeUnprepareResources the file is gone, but the
@@ -98,7 +98,7 @@ class ClaimStore:
     _ledger: Ledger = field(default_factory=partial(Ledger, {}))
     """Ledger as of the last transaction, without containers; it remains the same object until something changes."""
     _latest: tuple[object, object, Ledger] = (None, None, Ledger({}))
-    """Ledger without containers, containers, and the ``ledger`` value that was built from both."""
+    """The ledger without containers, the containers, and the ``ledger`` value that was built from both."""
     _present: Mapping[ClaimKey, Name] = field(default_factory=dict)
     news: RecordNews = field(default_factory=RecordNews)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class ClaimStore:
     def ledger(self) -> Ledger:
         """Ledger as of the last transaction and the latest reports.
 
-        The ledger remains the same object until either changes, so that regular work can be skipped.
+        The ledger remains the same object until either changes, so regular work can be skipped until then.
         """
         base, containers = self._ledger, self._backend.containers
         if base is not self._latest[0] or containers is not self._latest[1]:
@@ -210,7 +210,7 @@ class ClaimStore:
     ) -> T:
         """Runs ``change`` in a worker thread on the current claims, excluding all other changes on this node.
 
-        A change that allocates no resources may set ``allocates`` to False, which saves a write of the journal.
+        A change that allocates no resources may set ``allocates`` to False, which saves one journal write.
 
         Raises whatever ``change`` raises, and OSError if the lock cannot be acquired. A cancelled caller does not wait,
         but the lock is held until the thread has finished, since the thread may be writing.
@@ -272,9 +272,9 @@ class ClaimStore:
     ) -> T:
         has_freed = self._load(transaction, unacked, thorough=thorough, reads_changes=reads_changes)
         if has_freed and allocates:
-            # Written before the CPUs and pages are allocated again. Otherwise, if this instance died, the next one
-            # would find the release in the journal and, if the released claim is prepared again, return the resources
-            # to that claim.
+            # The journal is written before the CPUs and pages are allocated again. Otherwise, if this instance died,
+            # the next one would find the release in the journal and, if the released claim is prepared again, return
+            # the resources to that claim.
             self._write_journal(transaction)
         try:
             # Only a thorough scan looks for missing metadata files.
@@ -290,8 +290,8 @@ class ClaimStore:
     def _load(
         self, transaction: Transaction, unacked: frozenset[ClaimKey], *, thorough: bool, reads_changes: bool
     ) -> bool:
-        """Fills the transaction from disk, and frees releases whose containers have ended. Returns True if any were
-        freed.
+        """Fills the transaction from disk, and ends releases whose containers have ended. Returns True if any release
+        was ended.
 
         ``unacked`` contains claims whose release the backend has not read yet. ``reads_changes`` is True if the backend
         reads the changes that this instance publishes.
@@ -323,8 +323,8 @@ class ClaimStore:
 
         The other instance's backend has confirmed that no container of the claim is left, but this instance's backend
         may have reported before that. Such older reports would make the claim look lost, and it would be rebuilt with
-        CPUs that may now belong to another claim. Reports made after the change are trusted. Until the node's claims
-        have been listed, a finished release keeps its entry in the journal.
+        CPUs that may now belong to another claim. Reports that the backend makes after reading the change are trusted.
+        Until the node's claims have been listed, a finished release keeps its entry in the journal.
         """
         listed = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
         before = self._ledger.files.keys() | self._ledger.releasing.keys() | self._present.keys()
@@ -369,7 +369,8 @@ class ClaimStore:
         return bool(ended)
 
     def _write_journal(self, transaction: Transaction) -> None:
-        # Copies, since the transaction may continue and the journal compares these values with its next entries.
+        # These are copies, since the transaction may continue and the journal compares the values with its next
+        # entries.
         cpus = {key: file.cpus_by_request for key, file in transaction.files.items() if file.cpus_by_request}
         self._journal.write(Entries(dict(transaction.present), dict(transaction.releasing), transaction.unlisted, cpus))
 
@@ -381,7 +382,7 @@ def _vanished(
     journal.
 
     Memory contains whole records, but may be older than the journal: if a file is lost twice, another instance may have
-    rebuilt its record with other CPUs in between. The journal contains only CPUs. These stay held, and recovery
+    rebuilt its record with other CPUs in between. The journal contains only CPUs. These CPUs stay held, and recovery
     rebuilds the record with them, as it does for a damaged file whose environment can be parsed.
     """
     vanished = {

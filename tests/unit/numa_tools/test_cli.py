@@ -281,13 +281,13 @@ def test_inspect_shows_reserves_and_their_origin(host: str, tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("config", "code", "told"),
     [
-        ('reservedCPUs: "0-500"', 2, "reservedCPUs: CPU 8-500 does not exist; this machine can have 0-7"),
+        ('reservedCPUs: "0-500"', 2, "reservedCPUs: CPU 8-500 does not exist; possible CPUs: 0-7"),
         ("reservedMemory: [{numaNode: 7, limits: {memory: 1Gi}}]", 2, "reservedMemory: NUMA node 7 does not exist"),
         ('reservedCPUs: "0-7"', 0, "warning: reservedCPUs, withheldCPUs: no CPU is left for claims"),
         (
             "reservedMemory: [{numaNode: 1, limits: {memory: 900Gi}}]",
             0,
-            "warning: reservedMemory: no memory of NUMA node 1 is left for claims",
+            "warning: reservedMemory: no memory on NUMA node 1 is left for claims",
         ),
     ],
 )

@@ -91,4 +91,4 @@ def test_a_list_that_is_too_long_is_left_out_with_a_warning() -> None:
     assert "cpudevnuma000, cpudevnuma001" in warning
     assert "smaller groupBy" in warning
     (warning,) = [one for one in offered(machine(threads=4)).warnings if SMT_LAYOUT in one]
-    assert "cores of up to 2 threads" in warning
+    assert "cores with up to 2 threads" in warning

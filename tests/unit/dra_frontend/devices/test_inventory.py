@@ -193,7 +193,7 @@ ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left f
         ({"withheldCPUs": 64}, [f"reservedCPUs, withheldCPUs: no CPU is {LEFT}; online CPUs: 0-6"], [NOTHING_LEFT]),
         (
             {"reservedMemory": [{"numaNode": 2, "limits": {"memory": 1}}]},
-            ["reservedMemory: NUMA node 2 does not exist; this machine has 0-1"],
+            ["reservedMemory: NUMA node 2 does not exist; existing NUMA nodes: 0-1"],
             [ABSENT],
         ),
         (
@@ -221,11 +221,11 @@ def test_missing_resources_are_a_warning(keys: dict[str, Any], texts: list[str],
 @pytest.mark.parametrize(
     ("keys", "driver", "text"),
     [
-        ({"reservedCPUs": "0,8-9"}, "dra.cpu", "reservedCPUs: CPU 8-9 does not exist; this machine can have 0-7"),
+        ({"reservedCPUs": "0,8-9"}, "dra.cpu", "reservedCPUs: CPU 8-9 does not exist; possible CPUs: 0-7"),
         (
             {"reservedMemory": [{"numaNode": 4, "limits": {}}]},
             "dra.memory",
-            "reservedMemory: NUMA node 4 does not exist; this machine can have 0-1",
+            "reservedMemory: NUMA node 4 does not exist; possible NUMA nodes: 0-1",
         ),
         ({"groupBy": "l3"}, "dra.cpu", "groupBy: l3 cannot be determined on this machine: /sys/map: odd"),
         ({"groupBy": "socket"}, "dra.cpu", "groupBy: socket cannot be determined on this machine: /sys/mask: odd"),
@@ -244,7 +244,7 @@ def test_an_irrelevant_inconsistency_is_only_a_warning() -> None:
     """Neither NUMA nodes nor single CPUs depend on sockets or caches."""
     found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
     told = (
-        "/sys/map: odd; the CPUs whose files disagree have no L3 cache here",
+        "/sys/map: odd; CPUs whose files disagree are treated as having no L3 cache",
         "/sys/mask: odd; sockets are distinguished by their IDs",
     )
     for keys in ({}, {"cpuDeviceMode": "individual", "groupBy": "l3"}):

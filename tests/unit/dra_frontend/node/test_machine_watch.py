@@ -213,7 +213,7 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
     assert rig.watch.problem == ""
     assert rig.watch.warnings == (
         "reservedCPUs: CPU 7 is offline; online CPUs: 0-3",
-        "reservedMemory: NUMA node 1 does not exist; this machine has 0",
+        "reservedMemory: NUMA node 1 does not exist; existing NUMA nodes: 0",
     )
 
 

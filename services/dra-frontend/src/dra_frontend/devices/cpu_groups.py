@@ -23,7 +23,7 @@ device, the value is the device's own node; for a memory device, it is the node 
 
 
 def numa_attributes(node: int) -> dict[str, int | bool | str]:
-    """Returns the attributes common to all devices of a NUMA node with CPUs."""
+    """Returns the attributes whose value is the NUMA node, for a device on a node with CPUs."""
     # The first is the standard name. Older manifests select by the second and third.
     return dict.fromkeys((NUMA_NODE, "dra.cpu/numaNodeID", "dra.net/numaNode", NEAREST_NUMA_NODE), node)
 
@@ -61,7 +61,7 @@ def _common(cpus: list[Cpu]) -> dict[str, AttributeValue]:
 
 def _by_numa_node(machine: Machine) -> _Groups:
     for node, cpus in _split(machine, attrgetter("numa_node")).items():
-        # The lowest CPU's socket, so that a node that spans sockets has the same value after every start.
+        # Uses the lowest CPU's socket, so that a node that spans sockets has the same value after every start.
         yield f"cpudevnuma{node:03d}", cpus, {**numa_attributes(node), "dra.cpu/socketID": cpus[0].package}
 
 
@@ -99,7 +99,7 @@ def _by_core_type(machine: Machine) -> _Groups:
 def _by_cpu(machine: Machine) -> _Groups:
     for number, (cpu,) in _split(machine, attrgetter("id")).items():
         identity = {"dra.cpu/cacheL3ID": cpu.l3_id, "dra.cpu/coreID": cpu.core_id, "dra.cpu/cpuID": number}
-        # Named after the CPU's number, so that the name does not change when other CPUs are reserved or go offline.
+        # The name contains the CPU's number, so it does not change when other CPUs are reserved or go offline.
         yield f"cpudev{number:03d}", [cpu], {**_common([cpu]), **identity}
 
 

@@ -22,7 +22,7 @@ _THREADS: Final = 2
 
 
 def cpu_lists(machine: Machine, device: CpuDevice) -> dict[str, str]:
-    """Returns a device's attributes, except for values that are too long for the server."""
+    """Returns a device's CPU list and SMT layout as attributes. Values that are too long for the server are omitted."""
     texts = {CPU_IDS: format_cpu_list(device.cpus), SMT_LAYOUT: smt_layout(machine)}
     return {name: text for name, text in texts.items() if 0 < len(text) <= _MAX_BYTES}
 
@@ -50,8 +50,10 @@ def smt_layout(machine: Machine) -> str:
 def left_out(machine: Machine, devices: list[CpuDevice]) -> Iterator[str]:
     """Yields a message about each attribute that had to be omitted."""
     if long := [device.name for device in devices if CPU_IDS not in device.attributes]:
-        yield f"{', '.join(long)}: the CPUs do not fit into {_MAX_BYTES} bytes of {CPU_IDS}; use a smaller groupBy"
+        yield f"{', '.join(long)}: {CPU_IDS} is omitted, since it would exceed {_MAX_BYTES} bytes; use a smaller groupBy"
     if any(SMT_LAYOUT not in device.attributes for device in devices):
         layout = smt_layout(machine)
-        reason = f"does not fit into {_MAX_BYTES} bytes" if layout else f"supports cores of up to {_THREADS} threads"
+        reason = (
+            f"does not fit into {_MAX_BYTES} bytes" if layout else f"only supports cores with up to {_THREADS} threads"
+        )
         yield f"allocator: external: {SMT_LAYOUT} is omitted, since it {reason}"

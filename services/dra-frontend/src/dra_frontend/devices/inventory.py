@@ -51,7 +51,7 @@ _MAX_POOL_NAME_LENGTH: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 _INSTEAD: Final = {
     "socket": "sockets are distinguished by their IDs",
-    "l3": "the CPUs whose files disagree have no L3 cache here",
+    "l3": "CPUs whose files disagree are treated as having no L3 cache",
     "memory": "kind, bandwidth, latency or nearest CPUs of some memory are unknown",
 }
 
@@ -80,7 +80,9 @@ class Misfit:
 
 
 class InventoryError(Exception):
-    """Raised if a name or setting prevents any device from being offered. The message names setting and remedy."""
+    """Raised if a name or setting prevents any device from being offered. The message names the setting and the
+    remedy.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Inventory:
     """Current mismatches, including settings that leave nothing to offer."""
     reserve: MemoryReserve = field(default_factory=MemoryReserve)
     refused: Mapping[str, str] = field(default_factory=dict)
-    """By driver, the reason why it publishes no devices: a setting does not fit this machine."""
+    """For each driver that publishes no devices because a setting does not fit this machine, the reason."""
     observes: bool = False
     """True if the node refuses every claim because ``enforcement`` is ``observe``."""
     layout: Layout = field(init=False, repr=False, compare=False)
@@ -106,7 +108,9 @@ class Inventory:
     """The devices' attributes in the API's form, by the same key. Equal values are the same object."""
 
     def __post_init__(self) -> None:
-        """Computes the indexes, since a claim may have hundreds of results, each on one of hundreds of devices."""
+        """Builds the indexes, since a claim may have hundreds of results, and searching hundreds of devices for each
+        would be slow.
+        """
         index = {(pool.driver, pool.name, device.name): device for pool in self.pools for device in pool.devices}
         api_value = lru_cache(typed=True)(attribute_document)
         attributes = {
@@ -176,7 +180,7 @@ def is_device_of(node_name: str, driver: str, pool: str, device: str) -> bool:
 
 def _check_names(node_name: str, pools: Sequence[Pool]) -> None:
     if not _NODE_NAME.fullmatch(node_name):
-        fault = "is not a name of a Kubernetes node (lower-case DNS subdomain)"
+        fault = "is not a valid Kubernetes node name (lower-case DNS subdomain)"
         raise InventoryError(f"node name: {shown(node_name)} {fault}")
     for pool in pools:
         if len(pool.name) > _MAX_POOL_NAME_LENGTH:
@@ -190,7 +194,7 @@ def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
     possible = machine.possible | machine.online | machine.offline
     nodes = machine.possible_nodes.union(machine.numa_nodes)
     if missing := config.reserved_cpus - possible:
-        there = f"does not exist; this machine can have {format_cpu_list(possible)}"
+        there = f"does not exist; possible CPUs: {format_cpu_list(possible)}"
         yield CPU_DRIVER, f"reservedCPUs: CPU {format_cpu_list(missing)} {there}"
     elif config.cpu_device_mode == "grouped" and config.group_by in machine.doubts:
         yield (
@@ -198,7 +202,7 @@ def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
             f"groupBy: {config.group_by} cannot be determined on this machine: {machine.doubts[config.group_by]}",
         )
     if absent := {entry.numa_node for entry in config.reserved_memory} - nodes:
-        there = f"does not exist; this machine can have {format_cpu_list(nodes)}"
+        there = f"does not exist; possible NUMA nodes: {format_cpu_list(nodes)}"
         yield MEMORY_DRIVER, f"reservedMemory: NUMA node {format_cpu_list(absent)} {there}"
 
 
@@ -244,8 +248,8 @@ def _offered(
     nodes = tuple(sorted({machine.cpus[cpu].numa_node for cpu in cpus}))
     if NUMA_NODE not in attributes and len(nodes) <= (room := MAX_ATTRIBUTE_VALUES - len(attributes)):
         attributes[NUMA_NODE] = nodes[0] if len(nodes) == 1 else nodes
-    # Truncated, since the server would reject the whole slice because of a longer list. A partial list is still
-    # correct.
+    # The list is truncated, since the server would reject the whole slice because of a longer list. A partial list is
+    # still correct.
     room = MAX_ATTRIBUTE_VALUES - sum(len(value) if isinstance(value, tuple) else 1 for value in attributes.values())
     if near := _near(roots, cpus)[:room]:
         attributes[PCIE_ROOT] = near
@@ -303,7 +307,7 @@ def _memory_misfits(
         node = machine.numa_nodes.get(entry.numa_node)
         if node is None:
             there = format_cpu_list(machine.numa_nodes)
-            text = f"reservedMemory: NUMA node {entry.numa_node} does not exist; this machine has {there}"
+            text = f"reservedMemory: NUMA node {entry.numa_node} does not exist; existing NUMA nodes: {there}"
             yield Misfit(MisfitKind.ABSENT, text)
             continue
         for name in entry.limits:
@@ -313,5 +317,5 @@ def _memory_misfits(
                 yield Misfit(MisfitKind.NO_PAGE_SIZE, f"reservedMemory: this kernel has no {name}; it has {known}")
             pages = sum(pool.total for pool in node.hugepages if pool.page_bytes == size)
             if (pages or (size is None and node.memory_bytes)) and memory_device_name(size, node.id) not in offered:
-                text = f"reservedMemory: no {name} of NUMA node {node.id} is left for claims"
+                text = f"reservedMemory: no {name} on NUMA node {node.id} is left for claims"
                 yield Misfit(MisfitKind.NOTHING_LEFT, text)

@@ -22,8 +22,8 @@ def nearest_nodes(machine: Machine, node: NumaNode) -> tuple[int, ...]:
     """Returns the nodes with the CPUs closest to a node's memory, in ascending order; several if they are equally
     close.
 
-    A node with CPUs is its own nearest node. For other nodes the firmware's initiators (HMAT) decide or, if there are
-    none, the distances.
+    A node with CPUs is its own nearest node. For any other node, the nearest nodes are the initiators that the firmware
+    (HMAT) names for it or, if it names none, the nodes at the smallest distance.
     """
     if node.cpus:
         return (node.id,)
@@ -46,8 +46,8 @@ def _distance(machine: Machine, node: NumaNode) -> int:
 
 
 def plain_memory(machine: Machine, node: NumaNode, config: Config, reserve: MemoryReserve) -> MemoryDevice | None:
-    """Returns a node's memory without its hugepages, existing or on demand, and without its reserve, or None if no
-    memory is left.
+    """Returns a node's plain memory: all memory except for the reserve and the hugepages, both existing and on demand.
+    Returns None if no memory is left.
     """
     pages = ((max(one.total, config.pages_on_demand(node.id, one.page_bytes)), one) for one in node.hugepages)
     huge = sum(count * one.page_bytes for count, one in pages)

@@ -91,7 +91,7 @@ class CpuDevice:
 
 @dataclass(frozen=True, slots=True)
 class MemoryDevice:
-    """One NUMA node's memory of one page size."""
+    """One NUMA node's memory with one page size."""
 
     name: str
     attributes: Attributes
@@ -118,7 +118,7 @@ Device = CpuDevice | MemoryDevice
 
 
 def taints(driver: str, device: Device) -> dict[str, str]:
-    """Returns the values of a device's taints by key. The effect of all of them is NoSchedule."""
+    """Returns the values of a device's taints by key. All taints have the effect NoSchedule."""
     found = {OVERCLAIMED_TAINTS[driver]: "true"} if device.overclaimed else {}
     found |= {FAULT_TAINTS[driver]: device.failing} if device.failing else {}
     # The node refuses every claim, so the scheduler must avoid the device.

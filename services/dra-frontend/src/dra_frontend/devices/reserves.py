@@ -85,8 +85,9 @@ def memory_reserve(machine: Machine, config: Config, kubelet: int | None = None)
     """Returns each NUMA node's reserve. ``kubelet`` is the kubelet's total reserve, or None if it is unknown."""
     if is_explicit(config):
         return MemoryReserve("reservedMemory", {node: config.reserved_bytes(node) for node in machine.numa_nodes})
-    # In proportion to all memory, including hugepages, so that allocating or freeing hugepages does not change other
-    # nodes' capacity. In whole steps like the capacity, so that neither changes by a few pages between boots.
+    # The reserve is divided in proportion to all memory, including hugepages, so that allocating or freeing hugepages
+    # does not change other nodes' capacity. Like the capacity, it is rounded to whole steps, so that neither changes by
+    # a few pages between boots.
     sizes = {node.id: node.memory_bytes // MEMORY_STEP for node in _system_nodes(machine)}
     total = max(1, sum(sizes.values()))
     kept, of = (1, DEFAULT_PART) if kubelet is None else (kubelet, total * MEMORY_STEP)

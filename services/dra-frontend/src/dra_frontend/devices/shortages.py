@@ -17,8 +17,8 @@ from numa_contract.state.status import Notice, StatusCode
 FIRST_SECONDS: Final = 300.0
 MAX_SECONDS: Final = 3600.0
 SILENCE_SECONDS: Final = 10.0
-"""Time from the first unanswered request until a shortage is reported, since the helper's container needs some seconds
-to restart.
+"""Time from the first unanswered request until a shortage is reported. The helper container takes a few seconds to
+restart.
 
 For a request that the helper accepts but does not answer, this time starts at the request's timeout
 (``node/pool_client.py``).
@@ -46,7 +46,7 @@ class Shortage:
 class _Failures:
     in_a_row: int
     until: float
-    """Clock time from which new claims may be tried again."""
+    """Clock time after which new claims may try again."""
 
 
 class Shortages:

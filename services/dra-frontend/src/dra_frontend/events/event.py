@@ -19,7 +19,7 @@ CONTROLLER: Final = "dra-driver-numa"
 COUNTED: Final = f"{CONTROLLER}/counted"
 """Annotation with the value ``source=total``: the source whose total was added last, and that total."""
 _MAX_DIGITS: Final = 9
-"""Maximum number of digits in a total. A longer total counts as 0."""
+"""Maximum number of digits in a total. A longer total is read as 0."""
 MAX_COUNT: Final = (1 << 31) - 1
 """The API's maximum for a series' count."""
 _MAX_WORD: Final = 128
@@ -40,7 +40,7 @@ class ObjectReference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One observation of a condition, for its Event."""
+    """An observation of a condition, to be recorded in the condition's Event."""
 
     regarding: ObjectReference
     reason: str
@@ -141,7 +141,7 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(document: Mapping[str, Any]) -> Recorded:
-    """Parses the response to a create or patch call. Fields damaged by another writer count as absent."""
+    """Parses the response to a create or patch call. Fields that another writer has damaged are treated as absent."""
     metadata, series = _object(document, "metadata"), _object(document, "series")
     source, _, total = str(_object(metadata, "annotations").get(COUNTED, "")).rpartition("=")
     number = int(total) if total.isascii() and total.isdigit() and len(total) <= _MAX_DIGITS else 0

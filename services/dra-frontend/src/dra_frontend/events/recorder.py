@@ -5,13 +5,13 @@
 known conditions' counts at growing intervals, so a container that fails every few seconds costs the API server one
 write in five minutes. Users control how many conditions their pods cause, so everything is limited:
 
-  conditions        1024 for pods (256 more for namespaces with fewer than 4), 256 a namespace, 25 a pod;
+  conditions        1024 for pods (256 more for namespaces with fewer than 4), 256 per namespace, 25 per pod;
                     100 for the Node
   writes            10 per tick, of which 2 each are reserved for the Node and for pods' conditions that are not urgent
   log lines         20 new pod conditions per minute
 
 Namespaces, and the objects within a namespace, take turns. A condition that is not observed for an hour is forgotten,
-as is its Event by the API server.
+and the API server deletes its Event.
 """
 
 import logging
@@ -58,7 +58,7 @@ SPARE_CONDITIONS: Final = 256
 """Additional conditions available to namespaces that have fewer than FEW_CONDITIONS."""
 FEW_CONDITIONS: Final = 4
 MAX_PER_OBJECT: Final = 25
-"""Maximum number of conditions per pod and hour that get an Event. Any further ones are dropped."""
+"""Maximum number of conditions per pod and hour that get an Event. Further conditions are dropped."""
 MAX_OF_NODE: Final = 100
 """Maximum number of Node conditions per hour that get an Event, independent of pods' conditions."""
 MAX_WRITES: Final = 10
@@ -101,7 +101,7 @@ class _Condition:
     """An observed condition and the state of its Event."""
 
     observation: Observation
-    """First observation, whose note is in the Event, combined with the latest observation's source."""
+    """The first observation, because the Event contains its note, but with the source of the latest observation."""
     last_seen: float
     totals: dict[str, int] = field(default_factory=dict)
     """Each source's latest total, newest last."""
@@ -169,7 +169,7 @@ class EventRecorder:
         self._node = node
         self._clock = clock
         self._conditions: dict[tuple[str, ...], _Condition] = {}
-        """Conditions by key, ordered from the one observed longest ago."""
+        """Conditions by key, least recently observed first."""
         self._per_object: Counter[ObjectReference] = Counter()
         self._per_namespace: Counter[str] = Counter()
         """Number of conditions by namespace; the Node's namespace is ""."""
@@ -253,7 +253,8 @@ class EventRecorder:
     def _due(self) -> list[_Condition]:
         """Returns the conditions to write in this tick.
 
-        Urgent conditions precede pods' other conditions, but leave a few writes per tick for those and for the Node.
+        Urgent conditions precede pods' other conditions, but leave a few writes per tick for those conditions and for
+        the Node's.
         """
         now = self._clock()
         due = [
@@ -310,7 +311,7 @@ class EventRecorder:
         condition.written(read_recorded(await self._api.create_event(document)), totals, self._clock())
 
     async def _adopt(self, condition: _Condition) -> bool:
-        """Reads a condition's current Event. Returns False if another author created the Event."""
+        """Reads a condition's current Event and adopts its state. Returns False if another author created the Event."""
         # An empty patch returns the Event, so no permission to read Events is needed.
         try:
             document = await self._api.patch_event(*event_place(condition.observation, condition.salt), {})

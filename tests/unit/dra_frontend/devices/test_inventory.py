@@ -200,8 +200,8 @@ ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left f
             {"reservedMemory": [{"numaNode": 0, "limits": PAGES}, {"numaNode": 1, "limits": {"memory": "900Gi"}}]},
             [
                 "reservedMemory: this kernel has no hugepages-1Gi; it has hugepages-2Mi",
-                f"reservedMemory: no hugepages-2Mi of NUMA node 0 is {LEFT}",
-                f"reservedMemory: no memory of NUMA node 1 is {LEFT}",
+                f"reservedMemory: no hugepages-2Mi on NUMA node 0 is {LEFT}",
+                f"reservedMemory: no memory on NUMA node 1 is {LEFT}",
             ],
             [MisfitKind.NO_PAGE_SIZE, NOTHING_LEFT, NOTHING_LEFT],
         ),

@@ -296,7 +296,7 @@ async def test_an_inconsistent_reading_withdraws_no_device(group_by: Literal["l3
         rig.host.change({"cpu/cpu0/cache/index3/shared_cpu_map": "0f"})
     else:
         assert rig.watch.inventory.machine.doubts.keys() == {"l3"}
-        assert any("have no L3 cache here" in warning for warning in rig.watch.warnings)
+        assert any("having no L3 cache" in warning for warning in rig.watch.warnings)
         rig.host.reads = 0
     await rig.watch.read()
     assert (rig.watch.problem, 7 in rig.watch.inventory.machine.online) == ("", False)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes an allocated claim's allocation record. Pure: no files, no sockets, no clock."""
+"""Computes the allocation record of a claim that the scheduler has allocated. Pure: no files, no sockets, no clock."""

@@ -43,7 +43,9 @@ T = TypeVar("T")
 
 
 class Refused(Exception):  # noqa: N818 - an answer to the claim's author, not a fault of ours
-    """Rejects a claim. The message is one sentence that includes the remedy; the user sees it in the pod's Events."""
+    """Raised if a claim is refused. The message is one sentence that includes the remedy; the user sees it in the pod's
+    Events.
+    """
 
 
 def covers(requests: frozenset[str], request: str) -> bool:
@@ -84,7 +86,7 @@ class OpaqueConfig:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A ``matchAttribute`` constraint: the devices of these requests have a value of the attribute in common."""
+    """A ``matchAttribute`` constraint: the devices of these requests must have a common value for the attribute."""
 
     attribute: str
     requests: frozenset[str]

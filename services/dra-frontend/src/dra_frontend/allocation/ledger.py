@@ -78,7 +78,7 @@ class Ledger:
         found = []
         known = self.files.keys() | {key for key, file in self.releasing.items() if not is_tombstone(file)}
         for report in self.containers:
-            # The backend reports the CPUs of few claims that have a record. The CPUs of all others are those of the
+            # For most claims that have a record, the backend does not report the CPUs: they are those of the
             # container's cgroup.
             for uses, shown in ((report.claims, report.cpus), (report.unknown_claims, frozenset[int]())):
                 for use in uses[:_MAX_USES] if report.alive and not report.refused else ():

@@ -31,7 +31,7 @@ _EXCLUSIVE: Final = (
 )
 """Pairs of CPU fields with values that contradict each other."""
 _CHARGED: Final = ("limit", "protect", "high")
-"""Fields for memory that the memory cgroup controller charges, which excludes hugepages."""
+"""Fields that only apply to memory charged by the memory cgroup controller, and therefore not to hugepages."""
 _ONLY: Final = "list only requests to which the field applies under config[].requests"
 
 

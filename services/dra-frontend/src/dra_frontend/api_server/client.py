@@ -184,8 +184,8 @@ class KubeClient:
             query = {**base.query, "limit": str(page), **({"continue": token} if token else {})}
             call = replace(base, query=query)
             try:
-                # In a thread, because parsing documents written by users may take a second and would block the event
-                # loop.
+                # Pages are parsed in a thread, because parsing documents written by users may take a second and would
+                # block the event loop.
                 items, metadata = await asyncio.to_thread(read_list, call, await self._ask(call, pace), kind)
             except TooLargeError as error:
                 pace = later or pace
@@ -328,7 +328,7 @@ class KubeClient:
 
 
 def _next_token(call: Call, metadata: Document, seen: Container[str]) -> str:
-    """Returns a page's continue token, or "" for the last page. Raises UnavailableError if an earlier page had the
+    """Returns a page's continue token, or "" for the last page. Raises UnavailableError if an earlier page had the same
     token.
     """
     token = str(metadata.get("continue") or "")
@@ -340,12 +340,13 @@ def _next_token(call: Call, metadata: Document, seen: Container[str]) -> str:
 
 
 def _watching(version: str) -> dict[str, str]:
-    # Random, so that a cluster's nodes do not all restart their watches at the same time after a server restart.
+    # The timeout is random, so that a cluster's nodes do not all restart their watches at the same time after a server
+    # restart.
     seconds = random.randint(WATCH_SECONDS, MAX_WATCH_SECONDS)  # noqa: S311 - guards nothing
     options = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
     return {**options, "resourceVersion": version}
 
 
 def _selector(driver: str, node_name: str) -> dict[str, str]:
-    # Only this node's slices, since a large cluster has tens of thousands.
+    # Selects only this node's slices, since a large cluster has tens of thousands.
     return {"fieldSelector": f"spec.driver={driver},spec.nodeName={node_name}"}

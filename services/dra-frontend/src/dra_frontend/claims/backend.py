@@ -79,7 +79,7 @@ def read_state(data: bytes) -> tuple[BackendStatus, list[Any] | Changes | None]:
     """Parses the body of ``PUT /v1/backend``: the lease and the containers' reports.
 
     The second value is a list of all reports, a Changes, or None if the body contains neither. Raises MalformedError if
-    the body cannot be parsed. :meth:`BackendView.renew` parses the reports themselves.
+    the body cannot be parsed. The reports in the list are not parsed here, but by :meth:`BackendView.renew`.
     """
     document = parse_json(data, MAX_STATE_BYTES, _KIND, "")
     if not isinstance(document, dict) or not isinstance(reports := document.pop(CONTAINERS, None), list | None):

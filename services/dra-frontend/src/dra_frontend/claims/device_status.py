@@ -64,7 +64,7 @@ _NOT_WRITTEN: Final = "claim statuses not written; the claims work without them"
 
 
 class StatusWriter(Protocol):
-    """Writes the devices in a claim's status."""
+    """Writes the device entries in a claim's status."""
 
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]]

@@ -60,8 +60,8 @@ class ClaimFiles(ClaimDirectory):
         """Returns all claim files. Copies unusable files to quarantine, but leaves them in place, since a pod may need
         them.
 
-        Unless ``thorough``, skips the scan if the directory's modification time is unchanged. This misses another
-        instance's change if it happens in the same clock tick as a change by this instance. Does not raise.
+        Unless ``thorough``, skips the scan if the directory's modification time is unchanged. A skipped scan misses
+        another instance's change if that happened in the same clock tick as a change by this instance. Does not raise.
         """
         view = self.refresh(thorough=thorough)
         for name, problem in view.problems.items():
@@ -300,9 +300,9 @@ class Transaction:
         allocated them. The other claim's CPUs are known from its file, from its release, from its container's report,
         or from its own vanished file.
 
-        If a container uses the claim, the vanished record is restored nevertheless, and recovery sets the other record
-        aside. The exception is a container that the reports show on other CPUs: its claim was lost earlier and was
-        rebuilt with those CPUs.
+        If a container uses a vanished record's claim, the record is restored nevertheless, and recovery sets the other
+        record aside. The exception is a container that the reports show on other CPUs: its claim was lost earlier and
+        was rebuilt with those CPUs.
         """
         self._ledger = None
         known = Ledger(self._files.view.files, self.releasing, self.containers)

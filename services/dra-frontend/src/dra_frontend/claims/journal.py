@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores which claims this node has prepared; all instances on the node share the journal (docs/adr/0004-journal.md).
 
-If a claim has no file, this does not prove that the claim was never prepared: the file may have been deleted. The
+The absence of a claim file does not prove that the claim was never prepared: the file may have been deleted. The
 journal lists every claim that has a file, with its CPUs, and every claim that was released while its containers may
 still run, with all its resources. A claim that the journal lists but that has no file is lost, and recovery rebuilds
 its record.

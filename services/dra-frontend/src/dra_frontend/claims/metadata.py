@@ -36,8 +36,8 @@ from dra_frontend.devices.inventory import Inventory
 _log = logging.getLogger(__name__)
 
 API_VERSION: Final = "metadata.resource.k8s.io/v1beta1"
-# Attributes for the share allocated from a device, which no slice contains. The CPU attribute has the same name as in
-# dra-driver-cpu.
+# Attributes that contain the amount allocated from a device; they exist only in metadata files, not in slices. The CPU
+# attribute has the same name as in dra-driver-cpu.
 _ALLOCATED: Final = {CPU_DRIVER: "dra.cpu/allocatedNumCPUs", MEMORY_DRIVER: "dra.memory/allocatedBytes"}
 _OWN_CPUS: Final = "dra.cpu/exclusiveCPUs"
 _POOL_CPUS: Final = "dra.cpu/poolCPUs"

@@ -56,7 +56,7 @@ _MAX_CLAIMS: Final = 10_000
 _GROWTH_SECONDS: Final = 30.0
 """Time limit for growing one pool; the scheduler waits 600 s."""
 _CHECK_SECONDS: Final = 10.0
-"""Interval between checks of whether the helper can write the pools. A check takes less time than that."""
+"""Interval between checks of whether the helper can write the pools. A check takes less time than this interval."""
 
 
 class ClaimApi(Protocol):
@@ -65,8 +65,8 @@ class ClaimApi(Protocol):
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[dict[str, Any]], dict[str, Any] | None]
     ) -> tuple[list[dict[str, Any]], str]:
-        """Returns the reduced claims with a label, and the resource version to start watching from. Raises
-        KubeError.
+        """Returns the claims with a label, each reduced by ``reduce``, and the resource version to start watching from.
+        Raises KubeError.
         """
 
     def watch_labelled_claims(self, label: str, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
@@ -97,7 +97,7 @@ class Pools(Protocol):
 
 
 class LabelledClaims:
-    """The cluster's allocated claims that have the label."""
+    """The cluster's allocated claims that have the on-demand label."""
 
     def __init__(self, api: ClaimApi, reallocated: Callable[[str], None]) -> None:
         """``reallocated`` is called with the UID of a claim whose allocation has changed or ended."""

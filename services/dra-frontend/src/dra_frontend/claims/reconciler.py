@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps records up to date between the kubelet's calls: owners, reservedFor, deleted files and deleted claims."""
+"""Keeps records up to date between the kubelet's calls: updates owners and reservedFor, restores deleted files, and
+releases deleted claims.
+"""
 
 import asyncio
 import logging

@@ -165,8 +165,8 @@ class Recovery:
         self._news.set()
         self._news = asyncio.Event()
         nameless = [key for key in due if key not in named and lost[key]]
-        # In random order, so that a namespace whose list does not finish does not delay the same other namespaces every
-        # time.
+        # The order is random, so that a namespace whose list does not finish does not delay the same other namespaces
+        # every time.
         namespaces = {lost[key] for key in nameless}
         try:
             async with asyncio.timeout(self.lists_seconds) as scope:
@@ -194,7 +194,7 @@ class Recovery:
             await self._rebuild(key, document)
 
     async def _by_list(self, namespace: str, keys: list[ClaimKey]) -> None:
-        """Finds claims by listing the namespace of a container that names them."""
+        """Finds claims by listing the claims in the namespace of a container that names them."""
         try:
             wanted = {uid for _, uid in keys}
             listed = self._claim_reader.list_claims(namespace)

@@ -58,7 +58,7 @@ class ClaimReader(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class NodeClaims:
-    """The claims service for both drivers. A failure of one claim does not affect the others."""
+    """The claims service for both drivers. One claim's failure does not affect other claims."""
 
     claim_reader: ClaimReader
     other_devices: OtherDeviceReader

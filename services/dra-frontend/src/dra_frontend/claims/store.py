@@ -125,7 +125,7 @@ class ClaimStore:
 
     @property
     def unconfirmed(self) -> frozenset[ClaimKey]:
-        """CPU claims whose loss the backend has not read yet, so its reports may lack one of their containers.
+        """CPU claims whose loss the backend has not read yet, so its reports may not contain all of their containers.
 
         No CPUs are allocated until the backend has read the loss, since nothing else on the node records these claims'
         CPUs.
@@ -138,7 +138,7 @@ class ClaimStore:
         """Generation of the latest change that the backend has read, or None if it has not reported yet.
 
         The generation is 0 while the backend cannot read changes, for example in the first seconds: reports and changes
-        use separate connections. Reports may then lack a container that was started before a release.
+        use separate connections. A container that was started before a release may then be absent from the reports.
         """
         return None if self._backend.status is None else self._backend.status.records or 0
 

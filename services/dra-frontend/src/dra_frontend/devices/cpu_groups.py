@@ -13,8 +13,8 @@ _Key = TypeVar("_Key", bound=Any)
 _Groups = Iterator[tuple[str, list[Cpu], Attributes]]
 """Name, CPUs and attributes of each group."""
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
-"""Attribute that lets a claim match devices close to a NUMA node. The value is a list if the CPUs are on several nodes
-(KEP-6072).
+"""Attribute that lets a claim match devices that are close to the same NUMA node. The value is a list if the CPUs are
+on several nodes (KEP-6072).
 """
 NEAREST_NUMA_NODE: Final = "dra.cpu/nearestNumaNode"
 """Attribute that lets a claim match CPUs with the closest memory, which may be a NUMA node without CPUs. For a CPU

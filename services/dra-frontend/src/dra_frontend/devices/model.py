@@ -21,7 +21,7 @@ MAX_ATTRIBUTE_VALUES: Final = 48
 
 
 class DeviceKind(StrEnum):
-    """The property that a device's CPUs share. These are the values of ``groupBy`` in the configuration."""
+    """The property that a device's CPUs share. The values are those of ``groupBy`` in the configuration."""
 
     NUMA_NODE = "numanode"
     SOCKET = "socket"
@@ -41,8 +41,8 @@ class Capacity:
     default: int
     minimum: int
     step: int | None
-    """Step of requests; None if ``minimum`` plus one step would exceed the value, since the server rejects such a
-    slice.
+    """Difference between two consecutive request sizes; None if ``minimum`` plus one step would exceed the value, since
+    the server rejects such a slice.
     """
     binary: bool
     """True if the amount is written as bytes (``64Mi``), False for a plain number."""

@@ -17,8 +17,8 @@ from numa_contract.state.status import Notice, StatusCode
 FIRST_SECONDS: Final = 300.0
 MAX_SECONDS: Final = 3600.0
 SILENCE_SECONDS: Final = 10.0
-"""Time from the first unanswered request until a shortage is reported. The helper container takes a few seconds to
-restart.
+"""Time from the first unanswered request until a shortage is reported. It allows for a restart of the helper container,
+which takes a few seconds.
 
 For a request that the helper accepts but does not answer, this time starts at the request's timeout
 (``node/pool_client.py``).

@@ -3,7 +3,7 @@
 
 ``observe`` does not wait. ``write_due`` runs at each tick: it creates new conditions' Events immediately, and updates
 known conditions' counts at growing intervals, so a container that fails every few seconds costs the API server one
-write in five minutes. Users control how many conditions their pods cause, so everything is limited:
+write every five minutes. Users control how many conditions their pods cause, so everything is limited:
 
   conditions        1024 for pods (256 more for namespaces with fewer than 4), 256 per namespace, 25 per pod;
                     100 for the Node

@@ -632,7 +632,7 @@ async def test_hugepages_of_a_lost_claim_that_cannot_be_read_are_not_given_away(
         again.now += 700
         error = (await again.prepare("b", "dra.memory")).error or ""
         assert "while the record of claim a is being rebuilt" in error
-        assert "deleting the pod of that claim resolves it" in error
+        assert "deleting that claim's pod resolves it" in error
     if gone == "released":
         await again.unprepare("a", "dra.memory")
     elif gone == "deleted":

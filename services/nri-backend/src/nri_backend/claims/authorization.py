@@ -4,12 +4,12 @@
 CDI sets environment variables that name the claim and its requests, but the author of a pod or an image can set the
 same variables. Therefore a container holds a claim only if all of these conditions are met: a variable names the claim,
 the claim has a readable record, the record reserves the claim for the pod, the variables have the values that the
-record requires, and no other container owns the claim. Two containers in one pod may use a claim whose record has
-``sharing: pod``.
+record requires, and no other container owns the claim. Containers in the same pod may use the same claim if its record
+has ``sharing: pod``.
 
-Each claim is checked on its own: a rejected claim does not change the result for the others. A rejected claim that has
-already been enforced for the container stays in its entitlement while the container runs, since its processes may rely
-on the CPUs and pages. The container is then an orphan for this claim.
+Each claim is checked independently: a rejected claim does not affect the container's other claims. A rejected claim
+that has already been enforced for the container stays in its entitlement while the container runs, since its processes
+may rely on the CPUs and pages. The container is then an orphan with respect to this claim.
 """
 
 from collections import defaultdict
@@ -53,11 +53,13 @@ class Evidence:
     claims: Mapping[ClaimKey, tuple[Variable, ...]] = field(default_factory=dict)
     """Variables by the claim that they name."""
     fault: str = ""
-    """Reason why variables with the driver's prefixes cannot be parsed or are too many; empty if all are valid."""
+    """Reason why the variables with the driver's prefixes were rejected as a whole: one cannot be parsed, or there are
+    too many. Empty if they are valid.
+    """
 
 
 class Reason(StrEnum):
-    """Category of a rejection; the values are labels of a metric."""
+    """Category of a rejection. The values are used as a metric label."""
 
     MALFORMED = "malformed"
     NO_RECORD = "no_record"
@@ -87,7 +89,7 @@ _CODES: Final = {
     Reason.UNENFORCED: BackendCode.NOT_ENFORCED,
     Reason.OBSERVE: BackendCode.NODE_OBSERVES,
 }
-"""Code of a rejection by its reason, for rejections whose cause has no code of its own."""
+"""Code for each rejection reason, used if the rejection has no ``cause`` with its own code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +101,13 @@ class Rejection:
     unknown: tuple[ClaimUse, ...] = ()
     """Rejected claims whose record the frontend may still write or update."""
     about: tuple[ClaimUse, ...] = ()
-    """All claims that the container names and may not use."""
+    """All claims that the container names but may not use."""
     cause: BackendCode | None = None
-    """Code of the problem that caused the rejection, or None if the reason is the only cause."""
+    """Code of the problem that caused the rejection, or None if no problem did; ``reason`` then determines the code."""
 
     @property
     def problem(self) -> Problem:
-        """The message, with the cause's code."""
+        """The message with its code: that of ``cause``, or else that of ``reason``."""
         return Problem(self.text, self.cause or _CODES[self.reason])
 
 
@@ -118,20 +120,20 @@ class Claims:
         first_users: Mapping[ClaimKey, Owner] = MappingProxyType({}),
         is_alive: Callable[[Owner], bool] = lambda _: True,
     ) -> None:
-        """``is_alive`` returns True if a container of this name is alive in the pod."""
+        """``is_alive`` returns True if the owner's pod has a living container with the owner's name."""
         self.files: Mapping[ClaimKey, ClaimFile] = {}
         self.known: dict[ClaimKey, Held | str] = {}
-        """Each claim with all of its requests, or the reason why no container can hold it."""
+        """For each claim, the claim with all of its requests, or the reason why no container can hold it."""
         self.first_users = dict(first_users)
-        """Container that first used each claim, as far as this instance knows."""
+        """For each claim, the first container that is known to have used it."""
         self._is_alive = is_alive
         self._set_files(files)
 
     def _set_files(self, files: Mapping[ClaimKey, ClaimFile]) -> set[ClaimKey]:
         """Sets the current claim files and returns the claims that have changed.
 
-        An unchanged file must be the object that was passed before. The changed claims' shares are computed here, so
-        hooks need not compute them.
+        A file that has not changed must be passed as the same object as in the previous call. The changed claims'
+        shares are computed here, so that hooks need not compute them.
         """
         before, known = self.files, self.known
         changed = {key for key in before.keys() | files.keys() if before.get(key) is not files.get(key)}
@@ -140,10 +142,11 @@ class Claims:
         return changed
 
     def owner(self, held: Held, user: Owner) -> Owner | None:
-        """Returns the owner of a claim for a user: the recorded owner, else the first user, else None.
+        """Returns the container that owns a claim when ``user`` wants to use it: the recorded owner, else the first
+        user, else None.
 
-        An owner loses the claim when its pod is removed from reservedFor. An owner in the user's own pod also loses it
-        when its container has ended, as an init container does.
+        An owner whose pod has been removed from reservedFor is ignored. So is an owner in the user's own pod that has
+        ended, such as an init container.
         """
         for owner in (held.record.owner, self.first_users.get(held.key)):
             if owner is None or owner.pod_uid not in held.share.pods:
@@ -164,7 +167,7 @@ def _whole(file: ClaimFile) -> Held | str:
 
 
 def read_evidence(env: Sequence[str]) -> Evidence:
-    """Parses the variables (``K=V``) that nri/plugin.py has selected from an environment by their prefixes."""
+    """Parses the environment variables (``K=V``) that nri/plugin.py has selected by their prefixes."""
     if len(env) > MAX_VARIABLES or sum(map(len, env)) > MAX_VARIABLE_BYTES:
         limits = f"more than {MAX_VARIABLES} variables or {MAX_VARIABLE_BYTES >> 10} KiB"
         return Evidence(fault=f"its environment has {limits} with the driver's prefixes")
@@ -185,8 +188,8 @@ def read_evidence(env: Sequence[str]) -> Evidence:
 def authorize(
     evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()
 ) -> tuple[Entitlement, tuple[ClaimUse, ...], Rejection | None]:
-    """Returns a container's entitlement, those of its claims that no record allows any longer, and the rejection of the
-    other claims.
+    """Returns a container's entitlement, the claims in it that no record allows any longer (the container is their
+    orphan), and the rejection of claims that the container may not use.
 
     The rejection is None if the container may use every claim that the environment names. ``proven`` contains the
     claims that have been enforced for the container since it started; these stay in the entitlement even if they are
@@ -196,7 +199,9 @@ def authorize(
     held = [result for result in found.values() if isinstance(result, Held)]
     refused = {key: result for key, result in found.items() if isinstance(result, Rejection)}
     if evidence.fault:
-        refused["", ""] = Rejection(Reason.MALFORMED, f"{evidence.fault}; remove the variables from pod and image")
+        refused["", ""] = Rejection(
+            Reason.MALFORMED, f"{evidence.fault}; remove the variables from the pod and the image"
+        )
     if not refused:
         return entitlement_from(held) if held else NOTHING, (), None
     kept = [one for one in proven if one.key in refused or evidence.fault]
@@ -223,7 +228,7 @@ def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Cl
     if stated - held.share.env.items() != held.share.expected.items():
         requests = _requests(held.record, variables)
         if isinstance(requests, str):
-            remedy = "only the driver may set variables of this name; remove them from pod and image"
+            remedy = "only the driver may set variables of this name; remove them from the pod and the image"
             return Rejection(Reason.FORGED, f"{_name_of(held.record)}: {requests}; {remedy}")
         held = Held(held.record, requests)
     owner = claims.owner(held, user)
@@ -250,13 +255,13 @@ def _name_of(record: AllocationRecord) -> str:
 
 
 def _not_reserved(record: AllocationRecord, variables: Sequence[Variable]) -> Rejection:
-    """Returns the rejection for a pod for which the record does not reserve the claim.
+    """Returns the rejection for a container whose pod is not among those that the record reserves the claim for.
 
     Either the claim has been reserved for this pod since the record was written, or the variable is forged.
     """
     text = f"{_name_of(record)} is recorded for {_pods(record)} and not for this pod (seen in {variables[0].name}). If \
 the pod names the claim in spec.resourceClaims, dra-frontend now reads from the API server which pods it is reserved \
-for, and the kubelet's next attempt is decided by the answer. If it does not, remove the variable from pod and image"
+for, and the answer decides the kubelet's next attempt. If it does not, remove the variable from the pod and the image"
     return Rejection(Reason.NOT_RESERVED, text, (use((record.driver, record.claim.uid), variables),))
 
 
@@ -301,9 +306,7 @@ def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[
         return f"{lacking[0]} is missing, although {variables[0].name} is set"
     union = format_cpu_list(record.cpus_of(named))
     if any(not named or variable.value != union for variable in unions):
-        return (
-            f"{unions[0].name}={shown(unions[0].value)} is not the union of the requests that the other variables name"
-        )
+        return f"{unions[0].name}={shown(unions[0].value)} is not the union of the CPUs that the other variables name"
     return tuple(request for request in record.requests if request in named)
 
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes a container's entitlement: the sum of its claims, restricted to the requests that the container names.
 
-``share_of()`` computes the share of one claim from its record. This is done when the claim's file is read, for a
-container that names all of the claim's requests. Hooks only add up the shares of the claims that a container holds.
-``entitlement_from()`` also applies rules that involve several claims, such as contradictory values of ``isolation``. A
-container that names only some of the requests gets its own share, computed in the same way.
+``share_of()`` computes a container's share of one claim from the claim's record. When a claim's file is read, the share
+is computed for a container that names all of the claim's requests. For a container that names only some of them, a
+share of its own is computed in the same way. Hooks only add up the shares of the claims that a container holds
+(``entitlement_from()``) and check rules that involve several claims, for example that their values of ``isolation`` do
+not contradict each other.
 
-A memory claim results in NUMA nodes or a memory policy, a limit, and a protection. The parameters ``limit``, ``high``
-and ``protect`` apply to plain memory; hugepages have separate limits. A cgroup has one memory limit, so the container
-is limited if at least one of its requests asks for a limit, and the limit is the sum of all its requests.
+A memory claim determines the container's NUMA nodes or its memory policy, a memory limit, and memory protection. The
+parameters ``limit``, ``high`` and ``protect`` apply to plain memory; hugepages have separate limits. A cgroup has one
+memory limit, so the container is limited if at least one of its requests asks for a limit, and the limit is the sum of
+all its requests.
 """
 
 from collections import defaultdict
@@ -24,7 +26,7 @@ from numa_contract.records import AllocationRecord, CpuParameters, MemoryAllocat
 from nri_backend.nri.model import MemoryPolicy
 
 PROTECTIONS: Final = {"low": "memory.low", "min": "memory.min"}
-"""Cgroup file by value of the parameter ``protect``."""
+"""Cgroup file for each value of the parameter ``protect``."""
 _KNOWN: Final = {
     "binding": ("strict", "preferred", "interleave"),
     "limit": ("none", "claim"),
@@ -33,10 +35,12 @@ _KNOWN: Final = {
 _Part = tuple[str, MemoryAllocation, MemoryParameters]
 """Claim UID, the allocation of one result, and the parameters that apply to it."""
 Protected = tuple[str, str, str]
-"""File, claim UID and request. The keys of containers that share a request are equal, so its protection counts once."""
+"""File, claim UID and request. Containers that share a request have equal keys, so the request's protection is added
+only once.
+"""
 Pages = tuple[int, str, str]
-"""Page size in bytes, claim UID and request. The keys of containers that share a request are equal, so its pages count
-once.
+"""Page size in bytes, claim UID and request. Containers that share a request have equal keys, so the request's pages
+are added only once.
 """
 
 
@@ -59,7 +63,7 @@ class MemoryGrant:
     protected: Mapping[Protected, int] = field(default_factory=dict)
     """Protected bytes by file, claim and request."""
     hugepages: Mapping[int, int] = field(default_factory=dict)
-    """Claimed hugepages in bytes by page size in bytes, in whole pages."""
+    """Bytes of claimed hugepages by page size in bytes, rounded down to whole pages."""
     fault: str = ""
     """Reason why the memory claims cannot be enforced; empty if they can."""
 
@@ -68,7 +72,7 @@ class MemoryGrant:
 class Counted:
     """Amounts that the kubelet adds to limits because of claims.
 
-    It adds whole claims, regardless of how many of their requests the container names.
+    The kubelet adds whole claims, regardless of how many of their requests the container names.
     """
 
     cpus: int = 0
@@ -83,7 +87,7 @@ NOT_COUNTED: Final = Counted()
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The resources that a claim gives to a container, and the environment variables that the container must have for
+    """The resources that a claim gives to a container, and the environment variables that entitle the container to
     them.
 
     Both depend on which of the claim's requests the container names.
@@ -94,21 +98,25 @@ class Share:
     expected: Mapping[str, str]
     """Environment variables that CDI sets in the container."""
     env: Mapping[str, str]
-    """Additional environment variables to set: the CPUs of all requests, if there are several."""
+    """Environment variable that the backend adds: the CPUs of all requests together. Empty for a memory claim or a
+    single request.
+    """
     cpus: frozenset[int]
     """CPUs of the requests; empty for a memory claim."""
     near: tuple[frozenset[int], ...]
-    """For each request that also uses the shared pool, the set of CPUs near which it does so."""
+    """For each request whose container also uses the shared pool, the CPUs of the pool that it prefers
+    (``PoolCpus.near``).
+    """
     interrupted: frozenset[int]
-    """CPUs from which interrupts are not moved."""
+    """CPUs from which interrupts are not moved (``irqs: keep``)."""
     parameters: tuple[CpuParameters, ...]
-    """Parameters of each request; empty for a memory claim."""
+    """CPU parameters of each request; empty for a memory claim."""
     shared: bool
     """True if other containers in the pod may use the CPUs as well."""
     parts: tuple[_Part, ...]
-    """Memory of each request, to be added to that of other claims."""
+    """Memory of each request, for adding up the memory of several claims."""
     memory: MemoryGrant | None
-    """Grant for these parts alone, or None without memory."""
+    """The grant that results from ``parts`` alone, or None for a CPU claim."""
     hugepages: Mapping[Pages, int]
     """Claimed hugepages in bytes, rounded down to whole pages."""
     counted: Counted
@@ -124,7 +132,7 @@ class Held:
     key: ClaimKey = field(init=False, repr=False, compare=False)
     """Driver and UID of the claim."""
     share: Share = field(init=False, repr=False, compare=False)
-    """The share of these requests, computed once."""
+    """The container's share of the claim, computed once."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", (self.record.driver, self.record.claim.uid))
@@ -183,7 +191,7 @@ class Entitlement:
     cpus: frozenset[int] = frozenset()
     """CPUs of the container's claims; empty without a CPU claim."""
     near: frozenset[int] = frozenset()
-    """CPUs near its own that the container may use as well if they are in the shared pool. If none of them is in the
+    """CPUs near the container's own that it may also use while they are in the shared pool. If none of them is in the
     pool, the container uses the whole pool. Empty if it may use only its own CPUs.
     """
     interrupted: frozenset[int] = frozenset()
@@ -191,14 +199,15 @@ class Entitlement:
     lift_quota: bool = False
     """True if the container has CPU claims and all of their requests have ``quota: lift``."""
     partition: PartitionKind = ""
-    """Partition type for the container's cgroup. Empty without CPUs, if a claim is shared in the pod, or if the
-    container also uses the shared pool."""
+    """Partition type for the container's cgroup. Empty if the container holds no CPUs, if one of its claims is shared
+    in the pod, or if it also uses the shared pool.
+    """
     fault: str = ""
     """Reason why the container's CPU claims cannot be enforced; empty if they can."""
     memory: MemoryGrant | None = None
-    """Sum of the container's memory claims, or None without one."""
+    """Sum of the container's memory claims, or None if it has none."""
     mems: frozenset[int] = frozenset()
-    """NUMA nodes that the container is bound to, those of ``memory``; empty if it is not bound."""
+    """NUMA nodes that the container is bound to, as in ``memory``; empty if it is not bound."""
     hugepages: Mapping[Pages, int] = field(default_factory=dict)
     """Claimed hugepages in bytes, rounded down to whole pages."""
     counted: Counted = NOT_COUNTED
@@ -221,7 +230,7 @@ NOTHING: Final = Entitlement()
 
 
 def entitlement_from(claims: Iterable[Held]) -> Entitlement:
-    """Adds up one container's claims."""
+    """Returns the entitlement that results from all of a container's claims."""
     claims = tuple(claims)
     shares = [held.share for held in claims]
     parameters = [one for share in shares for one in share.parameters]

@@ -1,32 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports the backend's state to the frontend in the same pod, and follows its changes to claim records.
 
-Reporting state: ``PUT /v1/backend`` contains the backend's status and renews its lease. The container reports are in
-the same body, but only if the frontend does not have them yet. Generations decide that. `Reports` increments its
-generation whenever the report of a container changes, and every request contains it. The frontend answers with the
-generation of this backend instance whose containers it has stored, or 0 for none. While that acknowledged generation is
-the current one, containers are omitted. If it is the one of the last request with containers, only the changes since
-then are sent. In all other cases, such as on a new connection, all containers are sent. If the answer to a request
-without all containers acknowledges another generation, the frontend has restarted, or it cannot merge the changes; all
-containers are then sent at once. Generation 0 of a backend means that the runtime has not sent its containers yet: none
-are reported, and the frontend retains those that it has.
+Reporting state: ``PUT /v1/backend`` contains the backend's status and renews its lease. The same body contains the
+container reports, unless the frontend already has them. Generations determine whether it does. `Reports` increments its
+generation whenever a container's report changes, and every request contains this generation. The frontend stores the
+generation together with the containers. Its answer contains the stored generation, or 0 if it has stored no containers
+from this backend instance. While this acknowledged generation is the current one, containers are omitted. If the last
+request with containers had the acknowledged generation, only the changes since then are sent. In all other cases, such
+as on a new connection, all containers are sent. If the answer to a request without all containers acknowledges another
+generation, the frontend has restarted, or it cannot merge the changes; all containers are then sent at once. A backend
+sends generation 0 while the runtime has not sent its containers yet: it reports no containers then, and the frontend
+retains those that it has.
 
-A report is sent after each change to the status or a container, at most ten times a second. Parts of the status
-change without an event, so the status is also compared with the last one at every tick, or every RENEW_SECONDS while
+A report is sent after each change to the status or a container, at most ten times a second. Parts of the status change
+without an event, so the status is also compared with the last reported one at every tick, or every RENEW_SECONDS while
 the node is idle. If nothing has changed, a report is sent every RENEW_SECONDS to renew the lease. These reports contain
-counters and metrics; a report of a change contains them only if they have not been sent for RENEW_SECONDS.
+counters and metrics; a report about a change contains them only if they were last sent at least RENEW_SECONDS ago.
 
 A frontend from an older release does not send ``readsChanges`` in its answers. Such a frontend gets a report every
 FORMER_RENEW_SECONDS, always with metrics, and with all containers if any container has changed.
 
-Following records: ``GET /v1/records?after=N`` is a long poll that returns when claim records have changed since their
-generation N, or after MAX_RECORDS_WAIT_SECONDS. A change makes the enforcer read the claim directory at once, so that
-other containers leave the CPUs of a new claim before its container is created. This only reduces latency, because
-CreateContainer, StartContainer and every tick check the directory as well.
+Following records: ``GET /v1/records?after=N`` is a long poll that returns when claim records have changed since
+generation N of the records, or after MAX_RECORDS_WAIT_SECONDS. A change makes the enforcer read the claim directory at
+once, so that other containers leave the CPUs of a new claim before its container is created. This only reduces latency,
+because CreateContainer, StartContainer and every tick check the directory as well.
 
-The frontend may be absent for any length of time. Both loops then reconnect with a growing delay, and one warning is
-logged. The end of a connection is noticed at once, even between two reports, so a new frontend gets a report when it
-starts.
+The frontend may be absent for any length of time. Both loops then try to reconnect with a growing delay, and one
+warning is logged. The end of a connection is noticed at once, even between two reports, so a restarted frontend gets a
+report as soon as it listens again.
 """
 
 import asyncio
@@ -45,7 +46,9 @@ from nri_backend.frontend_link.http import REQUEST_SECONDS, TRANSIENT_ERRORS, Ht
 from nri_backend.frontend_link.reports import Reports
 
 BURST: Final = 4
-"""Number of reports that are sent without delay. A claim may be waiting for CPUs that a container has just released."""
+"""Number of reports that may be sent in a row without delay. A claim may be waiting for CPUs that a container has just
+released.
+"""
 RATE_PER_SECOND: Final = 6
 """Maximum number of reports per second after a burst."""
 RECORDS_PAUSE_SECONDS: Final = 0.02
@@ -55,7 +58,7 @@ RETRY_SECONDS: Final = 0.05
 probably starting then, and it registers with the kubelet only after the first report."""
 RESTART_SECONDS: Final = 10.0
 ABSENT_SECONDS: Final = 60.0
-"""Time after which a frontend that has never answered is logged as a warning: its socket may not be mounted."""
+"""Time after which a warning is logged if no frontend has ever answered: the socket may not be mounted."""
 _log = logging.getLogger(__name__)
 
 
@@ -178,7 +181,7 @@ class FrontendClient:
                     await self._state_changed.wait()
 
     def _period(self, exchange: Exchange) -> float:
-        """Returns the interval of the ticks at which the status is compared."""
+        """Returns the number of seconds between two checks of whether a report is due."""
         return exchange.period if self._is_idle() else TICK_SECONDS
 
     def _log_connected(self, answer: StateAnswer) -> None:

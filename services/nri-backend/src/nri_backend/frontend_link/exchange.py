@@ -11,8 +11,9 @@ from numa_node.ticks import TICK_SECONDS
 from nri_backend.frontend_link.reports import Reports
 
 _LATE_SECONDS: Final = 0.5
-"""Tolerance for the age of a report. A regular report is sent a moment after its tick. Without the tolerance it would
-be too old a moment after the tick one period later, so the next report would be sent one tick earlier.
+"""Tolerance for the age of a report. A regular report is sent a moment after a tick, and this moment varies. Without
+the tolerance, the last report could seem to become too old just before the tick at which the next one is due, and the
+next one would be sent one tick early.
 """
 
 
@@ -28,7 +29,7 @@ class Exchange:
         self._acked = 0
         """Generation of the containers that the frontend has; 0 if all containers have to be sent."""
         self._reads_changes = False
-        """True if the frontend's release reads changes."""
+        """True if the frontend's release can merge changes."""
         self._reported_at = -inf
         """Time of the last report."""
         self._measured_at = -inf

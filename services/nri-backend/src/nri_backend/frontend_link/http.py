@@ -15,8 +15,9 @@ from numa_contract.records import Document
 from pydantic import ValidationError
 
 REQUEST_SECONDS: Final = 2.0
-"""Default timeout of a request. It is far below LEASE_SECONDS, so that this backend reconnects to a frontend that hangs
-before its lease expires."""
+"""Default timeout of a request. It is far below LEASE_SECONDS, so that the backend can reconnect to a hanging frontend
+before the backend's lease expires.
+"""
 _MAX_HEAD_BYTES: Final = 8 << 10
 # h11 applies its own limit only while a head is incomplete, and its pattern for header values takes quadratic time on a
 # run of blanks: 7 s for 60 KB. Hence the limit and the pattern here.
@@ -36,7 +37,9 @@ TRANSIENT_ERRORS: Final = (OSError, h11.ProtocolError, FrontendError)
 
 
 class _Reader(asyncio.StreamReader):
-    """A stream that calls a function when the peer closes the connection, even while no caller reads from it."""
+    """A stream reader that calls a function when the peer closes the connection, even while nothing is reading from the
+    stream.
+    """
 
     def __init__(self, ended: Callable[[], object]) -> None:
         super().__init__(limit=_MAX_HEAD_BYTES)
@@ -53,7 +56,8 @@ class _Reader(asyncio.StreamReader):
 
 @asynccontextmanager
 async def connect(path: str, ended: Callable[[], object] = lambda: None) -> AsyncIterator["HttpConnection"]:
-    """Opens a connection to the frontend for the block. Raises OSError if that fails.
+    """Opens a connection to the frontend, and closes it at the end of the ``async with`` block. Raises OSError if it
+    cannot be opened.
 
     ``ended`` is called when the frontend closes the connection, even between two requests.
     """

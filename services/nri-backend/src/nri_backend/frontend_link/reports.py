@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serializes all containers' reports for the frontend, and numbers their changes with a generation. No I/O.
+"""Serializes the reports of all containers for the frontend, and increments a generation when a report changes. No I/O.
 
 The serialized report of each container is cached, and is serialized again only if the container has changed. A body
 with all containers is assembled from the cached reports; one with changes contains only those that differ. client.py
 describes the protocol.
 
-``NodeState`` counts the changes to individual containers and rejected attempts (``touches``), and stores the latest
-ids. ``refresh`` looks only at the ids that were added since its last call, so it costs nothing on a quiet node, and
-otherwise its cost is not proportional to the number of containers. A touched container's report may be unchanged, since
-most of its state is not in the report: the generation is incremented only if the serialized reports differ. If more
-changes have been made than are stored, ``refresh`` looks at all containers.
+The node's ``ChangeLog`` (containers/state.py) counts the changes to individual containers and rejected attempts, and
+stores the ids of the latest ones. ``refresh`` looks only at the ids that were added since its last call, so its cost
+depends on the number of changes and not on the number of containers; on a quiet node it costs nothing. A change may
+leave the container's report as it was, since most of a container's state is not in the report: the generation is
+incremented only if the serialized reports differ. If more changes have been made than are stored, ``refresh`` looks at
+all containers.
 
-The containers' order is part of their state. A container keeps its place as long as it is reported, and a new one is
-added at the end. So a reader that merges changes has the same order as one that reads all containers.
+Containers are reported in a stable order. A container keeps its place as long as it is reported, and a new one is added
+at the end. So a reader that merges changes ends up with the same order as one that reads all containers.
 """
 
 import json
@@ -42,7 +43,9 @@ from nri_backend.limits.claimed import limit_text
 from nri_backend.problems import NO_PROBLEM
 
 MAX_UNKNOWN: Final = 16
-"""Maximum number of claims in a report that a container names but does not hold. The author of a pod controls these."""
+"""Maximum number of claims in a container's report that the container names but does not hold. The pod's author
+controls how many it names.
+"""
 _STATES: Final[dict[Phase, ContainerState]] = {
     Phase.ABSENT: "unknown",
     Phase.CREATED: "created",
@@ -74,7 +77,9 @@ class Reports:
         self._as_of = -1
         """``ChangeLog.count`` at the last refresh(). -1 before the first one, which looks at all containers."""
         self._sent: tuple[int, _Serialized] = (0, {})
-        """Generation and containers of the last body with containers or changes, the base of the next changes."""
+        """Generation and containers of the last body with containers or changes. The next changes are relative to
+        these.
+        """
 
     def refresh(self) -> int:
         """Serializes containers whose state has changed. Returns the generation, incremented if a report differs."""
@@ -82,12 +87,13 @@ class Reports:
             return 0
         state = self._state
         if self._as_of == state.change_log.count:
-            # At each tick of a quiet node, even a copy of the reports would take most of the time.
+            # On a quiet node, even copying the reports would take most of each tick's time.
             return self.generation
         cache = dict(self._cache)
         changed = state.change_log.since(self._as_of)
         differs, self._as_of = not self.generation, state.change_log.count
-        # A container whose start was rejected and that could not be killed is in both; it is reported as rejected.
+        # A container that could not be killed after its start was rejected is a tracked container and a rejected
+        # attempt. It is reported as rejected.
         rejected = {one.id: one for one in state.rejected.values()}
         if changed is None:
             changed = list(dict.fromkeys((*state.containers.by_id, *rejected, *cache)))
@@ -109,10 +115,10 @@ class Reports:
     def body(self, status: BackendStatus, acked: int, *, reads_changes: bool = False) -> bytes:
         """Returns a request body with the status, and the containers unless ``acked`` is the current generation.
 
-        ``acked`` is the generation of the containers that the frontend has. If it is that of the last body, and the
-        frontend reads changes, the body contains only the changes, unless all containers are shorter. If all containers
-        together exceed the frontend's limit, neither they nor changes are sent; the generation shows that they are
-        missing.
+        ``acked`` is the generation of the containers that the frontend has. If the last body had this generation, and
+        the frontend reads changes, the body contains only the changes, unless the list of all containers is shorter. If
+        that list exceeds the frontend's limit, neither the list nor the changes are sent; the frontend can tell from
+        the generation that containers are missing.
         """
         left_out = {*MEASUREMENTS} - status.model_fields_set
         document = status.model_copy(update={"generation": self.generation})
@@ -186,13 +192,13 @@ def report(tracked: Tracked) -> ContainerReport:
 
 
 def _claim_use(held: Held, tracked: Tracked) -> ClaimUse:
-    # Usually the CPUs of the claims are those of the cgroup; then they are not repeated.
+    # Usually the claims' CPUs are those of the cgroup, which are reported as ``cpus``. They are then not repeated here.
     cpus = held.record.cpus_of(held.requests) if tracked.entitlement.near else frozenset[int]()
     return ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests, cpus=cpus)
 
 
 def _identities(uses: Sequence[ClaimUse]) -> tuple[ClaimIdentity, ...]:
-    """Returns the first MAX_UNKNOWN claims."""
+    """Returns the identities of the first MAX_UNKNOWN claims."""
     return tuple(ClaimIdentity(uid=use.uid, driver=use.driver) for use in uses[:MAX_UNKNOWN])
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The admission of a container: the containers that must leave its CPUs first, rejections, and answers to the runtime.
+"""Admission of a container: determines which other containers must leave its CPUs first, and builds rejections and
+answers to the runtime.
 
 A container with exclusive CPUs is admitted once no other container is or may be on these CPUs. The check is made once
 per cpuset class (state.py). Answers are adjustments and updates of a container's resources.
@@ -27,18 +28,20 @@ from nri_backend.problems import Problem, joined
 UNLIMITED: Final = -1
 """The quota that means "no limit" to a runtime."""
 # Maximum number of updates in the answer to Synchronize. containerd applies them one by one under a node-wide lock,
-# about 30 ms each, and CRI-O fails the synchronization if one of them fails. They only change what the runtime has
-# stored: the cgroup files are written by the audit.
+# about 30 ms each, and CRI-O fails the synchronization if one of them fails. The updates only change the resources that
+# the runtime has stored: the audit writes the cgroup files.
 MAX_SYNC_UPDATES: Final = 32
 _log = logging.getLogger(__name__)
 
 
 def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
-    """Returns the containers that are, or may be, on a claim container's CPUs and must leave them before it starts.
+    """Returns the containers that are, or may be, on a claim container's CPUs and must leave before the claim container
+    starts.
 
-    Containers of two kinds may stay. The first are containers that the kernel moves when the claim container becomes a
-    partition. The second are earlier runs of the same container and containers that share its claim; but these must
-    leave if they have ended and one of the two cgroups is a partition or is about to become one.
+    Two kinds of containers may stay. The first are containers that the kernel moves when the claim container becomes a
+    partition. The second are earlier runs of the claim container and containers that share its claim. Even such a
+    container must leave if it has ended and its cgroup or the claim container's is a partition or is about to become
+    one.
     """
     if not (own := tracked.entitlement.cpus):
         return []
@@ -49,12 +52,14 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
         if (kind.cpus is None or not own.isdisjoint(kind.cpus)) and _must_leave(state, tracked, kind)
         for i in ids
     ]
-    # Most containers, up to hundreds, are in other pods, and all of them must leave: they need no other check.
+    # Most of these containers, up to hundreds, are in other pods. All of those must leave, so they are not checked one
+    # by one.
     return [one for one in others if one.identity.pod.uid != pod_uid or not _may_stay(state, tracked, one)]
 
 
 def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> dict[str, str]:
-    """Returns the containers that were last seen on other CPUs and would have to leave those of a claim container.
+    """Returns the containers that were last seen off a claim container's CPUs, but would have to leave if they were on
+    them.
 
     The result maps container ids to cgroups. With ``in_pod`` the result contains only containers in the same pod. In
     pool mode it can contain every container on the node, so whole classes are copied instead of checking each
@@ -79,27 +84,28 @@ def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> dict[str, str
 
 
 def _may_stay(state: NodeState, tracked: Tracked, sibling: Tracked) -> bool:
-    """Returns True if a container in the same pod may stay on the container's CPUs."""
+    """Returns True if ``sibling``, a container in the same pod, may stay on the CPUs of ``tracked``."""
     if sibling.id == tracked.id:
         return True
     if sibling.phase in (Phase.ENDING, Phase.LINGERING) and (
         sibling.observed.partition or state.partition_for(tracked)
     ):
-        # Two cgroups in a pod must not have overlapping cpusets if one of them is a partition. The earlier run's cgroup
-        # may be a member because the kernel has invalidated its partition.
+        # Two cgroups in a pod must not have overlapping cpusets if one of them is a partition. The ended container's
+        # cgroup may be a member because the kernel has invalidated its partition.
         return False
     keys = {held.key for held in tracked.entitlement.claims}
     return sibling.identity.name == tracked.identity.name or any(one.key in keys for one in sibling.entitlement.claims)
 
 
 def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:
-    """Returns True if the kernel would not move the containers of a class, or would leave them only held CPUs.
+    """Returns True if the containers of a class must leave the container's CPUs first, because the kernel would not
+    move them, or would leave them only held CPUs.
 
-    Siblings are never moved: an overlap inside a pod prevents the partition.
+    The kernel never moves siblings: an overlap inside a pod prevents the partition.
     """
     if not state.partition_for(tracked):
         return True
-    # A container whose CPUs are all offline is a member of the pool, which the kernel moves.
+    # A container whose claimed CPUs are all offline is a pool member, and the kernel moves pool members.
     keeps = kind.exclusive & state.host.online
     if kind.shared_near:
         keeps &= tracked.entitlement.cpus
@@ -120,8 +126,8 @@ def resources_for(tracked: Tracked, state: NodeState, *, huge: bool = False) -> 
     """Returns the resources for the answer to CreateContainer, or for an update. With ``huge`` they include hugepage
     limits.
 
-    Hugepage limits are left out if an update does not contain any: containerd appends a hugepage limit to its list
-    instead of replacing it.
+    Hugepage limits must be left out of an update that does not change them: containerd appends each hugepage limit to
+    its list instead of replacing the existing one.
     """
     entitlement, memory, asked = tracked.entitlement, tracked.entitlement.memory, tracked.asked
     maximum = memory.maximum if memory is not None else None
@@ -138,7 +144,7 @@ def resources_for(tracked: Tracked, state: NodeState, *, huge: bool = False) -> 
 def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
     """Returns the CPUs for the runtime, which writes them when it creates the cgroup.
 
-    They include the claim's offline CPUs, unlike the effective ones with which plan.cpuset_of() compares.
+    They include the claim's offline CPUs, unlike the expected effective CPUs in plan.cpuset_of().
     """
     if tracked.identity.own_pod:
         # The driver's own containers get no cpuset: they inherit that of their pod, which apply.py writes.
@@ -156,7 +162,7 @@ def _hugepage_limits(claimed: Mapping[int, int], asked: RuntimeLimits) -> dict[s
 
 
 def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Update]:
-    """Returns the first MAX_SYNC_UPDATES of ``needed_updates``, and logs how many are left out."""
+    """Returns the first MAX_SYNC_UPDATES updates from ``needed_updates``, and logs how many are left out."""
     updates = needed_updates(containers, state)
     if len(updates) > MAX_SYNC_UPDATES:
         text = "some resources stored by the runtime are not updated; the audit keeps the cgroups in sync"
@@ -167,8 +173,8 @@ def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Up
 def needed_updates(containers: Iterable[Container], state: NodeState) -> list[Update]:
     """Returns updates for the containers whose stored cpuset is not the desired one.
 
-    Containers with exclusive CPUs come first. The runtime also writes an update to the cgroup. So with a lazy pool, a
-    member of the pool keeps those of its stored CPUs that are in the pool.
+    Containers with exclusive CPUs come first. The runtime writes each update to the cgroup as well. With a lazy pool,
+    an update to a pool member therefore contains those of its stored CPUs that are in the pool, if there are any.
     """
     updates = []
     for container in containers:
@@ -216,8 +222,8 @@ node"
     # Runtimes report their NRI version since NRI 0.12, the release that introduced memory policies.
     if memory.policy is not None and not runtime.nri_version:
         name = " ".join(filter(None, (runtime.runtime_name, runtime.runtime_version))) or "this container runtime"
-        text = f"binding: {memory.policy.mode} is a memory policy, and {name} has no NRI 0.12, which can set one \
-(containerd 2.3 has); use binding: strict or upgrade the runtime"
+        text = f"binding: {memory.policy.mode} is a memory policy, and {name} does not support NRI 0.12, which can set \
+one (containerd 2.3 does); use binding: strict or upgrade the runtime"
         return Rejection(Reason.UNSUPPORTED, text)
     return _unknown_sibling(tracked, state)
 
@@ -233,10 +239,11 @@ def offline(tracked: Tracked, state: NodeState) -> Rejection | None:
 
 
 def _unknown_sibling(tracked: Tracked, state: NodeState) -> Rejection | None:
-    """Returns a rejection if the container's pages could be used up by a sibling, else None.
+    """Returns a rejection if a sibling could use up the memory that the container has claimed, else None.
 
-    A pod's limits are sums. While the memory claims of a running sibling are unknown, the sum is unknown as well: the
-    pod's limit can be raised for this container, but the sibling may already be using that amount.
+    A pod's limits include the memory claims of all its containers. While the memory claims of a running sibling are
+    unknown, the correct limits are unknown as well: a limit can be raised by this container's claim, but the sibling
+    may already be using that amount.
     """
     if not (tracked.entitlement.hugepages or tracked.protected):
         return None
@@ -247,15 +254,16 @@ def _unknown_sibling(tracked: Tracked, state: NodeState) -> Rejection | None:
         return None
     name = unknown[0].identity.name
     text = f"the memory of its claim cannot be guaranteed, since container {name} of the same pod runs with a memory \
-claim of which this node has no record, and the limits of the pod are the sum of both; dra-frontend rebuilds the \
-record from the API server and the kubelet retries; if that claim no longer exists, delete the pod"
+claim for which this node has no record, and the pod's limits are the sum of both; dra-frontend rebuilds the record \
+from the API server and the kubelet retries; if that claim no longer exists, delete the pod"
     return Rejection(Reason.NO_RECORD, text)
 
 
 def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
-    """Returns a rejection that names the containers that still run on these CPUs (at least one).
+    """Returns a rejection that names the containers that still run on the CPUs of the container's claim (at least one).
 
-    The message states that they are being moved, or contains the kernel's error if a container cannot be moved.
+    The message states that they are being moved. If one of them cannot be moved, it contains the kernel's error
+    instead.
     """
     immovable = [one for one in occupants if one.problem]
     named = (immovable or occupants)[:3]
@@ -279,21 +287,21 @@ def outside(tracked: Tracked) -> Rejection:
     """Returns the rejection for a claim container whose processes are not in its cgroup on the node."""
     handler, cgroup = tracked.identity.pod.runtime_handler, tracked.identity.cgroup
     named = f" (runtime handler {handler})" if handler else ""
-    text = f"its claim cannot be enforced: no process of it is in the cgroup {cgroup} of the node. Runtimes such as \
-Kata Containers and gVisor run a pod{named} in a virtual machine or a sandbox outside its containers' cgroups, and \
-claims of this driver need these cgroups; remove runtimeClassName or the claim from the pod, or use a runtime class of \
-runc or crun"
+    text = f"its claim cannot be enforced: none of its processes is in the cgroup {cgroup} on the node. Runtimes such \
+as Kata Containers and gVisor run a pod{named} in a virtual machine or a sandbox outside its containers' cgroups, and \
+this driver's claims need these cgroups; remove runtimeClassName or the claim from the pod, or use a runtime class \
+that uses runc or crun"
     return Rejection(Reason.UNSUPPORTED, text)
 
 
 def unenforced(
     tracked: Tracked, seen: Observed | None, leader: Leadership, state: NodeState, *, starting: bool = False
 ) -> Rejection | None:
-    """Returns a standby's rejection of a claim container that no active instance has set up, else None.
+    """For a standby: returns a rejection if no active instance has set up a claim container, else None.
 
-    ``seen`` contains the CPUs and nodes that the container would run on. During CreateContainer, the runtime may
-    call the active instance after this one. On StartContainer (``starting``), the container's CPUs and nodes must be
-    set.
+    ``seen`` contains the CPUs and nodes that the container would run on. On StartContainer (``starting``), they must be
+    those of its claims. On CreateContainer, they are only checked if the active instance, if any, must have answered
+    first.
     """
     if not tracked.identity.evidence.claims or (not starting and leader.fresh and not leader.first):
         return None

@@ -20,8 +20,9 @@ class AuditScope:
         self.running = Derived(state, lambda: [one.id for one in self._started()])
         """Containers whose cgroups are kept in sync, as NodeState.started() returns them."""
         self.dependent = {full: Derived(state, partial(self._dependent, full=full)) for full in (False, True)}
-        """Containers that an audit with limits (True) or without (False) reads, since no event reports when another
-        process changes files of such a container on which a claim depends."""
+        """Containers that every audit with limits (True) or without (False) reads: a claim depends on their files, and
+        no event reports a change that another process makes to these files.
+        """
         self.refused = Derived(state, lambda: [one.id for one in self._started() if self._is_refused(one)])
         """Containers whose partition the kernel has refused. An audit of all containers tries to create it again."""
         self.ended = Derived(state, lambda: [one for one in state if one.phase in ENDED])
@@ -29,7 +30,7 @@ class AuditScope:
         self.ending = Derived(state, lambda: _cgroups_of_ending(state))
         """Cgroups that may still contain a process although the runtime has reported the container's end."""
         self.needs_ticks = Derived(state, lambda: any(map(_needs_ticks, state)))
-        """True if a container's CPUs, memory or limits depend on ticks."""
+        """True if ticks are needed to keep some container's CPUs, memory or limits in sync."""
         self.problems = Derived(state, lambda: tuple(state.problems))
         """Container problems to report to the operator."""
 

@@ -59,8 +59,9 @@ class Identity:
 
     @property
     def sandboxed(self) -> bool:
-        """True if the container's processes are in a virtual machine or a sandbox, so the pod's cgroup represents
-        it."""
+        """True if the container's processes are in a virtual machine or a sandbox, so the pod's cgroup is used instead
+        of its own.
+        """
         return bool(self.cgroup) and self.cgroup == self.pod_cgroup
 
 
@@ -72,14 +73,14 @@ class Observation:
     """CPUs on which the container may run: ``cpuset.cpus.effective``, or derived from ``cpuset.cpus``
     (enforcement/apply.py)."""
     mems: frozenset[int] | None = None
-    """NUMA nodes of ``cpuset.mems.effective``."""
+    """NUMA nodes in ``cpuset.mems.effective``."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
     """Limits that the container's claims have set, by file."""
     partition: PartitionKind = ""
-    """Partition type of the container's cgroup. In a partition the kernel keeps all other processes off its CPUs."""
+    """Partition type of the container's cgroup. The kernel keeps all other processes off a partition's CPUs."""
     exclusive: frozenset[int] = frozenset()
     """``cpuset.cpus.exclusive``, if the cgroup was found to be a partition. No other container gets these CPUs, even if
-    the record and the enforcement record are lost.
+    the claim record and the enforcement record are lost.
     """
     failure: Problem = NO_PROBLEM
     """Description of the settings that could not be applied to the container's cgroup; empty if all were applied."""
@@ -103,7 +104,7 @@ class Tracked:
     orphaned: tuple[ClaimUse, ...] = ()
     """Claims in the entitlement whose record is gone or no longer allows the use."""
     rejection: Rejection | None = None
-    """Rejection of claims that the container names but may not use. While the container runs, the other claims are
+    """Rejection of claims that the container names but may not use. While the container runs, its other claims are
     still enforced.
     """
     enforced: tuple[Held, ...] = ()
@@ -112,8 +113,8 @@ class Tracked:
     """Reason why the container's cgroup is not a partition although it holds CPUs; the shared pool excludes them
     instead."""
     excluded: frozenset[int] = frozenset()
-    """CPUs of other claims and partitions in the container's pod, since a partition ends when a sibling's cpuset
-    overlaps with it.
+    """CPUs of other claims and partitions in the container's pod, which the container must not use: a partition ends
+    when a sibling's cpuset overlaps with it.
     """
     observed: Observation = UNSEEN
 
@@ -137,7 +138,8 @@ class Tracked:
         return without.seen(exclusive=frozenset())
 
     def in_sandbox(self) -> "Tracked | None":
-        """Returns a container that has no cgroup as one in its pod's sandbox, or None if that is impossible.
+        """Returns a copy of a container without a cgroup in which the pod's cgroup is used instead, as for a container
+        in its pod's sandbox. Returns None if that is impossible.
 
         Claims are enforced only through the container's own cgroup. The kubelet puts a pod's UID into the name of the
         pod's cgroup; a cgroup with another name may belong to other pods as well.
@@ -150,25 +152,29 @@ class Tracked:
 
     @property
     def problem(self) -> Problem:
-        """Settings that could not be applied to the container's cgroup, or why the cgroup is unknown; else empty."""
+        """Problem with the container's cgroup: settings could not be applied to it, or its path is unknown. NO_PROBLEM
+        if neither is the case.
+        """
         return self.observed.failure or self.identity.cgroup_error
 
     @property
     def rightful(self) -> tuple[Held, ...]:
-        """Claims whose records allow the use."""
+        """Claims in the entitlement whose records allow the container to use them: all except the orphaned ones."""
         lost = {(use.driver, use.uid) for use in self.orphaned}
         return tuple(held for held in self.entitlement.claims if held.key not in lost)
 
     @property
     def unsettled(self) -> bool:
-        """True if the container runs with claims that have no record here, so the limits that these claims have set
-        must stay."""
+        """True if the container runs with claims that have no record on this node, so the limits that these claims have
+        set must stay.
+        """
         return self.phase in OCCUPYING and self.rejection is not None and bool(self.rejection.unknown)
 
     @property
     def unknown_memory(self) -> bool:
-        """True if the container runs with memory claims that have no record here, so limits may be raised but not
-        lowered."""
+        """True if the container runs with memory claims that have no record on this node, so limits may be raised but
+        not lowered.
+        """
         unknown = self.rejection.unknown if self.rejection is not None and self.unsettled else ()
         return any(use.driver == MEMORY_DRIVER for use in unknown)
 
@@ -194,13 +200,13 @@ class Tracked:
 
     @property
     def protected(self) -> Mapping[Protected, int]:
-        """Bytes of memory that are protected while the container is alive."""
+        """Protected bytes of memory by file, claim and request. Empty if the container is not alive."""
         memory = self.entitlement.memory if self.phase in ALIVE else None
         return memory.protected if memory is not None else {}
 
     @property
     def asked(self) -> RuntimeLimits:
-        """Limits that the kubelet requested, without the hugepages of claims."""
+        """Limits that the kubelet requested, without the claims' hugepages."""
         shown = self.stated.hugepages
         if self.stated.include_claims:
             return replace(self.stated, hugepages=asked_limits(shown, claimed_bytes([self.entitlement])))
@@ -210,7 +216,7 @@ class Tracked:
 
     @property
     def kind(self) -> str:
-        """``plain``, ``claim``, ``refused``, ``orphan``, ``driver`` or ``stopped``; label of a metric."""
+        """Category for a metric's label: ``plain``, ``claim``, ``refused``, ``orphan``, ``driver`` or ``stopped``."""
         if self.phase in OVER:
             return "stopped"
         if self.identity.own_pod:
@@ -227,8 +233,8 @@ def tracked_as(
 ) -> Tracked:
     """Returns a container as the runtime describes it, before its claims are checked.
 
-    ``requested`` is as in stated(), ``own_pod`` as in Identity. ``include_claims`` is True if its limits already
-    contain the hugepages of its claims.
+    ``requested`` is as in stated(), ``own_pod`` as in Identity. ``include_claims`` is True if the container's limits
+    already include its claims' hugepages.
     """
     cgroup, pod_cgroup, error = "", "", NO_PROBLEM
     try:

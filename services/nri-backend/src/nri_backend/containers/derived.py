@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values derived from the node's state, recomputed only after the state has changed.
 
-The audit needs lists of containers at each tick. On an idle node these lists stay the same, and looping over hundreds
-of containers takes longer than reading their files.
+The audit needs lists of containers at each tick. On an idle node these lists stay the same, and building one from
+hundreds of containers takes longer than reading those containers' files.
 """
 
 from collections.abc import Callable

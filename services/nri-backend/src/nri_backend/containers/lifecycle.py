@@ -2,9 +2,10 @@
 """A container's lifecycle as a table of phases, events and transitions.
 
 Two sources report on a container, and neither is complete. The runtime calls hooks, but its events are lost while no
-instance is connected, and it forgets a container whose process the kernel has not ended yet. The kernel shows whether
-a process exists and where it may run, but not which container a cgroup belongs to, and it shows nothing while a mount
-hides the cgroup tree. The phase combines both sources into the state that enforcement has to assume.
+instance is connected, and it may forget a container before the kernel has ended the container's last process. The
+kernel shows whether a process exists and where it may run, but not which container a cgroup belongs to, and it shows
+nothing while a mount hides the cgroup tree. The phase combines both sources into the state that enforcement has to
+assume.
 
     ABSENT ──CREATE──> CREATED ──START──> STARTING ──APPLIED──> RUNNING ──STOP──> ENDING ──EMPTY──> STOPPED
                                                                    │                 │                 │
@@ -49,8 +50,9 @@ class Phase(_HashedByIdentity):
     """The start hook is running: the container's cgroup exists and is being set up, and its process waits for the
     answer."""
     LISTED = auto()
-    """The runtime listed it as created when this instance connected. It may start at any time without an event, so it
-    is treated as running. A cgroup that has never been seen does not mean that the container has ended."""
+    """The runtime listed the container as created when this instance connected. It may start at any time without an
+    event, so it is treated as running. A cgroup that has never been seen does not mean that the container has ended.
+    """
     RUNNING = auto()
     """The container's process may run."""
     ENDING = auto()
@@ -103,11 +105,11 @@ def _row(phase: Phase, **changes: Phase) -> Mapping[Event, Phase]:
     return dict.fromkeys(Event, phase) | {Event[name.upper()]: after for name, after in changes.items()}
 
 
-# Next phases for the events of Synchronize, which are the same in most phases.
+# Next phases for Synchronize's events. Most phases have the same ones.
 _LISTING: Final = {"list_created": Phase.LISTED, "list_running": Phase.RUNNING}
 
 TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
-    # StartContainer also comes for a container whose CreateContainer call no instance has seen.
+    # StartContainer may be called for a container whose CreateContainer call no instance has seen.
     Phase.ABSENT: _row(Phase.ABSENT, create=Phase.CREATED, start=Phase.STARTING, applied=Phase.RUNNING, **_LISTING),
     Phase.CREATED: _row(
         Phase.CREATED,
@@ -130,7 +132,7 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
         start_rejected=Phase.ABSENT,
         **_LISTING,
     ),
-    # StartContainer shows that its process has not run yet.
+    # The StartContainer call shows that the container's process has not run yet.
     Phase.LISTED: _row(
         Phase.LISTED,
         start=Phase.STARTING,
@@ -204,4 +206,4 @@ ENDED: Final = frozenset({Phase.ENDING, Phase.LINGERING, Phase.VANISHED})
 OVER: Final = frozenset({Phase.ABSENT, Phase.VANISHED, Phase.STOPPED})
 """Phases in which the container has no process, and will have none without another event."""
 ALIVE: Final = frozenset(Phase) - OVER
-"""Phases in which a process of the container may run, now or once it has started."""
+"""Phases in which the container has, or may still get, a running process."""

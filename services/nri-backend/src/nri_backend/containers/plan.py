@@ -7,8 +7,8 @@ in a thread while the state may change. It is therefore immutable and contains e
 
 The plan of a container contains its desired cpuset (``cpuset_of``), the limits of its claims, its partition type and
 the page sizes that it must not reserve. A limit has no effect while a cgroup above has a lower one, so a container's
-claims also change the cgroups above it (``groups_above``). Their plans are *raises* relative to the original limits of
-the kubelet (limits/claimed.py), which only the thread can read: a pod's cgroup gets the sum of its living containers'
+claims also change the cgroups above it (``groups_above``). Their plans are *raises* relative to the kubelet's original
+limits (limits/claimed.py), which only the thread can read: a pod's cgroup gets the sum of its living containers'
 claims, and every cgroup up to the root passes on memory protection. While the claims of a running container are
 unknown, because their record is missing, the sums are too low. Raises with ``lower=False`` are then applied: limits are
 raised for known claims and never lowered.
@@ -58,23 +58,23 @@ class Desired:
     shown: frozenset[int] = frozenset()
     """Expected ``cpuset.cpus.effective`` after the write: ``cpus`` without offline CPUs."""
     own: frozenset[int] = frozenset()
-    """CPUs of ``shown`` that must be effective even if some of the others are not."""
+    """Claimed CPUs in ``shown``. All of them must be effective; of the pool's CPUs, some may be missing."""
     shared: bool = False
-    """True if the container uses the shared pool. It is then not a difference if the parent allows only some of the
-    CPUs.
+    """True if the container uses the shared pool. The observed CPUs may then be fewer than desired, if the parent
+    allows only some of the pool.
     """
     online: frozenset[int] = frozenset()
-    """Online CPUs if ``cpuset.cpus`` itself is compared, where an empty file stands for all of them; else empty. The
-    effective set cannot be compared while other cgroups are partitions, since those partitions change it.
+    """Online CPUs if ``cpuset.cpus`` itself has to be compared (an empty file means all of them), else an empty set.
+    The effective set cannot be compared on a node with partitions, since other cgroups' partitions remove CPUs from it.
     """
     lazy: bool = False
-    """True if a pool member may run on a part of the pool. CPUs that the pool has gained are then not added."""
+    """True if a pool member may run on only a part of the pool. CPUs that the pool has gained are then not added."""
     needs_cpuset: bool = True
     """True if a missing ``cpuset.cpus`` is a difference. False for pool members while no CPU is held."""
     exact: bool = False
     """True if ``cpuset.cpus`` itself must equal ``cpus``, regardless of the effective set: the kernel creates no
-    partition next to a cgroup whose configured CPUs overlap with it, even if that cgroup is a partition with other
-    effective CPUs.
+    partition next to a cgroup whose configured CPUs overlap with those of the partition, even if that cgroup is itself
+    a partition with other effective CPUs.
     """
     mems: frozenset[int] = frozenset()
     """NUMA nodes for ``cpuset.mems``."""
@@ -87,7 +87,7 @@ NOTHING_DESIRED: Final = Desired()
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The observed content of one cgroup's files. None if the file does not exist or was not read.
+    """The observed content of one cgroup's files. A value is None if its file does not exist or was not read.
 
     A file does not exist if its controller is not enabled in the parent.
     """
@@ -95,7 +95,7 @@ class Observed:
     cpus: frozenset[int] | None = None
     """CPUs on which the container may run: ``cpuset.cpus.effective``, or derived from ``cpuset.cpus``."""
     mems: frozenset[int] | None = None
-    """NUMA nodes of ``cpuset.mems.effective``."""
+    """NUMA nodes in ``cpuset.mems.effective``."""
     configured: frozenset[int] | None = None
     """``cpuset.cpus``. It is read only if the effective set differs from the desired one or cannot be compared."""
     limits: Mapping[str, Limit] | None = None
@@ -111,7 +111,7 @@ class Difference:
     file: str
     """File to write."""
     desired: str
-    """Text to write."""
+    """Content to write to the file."""
     observed: str
     """Observed value, for messages."""
     absent: bool = False
@@ -124,12 +124,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Raises:
-    """Raises for the limits of one cgroup. A limit that was raised before and is not in ``files`` is restored."""
+    """Raises for the limits of one cgroup. A limit that was raised earlier and is not in ``files`` is set to its
+    original value again.
+    """
 
     files: Mapping[str, Raise] = field(default_factory=dict)
     """Raises by file."""
     lower: bool = True
-    """False while the claims of a container below are unknown: limits are raised but not lowered."""
+    """False while the claims of a container below the cgroup are unknown: limits are then raised but not lowered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Plan:
 
     tracked: Tracked
     desired: Desired
-    """Desired cpuset and limits, without hugepage limits, which depend on the kubelet's limit of the pod;
+    """Desired cpuset and limits, except hugepage limits. Those depend on the kubelet's limits for the pod, and
     enforcement/apply.py adds them.
     """
     groups: Mapping[str, Raises | None] = field(default_factory=dict)
@@ -146,22 +148,24 @@ class Plan:
     claimed: Mapping[int, int] | None = None
     """Claimed hugepages by page size; None for a container without a memory claim."""
     guarded: tuple[int, ...] = ()
-    """Page sizes that the container must not reserve: the kubelet has set no limit for them, or 0."""
+    """Sizes of hugepages that the container must not reserve, since the kubelet has set no limit or a limit of 0 for
+    them.
+    """
     page_sizes: tuple[int, ...] = ()
-    """Hugepage sizes of the machine."""
+    """The machine's hugepage sizes."""
     counted: Mapping[int, int] = field(default_factory=dict)
     """Part of the pod's hugepage limits that the kubelet has added for claims, by page size."""
     full: bool = True
-    """False if limits are left out: CPUs are applied, and mems if they are claimed."""
+    """False if limits are left out: only the CPUs are applied, and the NUMA nodes if they are claimed."""
     partition: PartitionKind = ""
     """Desired partition type; empty if the cgroup is not made a partition."""
     releases: bool = False
-    """True if the cgroup counts as a partition and will not be made one again. If the kernel has invalidated it, it
-    becomes a member, and the pool excludes its CPUs. If the container lost its claims, the cgroup becomes a member even
-    if the partition is valid.
+    """True if the cgroup was last seen as a partition and must not be made one again. If the kernel has invalidated the
+    partition, the cgroup becomes a member, and the pool excludes its CPUs. If the container has lost its claims, the
+    cgroup becomes a member even if the partition is valid.
     """
     beside: frozenset[str] = frozenset()
-    """The pod's cgroups that belong to other containers; only set for a container in the sandbox of its pod."""
+    """The cgroups of the pod's other containers; only set for a container in its pod's sandbox."""
     online: frozenset[int] = frozenset()
     """Online CPUs; only set for the driver's own containers."""
 
@@ -169,12 +173,12 @@ class Plan:
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     """Returns the desired cpuset of a container: CPUs and nodes.
 
-    A running container whose claimed CPUs are all offline is a pool member: the kernel would otherwise let it
-    run on all CPUs of its parent (cpuset, cgroup-v2.rst).
+    A running container whose claimed CPUs are all offline is a pool member: the kernel would otherwise let it run on
+    all CPUs of its parent cgroup (cpuset, cgroup-v2.rst).
     """
     host, pool, own, near = state.host, state.pool, tracked.kept_cpus, tracked.entitlement.near
     mems, own_pod = tracked.entitlement.mems, tracked.identity.own_pod
-    # With partitions, the part of the pool that is effective depends on the partitions of other containers.
+    # If partitions are possible, other containers' partitions determine which part of the pool is effective.
     online = host.online if host.partitions else frozenset[int]()
     if shown := own & host.online:
         if near and (beside := pool.beside(near, tracked.excluded)):
@@ -185,7 +189,8 @@ def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     return _pool_part(mems, state.without_claim(tracked.excluded, own_pod=own_pod), bool(pool.held), lazy, online)
 
 
-# The audit computes this for every container on the node at each tick, and nearly all pool members are equal.
+# The audit calls this for every container on the node at each tick, with the same arguments for nearly all pool
+# members.
 @lru_cache(maxsize=16)
 def _pool_part(mems: frozenset[int], pool: frozenset[int], claims: bool, lazy: bool, online: frozenset[int]) -> Desired:
     return Desired(cpus=pool, shown=pool, shared=True, online=online, lazy=lazy, needs_cpuset=claims, mems=mems)
@@ -204,8 +209,9 @@ def misplaced(state: NodeState) -> list[Tracked]:
         wanted |= beside & state.host.online
         # A container in the driver's pod follows the pod's cgroup, and its own cpuset may be narrower.
         lazy = kind.own_pod or (state.lazy and not kind.exclusive)
-        # If all claims are partitions, only the siblings of a claim's container must leave its CPUs. A sibling that
-        # has not been seen yet may have started before the claim's record appeared.
+        # If partitions enforce all claims, only the siblings of a claim's container must leave the claim's CPUs. A
+        # sibling that has not been seen yet may be on these CPUs, since it may have started before the claim's record
+        # appeared.
         unseen = kind.cpus is None and (held or kind.excluded) and not kind.exclusive
         if unseen or (kind.cpus and not (kind.cpus <= wanted if lazy else kind.cpus == wanted)):
             found += state.started(ids)
@@ -261,8 +267,8 @@ def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
     groups: Mapping[str, Raises | None] = {}
     affected = tracked.identity.evidence.claims or tracked.excluded or tracked.identity.own_pod
     if not affected and state.pool.constant:
-        # Its cpuset needs no verification before its process runs: the answer to CreateContainer contained it, and no
-        # claim depends on it.
+        # The container's cpuset needs no verification before its process runs: the answer to CreateContainer contained
+        # the cpuset, and no claim depends on it.
         return _plan(state, tracked, NOTHING_DESIRED, full=True)
     if tracked.entitlement.claims:
         above = groups_above([tracked])
@@ -274,10 +280,11 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
     """Returns the plans to apply before a container that is being started becomes a partition.
 
     These are the plans of siblings that have been created but have not started. The runtime may have created their
-    cgroups already, as CRI-O does, and with CPUs of the claim if its record appeared later. The audit does not write
-    these cgroups, but the kernel refuses a partition next to an overlapping ``cpuset.cpus`` even if no process has run
-    in that cgroup. A sibling that is listed as created may be an earlier attempt to create the same container, and may
-    have been made a partition, since such a container can start without an event. No start waits for it to be moved.
+    cgroups already, as CRI-O does. A cgroup that was created before the claim's record appeared may contain the claim's
+    CPUs. The audit does not write these cgroups, but the kernel refuses a partition next to an overlapping
+    ``cpuset.cpus`` even if no process has run in that cgroup. Siblings in the phase LISTED are included. Such a sibling
+    may be an earlier attempt to create the same container, and no start waits for that to be moved. Its cgroup may be a
+    partition, since a listed container can start without an event and is treated as running.
     """
     siblings = state.containers.of_pod(plan.tracked.identity.pod.uid)
     waiting = [one for one in siblings if one.phase in PENDING or one.phase is Phase.LISTED]
@@ -311,7 +318,8 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
 
 
 def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises | None]:
-    """Returns the raises for ``groups``, as groups_above() returns them, for the claims of all containers on the node.
+    """Returns the raises that the claims of all containers on the node require in ``groups``, as returned by
+    groups_above().
 
     The value is None for a cgroup that no longer belongs to its pod; its limits are not changed.
     """
@@ -337,8 +345,8 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
     if not state.config.hugepage_guard:
         return ()
     if any(other.unsettled for other in state.containers.of_pod(tracked.identity.pod.uid)):
-        # It may have a memory claim that is unknown here, and pages that are reserved but not used yet. Without the
-        # reservation, the first access to such a page would kill it (SIGBUS).
+        # The unsettled container may have a memory claim that is unknown here, and pages that it has reserved but not
+        # used yet. Without the reservation, its first access to such a page would kill it (SIGBUS).
         return ()
     return tuple(size for size in state.host.page_sizes if not tracked.stated.hugepages.get(size))
 
@@ -346,7 +354,7 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
 def _pod_raises(state: NodeState, path: str, pod_uid: str, passed_on: Mapping[str, Raise]) -> Raises | None:
     """Returns the raises that the claims of a pod's living containers require in the pod's cgroup."""
     members = state.containers.of_pod(pod_uid)
-    # After the cgroups were listed, the pod may have been removed, or the runtime may have reported another cgroup for
+    # Since the cgroups were listed, the pod may have been removed, or the runtime may have reported another cgroup for
     # it.
     if all(tracked.identity.pod_cgroup != path for tracked in members):
         return None
@@ -362,7 +370,7 @@ def _pod_raises(state: NodeState, path: str, pod_uid: str, passed_on: Mapping[st
 
 
 def differences(desired: Desired, observed: Observed) -> list[Difference]:
-    """Returns every difference, in the order of the writes: CPUs, nodes, limits."""
+    """Returns all differences, in the order in which the files are written: CPUs, nodes, limits."""
     found = cpu_differences(desired, observed)
     if desired.mems and observed.mems != desired.mems:
         absent = observed.mems is None
@@ -391,7 +399,8 @@ def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
         if kept == seen:
             return []
         wanted = format_cpu_list(kept)
-    # The file is correct, but the parent allows only a part of the pool, or a CPU has just gone offline: no repair.
+    # The file is correct, but the parent allows only a part of the pool, or a CPU has just gone offline. There is
+    # nothing to repair.
     narrowed = desired.shared and seen and desired.own <= seen <= desired.shown
     if narrowed and observed.configured == desired.cpus:
         return []

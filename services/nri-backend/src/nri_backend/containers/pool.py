@@ -14,11 +14,11 @@ other containers, and it returns them when the partition ends.
 Arithmetic. The pool is ``online - reserved - held``. If this is empty, it is ``reserved - held``, and if that is empty
 as well, containers without a claim cannot start. A pool whose CPUs are all claimed counts as empty while any CPU is
 held: partitions may take all of it at any time, and the kernel then lets its members run on the CPUs of their parent,
-which include the held ones (docs/adr/0013-partitions.md). A container's own part of the pool also lacks its
-``excluded`` CPUs, those of other claims in its pod, unless no CPU would remain without them.
+which include the held ones (docs/adr/0013-partitions.md). A pool member's own cpuset also excludes the CPUs of other
+claims in its pod (``Tracked.excluded``), unless no CPU would remain.
 
-Eight CPUs with CPU 0 reserved, a claim A of 1-3 whose container is a partition, and a claim B of 4-5 that is shared in
-its pod:
+An example with eight CPUs, of which CPU 0 is reserved. Claim A has CPUs 1-3, and its container is a partition. Claim B
+has CPUs 4-5 and is shared in its pod.
 
                                    held       pool    pool members run on
   partition mode                   4-5        1-3,6-7 6-7 (the kernel removes 1-3)
@@ -50,21 +50,23 @@ class NodeClaims(Claims):
     """The node's claims, with indexes. Owned by NodeState."""
 
     def __init__(self, is_alive: Callable[[Owner], bool]) -> None:
-        """Creates an empty index. ``is_alive`` returns True if a container of this name is alive in the pod."""
+        """Starts without claims. ``is_alive`` returns True if the owner's pod has a living container with the owner's
+        name.
+        """
         super().__init__(is_alive=is_alive)
         self.cpus = claimed_cpus(())
         """CPUs of all claims."""
         self.fallbacks: dict[ClaimKey, Problem] = {}
-        """CPU claims that the shared pool enforces although the kernel could, with the reason."""
+        """For each CPU claim that the shared pool enforces although a partition could, the reason."""
         self.cpus_by_pod: Mapping[str, frozenset[int]] = {}
-        """CPUs of the claims that are reserved for a pod, by the UID of the pod."""
+        """For each pod UID, the CPUs of the claims that are reserved for the pod."""
         self.counted_by_pod: Mapping[str, Mapping[ClaimKey, Counted]] = {}
-        """Amounts that the kubelet adds to the limits of a pod for each of its claims, by the UID of the pod."""
+        """For each pod UID, the amounts that the kubelet adds to the pod's limits for each of its claims."""
 
     def replace_files(self, files: Mapping[ClaimKey, ClaimFile]) -> tuple[set[ClaimKey], set[str]]:
         """Sets the current claim files. Returns the claims that have changed, and the UIDs of affected pods.
 
-        An unchanged file must be the same object as before.
+        A file that has not changed must be passed as the same object as in the previous call.
         """
         before = self.files
         changed = self._set_files(files)
@@ -77,12 +79,14 @@ class NodeClaims(Claims):
         return changed, set(pods)
 
     def forget_users(self, used: set[ClaimKey]) -> None:
-        """Forgets the first users of claims that have neither a file nor a container (``used``)."""
+        """Forgets the first users of claims that have no file and are not among ``used``, the claims that containers
+        hold.
+        """
         first_users = self.first_users.items()
         self.first_users = {key: user for key, user in first_users if key in self.files or key in used}
 
     def note_users(self, tracked: Tracked) -> None:
-        """Records a container as the first user of its claims that have no owner."""
+        """Records a container as the first user of those of its claims that have no owner."""
         user = tracked.identity.user
         for held in tracked.rightful:
             first = self.first_users.get(held.key)
@@ -92,9 +96,10 @@ class NodeClaims(Claims):
                 self.first_users[held.key] = user
 
     def note_fallback(self, tracked: Tracked) -> bool:
-        """Stores the reason why the pool enforces a container's CPU claims, or that a partition does.
+        """Stores the reason why the pool enforces a container's CPU claims, or removes it if a partition enforces them.
 
-        The container is alive, and either has a fallback or is a partition. Returns True if the reason has changed.
+        The container must be alive, and must either have a fallback or be a partition. Returns True if the reason has
+        changed.
         """
         changed = False
         for held in tracked.entitlement.claims:
@@ -136,7 +141,7 @@ def _counted_by_pod(claims: Iterable[Held | str]) -> dict[str, dict[ClaimKey, Co
 
 
 class ClaimedCpus(NamedTuple):
-    """The CPUs of claims, as divide() needs them. They only change with the claim files."""
+    """The claims' CPUs in the form that divide() uses. They change only with the claim files."""
 
     all: frozenset[int]
     """CPUs of all claims."""
@@ -191,7 +196,7 @@ class Pool:
     def without_claim(self, apart: frozenset[int], *, own_pod: bool) -> frozenset[int]:
         """Returns the CPUs of a container without a claim. The driver's own containers use reserved CPUs, if any.
 
-        The CPUs ``apart`` are excluded, unless no CPU would remain without them.
+        The CPUs ``apart`` are excluded, unless no CPU would remain.
         """
         cpus = self.reserved if own_pod and self.reserved else self.shared
         remaining = cpus - apart
@@ -199,8 +204,8 @@ class Pool:
         # held ones: docs/adr/0013-partitions.md.
         if remaining - self.claimed if self.held else remaining:
             return remaining
-        # While any CPU is held, a container must not have claimed CPUs only. Reserved CPUs are used instead; without
-        # these the set is empty, and no container without a claim can start.
+        # While any CPU is held, a container must not be left with claimed CPUs only. It uses the reserved CPUs instead.
+        # If there are none, the set is empty, and no container without a claim can start.
         return self.reserved - apart or (self.reserved if self.held else cpus - apart or cpus)
 
     def beside(self, near: frozenset[int], apart: frozenset[int]) -> frozenset[int]:

@@ -4,7 +4,7 @@
 Every setter recomputes the values that depend on its input: a changed claim file changes the pool, the entitlements,
 and the CPUs that siblings exclude; a container's start or end changes the pool and the authorization of its siblings.
 
-Containers are indexed by cpuset class as well. A node has hundreds of containers and few classes: two containers are in
+Containers are also indexed by cpuset class. A node has hundreds of containers and few classes: two containers are in
 the same class if they were last seen on the same CPUs and have the same desired CPUs. The class alone decides whether a
 container is misplaced or occupies the CPUs of a claim, so both are computed once per class (plan.py, admission.py).
 """
@@ -49,7 +49,9 @@ class CpusetClass(NamedTuple):
     excluded: frozenset[int]
     """CPUs of other claims in their pod."""
     shared_near: frozenset[int]
-    """CPUs near which the containers also use the shared pool; empty if they use none of it."""
+    """CPUs of the shared pool that the containers use in addition to their own, as in ``Entitlement.near``; empty if
+    they use none of the pool.
+    """
 
 
 class ContainerIndex:
@@ -66,7 +68,7 @@ class ContainerIndex:
         self.with_problem: set[str] = set()
         """Ids of the containers that have a problem for the operator."""
         self.with_pins: set[str] = set()
-        """Ids of the containers for which a request has shown one of the kubelet's static managers."""
+        """Ids of the containers for which a request has revealed one of the kubelet's static managers."""
         self._by_pod: dict[str, dict[str, Tracked]] = {}
 
     def __iter__(self) -> Iterator[Tracked]:
@@ -134,7 +136,7 @@ class ChangeLog:
         self.count = 0
         """Number of changes to single containers and rejected attempts so far."""
         self.end_idle: Callable[[], object] | None = None
-        """Function to call after each change while the audit has its idle pace, else None."""
+        """Function to call after each change while the audit runs at its idle pace, else None."""
         self._changed = changed
         self._ids = deque[str](maxlen=MAX_TOUCHED)
         """Ids of the containers and attempts of the latest changes, oldest first."""
@@ -150,7 +152,7 @@ class ChangeLog:
     def since(self, count: int) -> list[str] | None:
         """Returns the ids of the containers and attempts that have changed since ``self.count`` had this value.
 
-        They are in the order of their first change. Returns None if not all of these changes are stored.
+        The ids are in the order of their first change. Returns None if not all of these changes are stored.
         """
         number = self.count - count
         if number > len(self._ids):
@@ -162,7 +164,7 @@ class NodeState:
     """The node's state. Mutable; only the event loop changes it."""
 
     def __init__(self, config: Config | None = None, changed: Callable[[], object] = lambda: None) -> None:
-        """Creates the state of an unknown node; ``changed`` is called after each change."""
+        """Creates the state of a node about which nothing is known yet. ``changed`` is called after each change."""
         self.config = config or Config()
         self.host = Host()
         self.claims = NodeClaims(self._is_alive)
@@ -195,8 +197,8 @@ class NodeState:
     def started(self, ids: Iterable[str]) -> list[Tracked]:
         """Returns the containers among ``ids`` whose cgroups are kept in sync.
 
-        These include ended containers: their remaining processes must not run on other claims' CPUs. Partitions of
-        ended containers are left out: a write could make one valid again while its cgroup is being removed
+        These include ended containers: their remaining processes must not run on other claims' CPUs. Ended containers
+        that are partitions are left out: a write could make a partition valid again while its cgroup is being removed
         (docs/adr/0029).
         """
         found = [one for i in ids if (one := self.containers.get(i)) is not None]
@@ -251,7 +253,7 @@ class NodeState:
         return before
 
     def reject(self, tracked: Tracked) -> None:
-        """Stores a rejected attempt to create or start a container; its id never appears again.
+        """Stores a rejected attempt to create or start a container. The runtime never uses the attempt's id again.
 
         The attempt is stored until the pod is removed or the container is created, since the frontend rereads the
         records of the claims that the attempt names. Its evidence is dropped, since the evidence of MAX_REJECTED
@@ -272,7 +274,8 @@ class NodeState:
         self.change_log.report()
 
     def replace_containers(self, containers: Iterable[Tracked]) -> None:
-        """Sets the containers that the runtime has listed. If two of them name the same claim, the first one gets it.
+        """Replaces the tracked containers with those that the runtime has listed. If two of them name the same claim,
+        the first one gets it.
 
         Containers that the runtime has not listed stay until the kernel shows that their last process has ended.
         """
@@ -321,7 +324,7 @@ class NodeState:
     def set_claim_files(self, files: Mapping[ClaimKey, ClaimFile]) -> None:
         """Sets the current claim files, and authorizes the affected containers again.
 
-        An unchanged file must be the same object as before.
+        A file that has not changed must be passed as the same object as in the previous call.
         """
         changed, pods = self.claims.replace_files(files)
         # The pool comes first: even if authorizing a container fails, the pool must exclude the CPUs of new claims.
@@ -360,11 +363,11 @@ class NodeState:
                 self.put(replace(other, excluded=excluded))
 
     def _ended(self, before: Tracked) -> None:
-        """Repeats the decisions that depended on a container that has ended."""
+        """Repeats the decisions that depended on a container while it was alive, after it has ended."""
         # A container that has not run may merely have failed to start: its CPUs stay held for the next attempt.
         if before.phase not in PENDING and self.claims.end_requested_fallback(before):
             self._recompute()
-        # It may have owned a claim for which another container in its pod was rejected.
+        # The ended container may have owned a claim for which another container in its pod was rejected.
         rejected = {
             one.id
             for one in self.containers.of_pod(before.identity.pod.uid)
@@ -393,9 +396,10 @@ class NodeState:
                 self.pool_changed()
 
     def without_claim(self, excluded: frozenset[int], *, own_pod: bool) -> frozenset[int]:
-        """Returns the CPUs of containers without a claim, as Pool.without_claim().
+        """Returns the CPUs of containers without a claim, as Pool.without_claim() does.
 
-        ``excluded`` only applies in partition mode, where an overlap with a sibling would end its partition.
+        ``excluded`` only applies in partition mode, where an overlap with a sibling's partition would end that
+        partition.
         """
         return self.pool.without_claim(excluded if self.pool.by_kernel else frozenset(), own_pod=own_pod)
 
@@ -419,8 +423,8 @@ class NodeState:
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
         """Returns the partition type that the container's cgroup must have, or "" if it must not be a partition.
 
-        A partition that the kernel has refused before is only returned with ``again``. The cgroup of an ended container
-        is never made a partition.
+        If the kernel has refused the partition before, its type is only returned with ``again``. The cgroup of an ended
+        container is never made a partition.
         """
         kind = tracked.entitlement.partition if tracked.phase not in ENDED else ""
         if not (kind and self.pool.by_kernel and tracked.entitlement.cpus & self.host.online):

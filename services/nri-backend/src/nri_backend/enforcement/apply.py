@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies a container's plan to its cgroup and the cgroups above it, for starts, moves and audits.
 
-Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that
-creating cgroups takes as well, and may take milliseconds; on the event loop it would delay all answers. The one
+Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that are
+also needed to create cgroups, and may take milliseconds; on the event loop it would delay all answers. The one
 exception is the start of a container without claims whose cpuset is already correct (Reconciler.apply()).
 
-Each cgroup is read and written where it differs (``_repair``). The written limits are then read again, to see whether
-the writes were effective. If a file of the cpuset was written, all files are read again, since the kernel derives the
+Each cgroup is read, and those files that differ from the plan are written (``_repair``). The written limits are then
+read again to verify the writes. If a cpuset file was written, all files are read again, since the kernel derives the
 effective sets from it. Two kinds of files are written without being read first, since the read after the write verifies
-them: the CPUs of a container that has to leave others (``_last_seen``), and hugepage limits when a container starts
+them: the cpuset of a container that has to leave CPUs (``_last_seen``), and hugepage limits when a container starts
 (``_present_limits``). A container's limit has no effect while a limit above it is lower, so the cgroups above come
 first. Each of them gets the kubelet's original limit plus the amount that claims need.
 """
@@ -77,20 +77,21 @@ class Outcome:
     repaired: list[Difference] = field(default_factory=list)
     """Differences that were written successfully."""
     left: list[Problem] = field(default_factory=list)
-    """Problems that remain; they name the file with its desired and observed value, or the controller."""
+    """Problems that remain. Each names the file with its desired and observed value, or with the kernel's error."""
     partition: PartitionKind = ""
     """Partition type, if the plan requested it and the cgroup has it."""
     fallback: Problem = NO_PROBLEM
-    """Reason why the cgroup is not the requested partition."""
+    """Reason why the cgroup is not a partition although the plan requested one."""
     released: bool = False
-    """True if the cgroup was to remain a partition but no longer is one."""
+    """True if the plan has ``releases``, and the cgroup is no longer a partition."""
     desired: Desired = NOTHING_DESIRED
     """Desired cpuset and limits of the container's own cgroup."""
     seen: Seen | None = None
     """Content of the files that were read, if no problem remains; the next audit compares the files with it."""
     occupants: dict[str, frozenset[int] | None] = field(default_factory=dict)
-    """Containers that are, or may be, on the container's CPUs, with their effective CPUs. If there are any, nothing was
-    written."""
+    """Other containers that are, or may be, on the container's CPUs, with their effective CPUs. If there are any,
+    nothing was written.
+    """
     outside: bool = False
     """True if no process is in the cgroup, since the container runs in a virtual machine or a sandbox. Then nothing was
     written."""
@@ -99,7 +100,7 @@ class Outcome:
 def observe(
     tree: CgroupTree, path: str, desired: Desired, *, full: bool, known: Mapping[str, Limit] = _NONE_KNOWN
 ) -> Observed:
-    """Reads the files of a cgroup for which there is a desired value.
+    """Reads those files of a cgroup for which there is a desired value.
 
     ``full`` adds the limits, and ``cpuset.mems.effective`` even if no nodes are desired. ``known`` contains limits that
     have just been read. Raises CgroupGoneError or CgroupAccessError.
@@ -107,7 +108,7 @@ def observe(
     cpus = configured = mems = None
     if desired.online:
         configured = tree.read_set(path, CPUS)
-        # If none of its CPUs is online, the kernel lets it run on those of its parent.
+        # If none of the configured CPUs is online, the kernel lets the container run on those of its cgroup's parent.
         cpus = None if configured is None else configured & desired.online or desired.online
         if desired.own and cpus == desired.shown:
             # The file is correct, but the kernel may have given CPUs of the container to another partition.
@@ -144,18 +145,18 @@ def apply_at_start(
 ) -> Outcome:
     """Applies the plan of a container that is being started, unless another container is on its CPUs.
 
-    Between two audits a CPU that goes offline, or another writer, may move containers to CPUs on which they were not
-    seen. So one file of each container that would have to leave the claim's CPUs is read first, in the same job as the
-    writes: no other job of this process moves a container in between. The plans in ``before``, of siblings that have
-    not started, are applied first. If one of them fails, the kernel refuses the partition. ``record`` is called if no
-    problem remains. Raises no expected error.
+    Since the last audit, a CPU that went offline or a write by another process may have moved containers to other CPUs.
+    So the CPUs of each container that would have to leave the claim's CPUs are read first. This happens in the same job
+    as the writes, so no other job of this process can move a container in between. The plans in ``before``, those of
+    siblings that have not started, are applied next. If one of them fails, the kernel refuses the partition. ``record``
+    is called if no problem remains. Expected errors are returned in the outcome and not raised.
     """
     done, entitlement, path = Outcome(plan.tracked.id), plan.tracked.entitlement, plan.tracked.identity.cgroup
     if entitlement.claims:
         try:
             done.outside = not (path and tree.populated(path))
         except CgroupAccessError:
-            # The kernel does not show whether a process is in the cgroup, so apply() reports the error.
+            # It is unknown whether a process is in the cgroup. apply() runs into the same error and reports it.
             done.outside = False
     if not done.outside and (others.paths or others.sandboxes):
         done.occupants = occupants(tree, others, entitlement.cpus, partition=bool(plan.partition))
@@ -176,15 +177,15 @@ def audit(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         done = apply(recording, notes, plan)
     except Exception as error:  # noqa: BLE001  a fault of one container must not stop the enforcement of all others
         return Outcome(plan.tracked.id, Observed(), left=[_unforeseen(error, plan.tracked.problem)])
-    # After a repair the files were read again, so the recorded content is that of the observation. For a container in a
-    # sandbox it is not stored, since the cgroups of a sandbox are determined at each audit.
+    # After a repair the files were read again, so the recorded content matches the observation. It is not stored for a
+    # container in a sandbox, since each audit determines the sandbox's cgroups again.
     if done.observed is not None and not (done.left or plan.tracked.identity.sandboxed):
         done.seen = recording.seen
     return done
 
 
 def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
-    """Applies a container's plan, to the cgroups above it first. Raises neither CgroupGoneError nor
+    """Applies a container's plan, first to the cgroups above the container. Raises neither CgroupGoneError nor
     CgroupAccessError.
     """
     done, path = Outcome(plan.tracked.id, desired=plan.desired), plan.tracked.identity.cgroup
@@ -205,7 +206,7 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         hugepages, known = _hugepage_limits(tree, notes, plan, original)
         desired = replace(plan.desired, files={**plan.desired.files, **hugepages}) if hugepages else plan.desired
         look = partial(observe, tree, path, desired, full=plan.full)
-        # A full plan has limits, which are read in any case.
+        # For a full plan the cgroup is read in any case, since its limits have to be compared.
         seen = None if plan.full else _last_seen(plan)
         done.observed = _repair(tree, path, desired, seen or look(known=known), done, look)
         if plan.desired is not NOTHING_DESIRED:
@@ -220,7 +221,8 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         done.observed = Observed()
         done.left.append(error.problem)
     if plan.guarded and done.observed is not None and done.observed.limits:
-        # Guard limits do not belong to a claim: without this they would appear in the report of every container.
+        # Guard limits do not belong to a claim. They are dropped here, since they would appear in every container's
+        # report.
         shown = {file: limit for file, limit in done.observed.limits.items() if file in plan.desired.files}
         done.observed = replace(done.observed, limits=shown)
     return done
@@ -229,8 +231,9 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
 def _last_seen(plan: Plan) -> Observed | None:
     """Returns the last observation of a container that has to leave CPUs, or None if its cgroup has to be read first.
 
-    Its cpuset is written in any case, and the reading after the write verifies it, so reading it first would only delay
-    the container that waits for the CPUs. If it only gains CPUs, the file may contain them already.
+    The cpuset of such a container is written in any case, and read after the write. Reading it first would only delay
+    the container that waits for the CPUs. The cpuset of a container that only gains CPUs is read first, since it may
+    already contain them.
     """
     seen, desired = plan.tracked.observed, plan.desired
     leaves = seen.cpus and desired.cpus and not seen.cpus <= desired.shown
@@ -253,7 +256,7 @@ def _apply_partition(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 
 
 def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
-    """Keeps a container in the driver's pod off claimed CPUs, through the pod's cgroup.
+    """Keeps a container in the driver's pod off claimed CPUs by writing the pod's cgroup.
 
     The backend cannot write to its own container's cgroup. systemd mounts cgroup2 with ``nsdelegate``, the runtime
     gives the container a cgroup namespace, and the kernel answers EPERM to a process that writes to the root of its own
@@ -265,7 +268,7 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
     allowed = tree.read_set(tracked.identity.pod_cgroup, CPUS) if tracked.identity.pod_cgroup else None
     nameless = Problem("the runtime reports no cgroup for its pod", BackendCode.CGROUP_UNKNOWN)
     failure = NO_PROBLEM if tracked.identity.pod_cgroup else nameless
-    # An empty cpuset stands for that of the parent, which is sufficient while no CPU has to be excluded.
+    # An empty cpuset means that of the parent, which is sufficient while no CPU has to be excluded.
     if tracked.identity.pod_cgroup and wanted and allowed != wanted and (allowed or wanted != plan.online):
         observed = "absent" if allowed is None else format_cpu_list(allowed)
         repair = Difference("cpus", CPUS, format_cpu_list(wanted), observed, absent=allowed is None)
@@ -278,7 +281,8 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
             failure = error.problem
     cpus = tree.read_set(tracked.identity.cgroup, EFFECTIVE)
     if plan.desired.online and cpus is not None:
-        # The effective set lacks the CPUs of partitions and grows when one ends, so the configured set is added.
+        # The effective set does not contain the CPUs of partitions, but grows when a partition ends. So the configured
+        # set is added.
         cpus |= (allowed or frozenset()) & plan.online or plan.online
     done.observed = Observed(cpus)
     if wanted and plan.desired.needs_cpuset and not tree.observes and not (cpus and cpus <= wanted):
@@ -289,7 +293,7 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
     """Keeps a pod's virtual machine or sandbox in the shared pool.
 
-    Raises CgroupGoneError if it has no process, or CgroupAccessError.
+    Raises CgroupGoneError if the sandbox has no process, or CgroupAccessError.
     """
     if not (paths := sandbox_cgroups(tree, plan.tracked.identity.cgroup, plan.beside)):
         raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{plan.tracked.identity.cgroup}")
@@ -303,7 +307,7 @@ def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 
 
 def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
-    """Returns the container with its partition type or its fallback, for a plan that requested a partition."""
+    """Returns the container after a plan that requested a partition: with its partition type, or with its fallback."""
     if outcome.fallback and outcome.fallback != tracked.fallback:
         text = "a claim is enforced by the shared pool, since the kernel refuses a partition"
         _log.warning(text, extra={**tracked.identity.names, "error": outcome.fallback})
@@ -339,7 +343,7 @@ def _unforeseen(error: Exception, known: str = "") -> Problem:
 def _hugepage_limits(
     tree: CgroupTree, notes: OriginalLimits, plan: Plan, original: Mapping[str, Limit] | None
 ) -> tuple[dict[str, DesiredLimit], Mapping[str, Limit]]:
-    """Returns a container's desired hugepage limits, and those of its current limits that need not be read.
+    """Returns a container's desired hugepage limits, and those of its current limits that are known already.
 
     ``original`` contains the pod's original limits, or is None if they are unknown.
     """
@@ -352,16 +356,16 @@ def _hugepage_limits(
             return {file: replace(wanted, rule="at least") for file, wanted in limits.items()}, _NONE_KNOWN
         return limits, _present_limits(plan, limits)
     files = [hugepage_files(size)[1] for size in plan.guarded]
-    # Most audits write nothing, and these are the only limits that they read for the container.
+    # These are the only limits that an audit reads for a container without a memory claim.
     reservable = _present_limits(plan, files) or tree.read_limits(plan.tracked.identity.cgroup, files)
     return guard_limits(plan.guarded, reservable, pod_own, stated=bool(asked)), reservable
 
 
 def _present_limits(plan: Plan, files: Iterable[str]) -> Mapping[str, Limit]:
-    """Returns the hugepage limits of a container that is being started, or none for any other container.
+    """Returns the assumed hugepage limits of a starting container, or an empty mapping for any other container.
 
-    Its cgroup is new, and stock containerd sets no hugepage limits, so the cgroup is assumed to have none. The desired
-    limits are then written in any case.
+    A starting container's cgroup is new, and stock containerd sets no hugepage limits, so it is assumed that there are
+    none. As a result, the desired limits are always written.
     """
     return dict.fromkeys(files) if plan.tracked.phase is Phase.STARTING else _NONE_KNOWN
 
@@ -430,8 +434,8 @@ def _repair(
 def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *, full: bool) -> None:
     """Applies the desired values to the sub-cgroup that crun may have created in a container's cgroup.
 
-    The sub-cgroup cannot have more CPUs than its parent or exceed its limits, so the observation of the parent remains
-    valid if files are missing or cannot be read here.
+    The sub-cgroup cannot have more CPUs than its parent or exceed the parent's limits, so the observation of the parent
+    remains valid if the sub-cgroup's files are missing or cannot be read.
     """
     try:
         if not (leaf := tree.leaf(path)):
@@ -482,7 +486,7 @@ def _raise_limits(
     wanted, ahead, after = raised_limits(present, noted, raises.files, lower=raises.lower)
     if ahead != noted:
         notes.store(path, ahead)
-    # If the notes change, a claim was added or removed, so this write is not a repair.
+    # If the notes change, a claim has been added or removed, so this write is not a repair.
     current = done if after == noted else Outcome(done.id, left=done.left)
     desired = Desired(files=wanted)
     limits = _repair(tree, path, desired, Observed(limits=present), current).limits or {}

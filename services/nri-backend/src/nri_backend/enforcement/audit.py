@@ -10,8 +10,8 @@ at the end of each tick (``_may_be_idle``), and the next state change ends it (`
 A round does this, in this order:
 
 1. At a tick it reads the machine. At a tick, or if claim files may have changed, it reads the claim files.
-2. It repairs partitions that the kernel has invalidated, after the siblings that may have caused this. Those of ended
-   containers are not repaired: the shared pool excludes their CPUs instead.
+2. It repairs partitions that the kernel has invalidated, after moving the siblings that may have caused this.
+   Partitions of ended containers are not repaired: the shared pool excludes their CPUs instead.
 3. It moves containers that were last seen on wrong CPUs (``move``).
 4. At a tick it releases the exclusive CPUs of ended partitions, compares cgroups with their plans (``audit``), and
    applies the limits of pods in which a container with a claim has ended.
@@ -20,13 +20,13 @@ A round does this, in this order:
 
 A standby omits steps 2 to 5. How much ``audit`` compares depends on the time. Each tick covers the CPUs and nodes of
 containers for which no event reports a change. A *full* audit adds limits and the cgroups above containers. It is due
-at the tick after a repair. With *everyone* (ALL_SECONDS, and when CPUs go offline or online) an audit is full, covers
-all running containers, and retries partitions that the kernel has refused. All of them skip containers whose plan and
-files have not changed since their last reading, except every READ_SECONDS. Claim files and enforcement records are
-compared every RECORDS_SECONDS.
+at the tick after a repair. With *everyone* (every ALL_SECONDS, and when CPUs go offline or online) an audit is full,
+covers all running containers, and retries partitions that the kernel has refused. An audit skips containers whose plan
+and files have not changed since their last reading; only once every READ_SECONDS does it read all of them. Claim files
+and enforcement records are compared every RECORDS_SECONDS.
 
-The lists of containers that a round needs are computed again only after a state change (AuditScope): on a quiet
-node a tick is the comparison of the files, and little else.
+The lists of containers that a round needs are computed again only after a state change (AuditScope): on a quiet node, a
+tick does little more than compare files.
 """
 
 import asyncio
@@ -67,8 +67,8 @@ from nri_backend.node.cgroup_watch import CgroupWatch
 from nri_backend.node.host import HostReader
 from nri_backend.problems import NO_PROBLEM, Problem, joined
 
-# Number of plans that are computed, on the event loop, for one job: about as many as the job can apply in its time. A
-# move writes to each cgroup, while an audit mostly writes to none.
+# Number of plans that are computed, on the event loop, for one job: about as many as the job can apply in the time that
+# it has. A move writes to each cgroup, while an audit mostly writes to none.
 MOVES: Final = 24
 LOOKS: Final = 64
 _log = logging.getLogger(__name__)
@@ -153,20 +153,22 @@ class GroupAuditor:
         self, state: NodeState, reconciler: Reconciler, count_repairs: Callable[[Iterable[Outcome]], None]
     ) -> None:
         self.problems: dict[str, Problem] = {}
-        """Problems by the path of the cgroup."""
+        """Problems by cgroup path."""
         self._state = state
         self._reconciler = reconciler
         self._count_repairs = count_repairs
 
     async def audit_all(self) -> None:
-        """Audits every cgroup above containers whose plan or files have changed since its last reading."""
+        """Audits those cgroups above containers whose plan or files have changed since the last reading."""
         self._reconciler.forget_raised()
         groups = groups_above(self._state)
         self.problems = {path: problem for path, problem in self.problems.items() if path in groups}
         await self._apply(groups, await self._reconciler.group_detector.unsettled(list(groups)))
 
     async def audit_above(self, pods: Mapping[str, str]) -> None:
-        """Audits the cgroups of pods, and those above them, if the plan has changed. ``pods`` is as in Schedule."""
+        """Audits those cgroups of pods, and those cgroups above them, whose plan has changed. ``pods`` is as in
+        Schedule.
+        """
         self._reconciler.forget_raised()
         above = {path for cgroup in pods.values() for path in ancestors(cgroup)}
         groups = {
@@ -195,7 +197,7 @@ class GroupAuditor:
 
 
 class Auditor:
-    """Runs the loop. Apart from the hooks, it is the only caller of the reconciler."""
+    """Runs the audit loop, which is the reconciler's only caller apart from the hooks."""
 
     def __init__(
         self,
@@ -220,7 +222,7 @@ class Auditor:
         )
         self._groups = GroupAuditor(state, reconciler, self._count_repairs)
         self._failure = NO_PROBLEM
-        """Exception that has ended a round early; NO_PROBLEM again once a round has audited everything."""
+        """Exception that has ended a round early, as a problem. It is cleared once a round has audited everything."""
 
     @property
     def problems(self) -> Iterable[Problem]:
@@ -271,10 +273,11 @@ class Auditor:
             self._next.idle_changed(idle=idle)
 
     def _may_be_idle(self) -> bool:
-        """Returns True if the node has no claims, so no container's CPUs, memory or limits depend on ticks.
+        """Returns True if the idle pace is sufficient: no container's CPUs, memory or limits depend on ticks.
 
-        Also returns False while a claim is enforced without its record, a process of an ended container may be left, a
-        container has not been observed yet, or there is a problem that the audit may be able to resolve.
+        Ticks are needed while the node has claims, a claim is enforced without its record, a process of an ended
+        container may be left, a container has not been observed yet, or there is a problem that the audit may be able
+        to resolve.
         """
         if self._state.files or self._claim_files.view.detached or self._reconciler.stuck or any(self.problems):
             return False
@@ -286,7 +289,7 @@ class Auditor:
         """Runs a round at each tick and after each event; never returns.
 
         Raises DirectoryReplacedError if the mounted CDI directory was replaced, one tick after the replacement was
-        reported as a problem: the new directory can only be mounted by a new container.
+        reported as a problem: only a new container can mount the new directory.
         """
         news = self._reconciler.signals.audit
         self.partitions.listen()
@@ -316,8 +319,8 @@ class Auditor:
         """Awaits a round or an audit. After an unforeseen exception, a full audit is due at the next tick.
 
         The exception does not end the process: the process would end again after each restart while the cause exists,
-        and would answer no hooks. It stays a problem until a round has audited everything without an exception, since a
-        smaller round may skip the container or file that causes it.
+        and would answer no hooks. The exception is reported as a problem until a round has audited everything without
+        an exception, since a smaller round may skip the container or file that causes it.
         """
         try:
             complete = await work
@@ -376,15 +379,15 @@ class Auditor:
     async def _read_machine(self) -> bool:
         """Reads the machine. Returns True if the online CPUs have changed since the last tick.
 
-        Partitions that the kernel has refused are then retried: it may have refused one because its CPUs were going
-        offline, before it reported them as offline.
+        Partitions that the kernel has refused are then retried: the kernel may have refused a partition because its
+        CPUs were going offline, before reporting them as offline.
         """
         await self.host.refresh()
         before, self._next.online = self._next.online, self._state.host.online
         return self._next.online != before
 
     async def move(self) -> None:
-        """Moves running containers that were last seen on wrong CPUs to their desired CPUs; tries each one once."""
+        """Moves running containers that were last seen on wrong CPUs to their desired CPUs. Tries each one once."""
         done: set[str] = set()
         started, state = time.monotonic(), self._state
         while left := [i for i in self._scope.misplaced.value if i not in done]:
@@ -402,8 +405,8 @@ class Auditor:
         """Compares the cgroups of running containers with their plans and repairs differences.
 
         Ended containers count as running while one of their processes may be left, unless they are partitions. With
-        ``full`` it includes limits. With ``everyone`` it includes containers that no claim depends on, and with
-        ``reading`` also those whose files have not changed since their last reading.
+        ``full`` the audit includes limits. With ``everyone`` it includes containers that no claim depends on, and with
+        ``reading`` even those whose files have not changed since their last reading.
         """
         if full:
             await self._groups.audit_all()
@@ -435,8 +438,8 @@ class Auditor:
         ends.
 
         With ``again``, partitions that the kernel has refused are retried. If a partition turns out to be invalid, it
-        is repaired in the next round after its siblings, unless ``final``: then the siblings come before it in
-        ``plan``, and a refusal counts.
+        is repaired in the next round, after its siblings. This does not apply with ``final``: the siblings then come
+        before the partition in ``plan``, so a partition that the kernel still refuses becomes a fallback.
         """
         while plan:
             late = partial(self._store, (), final=final)
@@ -470,7 +473,7 @@ class Auditor:
             self.request_full()
 
     def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome]) -> set[str]:
-        """Stores outcomes in the state. Returns the ids that are done.
+        """Stores outcomes in the state. Returns the ids of the containers that this audit is done with.
 
         These are the containers with an outcome, those of ``batch`` that have ended since, and those whose job hangs.
         """
@@ -485,8 +488,7 @@ class Auditor:
         """Marks containers as stopped if the runtime has reported their end and their last process has ended.
 
         Every round does this, since a start that waits for their CPUs may reach its deadline before the next tick. With
-        ``vanished``, it includes containers that were considered ended because their cgroup was gone: a mount may have
-        hidden it.
+        ``vanished``, this includes containers in the phase VANISHED, since a mount may only have hidden their cgroup.
         """
         ended = [one for one in self._scope.ended.value if vanished or one.phase is not Phase.VANISHED]
         await self._reconciler.reap(one.id for one in ended)
@@ -494,7 +496,8 @@ class Auditor:
             after = self._state.containers.get(before.id)
             if after is None or after.phase not in OCCUPYING:
                 if before.entitlement.claims and before.phase in OCCUPYING:
-                    # Its claims are included in the limits of its pod, and above, until its last process has ended.
+                    # The limits of the pod and of the cgroups above it include a container's claims until its last
+                    # process has ended.
                     self.request_limits_of(before)
                 continue
             if before.phase is Phase.VANISHED:
@@ -509,7 +512,9 @@ class Auditor:
             self._reconciler.signals.audit.set()
 
     async def _see(self, ending: Tracked) -> None:
-        """Stores the CPUs of a container that was killed before it was seen, so that only claims on these CPUs wait."""
+        """Stores the CPUs of a container that was killed before it was seen, so that only claims with these CPUs wait
+        for it.
+        """
         seen = await self._reconciler.look(ending)
         if seen is not None and self._state.containers.get(ending.id) is ending:
             self._state.put(ending.seen(cpus=seen.cpus))

@@ -7,10 +7,10 @@ stored content, without parsing them, and skips the cgroup if they are the same:
 content would have the same result. In all other cases the audit reads the cgroup.
 
 A container's plan includes its state (``Plan.tracked``), so each change of the container makes the audit read its
-files. But an audit stores in that state what it has observed, and a plan that is computed afterwards would never equal
-the one that was applied. ``follow`` therefore replaces the state in the stored plan with the state with this
-observation, which differs only in what the reading itself has shown. If a hook has changed the container since the plan
-was computed, ``follow`` does nothing, the plans differ, and the files are read again.
+files. But the audit itself changes that state by storing its observation, so a plan that is computed afterwards would
+never equal the one that was applied. ``follow`` therefore replaces the state in the stored plan with the state that
+includes the observation. The two differ only in what the audit itself has read. If a hook has changed the container
+since the plan was computed, ``follow`` does nothing, the plans differ, and the files are read again.
 
 While the node's state is unchanged and the caller passes the same list (containers/derived.py), the plans cannot have
 changed either. Then no plan is computed, and the batches of the last comparison are used again (``_last``).
@@ -29,19 +29,20 @@ from nri_backend.node.file_cache import FileCache
 from nri_backend.node.worker import CgroupWorker, Step
 
 COMPARED: Final = 64
-"""Number of cgroups whose files are opened and compared in one step, which takes 3 ms if limits are among them."""
+"""Number of cgroups whose files are opened and compared in one step. The step takes 3 ms if the files include limits.
+"""
 COMPARED_OPEN: Final = 512
-"""Number of cgroups whose open files are compared in one step, which takes 1 ms. On a busy machine each step becomes a
-separate job, and the switch to a thread and back takes as long as comparing a hundred files.
+"""Number of cgroups whose files are compared in one step if the files stay open. The step takes 1 ms. On a busy machine
+each step becomes a separate job, and the switch to a thread and back takes as long as comparing a hundred files.
 """
 _Batches = dict[str, list[str]]
-"""Cgroups to compare in one step, keyed by the first of them."""
+"""Batches of cgroups, each to be compared in one step and keyed by its first cgroup."""
 Plans = Mapping[str, object]
 """Plans by container id, or raises by the path of a cgroup above containers."""
 
 
 class ChangeDetector:
-    """The readings of one kind of audit, from audits that left no problem; ``stay_open`` is as in FileCache."""
+    """Stores the readings from one kind of audit. ``stay_open`` is as in FileCache."""
 
     def __init__(
         self,
@@ -59,9 +60,10 @@ class ChangeDetector:
         self._readings = FileCache(root, stay_open=stay_open)
         self._compared = COMPARED_OPEN if stay_open else COMPARED
         self._last: tuple[Sequence[str], int, _Batches] = (), -1, {}
-        """Argument of the last unsettled() that found no difference, number of state changes, and batches.
+        """The last call of unsettled() that found no difference: its argument, the number of state changes, and the
+        batches.
 
-        While the first two are the same, the batches are, too.
+        While the argument and the number stay the same, so do the batches.
         """
 
     async def audited(
@@ -95,7 +97,7 @@ class ChangeDetector:
         self._readings.forget(tuple(ids))
 
     def outdated(self, ids: Sequence[str]) -> list[str]:
-        """Returns the containers or cgroups among ``ids`` whose plan is not that of a stored reading."""
+        """Returns the containers or cgroups among ``ids`` for whose current plan no reading is stored."""
         known = frozenset(self._readings.comparable(self._plans(ids)))
         return [i for i in ids if i not in known]
 
@@ -110,7 +112,7 @@ class ChangeDetector:
         return outcomes
 
     def contents(self, paths: Mapping[str, str], name: str) -> dict[str, bytes]:
-        """Returns a file of several containers' cgroups, as in FileCache.contents(). Blocks."""
+        """Returns one file's content for several containers' cgroups, as FileCache.contents() does. Blocks."""
         return self._readings.contents(paths, name)
 
     async def unsettled(self, ids: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ answers with the container's resources, which the runtime writes to the new cgro
 since the claim files and the cgroups may have changed in the meantime. It then writes the cgroup files that differ,
 verifies them, and writes an enforcement record; if this fails, it kills the container. The other hooks apply a
 lifecycle event of the container (containers/lifecycle.py). A figure in DESIGN.md ("The backend") shows the path from
-here to the files of the cgroup.
+here to the cgroup's files.
 """
 
 import asyncio
@@ -87,7 +87,8 @@ class Enforcer:
     async def activate(self) -> None:
         """Makes this instance active, with a full audit. Claim containers wait until the audit has seen all others.
 
-        With ``enforcement: observe`` the audit compares no cgroups; the passes of enforcement/observer.py do.
+        With ``enforcement: observe`` the audit compares no cgroups; the passes in enforcement/observer.py compare them
+        instead.
         """
         self.state.forget_views()
         for found in await self._recall(tuple(self.state)):
@@ -136,7 +137,8 @@ class Enforcer:
             pod = by_id.get(container.pod_id) or Pod(container.pod_id, "", "", "", "")
             described = self._described(pod, container)
             if container.state is ContainerState.CREATED:
-                # While an attempt of a container runs, the kubelet does not start another one (_supersede()).
+                # If another attempt of the same container is running, the kubelet will not start this one
+                # (_supersede()).
                 superseded = pod.uid and described.identity.user in running
                 found.append((described.without_claims() if superseded else described).after(Event.LIST_CREATED))
             elif container.state is not ContainerState.STOPPED:
@@ -180,7 +182,9 @@ class Enforcer:
         self.listed |= {one.id: replace(one, env=()) for one in containers}
 
     async def start_container(self, pod: Pod, container: Container) -> None:
-        """Applies the container's settings before its process runs. Kills it and raises RejectedError if that fails."""
+        """Applies the container's settings before its process runs. Kills the container and raises RejectedError if
+        that fails.
+        """
         try:
             await self.claim_files.refresh()
             tracked = self._starting(pod, container)
@@ -268,7 +272,7 @@ class Enforcer:
             self._auditor.request_limits_of(before)
 
     def _starting(self, pod: Pod, container: Container) -> Tracked:
-        """Returns the container in the state before its process runs, authorized according to the current records."""
+        """Returns the container in the phase STARTING, authorized according to the current records."""
         known = self.state.containers.get(container.id)
         if (
             known is not None
@@ -276,7 +280,7 @@ class Enforcer:
             and container.env
             and not known.identity.own_pod
         ):
-            # Its claims may have been taken from it, because the same container was created again.
+            # The attempt may have lost its claims because the same container was created again (_supersede()).
             known = replace(known, identity=replace(known.identity, evidence=read_evidence(container.env)))
         elif known is not None and known.phase is Phase.CREATED:
             # NodeState has authorized it again with each change since it was created.
@@ -285,7 +289,7 @@ class Enforcer:
         return self.state.authorized(known.after(Event.START).seen(partition=""))
 
     async def _supersede(self, tracked: Tracked) -> None:
-        """Takes the claims from earlier attempts to create the same container that have not been started.
+        """Removes the claims from earlier attempts to create the same container, if these have not been started.
 
         Not every runtime reports the end of a failed attempt. An attempt without a cgroup is forgotten. An attempt with
         a cgroup may exist as long as the pod: CRI-O creates the cgroup in CreateContainer, with a process that waits
@@ -352,7 +356,7 @@ class Enforcer:
 
 
 def file_problem(text: str) -> Problem:
-    """Converts a message from ClaimDirectory to a Problem. The message about a missing directory already is a Problem
-    with its own code, since app.py passed it in.
+    """Converts a message from ClaimDirectory to a Problem. The message about a missing directory is already a Problem
+    with its own code, since app.py passes such a Problem to ClaimDirectory.
     """
     return text if isinstance(text, Problem) else Problem(text, BackendCode.CLAIM_FILES_UNREADABLE)

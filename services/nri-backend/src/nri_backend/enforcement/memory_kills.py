@@ -6,9 +6,9 @@ The counts are reported to the frontend. The ``memory.events`` of a cgroup inclu
 the count of its pod still includes these kills. So both are read, and the difference is attributed to the container
 that has ended.
 
-This requires a reading of the pod from before the container runs. CreateContainer requests it: it wakes the audit,
-which reads the pod while the runtime creates the container, and watches it from then on. If that has not happened yet
-when StartContainer is called, the hook reads the pod itself.
+For this, the pod must have been read before the container runs. CreateContainer therefore wakes the audit, which reads
+the pod while the runtime creates the container, and watches the pod from then on. If the pod has not been read yet when
+StartContainer is called, the hook reads it itself.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ def kill_count(text: str) -> int:
 
 
 def _claimed_pods(state: NodeState) -> dict[str, str]:
-    """Returns the UIDs of the pods with memory claims, by cgroup."""
+    """Returns the UIDs of pods with memory claims, by the pod's cgroup."""
     of_claims = [one.identity for one in state if one.entitlement.memory is not None]
     return {identity.pod_cgroup: identity.pod.uid for identity in of_claims if identity.pod_cgroup}
 
@@ -93,13 +93,16 @@ class KillWatch:
         self._claimed = Derived(state, lambda: _claimed_pods(state))
         self._uids = Derived(state, lambda: {one.identity.pod.uid for one in state})
         self._last: tuple[int, Mapping[str, bytes]] = -1, {}
-        """Number of state changes at the last look_at_all() without an error, and the content of the pods' files
-        before it."""
+        """For the last look_at_all() without an error, the number of state changes and the content of the pods' files
+        at its start.
+        """
         self._looking = asyncio.Lock()
-        """Serializes readings. If counts were accounted for in another order, old ones would be taken for new kills."""
+        """Serializes readings. If counts were not accounted for in the order in which they were read, old kills could
+        be counted as new ones.
+        """
 
     async def look(self, pod_uids: Iterable[str], *, ended: str = "") -> bool:
-        """Counts the kills in those of these pods that have a memory claim. Returns False if a pod cannot be read.
+        """Counts the kills in those of the given pods that have a memory claim. Returns False if a pod cannot be read.
 
         ``ended`` is the container whose end the runtime has just reported.
         """
@@ -119,19 +122,19 @@ class KillWatch:
             for uid, above, cgroups in pods:
                 if (total := counts.get(above)) is None:
                     continue
-                # A container that was added since the counts were read may have had no cgroup then. Its missing count
-                # is 0, since the cgroup was not removed.
+                # A container that was added since the counts were read may have had no cgroup then. A missing count
+                # means 0 for this container, since its cgroup was not removed.
                 started = self.pods[uid].own.keys() - known if uid in self.pods else set[str]()
                 own = {i: counts.get(path, 0 if i in started else None) for i, path in cgroups.items()}
-                # Kills before the first reading cannot be attributed to containers whose cgroup is gone. Those in the
-                # counts of present cgroups are new.
+                # Kills that happened before the pod's first reading cannot be attributed to containers whose cgroup is
+                # gone. Kills in the counts of existing cgroups are treated as new.
                 pod = self.pods.setdefault(uid, PodKills(total - sum(filter(None, own.values()))))
                 for container_id, count in pod.take(total, own, ended).items():
                     self._report(container_id, count)
             return all(above in counts for _, above, _ in pods)
 
     def listen(self, wake: Callable[[], object]) -> None:
-        """Starts to call ``wake`` when the kernel reports a memory event in a watched pod."""
+        """Starts calling ``wake`` when the kernel reports a memory event in a watched pod."""
 
         def changed(paths: set[str]) -> None:
             # A pod at its memory limit causes up to a hundred events per second. Kills within EVENTS_SECONDS of the
@@ -157,7 +160,7 @@ class KillWatch:
     async def look_at_all(self, *, thorough: bool = False) -> None:
         """Counts the kills in every pod with a memory claim.
 
-        A container may continue to run after one of its processes was killed, so no hook reports it. Without
+        A container may continue to run after one of its processes was killed, so no hook reports the kill. Without
         ``thorough``, a pod is left out if neither its file nor the state has changed since the last call: the kernel
         adds each kill of a container to the file of its pod (unless cgroup2 is mounted with memory_localevents).
         """
@@ -175,7 +178,7 @@ class KillWatch:
         return all([await self.look(batch) for batch in batches])
 
     def _read(self, paths: Iterable[str]) -> dict[str, int]:
-        """Reads the counts of those of these cgroups that exist. Blocks."""
+        """Reads the counts of the given cgroups. Those that do not exist are left out. Blocks."""
         counts: dict[str, int] = {}
         for path in paths:
             with contextlib.suppress(CgroupGoneError, CgroupAccessError):

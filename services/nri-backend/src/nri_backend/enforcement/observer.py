@@ -7,9 +7,9 @@ only reads the machine and the claim files, and detects that containers have end
 
 `Observer` repeats a *pass*. A pass applies the plans of all cgroups to the recording tree, as the first audit of an
 enforcing instance would: the cgroups above containers first, then every running container, then interrupts and host
-daemons. It includes the cpusets that the runtime would write for the answer to Synchronize. The recorded changes of a
-whole pass replace those of the previous one. The containers' observations are stored in the state, so their reports
-show the CPUs on which they really run.
+daemons. A pass also includes the cpusets that the runtime would write for the answer to Synchronize. When a pass is
+complete, its recorded changes replace those of the previous pass. The containers' observations are stored in the state,
+so their reports show the CPUs on which they really run.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class Observer:
             try:
                 async with asyncio.timeout_at(due):
                     await self._changed.wait()
-                # Hooks run first, and a burst of new pods causes only one pass.
+                # During this delay hooks can run, and a burst of new pods causes only one pass.
                 await asyncio.sleep(_DEBOUNCE_SECONDS)
             except TimeoutError:
                 pass
@@ -89,7 +89,7 @@ class Observer:
             try:
                 await self.run_pass()
             except Exception:  # noqa: BLE001 - logged, and the next pass tries again
-                _log.exception("cannot compute changes of this node; the next pass tries again")
+                _log.exception("cannot compute this node's changes; the next pass tries again")
             else:
                 passed()
 
@@ -155,12 +155,12 @@ class Observer:
         return found
 
     def _store(self, planned: Tracked, outcome: Outcome) -> None:
-        """Stores the observation of a container, unless it has changed since its plan was computed."""
+        """Stores a container's observation, unless the container's phase has changed since its plan was computed."""
         tracked, seen = self._state.containers.get(planned.id), outcome.observed
         if tracked is None or tracked.phase is not planned.phase:
             return
         if seen is None:
-            # The cgroup is gone, or the container runs in that of its pod.
+            # The cgroup is gone, or the container runs in its pod's cgroup.
             self._enforcer.reconciler.store_outcome(tracked, outcome)
             return
         mems = tracked.observed.mems if seen.mems is None else seen.mems
@@ -169,7 +169,7 @@ class Observer:
         self._state.put(tracked.seen(cpus=seen.cpus, mems=mems, limits=limits, failure=problem))
 
     def _described(self, found: Sequence[Found]) -> Observation:
-        """Returns the changes of a pass for the report: one for each file, by path, and those of cgroups first."""
+        """Returns a pass's changes for the report: one for each file, sorted by path, with cgroup files first."""
         root = f"{self._tree.root}/"
         by_path = {change.path: (change, reason) for change, reason in found}
         in_cgroups = [path for path in by_path if path.startswith(root)]

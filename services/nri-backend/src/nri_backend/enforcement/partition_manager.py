@@ -9,9 +9,9 @@ The partition of a container that has ended is not restored, since its cgroup ma
 (docs/adr/0029). While a process of the container still runs, its CPUs must stay exclusive. If the kernel
 has invalidated the partition, the shared pool therefore excludes them (``release_ended``).
 
-The cgroups above a partition list its CPUs in ``cpuset.cpus.exclusive``, and the kernel does not remove them from there
-when the partition ends (``settle``). If the CPUs of an ended partition are in no cgroup at all, the kernel's list of
-partitions is damaged, and no more partitions are created (docs/adr/0029).
+The cgroups above a partition list its CPUs in ``cpuset.cpus.exclusive``. The kernel does not remove them from there
+when the partition ends, so ``settle`` does. If the CPUs of an ended partition are in no cgroup at all, the kernel's
+list of partitions is damaged, and no more partitions are created (docs/adr/0029).
 """
 
 import asyncio
@@ -44,10 +44,10 @@ _log = logging.getLogger(__name__)
 
 
 class PartitionManager:
-    """Follows the kernel's events. Creates no partition.
+    """Follows the kernel's partition events. Does not create partitions.
 
-    It writes ``cpuset.cpus.exclusive`` of the cgroups above partitions, and turns the invalid partition of an ended
-    container into a member.
+    It only reduces ``cpuset.cpus.exclusive`` of the cgroups above partitions, and turns an ended container's invalid
+    partition into a member.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class PartitionManager:
         self._watch = CgroupWatch(tree.root, PARTITION, lambda content: content in (b"root", b"isolated"))
         self._changed: set[str] = set()
         self._watched_at_generation = -1
-        """``NodeState.changes`` at the time when all partitions were watched, or -1 if one may not be watched."""
+        """``NodeState.changes`` when all partitions were last known to be watched, or -1 if one may not be watched."""
         self._possibly_lost_cpus: frozenset[int] = frozenset()
         """CPUs that were in no cgroup at the last reading."""
         self._unsettled = True
         self._unsettled_for = ""
-        """Reason why the last ``settle`` failed, which is retried at the next tick; empty if it did not fail."""
+        """Reason why the last ``settle`` failed; it is retried at the next tick. Empty if it succeeded."""
         self._next_repair = 0.0
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
@@ -88,7 +88,7 @@ class PartitionManager:
         return tracked.seen(partition=partition, exclusive=exclusive)
 
     def listen(self) -> None:
-        """Starts to wake the audit when the kernel changes a partition."""
+        """Starts waking the audit when the kernel changes a partition."""
         self._watch.listen(self._changed_by_kernel)
 
     def close(self) -> None:
@@ -126,7 +126,8 @@ class PartitionManager:
             self._watched_at_generation = self._state.changes if self._watch.follows(live) else -1
 
     def pop_containers_to_audit(self) -> list[str]:
-        """Returns the containers to audit after the kernel has changed partitions: those of their pods.
+        """Returns the containers to audit after the kernel has changed partitions: all containers in the partitions'
+        pods.
 
         The next call does not return them again, unless another change has been added.
 
@@ -168,7 +169,8 @@ class PartitionManager:
     async def settle(self, *, always: bool = False) -> None:
         """Releases the CPUs that ended partitions have reserved in the cgroups above, if a partition has changed.
 
-        With ``always``, it does so without a change. It also forbids new partitions if the kernel has lost CPUs.
+        With ``always``, it does so even if no partition has changed. It also forbids new partitions if the kernel has
+        lost CPUs.
         """
         if not (self._unsettled or always) or not self._state.host.partitions:
             return

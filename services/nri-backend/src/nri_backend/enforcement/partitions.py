@@ -16,7 +16,8 @@ a sibling overlap with the partition. This determines the order of the writes, h
 
 Step 1 is done by the caller (partition_manager.py, and plan.plans_before_partition). If step 2 or 3 fails, an ended
 container may have left the CPUs reserved in another QoS class, since the cgroups above keep them when a container ends.
-They are then reduced to the CPUs of the remaining partitions (``settle``), and both steps are repeated.
+The exclusive CPUs of all cgroups above are then reduced to those of the remaining partitions (``settle``), and both
+steps are repeated.
 
 A cgroup is made a partition only while it contains a process. When a runtime removes the cgroup of a container, the
 kernel first turns its partition back into a member (``cpuset_css_killed()``), which wakes every process that polls the
@@ -55,8 +56,8 @@ _NESTED: Final = 3
 _DEEPEST: Final = 4 + _NESTED
 """Maximum number of cgroups from the root to a container."""
 _SECOND_LOOK_SECONDS: Final = 0.1
-# The worker begins another job while a kernel call hangs (worker.py). Without the lock, that job could release the
-# exclusive CPUs of a partition that is just being created. The kernel itself has one lock for all cpusets, too.
+# The worker begins another job while a kernel call hangs (worker.py). Without this lock, the new job could release the
+# exclusive CPUs of a partition that is just being created. The kernel also has a single lock for all cpusets.
 _CHANGING: Final = threading.RLock()
 _log = logging.getLogger(__name__)
 
@@ -92,7 +93,8 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
         present = tree.read(path, PARTITION)
         if present != kind or tree.read_set(path, EXCLUSIVE) != cpus:
             if present not in (_MEMBER, "root", "isolated"):
-                # An invalid partition must become a member first: writing the type again would move it off its CPUs.
+                # An invalid partition must become a member first: writing the type again would move its processes off
+                # their CPUs.
                 tree.write(path, PARTITION, _MEMBER)
             with sys_admin():
                 _make(tree, path, kind, cpus)
@@ -102,11 +104,12 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
     except CgroupAccessError as error:
         reason = error.problem
     else:
-        # Some of its CPUs may be offline.
+        # Some of the partition's CPUs may be offline.
         if left == kind and effective and effective <= cpus:
             return NO_PROBLEM
         has = "" if effective is None else f" with the CPUs {format_cpu_list(effective)}"
-        # The kernel explains an invalid partition only in words, in the file (perr_strings in kernel/cgroup/cpuset.c).
+        # The kernel gives the reason for an invalid partition only as text in this file (perr_strings in
+        # kernel/cgroup/cpuset.c).
         code = BackendCode.SYS_ADMIN_MISSING if NOT_PERMITTED in left else BackendCode.PARTITION_REFUSED
         reason = Problem(f"{tree.root}/{path}/{PARTITION} says {left}{has}", code)
     _unmake(tree, path)
@@ -114,7 +117,7 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
 
 
 def _make(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> None:
-    # The kernel requires the capability for the partition, and for the CPUs that a valid partition gains
+    # The kernel requires CAP_SYS_ADMIN for creating a partition and for adding CPUs to a valid one
     # (remote_cpus_update()).
     try:
         _keep(tree, path, cpus)
@@ -196,7 +199,7 @@ def _settle_top(tree: CgroupTree, top: str) -> str:
 
 
 def _has_pods(tree: CgroupTree, path: str, depth: int) -> bool:
-    """Returns True if this is the kubelet's cgroup, or if the kubelet's cgroup is a few levels below
+    """Returns True if ``path`` is the kubelet's cgroup, or if the kubelet's cgroup is a few levels below it
     (--cgroup-root).
     """
     below = depth < _NESTED and any(_has_pods(tree, f"{path}/{child}", depth + 1) for child in tree.children(path))
@@ -206,7 +209,7 @@ def _has_pods(tree: CgroupTree, path: str, depth: int) -> bool:
 def lost_cpus(tree: CgroupTree, online: frozenset[int]) -> frozenset[int] | None:
     """Returns the online CPUs that are in no cgroup, or None if that is unknown.
 
-    They belong to a partition that the kernel did not end when it removed the cgroup.
+    Such CPUs belong to a partition that the kernel did not end when it removed the partition's cgroup.
     """
     try:
         taken = [tree.read_set(top, f"{EXCLUSIVE}.effective") or frozenset() for top in tree.children("")]
@@ -232,14 +235,14 @@ def lost_problem(cpus: frozenset[int]) -> Problem:
     """Returns the problem for lost CPUs, with the remedy."""
     text = (
         f"no cgroup has the CPUs {format_cpu_list(cpus)}, since a partition did not end with its cgroup; the kernel "
-        "may panic when another one is created, so no more are created on this node: drain and reboot it "
-        "(docs/exclusive.md)"
+        "may panic when another partition is created, so no more partitions are created on this node: drain and "
+        "reboot it (docs/exclusive.md)"
     )
     return Problem(text, BackendCode.CPUS_LOST)
 
 
 def _settle(tree: CgroupTree, path: str, depth: int) -> frozenset[int]:
-    """Reduces the exclusive CPUs of a cgroup to those of the partitions in it. Returns these CPUs.
+    """Reduces the exclusive CPUs of a cgroup to those of the partitions in it. Returns the remaining exclusive CPUs.
 
     A cgroup that is a partition is left as it is. Children come first, so that no CPU of a partition is removed.
     """

@@ -56,7 +56,7 @@ from nri_backend.telemetry import Telemetry
 _log = logging.getLogger(__name__)
 _MIN_PLANS: Final = 4
 _MAX_PLANS: Final = 64
-"""Maximum number of containers planned for one job of apply_some(); _MIN_PLANS is the minimum."""
+"""Maximum number of containers that are planned for one job of apply_some(). The minimum is _MIN_PLANS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,9 @@ class Reconciler:
         self._notes = OriginalLimits(deps.tree.root, deps.tree.files)
         self._worker = CgroupWorker(signals.audit.set, self._lose_sight, deps.clock)
         self._aims: dict[str, frozenset[int]] = {}
-        """Containers that the running job works on, with the CPUs that the job writes, and its cgroups above
-        containers."""
+        """Containers and cgroups above containers that the running job works on, each with the CPUs that the job writes
+        (none for a cgroup above containers).
+        """
         self._unreported: set[str] = set()
         self._batch = _MAX_PLANS
         """Maximum number of containers for which the next job of apply_some() gets a plan."""
@@ -127,7 +128,7 @@ class Reconciler:
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Kernel calls that hang."""
-        text = "the kernel has not answered for {:.0f} s about {}"
+        text = "a kernel call for {1} has not returned for {0:.0f} s"
         return tuple(
             Problem(text.format(seconds, tracked.identity.cgroup if tracked else name), BackendCode.KERNEL_CALL_HANGS)
             for name, seconds in self._worker.stuck_seconds.items()
@@ -158,9 +159,10 @@ class Reconciler:
         self._unreported.discard(container_id)
 
     async def reap(self, ids: Iterable[str]) -> None:
-        """Reads whether ended containers still have processes, and applies the result to their phases.
+        """Checks whether ended containers still have processes, and updates their phases.
 
-        A sandbox's cgroup is that of the pod, and does not show a single container's processes.
+        A container in a sandbox is assumed to have none: its cgroup is the pod's, which does not show a single
+        container's processes.
         """
         ended = [one for i in ids if (one := self._state.containers.get(i)) is not None and one.phase in ENDED]
         populated = iter(await self.populated([one for one in ended if not one.identity.sandboxed]))
@@ -179,7 +181,7 @@ class Reconciler:
         In most cases this is a job of the worker, which calls ``_start_step`` when the job begins, so the plan is up to
         date. For a container without claims the step is run on the event loop instead, unless a job is writing its
         cgroup. If the step then finds that the cpuset has to be written, it raises CpusetWriteError before any write,
-        and the worker repeats it.
+        and the worker runs it again.
         """
         if needs_no_thread(tracked) and not self._is_at_work(tracked.identity):
             # The cpuset is usually correct, since the answer to CreateContainer contained it. The kernel reads a cpuset
@@ -195,15 +197,16 @@ class Reconciler:
         return not busy.isdisjoint((identity.id, identity.pod_cgroup))
 
     def _start_step(self, tracked: Tracked, tree: CgroupTree) -> Step[Outcome]:
-        """Returns the step that applies a container's plan, with the containers whose CPUs it reads first.
+        """Returns the step that applies a container's plan unless other containers are on its CPUs.
 
-        These are the containers that would have to leave the container's CPUs. If it is to be a partition, only
-        containers of its own pod are read: the kernel moves all others, but refuses a partition that overlaps with a
-        sibling. A container whose job hangs is left out, since the state already contains all CPUs that it may be on.
+        The step first reads the CPUs of those containers that would have to leave if they were on them. If the
+        container is to become a partition, these are only containers in its own pod: the kernel moves all others, but
+        refuses a partition that overlaps with a sibling. A container whose job hangs is left out, since the state
+        already contains all CPUs that it may be on.
 
-        An audit job that ran after the container was admitted may have moved other containers onto its CPUs, because
-        the pool that the job was planned with still contained those CPUs. The state then shows the others there, and
-        nothing is applied.
+        An audit job that ran after the container was admitted may have moved other containers onto the container's
+        CPUs, because the pool still contained these CPUs when that job was planned. The state then shows those
+        containers there, and nothing is applied.
         """
         now = self._state.containers.get(tracked.id) or tracked
         if others := overlapping(self._state, now):
@@ -228,7 +231,7 @@ class Reconciler:
         return now.id, partial(apply_at_start, tree, self._notes, plan, seen, before, record)
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
-        """Stores the CPUs on which a start has seen containers, or None if they could not be read."""
+        """Stores the CPUs on which a start has seen other containers, or None if the CPUs could not be read."""
         for container_id, cpus in views.items():
             one = self._state.containers.get(container_id)
             if one is not None and one.observed.cpus is not None:
@@ -237,7 +240,7 @@ class Reconciler:
     async def apply_some(
         self, ids: Sequence[str], late: Callable[[list[Outcome]], object], *, full: bool, again: bool = False
     ) -> list[Outcome]:
-        """Audits the cgroups of running containers for 10 ms. Returns the outcomes of those it reached in this time.
+        """Audits the cgroups of running containers for 10 ms. Returns the outcomes of those that the job got to.
 
         If a kernel call hangs, ``late`` is called with the outcome of its container once the call has returned.
         """
@@ -250,7 +253,8 @@ class Reconciler:
             return plans, [(one, partial(audit, self._tree, self._notes, plan)) for one, plan in plans.items()]
 
         outcomes = await self.detectors[full].audited(planned, late)
-        # Plans that a job does not reach are computed again for the next one. On a busy machine these would be most.
+        # Plans that a job does not get to are computed again for the next job. With a fixed number of plans, these
+        # would be most of them on a busy machine.
         self._batch = min(max(2 * len(outcomes), _MIN_PLANS), _MAX_PLANS)
         return outcomes
 
@@ -318,7 +322,7 @@ class Reconciler:
         self._state.put(replace(tracked, observed=observed, enforced=claims if applied else tracked.enforced))
 
     def store_audited(self, tracked: Tracked, outcome: Outcome) -> None:
-        """Stores an audit's outcome as store_outcome() does, and its reading with the new state."""
+        """Stores an audit's outcome as store_outcome() does, and updates the audit's reading with the new state."""
         self.store_outcome(tracked, outcome)
         if outcome.observed is not None and (now := self._state.containers.get(tracked.id)) is not None:
             self.detectors[outcome.observed.limits is not None].follow(tracked, now)

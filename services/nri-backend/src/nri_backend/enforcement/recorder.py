@@ -9,7 +9,7 @@ sources are lost while the container runs:
 * The backend restarts. The runtime lists the containers and their environment, but an orphan's environment alone is
   not sufficient, because it names claims without a valid record. ``recall`` adds the claims of the enforcement record.
 * The runtime removes a container while no backend is connected, and one of its processes is left. Only its enforcement
-  record then shows that it exists; ``lingering`` returns it, so that its CPUs stay occupied.
+  record then shows that the container exists; ``lingering`` returns it, so that its CPUs stay occupied.
 
 A record is sufficient to give its container CPUs, so the records are in one of the backend's directories, where no pod
 can write. A record contains the cgroup's inode, which no other cgroup has until the next reboot. A container with the
@@ -18,7 +18,8 @@ it.
 
 A record is written by the job that has applied the settings of a starting container with a claim and has read them
 back. It is written again, by the hook or an audit, if the claims, the ``answered`` mark or the fallback change. For a
-container with claimed hugepages, CreateContainer writes one that contains the mark alone: nothing has been applied yet.
+container with claimed hugepages, CreateContainer already writes a record. It contains only the mark, since nothing has
+been applied yet.
 
 ``EnforcementRecords`` reads and writes the files; each of its methods blocks. ``Recorder`` decides when, on the event
 loop, and calls them in threads.
@@ -73,7 +74,7 @@ _log = logging.getLogger(__name__)
 
 
 class EnforcementRecord(BaseModel):
-    """The claims that were applied to one container's cgroup. Instances are written or read, and not retained."""
+    """The claims that were applied to one container's cgroup. Instances exist only while they are written or read."""
 
     model_config = ConfigDict({**Document.model_config, "frozen": False})
 
@@ -87,12 +88,14 @@ class EnforcementRecord(BaseModel):
     inode: Annotated[int, Field(ge=0)]
     """Inode of the container's cgroup. 0 before the cgroup exists: nothing has been applied to it yet."""
     answered: bool = False
-    """True if the limits in the runtime include the claimed hugepages, which an answer of this plugin has added."""
+    """True if the limits that the runtime stores include the claimed hugepages, because this plugin's answer has added
+    them.
+    """
     claims: tuple[Held, ...] = ()
     fallback_reason: str = ""
     """Reason why the pool enforces the CPU claims although the cgroup should be a partition; otherwise empty."""
     fallback_code: str = ""
-    """Code of the cause, as for ``fallback_reason``. Records from older releases have none."""
+    """Code of the problem in ``fallback_reason``, or empty. Records from older releases have none."""
 
 
 class _Content(NamedTuple):
@@ -106,7 +109,7 @@ class _Content(NamedTuple):
 
 @dataclass(slots=True)
 class _StartRecord:
-    """A record that a start job writes in the worker's thread. record() handles the result later."""
+    """A record that a start job writes in the worker's thread. Recorder.record() handles the result later."""
 
     content: _Content
     record: EnforcementRecord
@@ -149,10 +152,11 @@ class EnforcementRecords:
         self._tree = tree
 
     def write(self, records: Sequence[EnforcementRecord]) -> dict[str, OSError | None]:
-        """Sets the inode of each record that names a cgroup to the current one, and writes the record.
+        """Writes records. If a record names a cgroup, the record's inode is set to that of the cgroup first.
 
-        Returns the error of each record by container id, or None for a record that was written. It is also an error if
-        a record is too large to be read again. Records whose cgroup is gone, and those with invalid ids, are left out.
+        Returns, by container id, each record's error, or None for a record that was written. A record that is too large
+        to be read back is not written and is an error. Records whose cgroup is gone, and records with invalid ids, are
+        skipped.
         """
         results: dict[str, OSError | None] = {}
         for record in records:
@@ -177,7 +181,8 @@ class EnforcementRecords:
         return results
 
     def load(self, cgroups: Mapping[str, str]) -> dict[str, EnforcementRecord]:
-        """Returns the records that apply to the containers' current cgroups, which are given by container id.
+        """Returns those containers' records that apply to the current cgroups. ``cgroups`` maps container ids to
+        cgroups.
 
         Missing and unreadable records are left out.
         """
@@ -194,7 +199,8 @@ class EnforcementRecords:
         ]
 
     def retain(self, container_ids: Collection[str], starting: Collection[str] = ()) -> set[str]:
-        """Removes the records of all other containers, and temporary files left by a crash. Returns the remaining ids.
+        """Removes all records except those of the given containers, and temporary files left by a crash. Returns the
+        ids of the remaining records.
 
         Files of containers in ``starting`` stay, including containers that are added to it during this call: their
         records and temporary files may be written at the same time.
@@ -250,7 +256,7 @@ class EnforcementRecords:
             return None
 
     def _applies(self, record: EnforcementRecord, cgroup: str) -> bool:
-        """Returns True if a record belongs to this cgroup, or if it may because a mount hides the cgroup tree."""
+        """Returns True if a record belongs to this cgroup, or may belong to it since a mount hides the cgroup tree."""
         inode = self._tree.inode(cgroup)
         return inode == record.inode or (inode is None and not self._tree.is_mounted())
 
@@ -272,10 +278,10 @@ class Recorder:
         self._written: dict[str, _Content] = {}
         """Content of the written records, by container."""
         self._answered: set[str] = set()
-        """Containers whose limits in the runtime include the claimed hugepages.
+        """Containers for which the limits that the runtime stores include the claimed hugepages.
 
-        This differs from ``RuntimeLimits.include_claims``, which is about the limits in the state: after an answer of
-        this instance these are still the limits of the request, until the runtime lists the container again."""
+        ``RuntimeLimits.include_claims`` is about the limits in the state instead. After this instance has answered a
+        request, the limits in the state are still those of the request, until the runtime lists the container again."""
         self._pins: Pins = {}
         """The content of the pins file."""
         self._pins_fail = False
@@ -288,11 +294,13 @@ class Recorder:
 
     @property
     def has_written(self) -> bool:
-        """True if there are enforcement records of tracked containers."""
+        """True if there are enforcement records for tracked containers."""
         return bool(self._written)
 
     async def answered(self, tracked: Tracked) -> None:
-        """Records that CreateContainer was answered, so the limits in the runtime include the claimed hugepages."""
+        """Records that CreateContainer was answered, so the limits that the runtime stores include the claimed
+        hugepages.
+        """
         self._answered.add(tracked.id)
         record = EnforcementRecord(container=tracked.id, inode=0, answered=True)
         async with self._turn:
@@ -330,7 +338,8 @@ class Recorder:
         for one in containers:
             content, started = self._content(one, one.enforced, one.fallback), self._starting.get(one.id)
             if started is not None and started.results == {one.id: None}:
-                # The container's start job has written a record. If that has failed, it is written here.
+                # The start job has written the container's record. If it has failed to do so, the record is written
+                # below instead.
                 self._written[one.id], started.results = started.content, {}
             if one.enforced and self._written.get(one.id) != content:
                 new[one.id] = content
@@ -349,11 +358,11 @@ class Recorder:
             self.problem = NO_PROBLEM
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
-        """Returns the containers with the state that their enforcement records contain.
+        """Returns the containers with the state that was restored from their enforcement records.
 
-        The state is the claims that were enforced, and whether this plugin answered when the container was created. The
-        stored pins are added as well. The runtime cannot supply them, because the cpuset that it lists already includes
-        this plugin's answers.
+        This state consists of the claims that were enforced, and of whether this plugin answered when the container was
+        created. The stored pins are added too: they cannot be derived from the runtime's list, because the cpusets in
+        it already include this plugin's answers.
         """
         evident = {one.id: one.identity.cgroup for one in containers if one.identity.evidence != NO_EVIDENCE}
         found = await asyncio.to_thread(self._records.load, evident)
@@ -387,7 +396,7 @@ class Recorder:
         A record that was deleted by another process is written again by the next audit.
         """
         async with self._turn:
-            # A container that is being started is in the state before its job begins.
+            # A container is added to the state before its start job begins.
             tracked = {tracked.id for tracked in self._state}
             self._starting = {i: one for i, one in self._starting.items() if one.results is None and i in tracked}
             present = await asyncio.to_thread(self._records.retain, tracked, self._starting)
@@ -414,8 +423,8 @@ class Recorder:
 
     def _shared(self, held: Held) -> Held:
         # Most enforcement records contain the claim record unchanged. Sharing the object saves memory: a second copy of
-        # 250 claim records takes 5 MB. The claim with all of its requests contains their share as well: computing
-        # it again for each container would delay the answer to Synchronize.
+        # 250 claim records takes 5 MB. ``known``, the claim with all of its requests, also contains the computed share:
+        # computing the share again for each container would delay the answer to Synchronize.
         known = self._state.claims.known.get(held.key)
         if isinstance(known, Held) and known == held:
             return known
@@ -450,7 +459,7 @@ def _record_of(identity: Identity, content: _Content) -> EnforcementRecord:
 
 
 def _lingering(record: EnforcementRecord) -> Tracked:
-    """Returns the container of a record that the runtime no longer lists."""
+    """Returns the container that a record describes, which the runtime no longer lists."""
     env = [
         f"{name}={value}"
         for held in record.claims

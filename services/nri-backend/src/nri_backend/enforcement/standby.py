@@ -3,9 +3,9 @@
 
 A standby tracks every container and writes nothing, since another instance enforces.
 
-The runtime calls every connected plugin, and a rejection by any plugin counts. So a standby rejects a claim container
-that no active instance has set up. During CreateContainer, it does so only if the active instance must have answered
-before it. On StartContainer, it compares the effective CPUs and nodes of the cgroup with the claims.
+The runtime calls every connected plugin, and each of them can reject a container. So a standby rejects a claim
+container that no active instance has set up. On CreateContainer, it does so only if the active instance must have
+answered before it. On StartContainer, it compares the effective CPUs and nodes of the cgroup with the claims.
 """
 
 import asyncio
@@ -29,9 +29,8 @@ from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import Container, Resources
 
 REFUSAL: Final = (
-    "this node only observes (enforcement: observe), so containers with a claim of dra.cpu or dra.memory cannot "
-    "start; set "
-    "enforcement: enforce in driverConfig"
+    "this node only observes (enforcement: observe), so containers with a dra.cpu or dra.memory claim cannot start; "
+    "set enforcement: enforce in driverConfig"
 )
 
 
@@ -66,8 +65,8 @@ class Standby:
         if rejection := unenforced(tracked, seen, leader, self._state, starting=True):
             return tracked, rejection
         # During CreateContainer, the runtime may have called the standby before the active instance. Now the stored
-        # limits contain the active instance's answer. A partition was seen, or the active instance, which is called
-        # after this one, creates it.
+        # limits contain the active instance's answer. If the container must be a partition, it was seen to be one, or
+        # the active instance is called after this one and will create the partition.
         pins = tracked.stated.kubelet_pins
         limits = replace(stated(container.resources), include_claims=True, kubelet_pins=pins)
         tracked = replace(tracked, stated=limits).seen(partition=self._state.partition_for(tracked))
@@ -96,11 +95,11 @@ class Standby:
 
 
 class ObservedHooks:
-    """Rejects containers with a claim, since nothing enforces it, and changes nothing for all others.
+    """Rejects containers with a claim, since nothing enforces the claim, and leaves all other containers unchanged.
 
-    Only a claim that has a file counts; it was prepared before the node began to observe. Its record may be damaged, or
-    may not allow the use: an enforcing instance would reject the container, too. A container that names any other claim
-    in its environment starts as if this plugin did not exist.
+    Only claims with a claim file are considered. They were prepared before the node began to observe. This includes a
+    claim whose record is damaged or does not allow the container to use it: an enforcing instance would reject the
+    container as well. A container that names any other claim in its environment starts as if this plugin did not exist.
     """
 
     def __init__(self, state: NodeState) -> None:

@@ -3,10 +3,11 @@
 
 Other containers may run on these CPUs: members of the shared pool that have not been moved yet, and containers that
 have ended but still have a process. A hook must answer within the runtime's request timeout, and only one job at a time
-may write cgroups. So the hook moves no running container itself. It finds the containers that must leave in the state
-(containers/admission.py), wakes the audit, which moves them, and waits for its progress (``Signals.wait_for_progress``)
-for at most CLEAR_SHARE of the request timeout (budgets.py). If another container is still there, the hook rejects its
-own container with a message that names the other container, and the kubelet retries.
+may write cgroups. So the hook does not move running containers itself. It determines from the state which containers
+must leave (containers/admission.py), wakes the audit, which moves them, and waits for its progress
+(``Signals.wait_for_progress``) for at most CLEAR_SHARE of the request timeout (budgets.py). If another container is
+still on the CPUs then, the hook rejects its own container with a message that names the other container, and the
+kubelet retries.
 
 CreateContainer waits in ``admit``, so StartContainer rarely has to. ``enforce`` repeats the wait for StartContainer,
 since both the state and the cgroups may have changed in the meantime. It then runs a job that first reads the effective
@@ -108,7 +109,8 @@ class Starter:
                 if others and asyncio.get_running_loop().time() >= clear_until:
                     return tracked, occupied(tracked, others)
                 await asyncio.sleep(RETRY_SECONDS)
-            # Each of the next two is found at most once: a sandbox, and a partition that the kernel has refused.
+            # Each of the next two branches is taken at most once: for a sandbox, and for a partition that the kernel
+            # has refused.
             elif outcome.observed is None and (sandboxed := tracked.in_sandbox()):
                 tracked = sandboxed
                 state.put(tracked)
@@ -168,8 +170,8 @@ class Starter:
             if time() >= clear_until:
                 return tracked, occupied(tracked, others)
             if others != requested or time() >= next_request:
-                # The audit moves them. Each move ends the wait below, even one that the kernel has refused. The pause
-                # between two requests keeps a refused move from being retried in a busy loop.
+                # The audit moves these containers. Each move ends the wait below, even one that the kernel has refused.
+                # The pause between two requests keeps a refused move from being retried in a busy loop.
                 requested, next_request = others, time() + RETRY_SECONDS
                 self._reconciler.signals.audit.set()
             await self._reconciler.signals.wait_for_progress(min(clear_until, next_request))
@@ -184,8 +186,8 @@ class Starter:
     async def kill(self, tracked: Tracked) -> bool:
         """Kills every process of a container. Returns True if that was done within KILL_SECONDS.
 
-        The write continues if the hook is cancelled or the time runs out. Once killed, a container that may run is
-        ENDING. A failure is logged.
+        The write continues if the hook is cancelled or the time runs out. Once killed, a container in the phase LISTED
+        or RUNNING changes to the phase ENDING. A failure is logged.
         """
         if not tracked.identity.cgroup or tracked.identity.sandboxed:
             self._failed(tracked.id, tracked.problem or "it has no cgroup of its own")

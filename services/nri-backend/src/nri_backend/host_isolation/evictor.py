@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evicts one class of movables from claimed CPUs while there are claims, and restores their affinities afterwards.
+"""Evicts one class of movables (plan.py) from claimed CPUs while there are claims, and restores their affinities later.
 
-Interrupts (with workqueues and irqbalance) are one class, the slices of host daemons another. Each class has an
+Interrupts (with workqueues and irqbalance) are one class, the slices with host daemons another. Each class has an
 `Evictor`, an asyncio task that runs passes of `evict()` in a thread. A pass
 
 1. reads the current affinities, 2. plans the new ones (plan.py), 3. writes the originals of all movables that it is
@@ -12,8 +12,9 @@ Since step 3 precedes step 4, an instance that is killed at any point leaves a f
 can restore every original. If step 3 fails, nothing is moved.
 
 A pass runs when the CPUs to vacate or the online CPUs change. While something is moved it also runs periodically,
-because other programs write the same files: irqbalance those of interrupts, a ``systemctl daemon-reload`` those of
-slices. A movable whose write the kernel rejected is unmovable and is not written again before the next such change.
+because other programs write the same files: irqbalance writes those of interrupts, and a ``systemctl daemon-reload``
+those of slices. A movable whose write the kernel rejected is unmovable and is not written again before the next such
+change.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ class Movables(Protocol):
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> Mapping[str, Cpus | None]:
         """Returns the affinities of the ``moved`` movables and of at least all others that use CPUs to vacate.
 
-        None stands for a movable that exists but whose affinity cannot be read now.
+        The value is None for a movable that exists but whose affinity cannot be read now.
         """
 
     def set_affinity(self, name: str, cpus: Cpus) -> bool:
@@ -55,7 +56,7 @@ class Movables(Protocol):
         """
 
     def count_on(self, names: Collection[str], cpus: Cpus) -> int:
-        """Returns how many of these movables really run on the CPUs."""
+        """Returns how many of the named movables currently run on the CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class DesiredIsolation:
     """The desired state of an affinity class."""
 
     cpus_to_vacate: Cpus
-    """CPUs that everything movable (threads, interrupts) must leave. If it is empty, the original affinities are
+    """CPUs that everything movable (threads, interrupts) must leave. If the set is empty, the original affinities are
     restored.
     """
     online: Cpus
@@ -80,12 +81,12 @@ class EvictionResult:
     remaining: int = 0
     """Number of movables that still run on CPUs to vacate."""
     contested: int = 0
-    """Number of movables that another program had moved back since the last pass."""
+    """Number of movables that another program has moved back since the previous pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class AffinityClass:
-    """A class of movables, and how they are treated and reported."""
+    """A class of movables, with the rules for moving and reporting them."""
 
     movables: Movables
     originals: OriginalsFile
@@ -94,13 +95,15 @@ class AffinityClass:
     interval_seconds: float
     """Seconds between two passes while something is moved."""
     may_relocate: bool
-    """True if a movable without a remaining CPU may use all unclaimed CPUs. Otherwise it keeps its affinity."""
+    """True if a movable whose online CPUs must all be vacated may use all other online CPUs. Otherwise it keeps its
+    affinity.
+    """
     not_moved: BackendCode
-    """Code to report if they cannot be moved and the error has no code itself."""
+    """Code of the problem to report if movables cannot be moved and the error has no code of its own."""
     contested: Problem = NO_PROBLEM
-    """Problem to report if another program keeps moving them back, with the remedy."""
+    """Problem to report if another program keeps moving movables back, with the remedy."""
     remaining: Problem = NO_PROBLEM
-    """Problem to report if some stay on claimed CPUs, with the reason and the remedy."""
+    """Problem to report if some movables stay on claimed CPUs, with the reason and the remedy."""
 
 
 def evict(affinity_class: AffinityClass, desired: DesiredIsolation, unmovable: frozenset[str]) -> EvictionResult:
@@ -133,12 +136,14 @@ def evict(affinity_class: AffinityClass, desired: DesiredIsolation, unmovable: f
 
 
 class Evictor:
-    """Task that isolates claimed CPUs from one affinity class. Without claims and originals, it does no I/O."""
+    """Task that isolates claimed CPUs from one affinity class. While there are neither claims nor stored originals, it
+    does no I/O.
+    """
 
     def __init__(self, affinity_class: AffinityClass, desired: Callable[[], DesiredIsolation | None]) -> None:
-        """Creates the task.
+        """Creates an evictor that has not run yet.
 
-        ``desired`` is called on the event loop. It returns None while this instance must not act.
+        ``desired`` returns the desired state, or None while this instance must not act. It is called on the event loop.
         """
         self.result = EvictionResult()
         self.affinity_class = affinity_class
@@ -177,8 +182,8 @@ class Evictor:
 
     async def _run_pass(self, desired: DesiredIsolation) -> None:
         loop = asyncio.get_running_loop()
-        # After a change every movable is tried again: the kernel may have rejected the previous CPUs only because
-        # none of them was online or had a free vector.
+        # After a change of the desired state, every movable is tried again: the kernel may have rejected the previous
+        # CPUs only because none of them was online or had a free vector.
         unmovable = self.result.unmovable if desired == self._applied else frozenset[str]()
         job = loop.run_in_executor(None, partial(evict, self.affinity_class, desired, unmovable))
         try:

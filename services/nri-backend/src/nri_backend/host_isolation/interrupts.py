@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Affinities of device interrupts, the kernel's unbound workqueues, and irqbalance. Every call blocks.
 
-Documentation/core-api/irq/irq-affinity.rst, Documentation/core-api/workqueue.rst.
+The kernel describes them in Documentation/core-api/irq/irq-affinity.rst and Documentation/core-api/workqueue.rst.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from nri_backend.host_isolation.plan import Cpus
 from nri_backend.node.node_files import NodeFiles
 
 DEFAULT_AFFINITY: Final = "default"
-"""Name of the kernel's default affinity for interrupts that are requested later."""
+"""Name of the movable for the kernel's default affinity, which applies to interrupts that are requested later."""
 WORKQUEUES: Final = "workqueues"
-"""Name of the CPU mask of the unbound workqueues."""
+"""Name of the movable for the unbound workqueues' CPU mask."""
 IRQBALANCE: Final = "irqbalance"
-"""Name of the CPUs that irqbalance may use."""
+"""Name of the movable for the CPUs that irqbalance may use."""
 
 
 class Interrupts:
     """The movables under a root with ``proc/irq`` and ``sys/devices/virtual/workqueue``.
 
-    The name of an interrupt is its number. The other names are the constants of this module.
+    The name of an interrupt is its number. The other names are this module's constants.
     """
 
     def __init__(self, root: str, irqbalance: Irqbalance, files: NodeFiles | None = None) -> None:
@@ -60,10 +60,11 @@ class Interrupts:
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> dict[str, Cpus | None]:
         """Returns the affinities of moved movables, and of interrupts with a handler that use CPUs to vacate.
 
-        None stands for an affinity that cannot be read now.
+        The value is None for an affinity that cannot be read now.
         """
         found: dict[str, Cpus | None] = {}
-        # irqbalance comes first, so that its ban is in effect before interrupts are moved and it does not undo that.
+        # irqbalance comes first, so that the ban is in effect before interrupts are moved, and irqbalance does not move
+        # them back.
         with contextlib.suppress(IrqbalanceNotRunningError):
             found[IRQBALANCE] = self._irqbalance.allowed()
         found[DEFAULT_AFFINITY] = parse_mask(self._default.read_text())
@@ -90,7 +91,7 @@ class Interrupts:
         return True
 
     def count_on(self, names: Iterable[str], cpus: Cpus) -> int:
-        """Returns how many of these interrupts are delivered to the CPUs.
+        """Returns how many of the named interrupts are delivered to the CPUs.
 
         The kernel may deliver an interrupt to a single CPU of its affinity, so this reads the effective affinity.
         """

@@ -2,8 +2,8 @@
 """A client of irqbalance, the daemon that distributes interrupts over CPUs. Every call blocks.
 
 irqbalance accepts one request for each connection to its unix socket and authenticates the sender by its credentials.
-``settings cpus LIST`` bans the CPUs of the list, and the reply to ``setup`` contains the banned mask (sock_handle in
-irqbalance.c). A ban lasts until the daemon exits.
+``settings cpus LIST`` bans the CPUs in the list, and the reply to ``setup`` contains the mask of banned CPUs
+(sock_handle in irqbalance.c). A ban lasts until the daemon exits.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _BANNED: Final = re.compile(r"\bBANNED ([0-9a-f,]+)\s*$", re.ASCII)
 
 
 class IrqbalanceNotRunningError(Exception):
-    """Raised if no irqbalance listens on the node."""
+    """Raised if no irqbalance is listening on the node."""
 
 
 class Irqbalance:
@@ -62,8 +62,8 @@ class Irqbalance:
         return None
 
     def allow(self, cpus: Cpus) -> None:
-        """Bans all other CPUs. Errors are ignored: the next call of `allowed()` shows whether the ban is in effect."""
-        # NULL removes the ban, and irqbalance returns to the list in its environment.
+        """Bans all CPUs except these. Errors are ignored: the next `allowed()` shows whether the ban is in effect."""
+        # NULL removes the ban, and irqbalance uses the list in its environment again.
         with contextlib.suppress(OSError, ValueError, IrqbalanceNotRunningError):
             possible = possible_cpus(self._host_root)
             banned = format_cpu_list(possible - cpus)

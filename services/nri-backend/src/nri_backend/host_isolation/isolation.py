@@ -25,7 +25,9 @@ from nri_backend.settings import Settings
 INTERRUPT_SECONDS: Final = 30.0
 """Seconds between two passes over the interrupts."""
 SLICE_SECONDS: Final = 5.0
-"""Seconds between two passes over the slices, since a daemon-reload gives host daemons all CPUs again."""
+"""Seconds between two passes over the slices. The interval is short because a daemon-reload gives host daemons all CPUs
+again.
+"""
 _CONTESTED: Final = Problem(
     "another process moves interrupts back to claimed CPUs: if it is irqbalance, set IRQBALANCE_BANNED_CPULIST in its "
     "environment file, or stop it",
@@ -49,12 +51,12 @@ def cpus_without_interrupts(state: NodeState) -> Cpus:
 
 
 def cpus_without_host_daemons(state: NodeState) -> Cpus:
-    """Returns the online CPUs outside the shared pool, except reserved ones."""
+    """Returns the online CPUs that the shared pool excludes because of claims."""
     return state.pool.held & state.host.online
 
 
 class HostIsolation:
-    """The evictors of interrupts and of host daemons.
+    """The evictors for interrupts and for host daemons.
 
     They act only while this instance is active and after the runtime has sent its containers: a standby, or an instance
     that has just started, does not know which claims are in use.
@@ -91,7 +93,7 @@ class HostIsolation:
             self._desired_for_slices,
         )
         self._mount_problems: tuple[Problem, ...] = ()
-        """Directories that are not mounted read-write, as found at startup."""
+        """Problems with directories that were not mounted read-write at startup."""
         if settings.kernel_root and not self._interrupts_writable:
             text = _READ_ONLY_IRQS.format(f"{settings.kernel_root.rstrip('/')}/proc/irq")
             self._mount_problems += (Problem(text, BackendCode.INTERRUPTS_NOT_MOVED),)
@@ -120,13 +122,14 @@ class HostIsolation:
         self._slices.wake()
 
     def observed_passes(self) -> list[tuple[str, Callable[[], object]]]:
-        """For ``enforcement: observe``: returns one pass per affinity class, and the reason reported with its changes.
+        """For ``enforcement: observe``: returns one pass per affinity class, with the reason to report with its
+        changes.
 
         A pass blocks, and records its changes in the tree's files. It raises OSError or ValueError.
         """
         interrupts = self._desired_for_interrupts(observing=True)
         return [
-            (f"{noun} leave claimed CPUs ({key} of driverConfig)", partial(evict, one, desired, frozenset()))
+            (f"{noun} leave claimed CPUs ({key} in driverConfig)", partial(evict, one, desired, frozenset()))
             for key, noun, one, desired in (
                 ("irqs", "interrupts", self._interrupts.affinity_class, interrupts),
                 ("hostSlices", "host daemons", self._slices.affinity_class, self._desired_for_slices(observing=True)),

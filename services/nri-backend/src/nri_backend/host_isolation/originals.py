@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File that preserves the original affinities of moved movables across restarts. Every call blocks."""
+"""Stores the original affinities of moved movables in a file, so that they survive restarts. Every call blocks."""
 
 import contextlib
 import os
@@ -40,9 +40,9 @@ class OriginalsFile:
             ) from error
 
     def save(self, originals: Originals) -> None:
-        """Replaces the file, or removes it if there are no originals. Does nothing if it is read-only.
+        """Replaces the file, or removes it if there are no originals. Does nothing if ``read_only`` is set.
 
-        Raises OSError if nothing was changed.
+        If this fails, it raises OSError, and the file is unchanged.
         """
         if self._read_only:
             return

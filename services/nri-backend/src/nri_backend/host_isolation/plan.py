@@ -7,10 +7,10 @@ that a later instance can restore them. Two rules make this safe against crashes
 
 * The file contains each original together with the last two affinities that the backend expects to read back: the one
   before its latest write and the one that it wrote. If the process dies between two writes, either of them may be in
-  effect, and the original still counts.
-* If the current affinity is neither of these two, another program has written it. The program's choice is respected: it
-  becomes the new original. Only if it contains CPUs to vacate is the movable moved again, and counted as contested if
-  that happened between two passes.
+  effect, and the stored original is still valid.
+* If the current affinity is neither of these two, another program has written it. That program's affinity becomes the
+  new original. The movable is moved again only if the new original contains CPUs to vacate; it is counted as contested
+  if an earlier pass had moved it.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,9 +29,11 @@ class OriginalAffinity(Document):
     """The original affinity of a movable that the backend has moved, as it is stored on disk."""
 
     original: CpuSet = Field(alias="former")
-    """Affinity to restore when no CPUs must be vacated."""
+    """Affinity to restore when no CPUs have to be vacated any longer."""
     expected: Annotated[tuple[CpuSet, ...], Field(alias="known", min_length=1)]
-    """Affinities that the movable has unless another program wrote it: before and after the backend's last write."""
+    """The affinities before and after the backend's last write. The current one is among them unless another program
+    has written it.
+    """
 
 
 Originals = Mapping[str, OriginalAffinity]
@@ -44,7 +46,9 @@ class EvictionPlan:
 
     writes: Affinities
     before_writes: Originals
-    """Originals to store before the first write. They are sufficient to restore after any number of these writes."""
+    """Originals to store before the first write. They are sufficient to restore all affinities after any number of
+    these writes.
+    """
     after_writes: Originals
     """Originals to store after the last write: those of movables that are still moved."""
     contested: tuple[str, ...]
@@ -52,7 +56,7 @@ class EvictionPlan:
 
 
 def reduced_affinity(original: Cpus, cpus_to_vacate: Cpus, online: Cpus, *, may_relocate: bool) -> Cpus:
-    """Returns the original affinity without the CPUs to vacate. An empty original stands for all CPUs.
+    """Returns the original affinity without the CPUs to vacate. An empty original means all CPUs.
 
     If no online CPU remains, the result is every other online CPU with ``may_relocate``, else the unchanged original.
     """
@@ -69,7 +73,7 @@ def plan_eviction(
 ) -> EvictionPlan:
     """Plans the writes that move ``current`` off the CPUs to vacate and restore everything else.
 
-    Originals of movables that are not in ``current`` are dropped: these no longer exist.
+    Originals of movables that are not in ``current`` are dropped: these movables no longer exist.
     """
     writes, after_writes, contested = {}, {}, []
     new = OriginalAffinity.model_construct  # without validation

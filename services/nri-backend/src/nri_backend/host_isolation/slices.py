@@ -11,13 +11,14 @@ from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupT
 from nri_backend.node.host import possible_cpus
 
 SLICES: Final = ("system.slice", "user.slice", "init.scope")
-"""Top-level cgroups of systemd next to those of the pods. Not all of them exist on every node."""
+"""systemd's top-level cgroups, except those with pods. Not all of them exist on every node."""
 
 
 class HostSlices:
     """Reads and writes ``cpuset.cpus`` of the slices.
 
-    An empty ``cpuset.cpus`` means every CPU. It cannot be restored: it becomes a list of all possible CPUs.
+    An empty ``cpuset.cpus`` means every CPU. An empty file cannot be restored: a list of all possible CPUs is written
+    instead.
     """
 
     def __init__(self, tree: CgroupTree, host_root: str) -> None:
@@ -25,7 +26,9 @@ class HostSlices:
         self._host_root = host_root
 
     def affinities(self, _cpus_to_vacate: Cpus, _moved: Collection[str]) -> dict[str, Cpus]:
-        """Returns ``cpuset.cpus`` of every slice that exists. Raises OSError if one lacks the file or is unreadable."""
+        """Returns ``cpuset.cpus`` of every slice that exists. Raises OSError if a slice has no such file, or if the
+        file cannot be read.
+        """
         return {name: cpus for name in SLICES if (cpus := self._read(name, "cpuset.cpus")) is not None}
 
     def set_affinity(self, name: str, cpus: Cpus) -> bool:
@@ -36,7 +39,7 @@ class HostSlices:
         return True
 
     def count_on(self, names: Collection[str], cpus: Cpus) -> int:
-        """Returns how many of these slices have an effective cpuset that contains one of the CPUs."""
+        """Returns how many of the named slices have an effective cpuset that contains one of the CPUs."""
         return sum(bool(cpus & (self._read(name, "cpuset.cpus.effective") or frozenset())) for name in names)
 
     def _read(self, name: str, file: str) -> Cpus | None:

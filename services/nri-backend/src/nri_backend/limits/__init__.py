@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of cgroups: those that claims need, and those that the runtime sends. Pure, and independent of containers."""
+"""Cgroup limits: those that claims need, and those that the runtime sends. Pure, and independent of containers."""

@@ -3,13 +3,13 @@
 
 Amounts are in bytes; hugepages are keyed by page size in bytes.
 
-Raises. A container's limit has no effect while a cgroup above it has a lower one, so the claims of a pod also raise
-the limits that the kubelet has set on the pod's cgroup. A ``Raise`` is the amount that claims add to one such limit.
+Raises. A container's limit has no effect while a cgroup above it has a lower one, so the claims of a pod also raise the
+limits that the kubelet has set on the pod's cgroup. A ``Raise`` is the amount that claims add to one such limit.
 ``raised_limits()`` computes the new limits of one cgroup: original limit plus raise, or the original limit if no claim
-needs a raise any longer; enforcement/apply.py writes them.
+needs a raise any longer. enforcement/apply.py writes the new limits.
 
 Original limits. To restore the original limit later, the backend stores it on the cgroup together with the values that
-it writes (``Note``, node/cgroups.py), always before it writes. A limit that equals none of the stored values was
+it writes (``Note``, node/cgroups.py), always before it writes them. A limit that equals none of the stored values was
 written by the kubelet and becomes the new original limit:
 
   step                                  file     note (original, written values)
@@ -36,17 +36,17 @@ of all its living containers:
 
 The kubelet's limit for a container is only known from the runtime (``asked_limits()``). Once this plugin has answered
 CreateContainer, the limit that the runtime stores includes the claimed bytes. Stock containerd drops the kubelet's
-limit; the pod's original limit is then used instead. The limits of use and of reservations are set to the same value:
-if pages are short, mmap fails; otherwise a later access would kill the process. A container that may not use hugepages
-at all gets a reservation limit of 0 for the same reason (``guard_limits()``).
+limit; the pod's original limit is then used instead. The usage limit and the reservation limit are set to the same
+value. If pages are short, mmap then fails; without the reservation limit, a later access would kill the process. A
+container that may not use hugepages at all gets a reservation limit of 0 for the same reason (``guard_limits()``).
 
 Memory protection is only effective if every cgroup above passes it on (``memory.low`` and ``memory.min``,
-cgroup-v2.rst). A container has no CFS quota if its claimed CPUs cover its CPU limit. The quota of its pod is then
-raised by these CPUs, since the kernel would otherwise throttle the container for the CPU time that its siblings use. A
-pod's author cannot remove the pod's quota unless the operator allows it (docs/adr/0007-cpu-quota.md).
+cgroup-v2.rst). A container has no CFS quota if its claimed CPUs cover its CPU limit. Its pod's quota is then raised by
+these CPUs, since the kernel would otherwise throttle the container for the CPU time that its siblings use. A pod's
+author cannot remove the pod's quota unless the operator allows it (docs/adr/0007-cpu-quota.md).
 
 From Kubernetes 1.37 on the kubelet itself may add the claims to its limits (KEP-5517). This amount (``counted``) is
-subtracted first, so the result is the same with and without it.
+subtracted first, so the result is the same whether or not the kubelet adds it.
 """
 
 from collections import defaultdict
@@ -84,7 +84,8 @@ class DesiredLimit:
     rule: Literal["exactly", "at most", "at least"] = "exactly"
     """Comparison with the observed limit. ``at most`` also accepts a lower limit, ``at least`` a higher one."""
     needed: bool = False
-    """True if a missing file is a difference. Otherwise the limit is only written if the file exists."""
+    """True if it is a difference when the file does not exist. Otherwise the limit is only written if the file exists.
+    """
 
     def met_by(self, observed: Limit) -> bool:
         """Returns True if the observed limit needs no write."""
@@ -101,35 +102,38 @@ def limit_text(limit: Limit) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """The change that the claims below a cgroup need in one of the kubelet's limits."""
+    """The change to one of a cgroup's limits that the claims below the cgroup require."""
 
     plus: int = 0
     """Amount to add to the original limit."""
     lifted: bool = False
     """True to remove the limit."""
     needed: bool = False
-    """True if a missing file is a problem."""
+    """True if it is a problem when the limit's file does not exist."""
     counted: int = 0
-    """Amount that the original limit already contains for the pod's claims."""
+    """Amount that the kubelet has already added to the original limit for the pod's claims."""
 
     def over(self, own: Limit) -> Limit:
-        """Returns the raised limit, at least the original one, or None if there is no original limit."""
+        """Returns the raised limit, which is at least the original one. None if the limit is lifted or there is no
+        original one.
+        """
         return None if self.lifted or own is None else max(own, uncounted(own, self.counted) + self.plus)
 
 
 def uncounted(limit: int, counted: int) -> int:
-    """Returns the kubelet's limit without ``counted``, the amount that it has added for claims.
+    """Returns the kubelet's limit without ``counted``, the amount that the kubelet has added for claims.
 
-    A limit below that amount cannot contain it, and is returned unchanged.
+    A limit below that amount cannot include it, and is returned unchanged.
     """
     return limit - counted if limit >= counted else limit
 
 
 @lru_cache
 def with_reservation(file: str) -> tuple[str, ...]:
-    """Returns the files that get the same limit.
+    """Returns a file together with the other files that must have the same limit.
 
-    For hugepages these include the limit of reservations: if pages are short, mmap fails instead of a later access.
+    For hugepages there is also the file of the reservation limit: if pages are short, mmap then fails instead of a
+    later access.
     """
     return (file, f"{file.removesuffix('max')}rsvd.max") if file.startswith(_HUGE) else (file,)
 
@@ -191,9 +195,10 @@ def quota_raise(
     unthrottled: Iterable[tuple[Entitlement, CpuLimit | None]],
     counted: int = 0,
 ) -> dict[str, Raise]:
-    """Returns the raise of a pod's quota for its unthrottled containers, each with its entitlement and CPU limit.
+    """Returns the raise of a pod's quota that its unthrottled containers require.
 
-    ``counted`` is the number of CPUs that the kubelet has added for claims.
+    ``unthrottled`` contains each of these containers' entitlement and CPU limit. ``counted`` is the number of CPUs that
+    the kubelet has added for claims.
     """
     found = tuple(unthrottled)
     if choice == "keep" or not found:
@@ -205,7 +210,7 @@ def quota_raise(
 
 
 def memory_limits(grant: MemoryGrant) -> dict[str, DesiredLimit]:
-    """Returns the limits of a container for plain memory.
+    """Returns a container's limits for plain memory.
 
     A lower limit from the pod's spec remains in effect, since both were requested. So does a higher protection.
     """
@@ -227,9 +232,9 @@ def ancestors(path: str) -> tuple[str, ...]:
 
 
 def protections(containers: Iterable[tuple[str, Mapping[Protected, int]]]) -> dict[str, dict[str, Raise]]:
-    """Returns the protection that each cgroup above containers must have so that the protection reaches them.
+    """Returns the memory protection that each cgroup above containers must have to pass on the containers' protection.
 
-    ``containers`` are the paths of containers with the bytes that each one protects.
+    ``containers`` contains each container's cgroup path and protected bytes.
     """
     below: dict[str, list[Mapping[Protected, int]]] = defaultdict(list)
     for path, protected in containers:
@@ -243,7 +248,7 @@ def protections(containers: Iterable[tuple[str, Mapping[Protected, int]]]) -> di
 
 
 def _sums(shares: Iterable[Mapping[tuple[_Kind, str, str], int]]) -> dict[_Kind, int]:
-    """Returns the sum of bytes by file or page size; a request that several containers share counts once."""
+    """Returns the sum of bytes by file or page size. A request that several containers share is added only once."""
     distinct: dict[tuple[_Kind, str, str], int] = {}
     for share in shares:
         distinct |= share
@@ -255,7 +260,7 @@ def _sums(shares: Iterable[Mapping[tuple[_Kind, str, str], int]]) -> dict[_Kind,
 
 @lru_cache
 def hugepage_files(size: int) -> tuple[str, ...]:
-    """Returns the files that limit the use and the reservation of hugepages of one size, as with_reservation() does."""
+    """Returns the files that limit the use and the reservation of hugepages of one size."""
     return with_reservation(f"hugetlb.{oci_page_size(size)}.max")
 
 
@@ -265,10 +270,10 @@ def claimed_bytes(entitlements: Iterable[Entitlement]) -> dict[int, int]:
 
 
 def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[int, int]:
-    """Returns the kubelet's hugepage limits, from the limits that the runtime has stored (``shown``).
+    """Derives the kubelet's hugepage limits from the limits that the runtime has stored (``shown``).
 
-    The backend's answer to CreateContainer has added the claimed bytes to these. A size whose limit equals the claimed
-    bytes is left out: the kubelet may have set 0, or the runtime may have dropped its limit.
+    The stored limits include the claimed bytes, which the backend's answer to CreateContainer has added. A size whose
+    limit equals the claimed bytes is left out: the kubelet may have set 0, or the runtime may have dropped its limit.
     """
     return {
         size: limit - claimed.get(size, 0) if limit > claimed.get(size, 0) else limit
@@ -298,7 +303,7 @@ def hugepage_limits(
 def hugepage_raises(
     claimed: Mapping[int, int], sizes: Iterable[int], counted: Mapping[int, int] = MappingProxyType({})
 ) -> dict[str, Raise]:
-    """Returns the raises of a pod's hugepage limits: ``claimed`` is the sum of its containers' claims.
+    """Returns the raises of a pod's hugepage limits. ``claimed`` is the sum of its containers' claims.
 
     ``counted`` contains the bytes that the kubelet has added for claims.
     """
@@ -316,10 +321,10 @@ def guard_limits(
     """Returns the limits that keep a container without a memory claim from reserving hugepages.
 
     The kubelet limits only the use of pages. Without these limits ``mmap(MAP_HUGETLB)`` succeeds and the first access
-    kills the process (PostgreSQL's "Bus error"); with them, mmap fails. ``reservable`` contains the current limits of
-    reservations. ``stated`` is True if the runtime has supplied the container's own hugepage limits. If it has not, a
-    size is limited only if the pod's original limit is 0, since the container may otherwise have asked for pages.
-    ``pod_own`` is called only if needed.
+    kills the process (PostgreSQL's "Bus error"); with them, mmap fails. ``reservable`` contains the current reservation
+    limits. ``stated`` is True if the runtime has supplied the container's own hugepage limits. If it has not, a size is
+    limited only if the pod's original limit is 0, since the container may otherwise have asked for pages. ``pod_own``
+    is called only if needed.
     """
     files = {file: size for size in sizes if reservable.get(file := hugepage_files(size)[1], 0) != 0}
     if not files:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses the cgroup path and limits of a container that the runtime sends.
+"""Parses a container's cgroup path and limits as the runtime sends them.
 
 The format of a cgroup path depends on the cgroup driver. With the systemd driver it is ``slice:prefix:id``, and the
 name of a slice contains the names of the slices above it (systemd.slice(5)). With the cgroupfs driver it is the path.
@@ -35,7 +35,7 @@ class CpuLimit:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeLimits:
-    """The limits of a container that the runtime has sent."""
+    """A container's limits as the runtime has sent them."""
 
     hugepages: Mapping[int, int] = field(default_factory=dict)
     """Hugepage limits in bytes, by page size in bytes."""
@@ -43,11 +43,12 @@ class RuntimeLimits:
     memory: int | None = None
     """Memory limit in bytes."""
     include_claims: bool = False
-    """True if the hugepage limits contain the container's claims: an instance of this driver has answered its creation
-    or its last update, and the runtime has stored that answer."""
+    """True if the hugepage limits include the container's claims: an instance of this driver has added them in its
+    answer to CreateContainer or to the last update, and the runtime has stored that answer.
+    """
     kubelet_pins: frozenset[str] = frozenset()
-    """The kubelet's static managers (``cpu``, ``memory``) that requests for the container revealed; another NRI plugin
-    may have set the values instead.
+    """The kubelet's static managers (``cpu``, ``memory``) that appear to be in use, since requests for the container
+    contained CPUs or NUMA nodes. Another NRI plugin may have set these instead.
     """
 
     def updated(self, wanted: Resources, *, requested: bool = False) -> "RuntimeLimits":
@@ -66,16 +67,17 @@ class RuntimeLimits:
 
 
 def stated(resources: Resources, *, requested: bool = False) -> RuntimeLimits:
-    """Returns the limits in the resources of a container.
+    """Returns the limits in a container's resources.
 
     A quota of -1 means no limit. Hugepage limits with an invalid page size are left out.
 
-    ``requested``: the resources are a request from the kubelet, which shows its static managers. A kubelet with the
-    static CPU manager sends a cpuset with every container, the default set with those that are not Guaranteed; with the
-    static Memory Manager it sends mems with Guaranteed ones. Otherwise it sends neither. A request looks the same if an
-    NRI plugin that the runtime calls earlier has set them: NRI writes the answer of each plugin into the request for
-    the next one (adjustResources() in its pkg/adaptation/result.go). Resources that a runtime has stored show nothing,
-    since they contain this plugin's own answers.
+    ``requested`` is True if the resources are a request from the kubelet, since such a request reveals the kubelet's
+    static managers. With the static CPU manager, the kubelet sends a cpuset for every container, which is the default
+    set for those that are not Guaranteed. With the static Memory Manager, it sends mems for Guaranteed containers.
+    Otherwise it sends neither. A request looks the same if an NRI plugin that the runtime calls earlier has set CPUs or
+    mems: NRI writes the answer of each plugin into the request for the next one (adjustResources() in its
+    pkg/adaptation/result.go). Resources that a runtime has stored reveal nothing about the kubelet, since they contain
+    this plugin's own answers.
     """
     hugepages: dict[int, int] = {}
     for size, limit in resources.hugepage_limits.items():

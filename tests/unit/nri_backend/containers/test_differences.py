@@ -84,7 +84,7 @@ def test_limits_are_compared_by_their_rule(
     assert [differences(desired, Observed(limits={"memory.max": seen})) for seen in right] == [[] for _ in right]
     found = [str(one) for seen in wrong for one in differences(desired, Observed(limits={"memory.max": seen}))]
     shown = ["max" if seen is None else seen for seen in (wanted.limit, *wrong)]
-    assert found == [f"memory.max must be {shown[0]}, is {seen}" for seen in shown[1:]], "the text is in pod events"
+    assert found == [f"memory.max must be {shown[0]} but is {seen}" for seen in shown[1:]], "the text is in pod events"
 
 
 @given(some, sets, st.booleans(), sets, sets, limits, limits)

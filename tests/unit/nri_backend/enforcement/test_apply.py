@@ -114,7 +114,7 @@ def test_a_write_without_effect_is_an_error(tree: KernelTree) -> None:
     """The parent does not allow the CPUs: the kernel accepts the write and ignores it."""
     tree.set(POD, "cpuset.cpus", "4-7")
     outcome = run(tree, cpuset("2-3"))
-    assert outcome.left == [f"{tree.root}/{CGROUP}/cpuset.cpus must be 2-3, is 4-7 (effective)"]
+    assert outcome.left == [f"{tree.root}/{CGROUP}/cpuset.cpus must be 2-3 but is 4-7 (effective)"]
 
 
 def test_a_pool_that_the_parent_narrows_is_written_once(tree: KernelTree) -> None:

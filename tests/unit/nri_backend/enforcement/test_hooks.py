@@ -70,7 +70,7 @@ async def test_a_forged_variable_is_rejected(node: Node, caplog: pytest.LogCaptu
     assert reported.refused
     assert [(use.uid, use.cpus) for use in reported.unknown_claims] == [("zz", frozenset())]
     assert node.enforcer.state.containers.get("bad") is None
-    (entry,) = [vars(record) for record in caplog.records if record.getMessage() == "container refused"]
+    (entry,) = [vars(record) for record in caplog.records if record.getMessage() == "container rejected"]
     assert (entry["container"], entry["pod"], entry["reason"]) == ("main", "ns/p1", "no_record")
     assert "DRA_CPUSET_zz" in entry["error"]
 

@@ -103,7 +103,7 @@ async def test_a_mixed_container_without_one_of_its_exclusive_cpus_is_rejected(t
         node.kernel.make("byhand")
         node.kernel.set("byhand", "cpuset.cpus.exclusive", "3")
         node.kernel.set("byhand", "cpuset.cpus.partition", "root")
-        with pytest.raises(RejectedError, match=r"cpuset\.cpus must be 1-7, is 1-2,4-7"):
+        with pytest.raises(RejectedError, match=r"cpuset\.cpus must be 1-7 but is 1-2,4-7"):
             await node.run("vpp", *env)
 
 

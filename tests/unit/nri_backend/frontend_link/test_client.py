@@ -394,5 +394,5 @@ async def test_a_frontend_that_never_answers_is_logged_once(tmp_path: Path, capl
             await client.report_forever()
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert [record.getMessage() for record in warnings] == [
-        "no frontend has answered yet; check that it runs and that both mount the same run directory"
+        "no frontend has answered yet; check that it is running and that both mount the same run directory"
     ]

@@ -51,7 +51,7 @@ class Evidence:
     """The claims that a container's environment names. Not trusted: the author of the pod can set any variable."""
 
     claims: Mapping[ClaimKey, tuple[Variable, ...]] = field(default_factory=dict)
-    """Variables by the claim that they name."""
+    """Environment variables, keyed by the claim that they name."""
     fault: str = ""
     """Reason why the variables with the driver's prefixes were rejected as a whole: one cannot be parsed, or there are
     too many. Empty if they are valid.
@@ -169,7 +169,7 @@ def _whole(file: ClaimFile) -> Held | str:
 def read_evidence(env: Sequence[str]) -> Evidence:
     """Parses the environment variables (``K=V``) that nri/plugin.py has selected by their prefixes."""
     if len(env) > MAX_VARIABLES or sum(map(len, env)) > MAX_VARIABLE_BYTES:
-        limits = f"more than {MAX_VARIABLES} variables or {MAX_VARIABLE_BYTES >> 10} KiB"
+        limits = f"more than {MAX_VARIABLES} variables or {MAX_VARIABLE_BYTES >> 10} KiB of variables"
         return Evidence(fault=f"its environment has {limits} with the driver's prefixes")
     found: dict[ClaimKey, dict[str, Variable]] = defaultdict(dict)
     for entry in env:
@@ -181,7 +181,7 @@ def read_evidence(env: Sequence[str]) -> Evidence:
         if key is not None:
             found[key.driver, key.uid][entry] = Variable(name, value, key)
     if len(found) > MAX_CLAIMS:
-        return Evidence(fault=f"its environment names more than {MAX_CLAIMS} claims of the driver")
+        return Evidence(fault=f"its environment names more than {MAX_CLAIMS} claims of this driver")
     return Evidence({claim: tuple(variables.values()) for claim, variables in found.items()})
 
 
@@ -222,7 +222,7 @@ def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Cl
         return _no_record(key, variables, held)
     if user.pod_uid not in held.share.pods:
         return _not_reserved(held.record, variables)
-    # The backend adds the variables of share.env to the container, so all of the runtime's later messages about the
+    # The backend adds the variables in share.env to the container, so all of the runtime's later messages about the
     # container contain them.
     stated = {(variable.name, variable.value) for variable in variables}
     if stated - held.share.env.items() != held.share.expected.items():

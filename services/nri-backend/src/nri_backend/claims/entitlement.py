@@ -33,7 +33,7 @@ _KNOWN: Final = {
     "protect": ("none", *PROTECTIONS),
 }
 _Part = tuple[str, MemoryAllocation, MemoryParameters]
-"""Claim UID, the allocation of one result, and the parameters that apply to it."""
+"""Claim UID, one result's allocation, and the parameters that apply to that allocation."""
 Protected = tuple[str, str, str]
 """File, claim UID and request. Containers that share a request have equal keys, so the request's protection is added
 only once.
@@ -218,7 +218,8 @@ class Entitlement:
     def unbounded(self) -> "Entitlement":
         """Returns a copy without NUMA nodes and upper memory limits.
 
-        It is used while another of the container's memory claims is unknown, since that claim may allow more of both.
+        The copy is used while another of the container's memory claims is unknown, since that claim may allow more
+        nodes and higher limits.
         """
         if self.memory is None:
             return self

@@ -116,7 +116,7 @@ def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:
 
 
 def adjustment(tracked: Tracked, state: NodeState) -> Adjustment:
-    """Returns the answer for a container that is being created."""
+    """Returns the answer to CreateContainer."""
     memory = tracked.entitlement.memory
     policy = memory.policy if memory is not None else None
     return Adjustment(resources_for(tracked, state, huge=True), dict(tracked.entitlement.env), policy)
@@ -147,7 +147,7 @@ def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
     They include the claim's offline CPUs, unlike the expected effective CPUs in plan.cpuset_of().
     """
     if tracked.identity.own_pod:
-        # The driver's own containers get no cpuset: they inherit that of their pod, which apply.py writes.
+        # The driver's own containers get no cpuset: they inherit their pod's cpuset, which apply.py writes.
         return frozenset()
     if own := tracked.entitlement.cpus:
         return own | state.pool.beside(tracked.entitlement.near, tracked.excluded)

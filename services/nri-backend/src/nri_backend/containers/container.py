@@ -36,8 +36,8 @@ class Identity:
     name: str
     pod: Pod
     cgroup: str = ""
-    """Path under the cgroup root; empty if it cannot be derived. A container in a virtual machine or a sandbox has the
-    path of its pod.
+    """Path under the cgroup root; empty if it cannot be derived. For a container in a virtual machine or a sandbox,
+    this is the path of the pod's cgroup.
     """
     pod_cgroup: str = ""
     cgroup_error: Problem = NO_PROBLEM

@@ -115,11 +115,11 @@ class Difference:
     observed: str
     """Observed value, for messages."""
     absent: bool = False
-    """True if the file does not exist, so that it cannot be written."""
+    """True if the file does not exist, so it cannot be written."""
 
     def __str__(self) -> str:
         """Formats the difference for messages."""
-        return f"{self.file} must be {self.desired}, is {self.observed or 'empty'}"
+        return f"{self.file} must be {self.desired} but is {self.observed or 'empty'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,9 @@ def misplaced(state: NodeState) -> list[Tracked]:
 
 
 def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Plan:
-    """Returns the plan of a container without the cgroups above it; ``again`` is as in NodeState.partition_for()."""
+    """Returns a container's plan without the raises for the cgroups above it. ``again`` is as in
+    NodeState.partition_for().
+    """
     return _plan(state, tracked, cpuset_of(state, tracked), full=full, again=again)
 
 
@@ -232,7 +234,7 @@ def _plan(
     full: bool,
     again: bool = False,
 ) -> Plan:
-    """Returns the plan of a container with the given cpuset and the given raises of the cgroups above it."""
+    """Returns a container's plan with the given cpuset and the given raises for the cgroups above it."""
     partition = state.partition_for(tracked, again=again)
     if tracked.identity.own_pod:
         return Plan(tracked, desired, full=full, online=state.host.online)
@@ -263,7 +265,7 @@ def _plan(
 
 
 def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
-    """Returns the plan of a container that is being started, with the raises of the cgroups above it."""
+    """Returns the plan of a container that is being started, with the raises for the cgroups above it."""
     groups: Mapping[str, Raises | None] = {}
     affected = tracked.identity.evidence.claims or tracked.excluded or tracked.identity.own_pod
     if not affected and state.pool.constant:
@@ -341,7 +343,7 @@ def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str,
 
 
 def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
-    """Returns the page sizes that a container without a memory claim must not reserve."""
+    """Returns the hugepage sizes of which a container without a memory claim must not reserve pages."""
     if not state.config.hugepage_guard:
         return ()
     if any(other.unsettled for other in state.containers.of_pod(tracked.identity.pod.uid)):
@@ -387,7 +389,7 @@ def differences(desired: Desired, observed: Observed) -> list[Difference]:
 
 
 def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
-    """Returns the difference in CPUs as a list, empty if there is none."""
+    """Returns a list with the difference in CPUs, or an empty list if there is none."""
     seen = observed.cpus
     exact = not desired.exact or observed.configured == desired.cpus
     if not desired.cpus or (seen == desired.shown and exact):

@@ -165,7 +165,7 @@ def _for_one_container(file: ClaimFile) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The division of the node's CPUs."""
+    """The division of the node's CPUs between claims and the shared pool."""
 
     shared: frozenset[int] = frozenset()
     """CPUs of containers without a claim; never any of ``held``.

@@ -47,7 +47,7 @@ class CpusetClass(NamedTuple):
     own_pod: bool
     """True for the driver's own containers."""
     excluded: frozenset[int]
-    """CPUs of other claims in their pod."""
+    """CPUs of other claims in the containers' pod, which they must not use."""
     shared_near: frozenset[int]
     """CPUs of the shared pool that the containers use in addition to their own, as in ``Entitlement.near``; empty if
     they use none of the pool.
@@ -63,7 +63,7 @@ class ContainerIndex:
         self.without_cgroup: set[str] = set()
         """Ids of the containers in ``classes`` whose cgroup is unknown or is that of their pod."""
         self.weights: dict[str, Weight] = {}
-        """Weights of the containers that have one."""
+        """Weights by container id. Only containers with exclusive CPUs have one."""
         self.by_id: dict[str, Tracked] = {}
         self.with_problem: set[str] = set()
         """Ids of the containers that have a problem for the operator."""
@@ -230,7 +230,7 @@ class NodeState:
             if (tracked.fallback or tracked.observed.partition) and self.claims.note_fallback(tracked):
                 self._recompute()
         if (weight_now := self.containers.weights.get(container_id)) != weight_before:
-            # The CPUs of a claim are held from the time when its file appears. So a container that begins to use them
+            # A claim's CPUs are held from the time when its file appears. So a container that begins to use them
             # changes the pool only if it is a partition, or if the file is gone.
             if weight_before is not None or weight_now is None or weight_now[1] or not weight_now[0] <= self.pool.held:
                 self._recompute()

@@ -93,8 +93,9 @@ class Outcome:
     nothing was written.
     """
     outside: bool = False
-    """True if no process is in the cgroup, since the container runs in a virtual machine or a sandbox. Then nothing was
-    written."""
+    """True if no process is in the cgroup, since the container runs in a virtual machine or a sandbox. In that case
+    nothing was written.
+    """
 
 
 def observe(
@@ -111,7 +112,7 @@ def observe(
         # If none of the configured CPUs is online, the kernel lets the container run on those of its cgroup's parent.
         cpus = None if configured is None else configured & desired.online or desired.online
         if desired.own and cpus == desired.shown:
-            # The file is correct, but the kernel may have given CPUs of the container to another partition.
+            # The file is correct, but the kernel may have given some of the container's CPUs to a partition.
             effective = tree.read_set(path, EFFECTIVE) or frozenset()
             cpus = cpus if desired.own <= effective else effective
     elif desired.cpus:
@@ -243,8 +244,8 @@ def _last_seen(plan: Plan) -> Observed | None:
 
 
 def _apply_partition(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
-    """Makes the container's cgroup a partition, or a member if its partition is invalid and is not restored. Raises
-    CgroupGoneError.
+    """Makes the container's cgroup a partition, or a member if its partition is invalid and must not be restored.
+    Raises CgroupGoneError.
     """
     path = plan.tracked.identity.cgroup
     if plan.partition:
@@ -286,7 +287,7 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
         cpus |= (allowed or frozenset()) & plan.online or plan.online
     done.observed = Observed(cpus)
     if wanted and plan.desired.needs_cpuset and not tree.observes and not (cpus and cpus <= wanted):
-        text = f"it runs on CPUs {format_cpu_list(cpus or frozenset())} and must run on {format_cpu_list(wanted)}"
+        text = f"it runs on CPUs {format_cpu_list(cpus or frozenset())} but must run on {format_cpu_list(wanted)}"
         done.left.append(failure or Problem(text, BackendCode.SETTINGS_NOT_APPLIED))
 
 
@@ -309,7 +310,7 @@ def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
     """Returns the container after a plan that requested a partition: with its partition type, or with its fallback."""
     if outcome.fallback and outcome.fallback != tracked.fallback:
-        text = "a claim is enforced by the shared pool, since the kernel refuses a partition"
+        text = "the shared pool enforces a claim because the kernel has refused a partition"
         _log.warning(text, extra={**tracked.identity.names, "error": outcome.fallback})
     exclusive = tracked.observed.exclusive if outcome.partition else frozenset[int]()
     observed = replace(tracked.observed, partition=outcome.partition, exclusive=exclusive)
@@ -373,7 +374,7 @@ def _present_limits(plan: Plan, files: Iterable[str]) -> Mapping[str, Limit]:
 def _pod_own(
     tree: CgroupTree, notes: OriginalLimits, plan: Plan, original: Mapping[str, Limit] | None
 ) -> dict[int, Limit]:
-    """Returns the pod's original hugepage limits, without claims, by page size in bytes."""
+    """Returns the pod's original hugepage limits, without the amounts for claims, by page size in bytes."""
     if not (path := plan.tracked.identity.pod_cgroup):
         return {}
     sizes = {hugepage_files(size)[0]: size for size in plan.page_sizes}

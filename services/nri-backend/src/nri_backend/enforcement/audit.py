@@ -450,7 +450,7 @@ class Auditor:
             plan = [container_id for container_id in plan if container_id not in done]
 
     def _store(self, batch: Sequence[str], outcomes: Sequence[Outcome], *, final: bool) -> set[str]:
-        """Stores outcomes as _taken() does, counts the repairs, and marks partitions that have turned out invalid."""
+        """Stores outcomes as _taken() does, counts the repairs, and marks partitions that turned out to be invalid."""
         self._count_repairs(outcomes)
         for outcome in outcomes if not final else ():
             tracked = self._state.containers.get(outcome.id)

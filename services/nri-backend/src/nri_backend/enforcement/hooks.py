@@ -268,7 +268,7 @@ class Enforcer:
             if (now := self.state.containers.get(container_id)) is not None and now.phase in OCCUPYING:
                 self.signals.audit.set()
         if before is not None and before.entitlement.claims and before.phase in OCCUPYING:
-            # The next tick lowers the limits that its claims have raised in the pod's cgroup and above.
+            # The next tick lowers the limits that the container's claims have raised in the pod's cgroup and above.
             self._auditor.request_limits_of(before)
 
     def _starting(self, pod: Pod, container: Container) -> Tracked:
@@ -283,7 +283,7 @@ class Enforcer:
             # The attempt may have lost its claims because the same container was created again (_supersede()).
             known = replace(known, identity=replace(known.identity, evidence=read_evidence(container.env)))
         elif known is not None and known.phase is Phase.CREATED:
-            # NodeState has authorized it again with each change since it was created.
+            # NodeState has authorized the container again with each change since it was created.
             return known.after(Event.START)
         known = known or self._described(pod, container)
         return self.state.authorized(known.after(Event.START).seen(partition=""))
@@ -351,7 +351,7 @@ class Enforcer:
         self._deps.observer.refused(rejection.reason)
         self.state.reject(replace(tracked, rejection=rejection))
         fields = {"reason": str(rejection.reason), **tracked.identity.names, "id": tracked.id, "error": rejection.text}
-        _log.warning("container refused", extra=fields)
+        _log.warning("container rejected", extra=fields)
         return RejectedError(f"dra-driver-numa: {rejection.text}")
 
 

@@ -71,8 +71,8 @@ class PodKills:
         if ended and rest > 0:
             new[ended] = new.get(ended, 0) + rest
         self.total += sum(new.values())
-        # The count of an ended container is kept while its cgroup exists, and that of a removed cgroup until its last
-        # kills are attributed.
+        # The count of an ended container is kept while its cgroup exists, and the count of a removed cgroup is kept
+        # until its last kills are attributed.
         self.own = counts | {name: self.own[name] for name in gone if name != ended}
         return new
 

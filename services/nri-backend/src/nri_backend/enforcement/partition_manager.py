@@ -147,12 +147,12 @@ class PartitionManager:
     async def release_ended(self, *, every: bool = False) -> None:
         """Has the pool hold the CPUs of ended containers whose partition the kernel has invalidated.
 
-        While a container counts as a partition, the pool contains its CPUs, because the kernel keeps all other
+        While the state shows a container as a partition, the pool contains its CPUs, because the kernel keeps all other
         containers off them. Audits skip the partitions of ended containers, since nothing may be repaired there. So
-        without this check, a partition that becomes invalid after its container has ended would count as valid until
-        its last process has ended, and other containers would run on CPUs of a claim that is still in use. A partition
-        becomes invalid if the cpuset of a sibling overlaps with it, or if all of its CPUs go offline. In the second
-        case it stays invalid when the CPUs are online again.
+        without this check, a partition that becomes invalid after its container has ended would be considered valid
+        until the container's last process has ended, and other containers would run on CPUs of a claim that is still in
+        use. A partition becomes invalid if the cpuset of a sibling overlaps with it, or if all of its CPUs go offline.
+        In the second case it stays invalid when the CPUs are online again.
 
         With ``every``, this includes ended containers whose partition was invalid before this instance started.
         """

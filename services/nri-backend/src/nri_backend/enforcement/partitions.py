@@ -163,8 +163,9 @@ def release_partition(tree: CgroupTree, path: str, *, valid: bool = False) -> bo
     with _CHANGING:
         try:
             present = tree.read(path, PARTITION)
-            # When a cgroup is removed, the kernel first makes its partition a member. It removes no cgroup with a
-            # process. So if there is a process after the first reading, that reading was not part of a removal.
+            # When a cgroup is removed, the kernel first makes its partition a member. It never removes a cgroup that
+            # contains a process. So if the cgroup contains a process after the first reading, that reading did not
+            # happen during a removal.
             if (present in ("root", "isolated") and not valid) or not tree.populated(path):
                 return False
             if present != _MEMBER:

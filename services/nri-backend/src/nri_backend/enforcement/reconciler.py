@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps cgroups in sync with the state: computes plans, runs the jobs that apply them, and stores the outcomes.
 
-Every change of a container's cgroup except ``cgroup.kill`` (start.py) goes through here, each with its own scope: a
-hook for one container, the audit for those that may differ, a change to the shared pool for those that are misplaced, a
-partition event for the containers in one pod. The blocking part is apply.py, which node/worker.py runs one job at a
-time.
+Every change of a container's cgroup except ``cgroup.kill`` (start.py) goes through here. Its scope depends on the
+cause: a hook changes one container, the audit those that may differ from their plans, a change to the shared pool those
+that are misplaced, and a partition event the containers in one pod. The blocking part is apply.py, which node/worker.py
+runs one job at a time.
 """
 
 import asyncio
@@ -278,7 +278,7 @@ class Reconciler:
     async def apply_groups(
         self, groups: Mapping[str, str | None], late: Callable[[list[Outcome]], object]
     ) -> list[Outcome]:
-        """Audits cgroups above containers for 10 ms, as apply_some(). ``groups`` is as returned by groups_above()."""
+        """Audits cgroups above containers for 10 ms, like apply_some(). ``groups`` is as returned by groups_above()."""
         step = partial(audit_group, self._tree, self._notes)
 
         def planned() -> tuple[Plans, list[Step[Outcome]]]:

@@ -67,8 +67,8 @@ MAX_AT_ONCE: Final = 64
 """Maximum number of records that one job writes; the next audit writes more."""
 Pins = Mapping[str, frozenset[str]]
 """The kubelet's static managers that requests for a container have revealed, by container id."""
-# The form of the ids that runtimes generate. With any other id, the record would be outside the directory or could not
-# be created.
+# The form of the ids that runtimes generate. With any other id, the record's path could be outside the directory or
+# invalid.
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _log = logging.getLogger(__name__)
 

@@ -54,8 +54,9 @@ RATE_PER_SECOND: Final = 6
 RECORDS_PAUSE_SECONDS: Final = 0.02
 """Delay after each answer about records, so that a frontend that always answers at once does not cause a busy loop."""
 RETRY_SECONDS: Final = 0.05
-"""Longest delay between attempts to report while the frontend has been absent for less than RESTART_SECONDS. It is
-probably starting then, and it registers with the kubelet only after the first report."""
+"""Longest delay between attempts to report while the frontend has been absent for less than RESTART_SECONDS. The
+frontend is probably starting then, and it registers with the kubelet only after the first report.
+"""
 RESTART_SECONDS: Final = 10.0
 ABSENT_SECONDS: Final = 60.0
 """Time after which a warning is logged if no frontend has ever answered: the socket may not be mounted."""
@@ -129,7 +130,10 @@ class FrontendClient:
                     absent_since = clock()
                     _log.warning("connection to frontend lost", extra=fields)
                 elif warn_at is not None and clock() >= warn_at:
-                    text = "no frontend has answered yet; check that it runs and that both mount the same run directory"
+                    text = (
+                        "no frontend has answered yet; check that it is running and that both mount the same run "
+                        "directory"
+                    )
                     _log.warning(text, extra=fields)
                     warn_at = None
                 self._connected = False

@@ -61,8 +61,8 @@ class Exchange:
     def take_answer(self, answer: StateAnswer) -> bool:
         """Handles the answer to the last request. Returns True if all containers have to be sent at once.
 
-        That is the case if the request did not contain all of them, and the frontend has lost its containers or cannot
-        merge the changes.
+        That is the case if the request did not contain all of them, and the answer shows that the frontend has lost the
+        containers that it had, or that it cannot merge the changes.
         """
         had_containers, is_known = self._acked > 0, answer.generation == self._generation
         self._acked = self._generation if is_known else 0

@@ -45,7 +45,7 @@ class Interrupts:
 
     @property
     def unwritable_workqueues(self) -> str:
-        """Path of the CPU mask of unbound workqueues if it cannot be written, else "".
+        """Path of the unbound workqueues' CPU mask if it cannot be written, else "".
 
         Every kernel has the file. It is missing only if the directory is not mounted.
         """

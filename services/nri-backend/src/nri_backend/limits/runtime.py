@@ -116,8 +116,7 @@ def cgroup_directory(path: str) -> str:
         if not name or "/" in prefix or "/" in name:
             raise CgroupPathError(path, "is not of the form slice:prefix:id")
         slice_name = parent.rpartition("/")[2] or _DEFAULT_SLICE
-        # A name that ends in .slice is the name of the unit; otherwise it gets the prefix and .scope (runc,
-        # getUnitName).
+        # A name that ends in .slice is the unit's name. Any other name gets the prefix and .scope (runc, getUnitName).
         below = name if name.endswith(_SUFFIX) else "-".join(filter(None, (prefix, name))) + ".scope"
     elif path.endswith(_SUFFIX) and "/" not in path:
         slice_name, below = path, ""

@@ -48,7 +48,7 @@ class Variable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The claims that a container's environment names. Not trusted: the author of the pod can set any variable."""
+    """The claims that a container's environment names. Not trusted: the pod's author can set any variable."""
 
     claims: Mapping[ClaimKey, tuple[Variable, ...]] = field(default_factory=dict)
     """Environment variables, keyed by the claim that they name."""

@@ -260,7 +260,7 @@ from the API server and the kubelet retries; if that claim no longer exists, del
 
 
 def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
-    """Returns a rejection that names the containers that still run on the CPUs of the container's claim (at least one).
+    """Returns a rejection that names the containers (at least one) that still run on the claim's CPUs.
 
     The message states that they are being moved. If one of them cannot be moved, it contains the kernel's error
     instead.

@@ -138,8 +138,8 @@ class Tracked:
         return without.seen(exclusive=frozenset())
 
     def in_sandbox(self) -> "Tracked | None":
-        """Returns a copy of a container without a cgroup in which the pod's cgroup is used instead, as for a container
-        in its pod's sandbox. Returns None if that is impossible.
+        """For a container that has no cgroup: returns a copy that uses the pod's cgroup, as a container in a sandbox
+        does. Returns None if that is impossible.
 
         Claims are enforced only through the container's own cgroup. The kubelet puts a pod's UID into the name of the
         pod's cgroup; a cgroup with another name may belong to other pods as well.

@@ -5,13 +5,13 @@ with them.
 A plan is computed from the state at the moment when its job begins, not when the job was requested, and is then applied
 in a thread while the state may change. It is therefore immutable and contains everything that the thread needs.
 
-The plan of a container contains its desired cpuset (``cpuset_of``), the limits of its claims, its partition type and
-the page sizes that it must not reserve. A limit has no effect while a cgroup above has a lower one, so a container's
-claims also change the cgroups above it (``groups_above``). Their plans are *raises* relative to the kubelet's original
-limits (limits/claimed.py), which only the thread can read: a pod's cgroup gets the sum of its living containers'
-claims, and every cgroup up to the root passes on memory protection. While the claims of a running container are
-unknown, because their record is missing, the sums are too low. Raises with ``lower=False`` are then applied: limits are
-raised for known claims and never lowered.
+A container's plan contains its desired cpuset (``cpuset_of``), the limits of its claims, its partition type and the
+page sizes that it must not reserve. A limit has no effect while a cgroup above has a lower one, so a container's claims
+also change the cgroups above it (``groups_above``). Their plans are *raises* relative to the kubelet's original limits
+(limits/claimed.py), which only the thread can read: a pod's cgroup gets the sum of its living containers' claims, and
+every cgroup up to the root passes on memory protection. While a running container's claims are unknown, because their
+record is missing, the sums are too low. Raises with ``lower=False`` are then applied: limits are raised for known
+claims and never lowered.
 
 Starts and audits compare a plan with the observed files of each cgroup (``differences``). Between audits ``misplaced``
 compares the desired CPUs of all containers with those on which they were last seen.
@@ -306,7 +306,7 @@ def needs_no_thread(tracked: Tracked) -> bool:
 
 
 def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
-    """Returns the cgroups above containers, pods first, each with the UID of its pod.
+    """Returns the cgroups above containers, pods first, each with its pod's UID.
 
     The UID is None for cgroups above pods, which belong to no single pod.
     """
@@ -343,7 +343,7 @@ def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str,
 
 
 def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
-    """Returns the hugepage sizes of which a container without a memory claim must not reserve pages."""
+    """Returns the sizes of hugepages that a container without a memory claim must not reserve."""
     if not state.config.hugepage_guard:
         return ()
     if any(other.unsettled for other in state.containers.of_pod(tracked.identity.pod.uid)):

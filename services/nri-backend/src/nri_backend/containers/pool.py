@@ -12,10 +12,10 @@ or disappears: when its container becomes a partition, the kernel removes the CP
 other containers, and it returns them when the partition ends.
 
 Arithmetic. The pool is ``online - reserved - held``. If this is empty, it is ``reserved - held``, and if that is empty
-as well, containers without a claim cannot start. A pool whose CPUs are all claimed counts as empty while any CPU is
-held: partitions may take all of it at any time, and the kernel then lets its members run on the CPUs of their parent,
-which include the held ones (docs/adr/0013-partitions.md). A pool member's own cpuset also excludes the CPUs of other
-claims in its pod (``Tracked.excluded``), unless no CPU would remain.
+as well, containers without a claim cannot start. A pool whose CPUs are all claimed is treated as empty while any CPU is
+held: partitions may take all of its CPUs at any time, and the kernel then lets its members run on the CPUs of their
+parent cgroup, which include the held ones (docs/adr/0013-partitions.md). A pool member's own cpuset also excludes the
+CPUs of other claims in its pod (``Tracked.excluded``), unless no CPU would remain.
 
 An example with eight CPUs, of which CPU 0 is reserved. Claim A has CPUs 1-3, and its container is a partition. Claim B
 has CPUs 4-5 and is shared in its pod.
@@ -112,9 +112,9 @@ class NodeClaims(Claims):
         return changed
 
     def end_requested_fallback(self, before: Tracked) -> bool:
-        """Forgets a fallback that the claims of an ended container had requested. Returns True if there was one.
+        """Forgets a fallback that an ended container's claims had requested. Returns True if there was one.
 
-        Such a fallback was caused by a setting of the container's claims and not by the kernel, so the next container
+        Such a fallback was caused by a setting in the container's claims and not by the kernel, so the next container
         that uses the claim may become a partition.
         """
         ended = [one.key for one in before.entitlement.claims if self.fallbacks.get(one.key) == before.fallback]
@@ -200,8 +200,8 @@ class Pool:
         """
         cpus = self.reserved if own_pod and self.reserved else self.shared
         remaining = cpus - apart
-        # If all CPUs of a container are in partitions, the kernel lets it run on those of its parent, which include
-        # held ones: docs/adr/0013-partitions.md.
+        # If all of a container's CPUs are in partitions, the kernel lets it run on its parent cgroup's CPUs, which
+        # include held ones: docs/adr/0013-partitions.md.
         if remaining - self.claimed if self.held else remaining:
             return remaining
         # While any CPU is held, a container must not be left with claimed CPUs only. It uses the reserved CPUs instead.

@@ -6,7 +6,7 @@ and the CPUs that siblings exclude; a container's start or end changes the pool 
 
 Containers are also indexed by cpuset class. A node has hundreds of containers and few classes: two containers are in
 the same class if they were last seen on the same CPUs and have the same desired CPUs. The class alone decides whether a
-container is misplaced or occupies the CPUs of a claim, so both are computed once per class (plan.py, admission.py).
+container is misplaced or occupies a claim's CPUs, so both are computed once per class (plan.py, admission.py).
 """
 
 import logging
@@ -79,7 +79,7 @@ class ContainerIndex:
         return self.by_id.get(container_id)
 
     def of_pod(self, pod_uid: str) -> list[Tracked]:
-        """Returns the containers of a pod."""
+        """Returns the containers in a pod."""
         return list(self._by_pod.get(pod_uid, {}).values())
 
     def put(self, tracked: Tracked) -> None:
@@ -455,7 +455,7 @@ class NodeState:
 
 
 def weight(tracked: Tracked) -> Weight | None:
-    """Returns the weight of a container in the division of the node's CPUs, or None if it has no exclusive CPUs."""
+    """Returns a container's weight in the division of the node's CPUs, or None if it has no exclusive CPUs."""
     if tracked.phase not in OCCUPYING:
         return None
     cpus = tracked.entitlement.cpus | tracked.observed.exclusive
@@ -463,6 +463,6 @@ def weight(tracked: Tracked) -> Weight | None:
 
 
 def class_of(tracked: Tracked) -> CpusetClass:
-    """Returns the cpuset class of a container."""
+    """Returns a container's cpuset class."""
     observed, entitlement = tracked.observed, tracked.entitlement
     return CpusetClass(observed.cpus, tracked.kept_cpus, tracked.identity.own_pod, tracked.excluded, entitlement.near)

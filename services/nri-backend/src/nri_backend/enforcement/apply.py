@@ -144,7 +144,7 @@ def apply_at_start(
     before: Sequence[Plan] = (),
     record: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Applies the plan of a container that is being started, unless another container is on its CPUs.
+    """Applies a starting container's plan, unless another container is on the starting container's CPUs.
 
     Since the last audit, a CPU that went offline or a write by another process may have moved containers to other CPUs.
     So the CPUs of each container that would have to leave the claim's CPUs are read first. This happens in the same job
@@ -201,7 +201,7 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
             _apply_sandbox(tree, plan, done)
             return done
         if plan.tracked.identity.pod.runtime_handler and not plan.tracked.observed.cpus and not tree.populated(path):
-            # gVisor creates a cgroup for each container, but runs the processes in the cgroup of the sandbox.
+            # gVisor creates a cgroup for each container, but runs the processes in the sandbox's cgroup.
             raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{path}")
         original = _raise_above(tree, notes, plan, done)
         hugepages, known = _hugepage_limits(tree, notes, plan, original)

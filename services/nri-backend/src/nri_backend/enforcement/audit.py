@@ -404,9 +404,9 @@ class Auditor:
     async def audit(self, *, full: bool, everyone: bool = False, reading: bool = False) -> None:
         """Compares the cgroups of running containers with their plans and repairs differences.
 
-        Ended containers count as running while one of their processes may be left, unless they are partitions. With
-        ``full`` the audit includes limits. With ``everyone`` it includes containers that no claim depends on, and with
-        ``reading`` even those whose files have not changed since their last reading.
+        Ended containers are treated like running ones while one of their processes may be left, unless they are
+        partitions. With ``full`` the audit includes limits. With ``everyone`` it includes containers that no claim
+        depends on, and with ``reading`` even those whose files have not changed since their last reading.
         """
         if full:
             await self._groups.audit_all()

@@ -295,9 +295,9 @@ class Enforcer:
         a cgroup may exist as long as the pod: CRI-O creates the cgroup in CreateContainer, with a process that waits
         for the start. If the kubelet is restarted before StartContainer, it creates the container again. It leaves the
         first attempt to its garbage collection, which retains the latest dead container of each name. The attempt's
-        cpuset contains the CPUs of the claims, and the kernel refuses a partition that overlaps with a sibling's
-        cpuset. The attempt is therefore treated as a sibling without claims that has not started: its cgroup gets other
-        CPUs before the new attempt becomes a partition (plans_before_partition).
+        cpuset contains the claims' CPUs, and the kernel refuses a partition that overlaps with a sibling's cpuset. The
+        attempt is therefore treated as a sibling without claims that has not started: its cgroup gets other CPUs before
+        the new attempt becomes a partition (plans_before_partition).
         """
         siblings = self.state.containers.of_pod(tracked.identity.pod.uid)
         earlier = [one for one in siblings if one.identity.name == tracked.identity.name and one.id != tracked.id]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts the processes of containers with memory claims that the kernel has killed because they were out of memory.
 
-The counts are reported to the frontend. The ``memory.events`` of a cgroup includes the events of all cgroups below it
-(cgroup-v2.rst). A container's cgroup is removed when its last process has ended, and its own count is lost with it, but
-the count of its pod still includes these kills. So both are read, and the difference is attributed to the container
-that has ended.
+The counts are reported to the frontend. A cgroup's ``memory.events`` includes the events in all cgroups below it
+(cgroup-v2.rst). A container's cgroup is removed when its last process has ended, and the container's own count is lost
+with it, but the pod's count still includes its kills. So both are read, and the difference is attributed to the
+container that has ended.
 
 For this, the pod must have been read before the container runs. CreateContainer therefore wakes the audit, which reads
 the pod while the runtime creates the container, and watches the pod from then on. If the pod has not been read yet when
@@ -162,7 +162,7 @@ class KillWatch:
 
         A container may continue to run after one of its processes was killed, so no hook reports the kill. Without
         ``thorough``, a pod is left out if neither its file nor the state has changed since the last call: the kernel
-        adds each kill of a container to the file of its pod (unless cgroup2 is mounted with memory_localevents).
+        adds each kill in a container to the pod's file as well (unless cgroup2 is mounted with memory_localevents).
         """
         present = self._uids.value
         self.pods = {uid: pod for uid, pod in self.pods.items() if uid in present}

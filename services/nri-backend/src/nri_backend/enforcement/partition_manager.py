@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Watches the partitions of containers, and releases the CPUs that ended partitions have reserved.
 
-The kernel invalidates a partition if the cpuset of a sibling overlaps with it, and wakes every process that polls its
+The kernel invalidates a partition if a sibling's cpuset overlaps with it, and wakes every process that polls its
 partition file. The containers of the pod are then audited with the partition last, since the overlapping sibling must
 be moved before the partition can be restored (``pop_containers_to_audit``).
 
@@ -151,8 +151,8 @@ class PartitionManager:
         containers off them. Audits skip the partitions of ended containers, since nothing may be repaired there. So
         without this check, a partition that becomes invalid after its container has ended would be considered valid
         until the container's last process has ended, and other containers would run on CPUs of a claim that is still in
-        use. A partition becomes invalid if the cpuset of a sibling overlaps with it, or if all of its CPUs go offline.
-        In the second case it stays invalid when the CPUs are online again.
+        use. A partition becomes invalid if a sibling's cpuset overlaps with it, or if all of its CPUs go offline. In
+        the second case it stays invalid when the CPUs are online again.
 
         With ``every``, this includes ended containers whose partition was invalid before this instance started.
         """

@@ -19,8 +19,8 @@ container may have left the CPUs reserved in another QoS class, since the cgroup
 The exclusive CPUs of all cgroups above are then reduced to those of the remaining partitions (``settle``), and both
 steps are repeated.
 
-A cgroup is made a partition only while it contains a process. When a runtime removes the cgroup of a container, the
-kernel first turns its partition back into a member (``cpuset_css_killed()``), which wakes every process that polls the
+A cgroup is made a partition only while it contains a process. When a runtime removes a container's cgroup, the kernel
+first turns its partition back into a member (``cpuset_css_killed()``), which wakes every process that polls the
 partition file, and only then marks the cgroup as dying (``kill_css()`` in kernel/cgroup/cgroup.c). If the woken backend
 made the cgroup a partition again before that mark, the kernel would never end this second partition. Its CPUs would be
 in no effective set, and the kernel's list of remote partitions would keep a pointer to freed memory. The next change of
@@ -156,9 +156,9 @@ def release_partition(tree: CgroupTree, path: str, *, valid: bool = False) -> bo
     """Makes a cgroup a member if the kernel has invalidated its partition. With ``valid``, a valid partition is
     released as well.
 
-    If the cgroup of an invalid partition is removed, the kernel loses its CPUs and damages its list of partitions
-    (docs/adr/0029). Returns True if the cgroup is no longer a partition. Returns False if it still is one, if it has no
-    process, or if the kernel does not show whether it has one.
+    If an invalid partition's cgroup is removed, the kernel loses the partition's CPUs and damages its list of
+    partitions (docs/adr/0029). Returns True if the cgroup is no longer a partition. Returns False if it still is one,
+    if it has no process, or if the kernel does not show whether it has one.
     """
     with _CHANGING:
         try:

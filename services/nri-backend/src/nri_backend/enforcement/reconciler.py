@@ -93,7 +93,7 @@ class Signals:
         self._progress = asyncio.Event()
 
     async def wait_for_progress(self, deadline: float) -> None:
-        """Waits until containers were moved or have ended. ``deadline`` is a time of the event loop."""
+        """Waits until containers were moved or have ended. ``deadline`` is a time on the event loop's clock."""
         progress = self._progress
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -176,9 +176,9 @@ class Reconciler:
                 self.signals.progressed()
 
     async def apply(self, tracked: Tracked) -> Outcome:
-        """Applies the plan of a container that is being started.
+        """Applies a starting container's plan.
 
-        In most cases this is a job of the worker, which calls ``_start_step`` when the job begins, so the plan is up to
+        In most cases the worker runs this as a job. It calls ``_start_step`` when the job begins, so the plan is up to
         date. For a container without claims the step is run on the event loop instead, unless a job is writing its
         cgroup. If the step then finds that the cpuset has to be written, it raises CpusetWriteError before any write,
         and the worker runs it again.

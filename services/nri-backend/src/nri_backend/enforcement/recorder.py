@@ -6,8 +6,8 @@ sources are lost while the container runs:
 
 * The claim's record disappears or is damaged. The container then becomes an *orphan*: the enforced claims stay in its
   entitlement, and its CPUs stay excluded for all other containers, until its last process has ended.
-* The backend restarts. The runtime lists the containers and their environment, but an orphan's environment alone is
-  not sufficient, because it names claims without a valid record. ``recall`` adds the claims of the enforcement record.
+* The backend restarts. The runtime lists the containers and their environment, but an orphan's environment alone is not
+  sufficient, because it names claims without a valid record. ``recall`` adds the claims from the enforcement record.
 * The runtime removes a container while no backend is connected, and one of its processes is left. Only its enforcement
   record then shows that the container exists; ``lingering`` returns it, so that its CPUs stay occupied.
 
@@ -152,7 +152,7 @@ class EnforcementRecords:
         self._tree = tree
 
     def write(self, records: Sequence[EnforcementRecord]) -> dict[str, OSError | None]:
-        """Writes records. If a record names a cgroup, the record's inode is set to that of the cgroup first.
+        """Writes records. If a record names a cgroup, its inode is first set to the cgroup's current one.
 
         Returns, by container id, each record's error, or None for a record that was written. A record that is too large
         to be read back is not written and is an error. Records whose cgroup is gone, and records with invalid ids, are
@@ -243,7 +243,7 @@ class EnforcementRecords:
         return {name.removesuffix(".json") for name in names if not name.startswith(".")}
 
     def _read(self, container_id: str) -> EnforcementRecord | None:
-        """Returns the record of a container, or None if it does not exist or cannot be read."""
+        """Returns a container's record, or None if it does not exist or cannot be read."""
         if not _ID.fullmatch(container_id):
             return None
         name = f"{container_id}.json"
@@ -312,7 +312,7 @@ class Recorder:
         self._answered.add(tracked.id)
 
     def at_start(self, tracked: Tracked, *, partition: bool) -> Callable[[], None]:
-        """Returns a function, which blocks, that writes the record of a starting container once its plan is applied.
+        """Returns a blocking function that writes a starting container's record once its plan has been applied.
 
         With ``partition`` the plan makes the container a partition, which ends a fallback. record() handles the result.
         """
@@ -361,7 +361,7 @@ class Recorder:
         """Returns the containers with the state that was restored from their enforcement records.
 
         This state consists of the claims that were enforced, and of whether this plugin answered when the container was
-        created. The stored pins are added too: they cannot be derived from the runtime's list, because the cpusets in
+        created. The stored pins are also added: they cannot be derived from the runtime's list, because the cpusets in
         it already include this plugin's answers.
         """
         evident = {one.id: one.identity.cgroup for one in containers if one.identity.evidence != NO_EVIDENCE}

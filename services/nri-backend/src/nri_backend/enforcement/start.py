@@ -156,8 +156,8 @@ class Starter:
         changes = self._state.changes
         if not overlapping(self._state, tracked):
             return tracked, None
-        # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. The audit needs
-        # the current list of online CPUs to detect that the container now belongs to the pool.
+        # When all of a claim's CPUs go offline, the kernel moves the claim's container to the CPUs of its parent
+        # cgroup. The audit needs the current list of online CPUs to detect that the container now belongs to the pool.
         await self._host.refresh()
         while True:
             if self._state.changes != changes:
@@ -177,7 +177,7 @@ class Starter:
             await self._reconciler.signals.wait_for_progress(min(clear_until, next_request))
 
     def clear_until(self, runtime: LinkStatus) -> float:
-        """Returns the time of the event loop until which a hook waits for other containers to leave."""
+        """Returns the time, on the event loop's clock, until which a hook waits for other containers to leave."""
         seconds = self.clear_seconds
         if seconds is None:
             seconds = CLEAR_SHARE * (runtime.request_timeout or REQUEST_SECONDS)

@@ -12,8 +12,8 @@ from nri_backend.frontend_link.reports import Reports
 
 _LATE_SECONDS: Final = 0.5
 """Tolerance for the age of a report. A regular report is sent a moment after a tick, and this moment varies. Without
-the tolerance, the last report could seem to become too old just before the tick at which the next one is due, and the
-next one would be sent one tick early.
+the tolerance, a report that is due at the next tick could already be considered overdue at that time, and would be sent
+one tick early.
 """
 
 

@@ -138,7 +138,7 @@ class HttpConnection:
         await self._writer.drain()
 
     async def _head(self) -> bytes:
-        """Reads the head of a response. Returns less if the connection ends early."""
+        """Reads a response's head. Returns an incomplete head if the connection ends early."""
         try:
             head = await self._reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError as error:

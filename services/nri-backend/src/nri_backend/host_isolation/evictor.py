@@ -4,9 +4,11 @@
 Interrupts (with workqueues and irqbalance) are one class, the slices with host daemons another. Each class has an
 `Evictor`, an asyncio task that runs passes of `evict()` in a thread. A pass
 
-1. reads the current affinities, 2. plans the new ones (plan.py), 3. writes the originals of all movables that it is
-about to change to a file (originals.py), 4. writes the new affinities, 5. removes from the file the originals that were
-restored, and reverts the entries of movables whose write failed.
+1. reads the current affinities,
+2. plans the new ones (plan.py),
+3. saves the originals of all movables that it is about to change, in a file (originals.py),
+4. writes the new affinities,
+5. removes the originals that were restored from the file, and reverts the entries of movables whose write failed.
 
 Since step 3 precedes step 4, an instance that is killed at any point leaves a file from which the next active instance
 can restore every original. If step 3 fails, nothing is moved.

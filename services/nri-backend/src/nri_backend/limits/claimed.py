@@ -3,7 +3,7 @@
 
 Amounts are in bytes; hugepages are keyed by page size in bytes.
 
-Raises. A container's limit has no effect while a cgroup above it has a lower one, so the claims of a pod also raise the
+Raises. A container's limit has no effect while a cgroup above it has a lower one, so a pod's claims also raise the
 limits that the kubelet has set on the pod's cgroup. A ``Raise`` is the amount that claims add to one such limit.
 ``raised_limits()`` computes the new limits of one cgroup: original limit plus raise, or the original limit if no claim
 needs a raise any longer. enforcement/apply.py writes the new limits.
@@ -21,11 +21,11 @@ written by the kubelet and becomes the new original limit:
   the next audit                        8 GiB    (5, 8)
   both claims end                       5 GiB    none
 
-Therefore a restart of the backend, or a crash in the middle of a write, never adds a raise to a limit that contains it
+Therefore a backend restart, or a crash in the middle of a write, never adds a raise to a limit that contains it
 already.
 
-Hugepages. The kubelet limits the hugepages of a container to the amount in its pod spec, which does not include claims.
-A container with a claim gets that limit plus the claimed bytes, and its pod's cgroup the original limit plus the claims
+Hugepages. The kubelet limits a container's hugepages to the amount in the pod spec, which does not include claims. A
+container with a claim gets that limit plus the claimed bytes, and its pod's cgroup the original limit plus the claims
 of all its living containers:
 
   pod spec: container a 2 MiB, container b 0; claims: a 4 MiB, b 8 MiB

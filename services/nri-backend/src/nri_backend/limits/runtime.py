@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parses a container's cgroup path and limits as the runtime sends them.
 
-The format of a cgroup path depends on the cgroup driver. With the systemd driver it is ``slice:prefix:id``, and the
-name of a slice contains the names of the slices above it (systemd.slice(5)). With the cgroupfs driver it is the path.
+The format of a cgroup path depends on the cgroup driver. With the systemd driver it is ``slice:prefix:id``, and a
+slice's name contains the names of the slices above it (systemd.slice(5)). With the cgroupfs driver it is the path.
 """
 
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ def stated(resources: Resources, *, requested: bool = False) -> RuntimeLimits:
     static managers. With the static CPU manager, the kubelet sends a cpuset for every container, which is the default
     set for those that are not Guaranteed. With the static Memory Manager, it sends mems for Guaranteed containers.
     Otherwise it sends neither. A request looks the same if an NRI plugin that the runtime calls earlier has set CPUs or
-    mems: NRI writes the answer of each plugin into the request for the next one (adjustResources() in its
+    mems: NRI writes each plugin's answer into the request for the next one (adjustResources() in its
     pkg/adaptation/result.go). Resources that a runtime has stored reveal nothing about the kubelet, since they contain
     this plugin's own answers.
     """
@@ -105,8 +105,8 @@ class CgroupPathError(ValueError):
 def cgroup_directory(path: str) -> str:
     """Returns the directory under the cgroup root that a runtime's cgroup path denotes. Raises CgroupPathError.
 
-    The path is ``slice:prefix:id`` for a container under the systemd driver, a slice name or a path for a pod, and a
-    path for a container under the cgroupfs driver.
+    The path is ``slice:prefix:id`` for a container with the systemd driver, a slice name or a path for a pod, and a
+    path for a container with the cgroupfs driver.
     """
     if len(path) > _MAX_PATH:
         raise CgroupPathError(f"{path[:_SHOWN]}...", f"is longer than {_MAX_PATH} characters")
@@ -130,7 +130,7 @@ def cgroup_directory(path: str) -> str:
 
 
 def expand_slice(name: str) -> str:
-    """Returns the directory of a slice: ``a.slice/a-b.slice`` for ``a-b.slice``, and "" for the root ``-.slice``.
+    """Returns a slice's directory: ``a.slice/a-b.slice`` for ``a-b.slice``, and "" for the root ``-.slice``.
 
     Raises CgroupPathError.
     """

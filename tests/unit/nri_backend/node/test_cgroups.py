@@ -76,7 +76,7 @@ def test_an_error_about_an_invalid_file_contains_its_path(tree: CgroupTree, tmp_
     (tmp_path / "a/b/hugetlb.2MB.max").write_text("x\n")
     with pytest.raises(CgroupAccessError, match=r"a/b/cpuset\.cpus"):
         tree.read_set("a/b", "cpuset.cpus")
-    with pytest.raises(CgroupAccessError, match="holds no number"):
+    with pytest.raises(CgroupAccessError, match="contains no number"):
         tree.read_limits("a/b", ["hugetlb.2MB.max"])
 
 

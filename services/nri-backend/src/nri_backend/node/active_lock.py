@@ -16,11 +16,11 @@ A stale take-over replaces such a holder:
   file      inode 1 ───────────────────────────────┐ rename
   standby   poll: locked   poll: locked   grace    └ new file, flock, heartbeat ─> active.lock is inode 2: active
 
-A standby that is itself synchronized waits for the time of three heartbeats after the last heartbeat of a synchronized
-holder, or for STALE_SECONDS after the holder has lost the runtime; this grace period starts again if there is a new
-holder or the standby reconnects. Then the standby creates a new file, locks it, writes its heartbeat into it, and
-renames it to ``active.lock``. The old holder still has a lock, but on a file without a name. When that holder runs
-again, it sees from the inode that it has lost the lock, and exits with LockLostError.
+A standby that is itself synchronized waits for three heartbeat intervals after a synchronized holder's last heartbeat,
+or for STALE_SECONDS after the holder has lost the runtime. This grace period restarts if there is a new holder or the
+standby reconnects. Then the standby creates a new file, locks it, writes its heartbeat into it, and renames it to
+``active.lock``. The old holder still has a lock, but on a file that no longer has a name. When that holder runs again,
+it sees from the inode that it has lost the lock, and exits with LockLostError.
 
 Both ways to acquire the lock are guarded by a second flock on ``takeover.lock``, under which the condition is checked
 again. Otherwise two standbys could win at once, one with the released old file and one with a new file.
@@ -43,8 +43,8 @@ from nri_backend.budgets import IDLE_SECONDS
 from nri_backend.node.heartbeat import EVERY_SECONDS, HEARTBEAT_BYTES, STALE_HEARTBEATS, Heartbeat, Leadership
 
 POLL_SECONDS: Final = 0.1
-"""Interval of attempts. flock(2) cannot be awaited, a take-over must complete within a second, and an attempt costs
-only a few system calls."""
+"""Interval between attempts to acquire the lock. flock(2) cannot be awaited, a take-over must complete within a second,
+and an attempt costs only a few system calls."""
 _log = logging.getLogger(__name__)
 
 
@@ -65,11 +65,11 @@ class ActiveLock:
         self._pace_changed = asyncio.Event()
         self._last_warning = ""
         self._holder: Heartbeat | None = self._own
-        """Last heartbeat of another holder, initially this instance's. A holder without one (None) is trusted."""
+        """Last heartbeat from another holder; initially this instance's own. A holder without a heartbeat (None) is
+        trusted."""
         self._grace_start = clock()
-        """Start of the grace period. It is the latest of these times: that of the last heartbeat from a synchronized
-        holder, when the holder lost the runtime, when a new holder was first observed, and when this instance was
-        synchronized."""
+        """Start of the grace period: the latest of the times at which a synchronized holder last wrote a heartbeat, the
+        holder lost the runtime, a new holder was first observed, and this instance was synchronized."""
 
     @property
     def instance(self) -> str:
@@ -78,7 +78,7 @@ class ActiveLock:
 
     @property
     def active(self) -> bool:
-        """True if this instance holds the lock and its file still has the name. Makes a system call."""
+        """True if this instance holds the lock and the locked file still has its name. Makes a system call."""
         return self._held and is_named(self._fd, self._path)
 
     @property
@@ -96,18 +96,18 @@ class ActiveLock:
         return Leadership(self.fresh, first, own=self._held)
 
     def set_serving(self, *, serving: bool) -> None:
-        """Sets whether this instance is synchronized with the runtime. Only then does it replace a stale holder."""
+        """Sets whether this instance is synchronized with the runtime, as it must be to replace a stale holder."""
         if serving == self._own.serving:
             return
         if serving:
-            # After the runtime has been restarted, the holder needs time to reconnect, too.
+            # After a runtime restart, the holder also needs time to reconnect.
             self._grace_start = self._clock()
         self._own = replace(self._own, serving=serving, since=self._clock())
         if self._held:
             self.beat()
 
     def set_idle(self, *, idle: bool) -> None:
-        """Switches to the idle or the normal heartbeat interval, and immediately writes a heartbeat that states it."""
+        """Sets the idle or the normal heartbeat interval, and immediately writes a heartbeat with the new interval."""
         self._own = replace(self._own, every=IDLE_SECONDS if idle else EVERY_SECONDS)
         if self._held:
             self.beat()
@@ -188,7 +188,7 @@ class ActiveLock:
         return self._clock() - self._grace_start > STALE_HEARTBEATS * every
 
     def _take_over(self) -> None:
-        """Replaces the file of a stale holder with a new one."""
+        """Replaces a stale holder's lock file with a new one."""
         with self._guard() as guarded:
             if not guarded or not is_named(self._fd, self._path):
                 return
@@ -206,10 +206,10 @@ class ActiveLock:
             _log.warning("took over active lock from a stale instance", extra={"path": self._path, "holder": holder})
 
     def _new_file(self) -> int:
-        """Renames a new file, locked and with a heartbeat, to the name of the lock."""
+        """Creates a file, locks it, writes a heartbeat into it, and renames it to the lock's name."""
         new = f"{self._path}.new"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(new)  # noqa: PTH108 - left by an instance that died at this point
+            os.unlink(new)  # noqa: PTH108 - left by an instance that died before the rename
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             locked(fd)

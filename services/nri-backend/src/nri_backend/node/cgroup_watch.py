@@ -3,9 +3,9 @@
 
 Some files of a cgroup wake a process that polls them when their content changes (cgroup-v2.rst; ``kernfs_notify()`` in
 fs/kernfs/file.c): ``cpuset.cpus.partition`` when a partition becomes invalid or valid or is removed, ``cgroup.events``
-when the last process ends, ``memory.events`` when a process is killed. They are reported as EPOLLPRI on a descriptor
-that has been read to its end since the last change; so each file is read again after its event. One epoll descriptor
-stands for all cgroups of a watch, so that the event loop has one reader for them.
+when the last process ends, ``memory.events`` when a process is killed. The kernel reports a change as EPOLLPRI, but
+only on a descriptor that has been read to its end since the previous change, so each file is read again after its
+event. One epoll descriptor covers all cgroups of a watch, so the event loop has a single reader for them.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ class CgroupWatch:
     """Watches one file in several cgroups of a tree."""
 
     def __init__(self, root: str, file: str, expected: Callable[[bytes], bool], interval: float = 0.0) -> None:
-        """``expected`` returns False for a content that has already changed when the watch begins.
+        """``expected`` returns False if a file's content has already changed when the watch begins.
 
-        ``interval`` is the time in seconds within which a second event of a cgroup is dropped, since a pod can cause a
-        hundred events per second.
+        A second event for the same cgroup within ``interval`` seconds is dropped, since a pod can cause a hundred
+        events per second.
         """
         self._root = root
         self._file = file
@@ -82,8 +82,8 @@ class CgroupWatch:
     def contents(self) -> dict[str, bytes]:
         """Returns the content of each watched file, without those that cannot be read because the cgroup was removed.
 
-        A change that this reading shows may no longer be reported, so the caller compares the contents. The kernel
-        prints these files from memory, without a lock that is held for long.
+        The kernel may not report a change that this reading already shows, so the caller must compare the contents.
+        Reading is fast: the kernel formats these files from memory and needs no lock that is held for long.
         """
         try:
             read = map(os.pread, self._descriptors.values(), repeat(_MAX_BYTES), repeat(0))
@@ -96,7 +96,7 @@ class CgroupWatch:
             return found
 
     def take_changed(self) -> set[str]:
-        """Returns the cgroups whose file has changed since the last call, except those that are reported too often."""
+        """Returns the cgroups whose file has changed since the last call, except cgroups with too frequent changes."""
         paths, now = set(), time.monotonic()
         for descriptor, _ in self._epoll.poll(0):
             path = self._paths[descriptor]
@@ -117,4 +117,4 @@ class CgroupWatch:
         descriptor = self._descriptors.pop(path)
         del self._paths[descriptor]
         self._reported.pop(path, None)
-        os.close(descriptor)  # which also ends the registration
+        os.close(descriptor)  # which also ends its registration with epoll

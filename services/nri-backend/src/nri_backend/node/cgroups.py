@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes the files of cgroups (cgroup-v2.rst), and the kubelet's original limits, an attribute of a cgroup.
+"""Reads and writes cgroup files (cgroup-v2.rst), and the kubelet's original limits, an attribute of the cgroup.
 
 Plans with the desired content of the files are computed elsewhere (containers/plan.py). Every call blocks.
 """
@@ -53,7 +53,7 @@ class CgroupAccessError(CodedError):
 
 
 class MissingFileError(CgroupAccessError):
-    """The cgroup exists without this file: the controller is not enabled in the parent, or the kernel is too old."""
+    """The cgroup exists but lacks this file: the controller is not enabled in the parent, or the kernel is too old."""
 
     def __init__(self, directory: str, name: str) -> None:
         controller, parent = name.partition(".")[0], directory.rpartition("/")[0]
@@ -68,16 +68,15 @@ class MissingFileError(CgroupAccessError):
 
 
 def access_error(error: OSError, file: str, reason: str, text: str = "") -> CgroupAccessError:
-    """Returns the error for an access that has failed, with the code of its errno."""
+    """Returns the error for a failed access, with the code for its errno."""
     refused = CgroupAccessError(file, reason, text)
-    # This file system is never full: ENOSPC means that a cpuset would have no CPU.
+    # The cgroup file system is never full: ENOSPC means that a cpuset would have no CPU.
     refused.code = CgroupAccessError.code if error.errno == errno.ENOSPC else code_of(error, CgroupAccessError.code)
     return refused
 
 
 class CpusetWriteError(Exception):
-    """A file of the cpuset would have to be written, but this view of the tree does not permit it. Nothing was
-    written."""
+    """A cpuset file would have to be written, but this view of the tree does not allow it. Nothing was written."""
 
 
 class CgroupTree:
@@ -92,7 +91,7 @@ class CgroupTree:
         self.seen: Seen | None = None
         """Content of the files that were read, if this is a recording tree; else None."""
         self.writes_cpusets = True
-        """False for a view that must not write files of the cpuset."""
+        """False for a view that must not write cpuset files."""
         self._capable = False
 
     def recording(self) -> Self:
@@ -116,9 +115,9 @@ class CgroupTree:
     def leaf(self, path: str) -> str:
         """Returns the sub-cgroup that crun has created in a container's cgroup, or "" if there is none.
 
-        crun delegates the scope and sets limits on ``container`` below it (run.oci.systemd.subgroup); all processes are
-        in that sub-cgroup. A container that may write to its cgroup can create a cgroup with this name as well, so the
-        sub-cgroup only counts if no process is directly in the container's cgroup.
+        crun delegates the scope and sets limits on the cgroup ``container`` inside it (run.oci.systemd.subgroup); all
+        processes are in that sub-cgroup. A container that may write to its cgroup can create a cgroup with this name as
+        well, so the sub-cgroup only counts if no process is directly in the container's cgroup.
         """
         leaf = f"{path}/container"
         if not os.path.isdir(f"{self.root}/{leaf}"):  # noqa: PTH112
@@ -171,7 +170,7 @@ class CgroupTree:
     def write(self, path: str, name: str, text: str) -> None:
         """Writes a file in one system call. Raises the errors of read()."""
         if not text or not path:
-            # An empty cpuset stands for that of the parent, and the root belongs to all processes: no caller writes
+            # An empty cpuset means the parent's cpuset, and the root cgroup affects all processes: no caller writes
             # either on purpose.
             raise ValueError(f"{text!r} must not be written to {name} of {path!r}")
         if not self.writes_cpusets and name.startswith("cpuset."):
@@ -182,7 +181,7 @@ class CgroupTree:
             raise self._translated(error, path, name, text) from error
         finally:
             if self.seen is not None:
-                # The content is no longer the one read before, and is unknown until the next read.
+                # The content read before is out of date, and the new content is unknown until the next read.
                 self.seen.pop((path, name), None)
 
     def clear_exclusive(self, path: str) -> None:
@@ -197,7 +196,7 @@ class CgroupTree:
             return CgroupGoneError(f"the cgroup {directory} does not exist")
         reason = error.strerror or repr(error)
         if error.errno == errno.EACCES:
-            # A container with a writable cgroup mount can change owner and mode of its files: docs/adr/0012.
+            # A container with a writable cgroup mount can change the owner and mode of its files: docs/adr/0012.
             reason += " (nri-backend lacks the capability DAC_OVERRIDE, or a security module denies the access)"
         return access_error(error, f"{directory}/{name}", reason, text)
 
@@ -214,17 +213,17 @@ class CgroupTree:
             raise CgroupAccessError(f"{self.root}/{path}/{name}", str(error)) from error
 
     def read_limits(self, path: str, names: Iterable[str]) -> dict[str, Limit]:
-        """Parses the limits in those of the files that exist. Raises CgroupGoneError or CgroupAccessError."""
+        """Parses the limits in those files that exist. Raises CgroupGoneError or CgroupAccessError."""
         found: dict[str, Limit] = {}
         for name in names:
             try:
-                # cpu.max contains the period after the limit. A write of the limit alone does not change the period.
+                # cpu.max contains the period after the limit. Writing only the limit does not change the period.
                 text = self.read(path, name).partition(" ")[0]
                 found[name] = None if text == "max" else int(text)
             except MissingFileError:
                 continue
             except ValueError as error:
-                raise CgroupAccessError(f"{self.root}/{path}/{name}", "holds no number") from error
+                raise CgroupAccessError(f"{self.root}/{path}/{name}", "contains no number") from error
         return found
 
     def partition_obstacle(self) -> Problem:
@@ -233,7 +232,7 @@ class CgroupTree:
         Every cgroup but the topmost has ``cpuset.cpus.exclusive``. If the root of this tree has the file, the node is
         itself a container (kind), and the cgroups above its root would have to reserve the CPUs, too.
         """
-        # A kernel never loses the feature, and one false reading would move every container on the node twice.
+        # A kernel never loses the feature, and a single wrong reading would move every container on the node twice.
         if self._capable:
             return NO_PROBLEM
         if os.path.exists(f"{self.root}/{EXCLUSIVE}"):  # noqa: PTH110
@@ -277,7 +276,7 @@ class CgroupTree:
     def populated(self, path: str) -> bool:
         """Returns True if a process is in the cgroup or below it, and False if there is none or the cgroup is gone.
 
-        Raises CgroupAccessError if the kernel does not show whether there is one, or the tree is not mounted.
+        Raises CgroupAccessError if this cannot be determined, or if the tree is not mounted.
         """
         try:
             return "populated 1" in self.read(path, "cgroup.events").splitlines()
@@ -293,13 +292,13 @@ class CgroupTree:
 
 
 class OriginalLimits:
-    """The original limits of cgroups, and the values that the backend has written over them (limits.claimed.Note).
+    """Original limits of cgroups, and the values that the backend has written in their place (limits.claimed.Note).
 
-    They are stored as an attribute of the cgroup, so that the kernel removes them together with it. The cgroups are
-    those of pods and above, which are not visible in the cgroup namespace of any container. cgroup2 has supported user
-    attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute cannot be set nevertheless (because of a
-    security module, or in a test's tree), the notes are stored in memory. Restarting the backend then loses them, and
-    adds a raise to a limit that contains it already.
+    These notes are stored as an attribute of the cgroup, so that the kernel removes them together with it. Only the
+    cgroups of pods and those above them have notes; no container can see these cgroups in its cgroup namespace. cgroup2
+    has supported user attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute still cannot be set
+    (because of a security module, or in a test's tree), the notes are kept in memory. If the backend then restarts, the
+    notes are lost, and the backend raises a limit a second time.
     """
 
     def __init__(self, root: str, files: NodeFiles | None = None) -> None:

@@ -17,8 +17,8 @@ from nri_backend.node.cgroups import Seen
 
 _MAX_BYTES: Final = 1 << 12
 MAX_OPEN: Final = 1024
-"""Maximum number of files that stay open in one cache. It is lower if a quarter of the process's open-file limit is
-lower. For most containers one file is read."""
+"""Maximum number of files that stay open in one cache. A quarter of the process's open-file limit applies instead if it
+is lower. For most containers, only one file is read."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Reading:
     opened: dict[tuple[str, str], int] = field(default_factory=dict)
     """Descriptors of the files, after their first comparison; empty if the files do not stay open."""
     closed: bool = False
-    """True if the reading was forgotten: files that are opened for it later must be closed again."""
+    """True if the reading was forgotten: any file opened for it after that must be closed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class FileCache:
         self._stay_open = stay_open
         self._readings: dict[str, _Reading] = {}
         self._opened: dict[str, dict[str, int]] = {}
-        """Descriptors of ``_Reading.opened``, by the file's name and its cgroup."""
+        """Descriptors of ``_Reading.opened``, by file name and cgroup."""
         self._closings = 0
-        """Number of descriptors that were closed. If it changes during a read, one of the numbers may belong to another
-        file by then, so the read is repeated."""
+        """Number of descriptors closed so far. If it changes during a read, one of the descriptors may already refer to
+        another file, so the read is repeated."""
         self._comparisons: dict[str, _Comparison] = {}
-        """Comparisons by their first key. Replaced by another dictionary whenever a reading or descriptor changes,
-        so that a thread can see that its comparison is out of date."""
+        """Comparisons by their first key. The dictionary is replaced whenever a reading or descriptor changes, so that
+        a thread can see that its comparison is out of date."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 4)
 
@@ -87,7 +87,7 @@ class FileCache:
         return None if reading is None else reading.plan
 
     def replace_plan(self, key: str, plan: object) -> None:
-        """Replaces the desired values of a reading with others for which it would have shown no problem either."""
+        """Replaces a reading's desired values with new ones that the files also match."""
         self._readings[key].plan = plan
 
     def comparable(self, plans: Mapping[str, object]) -> list[str]:
@@ -105,17 +105,18 @@ class FileCache:
                 self._close(reading)
 
     def retain(self, keys: Collection[str]) -> None:
-        """Forgets the readings of all other keys."""
+        """Forgets the readings of all keys except these."""
         self.forget(self._readings.keys() - set(keys))
 
     def contents(self, paths: Mapping[str, str], name: str) -> dict[str, bytes]:
         """Reads a file of several cgroups through descriptors that stay open. Blocks.
 
-        ``paths`` contains the cgroup of each key. A key is left out if its last reading lacks the file, or if the file
-        cannot be read.
+        ``paths`` contains the cgroup of each key. A key is left out if its last reading does not include the file, or
+        if the file cannot be read.
         """
-        # A start reads a file of each container on the node here. The Python objects of hundreds of containers are not
-        # in the processor's caches, so a loop over them would take several times as long as the reads.
+        # A container start reads one file for each container on the node here. The Python objects of hundreds of
+        # containers are not in the processor's caches, so a loop over them would take several times as long as the
+        # reads.
         closings, opened = self._closings, self._opened.get(name, {})
         descriptors = dict(zip(paths, map(opened.get, paths.values()), strict=True))
         known = {key: descriptor for key, descriptor in descriptors.items() if descriptor is not None}
@@ -130,7 +131,7 @@ class FileCache:
         return found | self._contents_of_each(rest, name) if rest else found
 
     def _contents_of_each(self, paths: Mapping[str, str], name: str) -> dict[str, bytes]:
-        """Reads as contents() does. Opens files that may stay open, and leaves out only those with an error."""
+        """Reads files as contents() does, but also opens files that may stay open. Omits only unreadable files."""
         found: dict[str, bytes] = {}
         free: int | None = None
         for key, path in paths.items():
@@ -179,7 +180,7 @@ class FileCache:
 
     @staticmethod
     def _are_same(comparison: _Comparison) -> bool:
-        """Compares the open files. Also returns False if a file cannot be read."""
+        """Returns True if the open files are unchanged, and False if one has changed or cannot be read."""
         try:
             return list(map(os.pread, comparison.descriptors, repeat(_MAX_BYTES), repeat(0))) == comparison.contents
         except OSError:
@@ -187,7 +188,7 @@ class FileCache:
             return False
 
     def _differing_of_each(self, keys: Sequence[str]) -> list[str]:
-        """Compares as differing() does, one key after the other. Opens files that may stay open."""
+        """Compares as differing() does, but one key at a time. Opens files that may stay open."""
         if not keys:
             return []
         readings = [(key, self._readings.get(key)) for key in keys]
@@ -204,9 +205,9 @@ class FileCache:
         try:
             if not stay_open or None in reading.seen.values():
                 return all(self._read(*file) == data for file, data in reading.seen.items())
-            # Each descriptor is stored at once: if the process cannot open more files, the ones opened so far are
-            # closed when the reading is forgotten. If another thread forgets it in the meantime, the number of a
-            # descriptor may belong to another file by now; then the contents differ.
+            # Each descriptor is stored immediately, so if the process cannot open more files, those opened so far are
+            # closed when the reading is forgotten. If another thread forgets the reading in the meantime, a descriptor
+            # may already refer to another file; then the contents differ.
             for file, data in reading.seen.items():
                 if (descriptor := reading.opened.get(file)) is None:
                     descriptor = self._open_for(reading, file)
@@ -216,16 +217,16 @@ class FileCache:
             # The kernel returns ENODEV for an open file whose cgroup was removed.
             return False
         finally:
-            # The reading was forgotten while a call of this thread hung: no other code closes the files that were
-            # opened since then.
+            # The reading was forgotten while a call in this thread hung, and no other code closes the files opened
+            # since then.
             if reading.closed:
                 self._close(reading)
         return True
 
     def _open_for(self, reading: _Reading, file: tuple[str, str]) -> int:
         descriptor, (path, name) = self._open(*file), file
-        # This order matters: another thread that forgets the reading closes what it contains, and removes it from
-        # _opened.
+        # This order matters: another thread that forgets the reading closes the descriptors in reading.opened, and
+        # removes each of them from _opened.
         self._opened.setdefault(name, {})[path] = descriptor
         reading.opened[file] = descriptor
         self._comparisons = {}
@@ -235,7 +236,8 @@ class FileCache:
         reading.closed = True
         while reading.opened:
             (path, name), descriptor = reading.opened.popitem()
-            # This order matters: a reader that still finds the descriptor has read the number before it is incremented.
+            # This order matters: a reader that still finds the descriptor in _opened has read _closings before it is
+            # incremented here.
             if self._opened[name].get(path) == descriptor:
                 del self._opened[name][path]
             self._closings += 1

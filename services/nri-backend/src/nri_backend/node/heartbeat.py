@@ -12,9 +12,10 @@ from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 
 EVERY_SECONDS: Final = 2.0
-"""Interval of heartbeats while the node has claims: that of ticks (numa_node/ticks.py)."""
+"""Interval between heartbeats while the node has claims: the tick interval (numa_node/ticks.py)."""
 STALE_HEARTBEATS: Final = 3
-"""Maximum age of a fresh heartbeat, in intervals between heartbeats, since a busy node may delay one."""
+"""Maximum age of a fresh heartbeat in heartbeat intervals. It is more than one, since a busy node may delay a
+heartbeat."""
 STALE_SECONDS: Final = STALE_HEARTBEATS * EVERY_SECONDS
 """Maximum age of a fresh heartbeat in seconds while the node has claims."""
 _MAX_EVERY_SECONDS: Final = 60.0
@@ -35,7 +36,7 @@ class Heartbeat:
     serving: bool
     """True if the holder was synchronized with the container runtime."""
     since: float = 0.0
-    """Time since which ``serving`` has had its value, on the same clock."""
+    """Time since which ``serving`` has had its value, on the monotonic clock."""
     every: float = EVERY_SECONDS
     """Time until the next heartbeat in seconds."""
 
@@ -64,7 +65,7 @@ class Heartbeat:
         return None
 
     def fresh(self, now: float) -> bool:
-        """Returns True if the holder is synchronized and the heartbeat recent.
+        """Returns True if the holder is synchronized and the heartbeat is recent.
 
         A heartbeat in the future is from an earlier boot.
         """
@@ -78,6 +79,7 @@ class Leadership:
     fresh: bool
     """True if the holder's heartbeat is fresh."""
     first: bool
-    """True if the runtime calls the holder before this instance: it calls plugins in the order of registration."""
+    """True if the runtime calls the holder before this instance. It calls plugins in the order in which they
+    registered."""
     own: bool = False
     """True if the holder is this instance."""

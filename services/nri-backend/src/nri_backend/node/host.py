@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class HostError(Exception):
-    """The node cannot be read. Without its online CPUs nothing can be enforced."""
+    """The node cannot be read. Without the list of its online CPUs, nothing can be enforced."""
 
 
 def possible_cpus(host_root: str) -> frozenset[int]:
@@ -54,9 +54,9 @@ class HostReader:
     def __init__(
         self, read: Callable[[], Host], changed: Callable[[Host], object], probe_is_due: Callable[[], bool]
     ) -> None:
-        """``read`` is read_host() with its arguments. ``changed`` is called with each reading.
+        """``read`` is read_host() bound to its arguments. ``changed`` is called with each reading.
 
-        ``probe_is_due`` returns True if the next call of ``read`` writes to cgroups, to find out what the kernel
+        ``probe_is_due`` returns True if the next call to ``read`` will write to cgroups to find out what the kernel
         permits.
         """
         self.problem = NO_PROBLEM
@@ -68,10 +68,10 @@ class HostReader:
     async def refresh(self) -> None:
         """Reads the machine. While it cannot be read, the last reading stays in use.
 
-        The event loop itself reads the machine, which takes less time than a switch to a thread. The kernel prints the
-        files of sysfs from memory. It looks up and lists cgroups under the lock of kernfs (kernfs_iop_getattr() and
-        kernfs_fop_readdir() in fs/kernfs), and not under the locks of cgroups, for which a write may have to wait. Only
-        the probe writes to cgroups.
+        The event loop itself reads the machine, which takes less time than switching to a thread. The kernel formats
+        sysfs files from memory. It looks up and lists cgroups under the kernfs lock (kernfs_iop_getattr() and
+        kernfs_fop_readdir() in fs/kernfs), not under the cgroup locks, for which a write may have to wait. Only the
+        probe writes to cgroups.
         """
         try:
             host = await asyncio.to_thread(self._read) if self._probe_is_due() else self._read()

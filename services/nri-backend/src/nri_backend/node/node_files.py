@@ -4,10 +4,10 @@
 `NodeFiles` makes the changes. `ObservedFiles` has the same methods but makes no changes: it records each one with the
 current content of the file (``enforcement: observe``). The lock, the heartbeat and the enforcement records in the
 driver's own directories are not the node's files in this sense. tests/unit/test_node_writers.py lists every module that
-writes a file, and fails if another one does. Every method blocks.
+writes a file, and fails if any other module does. Every method blocks.
 
 The mode is selected in one place: app.py creates one of the two classes and passes it to `CgroupTree`, and everything
-that changes the node writes through ``CgroupTree.files``. The code above it is the same in both modes, with one
+that changes the node writes through ``CgroupTree.files``. All code above CgroupTree is the same in both modes, with one
 exception: after a recorded write, the file still has its old content. Code that reads a file again to verify its own
 write, that creates cgroups, or that kills processes therefore checks ``observes`` first: enforcement/apply.py,
 enforcement/partitions.py, enforcement/hooks.py and node/privileges.py.
@@ -30,7 +30,7 @@ class Change(NamedTuple):
     present: str
     """Current content, without the end of the line; empty if the file cannot be read."""
     desired: str
-    """Text that would be written."""
+    """Content that would be written."""
 
 
 class NodeFiles:
@@ -70,13 +70,13 @@ class NodeFiles:
 
 
 class ObservedFiles(NodeFiles):
-    """Records changes without making them. A file that does not exist raises the same error as a write."""
+    """Records changes without making them. For a file that does not exist, raises the same error as a write would."""
 
     observes = True
 
     def __init__(self) -> None:
         self._changes: dict[str, Change] = {}
-        """The changes by path. A later change of the same file replaces an earlier one."""
+        """The changes by path. A later change to the same file replaces an earlier one."""
 
     def take(self) -> list[Change]:
         """Returns the changes that were recorded since the last call."""
@@ -116,7 +116,7 @@ def check_writable(path: str) -> None:
 
 
 def _content(path: str) -> str:
-    """Returns the content of a file, or an empty text if it can only be written. Raises OSError if it is missing."""
+    """Returns the content of a file, or an empty string if it is write-only. Raises OSError if it does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

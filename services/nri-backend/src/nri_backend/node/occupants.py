@@ -13,7 +13,8 @@ from nri_backend.node.model import CPUS, EFFECTIVE
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Cgroup of a pod that runs in a sandbox, and the cgroups beside the sandbox, as in sandbox_cgroups()."""
+    """Cgroup of a pod that runs in a sandbox, and those of its containers outside the sandbox; see
+    sandbox_cgroups()."""
 
     pod: str
     beside: Collection[str]
@@ -24,24 +25,24 @@ class OtherCgroups:
     """Cgroups of the containers that must not be on the CPUs of the starting container, by container id."""
 
     paths: Mapping[str, str]
-    """Paths of the containers' cgroups, without containers in a sandbox."""
+    """Paths of the cgroups of containers that do not run in a sandbox."""
     sandboxes: Mapping[str, Sandbox]
     """Containers that run in the sandbox of their pod."""
     online: frozenset[int]
     """Online CPUs."""
     contents: Callable[[Mapping[str, str], str], Mapping[str, bytes]]
-    """Reads a file of several cgroups through descriptors that the audit keeps open, as FileCache.contents()."""
+    """Reads a file of several cgroups through descriptors that the audit keeps open, as FileCache.contents() does."""
 
 
 def occupants(
     tree: CgroupTree, others: OtherCgroups, own: frozenset[int], *, partition: bool
 ) -> dict[str, frozenset[int] | None]:
-    """Returns the containers that are, or may be, on these CPUs, each with its effective CPUs.
+    """Returns the containers that are, or may be, on the CPUs ``own``, each with its effective CPUs.
 
     ``partition`` is True if the CPUs are to become a partition. A container whose configured CPUs all belong to other
-    partitions has the effective CPUs of its parent, which include these. The audit cannot move it and need not: the
-    kernel takes the CPUs of a new partition from all other cgroups, unless the configured CPUs of a sibling overlap
-    with it.
+    partitions has its parent's effective CPUs, which include those in ``own``. The audit cannot move such a container
+    and does not need to: the kernel takes a new partition's CPUs away from all other cgroups, unless the configured
+    CPUs of a sibling overlap with the partition.
     """
     found: dict[str, frozenset[int] | None] = {}
     read = others.contents(others.paths, EFFECTIVE)

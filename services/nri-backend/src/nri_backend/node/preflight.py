@@ -15,8 +15,8 @@ from nri_backend.node.node_files import check_writable
 _REQUIRED: Final = "cpuset"
 # If one of these controllers is bound to cgroup v1, its limits are enforced in a tree that this program does not use.
 _USED: Final = (_REQUIRED, "memory", "hugetlb")
-# With this mount option hugepages count as memory. A limit of the claimed bytes would then kill a container that uses
-# its claimed pages.
+# With this mount option hugepages count as memory. With a memory limit equal to the claimed bytes, a container that
+# uses its claimed pages would then be killed.
 _HUGEPAGE_ACCOUNTING: Final = "memory_hugetlb_accounting"
 
 
@@ -117,7 +117,7 @@ def _check_writable(root: str) -> None:
 def _check_kernel(root: str) -> None:
     """Raises PreflightError if the kernel is older than 5.14, which introduced ``cgroup.kill``.
 
-    Every cgroup but the root has the file. Extended user attributes of cgroups, in which cgroups.py stores the
+    Every cgroup except the root has this file. Extended user attributes of cgroups, in which cgroups.py stores the
     kubelet's limits, have existed since Linux 5.7.
     """
     for directory in filter(Path.is_dir, Path(root).iterdir()):

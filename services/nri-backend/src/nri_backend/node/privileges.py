@@ -85,7 +85,7 @@ def sys_admin() -> Iterator[None]:
     try:
         raised = set_effective(CAP_SYS_ADMIN, on=True)
     except OSError:
-        # The kernel then rejects the write in the block and reports that it is not permitted.
+        # The kernel then rejects the write inside the block and reports that it is not permitted.
         raised = False
     try:
         yield
@@ -104,8 +104,8 @@ class Privileges:
     """This process's capabilities and their effect, as found when it started."""
 
     partition_obstacle: Callable[[], Problem] = no_obstacle
-    """Returns why this process may not create partitions, with the remedy, or NO_PROBLEM if it may or if that is
-    unknown. Call it only if the tree's kernel supports partitions: the first call probes that kernel."""
+    """Returns the reason why this process may not create partitions, with the remedy, or NO_PROBLEM if it may or if
+    that is unknown. Call it only if the tree's kernel supports partitions: the first call probes that kernel."""
     problems: tuple[Problem, ...] = ()
     """Problems with capabilities that do not concern partitions, each with its effect and the remedy."""
     probe_is_due: Callable[[], bool] = lambda: False
@@ -113,7 +113,7 @@ class Privileges:
 
 
 def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Privileges:
-    """Determines the privileges of this process, and lowers CAP_SYS_ADMIN. Call it before another thread is created.
+    """Determines this process's privileges, and lowers CAP_SYS_ADMIN. Call it before any other thread is created.
 
     Removes the cgroups of an earlier probe that was killed, unless the tree only observes. ``partitions`` is True if
     the configuration allows partitions.
@@ -147,7 +147,7 @@ def lower_sys_admin(host_root: str) -> Problem:
 
 
 def missing_capabilities(host_root: str) -> frozenset[int]:
-    """Returns the capabilities that enforcement uses and this process lacks.
+    """Returns the capabilities that enforcement requires and this process does not have.
 
     Reads ``CapPrm`` of ``proc/self/status`` under ``host_root``. If it cannot be read, no capability counts as missing.
     """
@@ -171,7 +171,7 @@ def capability_problem(host_root: str) -> Problem:
 
 
 def process_obstacle(host_root: str) -> Problem:
-    """Returns why no kernel would allow this process to create partitions, with the remedy, or NO_PROBLEM.
+    """Returns the reason why no kernel would allow this process to create partitions, with the remedy, or NO_PROBLEM.
 
     Reads only the capabilities and the user namespace, which do not depend on the cgroup tree.
     """
@@ -191,9 +191,9 @@ def process_obstacle(host_root: str) -> Problem:
 class PartitionRight:
     """Determines whether this process may create partitions on a kernel that supports them.
 
-    Obstacles of the process are read at once. The kernel is probed once, at the first call of `obstacle()`. When the
-    process starts, the tree may not show yet that the kernel supports partitions, because the cpuset controller is not
-    enabled for any cgroup below the root.
+    Obstacles that lie in the process are determined at once. The kernel is probed only once, on the first call to
+    `obstacle()`. When the process starts, the tree may not show yet that the kernel supports partitions, because the
+    cpuset controller is not enabled for any cgroup below the root.
     """
 
     def __init__(self, tree: CgroupTree, host_root: str) -> None:
@@ -203,7 +203,7 @@ class PartitionRight:
         self._known = bool(self._obstacle)
 
     def obstacle(self) -> Problem:
-        """Returns why this process may not create partitions, with the remedy, or NO_PROBLEM if none is known."""
+        """Returns the obstacle to creating partitions, with the remedy, or NO_PROBLEM if none is known."""
         if not self._known:
             self._known = True
             # The probe creates a cgroup.
@@ -232,7 +232,7 @@ class PartitionRight:
 
 
 def _probe(tree: CgroupTree, host_root: str) -> str:
-    """Requests a partition that the kernel rejects in any case, and returns the reason that it gives.
+    """Requests a partition that the kernel rejects in any case, and returns the kernel's reason.
 
     Raises OSError, ValueError, CgroupGoneError or CgroupAccessError if that is not possible. Another instance that
     starts at the same time may remove the cgroup as a leftover; the probe is then repeated.
@@ -250,15 +250,16 @@ def _probe_once(tree: CgroupTree, cpu: str) -> str:
     The order of the checks in kernel/cgroup/cpuset.c decides what has to be written. update_prstate() first rejects a
     cgroup that has neither ``cpuset.cpus`` nor ``cpuset.cpus.exclusive`` (PERR_CPUSEMPTY), privileged or not, so the
     nested cgroup needs a list. Its parent is not a partition, so remote_partition_enable() follows, which checks the
-    capability (PERR_ACCESS) before the CPUs. Those are the nested list without the CPUs that the parent does not
-    reserve in ``cpuset.cpus.exclusive``. The parent reserves none, so the set is empty and the kernel rejects it
-    (PERR_INVCPUS), whatever other partitions exist: no process loses a CPU.
+    capability (PERR_ACCESS) before the CPUs. The CPUs of a remote partition are those in the nested list that the
+    parent reserves in ``cpuset.cpus.exclusive``. The parent reserves none, so the set is empty and the kernel rejects
+    it (PERR_INVCPUS), whatever other partitions exist: no process loses a CPU.
 
-    The parent must not reserve any: validate_change() compares the exclusive lists of siblings, and the parent is a
-    sibling of the kubelet's cgroups. While it reserved a CPU, the active instance's write of that CPU to
-    ``cpuset.cpus.exclusive`` of kubepods would fail with EINVAL. The nested cgroup has no sibling.
+    The parent must not reserve any CPU: validate_change() compares the exclusive lists of siblings, and the parent is a
+    sibling of the kubelet's cgroups. While it reserved a CPU, the active instance could not write that CPU to kubepods'
+    ``cpuset.cpus.exclusive``: the write would fail with EINVAL. The nested cgroup has no sibling.
 
-    Linux 6.7 to 6.11 give the same reason in both cases, "Parent is not a partition root", which proves nothing.
+    Linux 6.7 to 6.11 give the same reason with and without the capability, "Parent is not a partition root", which
+    proves nothing.
     """
     parent = f"{_PROBE}-{os.urandom(4).hex()}"
     child = f"{parent}/partition"
@@ -277,20 +278,21 @@ def _cgroup(tree: CgroupTree, path: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # If that fails, the backend tries again when it next starts, and logs a failure.
+        # If this fails, remove_leftovers() tries again when the backend next starts, and logs the error if it fails as
+        # well.
         with contextlib.suppress(OSError):
             tree.remove(path)
 
 
 def remove_leftovers(tree: CgroupTree) -> None:
-    """Removes the cgroups of probes that were killed.
+    """Removes cgroups left by probes that were killed.
 
-    Those of earlier releases reserve every CPU of the machine, so that no other cgroup can become a partition.
+    Such a cgroup from an earlier release reserves every CPU of the machine, so no other cgroup can become a partition.
     """
     try:
         parents = [name for name in tree.children("") if name.startswith(_PROBE)]
     except CgroupAccessError as error:
-        _log.warning("cannot search cgroup root for cgroups of earlier starts", extra={"error": str(error)})
+        _log.warning("cannot search the cgroup root for cgroups from earlier starts", extra={"error": str(error)})
         return
     for parent in parents:
         try:
@@ -300,5 +302,5 @@ def remove_leftovers(tree: CgroupTree) -> None:
         except FileNotFoundError:
             continue  # another instance has removed it
         except (OSError, CgroupAccessError) as error:
-            text = "a cgroup of an earlier start cannot be removed; remove it with rmdir"
+            text = "a cgroup from an earlier start cannot be removed; remove it with rmdir"
             _log.warning(text, extra={"cgroup": f"{tree.root}/{parent}", "error": str(error)})

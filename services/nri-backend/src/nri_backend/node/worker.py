@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A single worker for the cgroup tree: blocking work in a thread, one job at a time, hooks first.
 
-A write to ``cpuset.cpus`` takes kernel locks that creating a cgroup takes too, and can take milliseconds. So
-the event loop never writes one. Two jobs never write at the same time, so the value written last is also the one
+A write to ``cpuset.cpus`` acquires the same kernel locks as creating a cgroup, and can take milliseconds. So the event
+loop never writes to that file itself. Two jobs never write at the same time, so the value written last is also the one
 requested last. A job consists of steps, each for one container or cgroup, and its steps are computed when its turn
-comes. An audit job ends after JOB_SECONDS and leaves the rest of its steps to a later job, so a hook waits no
-longer than that. Hooks overtake all waiting audit jobs.
+comes. An audit job ends after JOB_SECONDS and leaves the rest of its steps to a later job, so a hook waits no longer
+than that. Jobs for hooks overtake all waiting audit jobs.
 
-A hook's job usually takes less time than its result needs to get back through the executor and the event loop. So
-the event loop itself waits for the end of such a job, for HOLD_SECONDS at most. It could do little else in this time,
-since nearly all of the job is Python code, which runs in one thread at a time.
+A hook's job usually takes less time than its result takes to travel back through the executor and the event loop. So
+the event loop blocks until such a job ends, for at most HOLD_SECONDS. It could do little else in this time, since
+nearly all of the job is Python code, which runs in one thread at a time.
 
 A kernel call can hang, for example while the kernel waits for a process of the cgroup in an uninterruptible state. Such
 a call cannot be cancelled. After PASS_BY_SECONDS the worker continues without it:
@@ -18,13 +18,14 @@ a call cannot be cancelled. After PASS_BY_SECONDS the worker continues without i
   thread 1   step of c1 hangs in the kernel ·····················  returns: late result
   thread 2                    the next jobs, without steps of c1   jobs with steps of c1 again
 
-* The thread stays with the call, and the next job begins in another thread. Steps with the name of the hung one are
-  skipped until it ends.
-* Its container counts as seen on the CPUs that the step would give it, and the state reports it as a problem.
-* When the call returns, the caller gets the result of the step late. On a slow machine each attempt may take longer
-  than PASS_BY_SECONDS, and without its result the audit would repeat it forever.
-* With MAX_STUCK hung calls no new job begins until one of them ends, so a kernel that answers no call does not use up
-  all threads. A hook that waits for the same container is answered at its own deadline.
+* The thread keeps waiting for the call, and the next job begins in another thread. Steps with the name of the hung one
+  are skipped until it ends.
+* The hung step's container is treated as if it ran on the CPUs that the step would assign to it, and the hang is
+  reported as a problem.
+* When the call returns, the caller gets the step's result late. On a slow machine, each attempt may take longer than
+  PASS_BY_SECONDS, and without the late result the audit would repeat the step forever.
+* While MAX_STUCK calls hang, no new job begins, so a kernel that answers no calls does not use up all threads. A hook
+  that waits for the same container is answered at its own deadline.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ class _Job(Generic[Result]):
     clock: Callable[[], float]
     late: Callable[[list[Result]], object] | None
     """Function to call with the result of the current step if the worker continues without the job; None if the caller
-    waits for it.
+    waits for the result.
     """
     results: list[Result] = field(default_factory=list)
     """Results that the caller has not taken yet, in order."""
@@ -92,7 +93,8 @@ class CgroupWorker:
     ) -> None:
         """Creates the queue.
 
-        ``freed`` is called when a hung step has ended, ``hangs`` with the name of a step that begins to count as hung.
+        ``freed`` is called when a hung step has ended. ``hangs`` is called with a step's name when the worker continues
+        without the step.
         """
         self._freed = freed
         self._hangs = hangs
@@ -101,7 +103,7 @@ class CgroupWorker:
         self._hooks: deque[asyncio.Future[None]] = deque()
         self._background: deque[asyncio.Future[None]] = deque()
         self.stuck: dict[str, tuple[asyncio.Future[None], float]] = {}
-        """Names of hung steps, each with its job and the time since which it counts as hung."""
+        """Names of hung steps, each with its job and the time at which the worker continued without it."""
 
     @property
     def stuck_seconds(self) -> dict[str, float]:
@@ -188,7 +190,7 @@ class CgroupWorker:
         job.passed_by = True
         name = job.current
         if not name:
-            # The job has not begun, since every thread is busy. What it would write later would be out of date.
+            # The job has not begun, since every thread is busy. Values that it wrote later would be out of date.
             running.cancel()
             return
         self.stuck[name] = running, self._clock()

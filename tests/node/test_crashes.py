@@ -21,7 +21,7 @@ from tests.stage.wires import AnsweredError
 
 MIB = 1 << 20
 ALL = kernel.online_cpus()
-SYNCHRONISED = "synchronised with"
+SYNCHRONISED = "synchronized with"
 """Logged by the backend once for each connection."""
 
 

@@ -2,7 +2,7 @@
 """Builds the backend from its parts and runs it. All of the process's tasks are started here.
 
 The plugin connects to the runtime before this instance holds the active lock, so a standby knows every container when
-it becomes active. Nothing here waits for the frontend. On shutdown all tasks end before the lock is released, so two
+it becomes active. Nothing here waits for the frontend. On shutdown, all tasks end before the lock is released, so two
 instances never enforce at the same time.
 """
 
@@ -58,13 +58,13 @@ from nri_backend.telemetry import Telemetry
 
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems in a lease; the log contains all of them."""
-# Enforcement uses two threads at a time. The others are for hung writes (node/worker.py) and for kills.
+# Enforcement uses two threads at a time. The other threads are for hung writes (node/worker.py) and for kills.
 _THREADS: Final = 2 * MAX_STUCK
 _log = logging.getLogger(__name__)
 _NO_CLAIMS: Final = (
     "{} does not exist, so no claim is known here; mount the node's CDI directory there (the chart's volume \"cdi\")"
 )
-_NOT_READY: Final = Page(b"not synchronised with the container runtime; see the log\n", 503)
+_NOT_READY: Final = Page(b"not synchronized with the container runtime; see the log\n", 503)
 
 
 class EssentialTaskError(Exception):
@@ -107,7 +107,7 @@ class Backend:
         self._observer: Observer | None = None
         if isinstance(files, ObservedFiles):
             self._observer = Observer(enforcer, tree, files, self._quiet.observed_passes)
-        # This calls _changed(), so the objects that it wakes must already exist.
+        # set_host() calls _changed(), so the objects that _changed() wakes must already exist.
         state.set_host(read_node())
         if state.host.partitions and (lost := lost_before(tree, state.host.online)):
             state.forbid_partitions(lost_problem(lost))
@@ -150,9 +150,9 @@ class Backend:
         return {"/healthz": lambda: HEALTHY, "/readyz": lambda: HEALTHY if self.ready() else _NOT_READY}
 
     def ready(self) -> bool:
-        """Returns True if the pod is ready: synchronized with the runtime, as the active instance or a standby."""
+        """Returns True if the pod is ready: this instance, active or standby, is synchronized with the runtime."""
         link = self._session.status
-        missing = f"not synchronised with the container runtime at {self._settings.config.nri_socket}"
+        missing = f"not synchronized with the container runtime at {self._settings.config.nri_socket}"
         problems = [] if link.synchronized else [f"{missing}: {link.last_end or 'no connection yet'}"]
         return not self._readiness.update(problems)
 
@@ -170,7 +170,7 @@ class Backend:
 
     def _records_changed(self) -> None:
         self._enforcer.records_changed()
-        # To release a claim, the frontend waits for a report of the containers that still use it.
+        # Before it releases a claim, the frontend waits for a report on which containers still use the claim.
         self._news.set()
 
     def lease(self) -> BackendStatus:
@@ -255,8 +255,8 @@ def _log_exclusivity(pool_reason: str, configured: str) -> None:
 
 def _settle_memory() -> None:
     # A full collection visits the 40,000 objects of the imported libraries, which takes 28 ms; a hook has 50 ms. Frozen
-    # objects are not visited again, so a full collection takes 3 us. The other objects form few reference cycles, so
-    # collections may be less frequent.
+    # objects are not visited again, so a full collection then takes 3 us. All other objects form few reference cycles,
+    # so collections may be less frequent.
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 20, 20)
@@ -272,7 +272,7 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
 
 
 def _node_files(config: Config) -> NodeFiles:
-    """Returns the writer of node files; with ``enforcement: observe`` it only records the changes."""
+    """Returns the writer for node files. With ``enforcement: observe``, it only records changes."""
     return ObservedFiles() if config.observes else NodeFiles()
 
 
@@ -291,8 +291,8 @@ async def run(settings: Settings) -> None:
         _log.warning(note)
     make_run_directory(config.run_dir)
     make_run_directory(settings.own_dir, writable=True)
-    # This changes the capabilities of the current thread, which new threads inherit, so it comes before any thread is
-    # created.
+    # This changes the capabilities of the current thread, which new threads inherit, so it must precede the creation of
+    # any other thread.
     tree = CgroupTree(config.cgroup_root, _node_files(config))
     privileges = read_privileges(tree, settings.host_root, partitions=config.cpu_exclusivity != "pool")
     for problem in privileges.problems:

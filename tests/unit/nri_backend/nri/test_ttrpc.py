@@ -148,7 +148,7 @@ def test_answering_a_call_that_is_not_open_is_a_programming_error() -> None:
     _, server = _calling()
     server.respond(1, b"")
     for stream in (1, 3):
-        with pytest.raises(RuntimeError, match=f"stream {stream} waits for no answer"):
+        with pytest.raises(RuntimeError, match=f"stream {stream} is not waiting for an answer"):
             server.respond(stream, b"")
 
 

@@ -39,7 +39,7 @@ class UnansweredError(TtrpcError):
 
 
 async def dial(path: str | Path, connect_seconds: float = 5.0) -> "Link":
-    """Connects to the runtime's socket. Raises OSError with the path in its text if that fails."""
+    """Connects to the runtime's socket. Raises OSError with the path in its message if that fails."""
     try:
         async with asyncio.timeout(connect_seconds):
             reader, writer = await asyncio.open_unix_connection(path)
@@ -66,7 +66,7 @@ class Link:
         """Reason why the connection ended. Empty while it is open."""
 
     async def run(self, serve: Serve) -> str:
-        """Serves the connection until it ends, and returns the reason for its end. Calls still in progress are
+        """Serves the connection until it ends, and returns the reason why it ended. Calls still in progress are
         cancelled.
         """
         try:
@@ -81,7 +81,7 @@ class Link:
         return self._end
 
     async def call(self, service: str, method: str, payload: bytes, seconds: float) -> bytes:
-        """Calls one of the runtime's methods. Requires that run() is running; possible once per connection.
+        """Calls one of the runtime's methods. Can be called only once per connection, and only while run() is running.
 
         Raises StatusError if the runtime responds with an error, UnansweredError, or OversizedError, in which case
         nothing was sent.
@@ -106,7 +106,7 @@ class Link:
             await asyncio.wait(self._running)
 
     def close(self, end: str) -> None:
-        """Closes the connection after written data is flushed. run() returns the reason given in the first call."""
+        """Closes the connection once written data is flushed. run() returns the reason given in the first call."""
         if self._end:
             return
         self._end = end
@@ -164,8 +164,8 @@ class Link:
             await self._write(PLUGIN_CONNECTION, reply)
 
     async def _write(self, connection: int, message: bytes) -> None:
-        # Each message is one write() without an await since it was encoded. So messages are never interleaved, and
-        # stream ids reach the wire in the order in which they were assigned.
+        # Each message is passed to a single write(), with no await between encoding and writing. So messages are never
+        # interleaved, and stream ids reach the wire in the order in which they were assigned.
         self._writer.write(frame_message(connection, message))
         await self._writer.drain()
 

@@ -8,10 +8,11 @@ from typing import Final, Protocol
 
 MAX_VARIABLES: Final = 256
 """Maximum number of the driver's environment variables in a container: enough for four CPU claims with 32 requests
-each. How many claims they may name is limited by MAX_CLAIMS (claims/authorization.py).
+each. MAX_CLAIMS (claims/authorization.py) limits the number of claims that they may name.
 """
 MAX_VARIABLE_BYTES: Final = 64 << 10
-"""Maximum total size of these variables. A list of every single CPU of the largest machine takes half of this."""
+"""Maximum total size of these variables. A list that names every CPU of the largest machine individually takes half of
+this."""
 
 
 class ContainerState(Enum):
@@ -64,8 +65,8 @@ class Container:
     env: tuple[str, ...]
     """``NAME=VALUE`` entries with the driver's prefixes, including those of CDI.
 
-    If they exceed a limit, the list ends one variable or one byte above it. The author of the pod can set such
-    variables as well, so they authorize nothing."""
+    If they exceed a limit, the list is cut off one variable or one byte past it, so that the excess is still detected.
+    The pod's author can set such variables as well, so they authorize nothing."""
     cgroups_path: str
     """``slice:prefix:id`` under the systemd driver, else a path under the cgroup root."""
     resources: Resources = Resources()

@@ -70,7 +70,7 @@ _STATE_CHANGES = {
     pb.REMOVE_CONTAINER: "RemoveContainer",
 }
 _OUR_PREFIXES: Final = (CPU_ENV_PREFIX, MEMORY_ENV_PREFIX)
-# Size of everything else in a response frame: the ttrpc response around the updates and its field tags.
+# Space in a response frame for everything except the updates: the enclosing ttrpc response and its field tags.
 _ENVELOPE_BYTES: Final = 64
 _STATES = {
     pb.CONTAINER_CREATED: ContainerState.CREATED,
@@ -109,9 +109,9 @@ class PluginService:
             "RemoveContainer": (pb.RemoveContainerRequest.FromString, self._remove),
             "RemovePodSandbox": (pb.RemovePodSandboxRequest.FromString, self._remove_pod),
         }
-        # Lifecycle methods that the backend does not need are implemented, too. If one is missing, a runtime with NRI
-        # 0.12 sends every other lifecycle event as StateChange. Any message can be parsed as Empty, and all responses
-        # without fields have the same encoding.
+        # Lifecycle methods that the backend does not need are implemented as well. If one is missing, a runtime with
+        # NRI 0.12 sends every other lifecycle event as StateChange. Any message can be parsed as Empty, and all
+        # responses without fields have the same encoding.
         self._methods |= {
             name: (pb.Empty.FromString, self._acknowledge)
             for name in ("Shutdown", *_STATE_CHANGES.values())
@@ -137,7 +137,8 @@ class PluginService:
             try:
                 pending = hook.send(None)
             except StopIteration as end:
-                # The hook had nothing to wait for, so no deadline was set up; that would take longer than many hooks.
+                # The hook had nothing to wait for, so no deadline was set up; setting one up would take longer than
+                # many hooks do.
                 answer = end.value
             else:
                 async with deadline:
@@ -226,7 +227,7 @@ class PluginService:
 
 @types.coroutine
 def _rest(hook: Coroutine[Any, Any, Message], pending: Any) -> Generator[Any, Any, Message]:
-    """Awaits the rest of a hook that waits for a future, ``pending``. Returns its result, or raises its error."""
+    """Runs the rest of a hook that is waiting for the future ``pending``. Returns its result, or raises its error."""
     try:
         while True:
             try:
@@ -283,7 +284,7 @@ def read_resources(message: pb.LinuxResources) -> Resources:
         cpu_quota=cpu.quota.value or None,
         cpu_period=cpu.period.value or None,
         memory_limit=memory.limit.value or None,
-        # Runtimes append an update to their list instead of replacing it; the last entry of a page size applies.
+        # Runtimes append an update to their list instead of replacing it; the last entry for a page size applies.
         hugepage_limits={limit.page_size: limit.limit for limit in message.hugepage_limits},
     )
 

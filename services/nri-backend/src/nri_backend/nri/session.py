@@ -45,7 +45,7 @@ class RuntimeSession:
         index: str = "00",
         backoff: Backoff | None = None,
     ) -> None:
-        """``changed`` is called after every change of ``status``. Neither callback may block or raise."""
+        """``changed`` is called after every change of ``status``. It and ``call_done`` must not block or raise."""
         self.status = LinkStatus()
         self._hooks = hooks
         self._changed = changed
@@ -74,7 +74,7 @@ class RuntimeSession:
                     await self._link.drain()
 
     async def _serve_connection(self, link: Link) -> str:
-        """Serves a connection until it ends, and returns the reason for its end."""
+        """Serves a connection until it ends, and returns the reason why it ended."""
         service = PluginService(self._hooks, self._call_done)
         self._link = link
         self._set_status(LinkStatus(connected=True, last_end=self.status.last_end))
@@ -109,7 +109,7 @@ class RuntimeSession:
         limits = runtime.request_timeout, runtime.registration_timeout
         request, registration = (milliseconds / 1e3 or None for milliseconds in limits)
         self._set_status(replace(status, request_timeout=request, registration_timeout=registration))
-        _log.info("synchronised with %s %s", runtime.runtime_name, runtime.runtime_version)
+        _log.info("synchronized with %s %s", runtime.runtime_name, runtime.runtime_version)
         # Only a connection that survives the snapshot resets the delay. Otherwise a runtime that disconnects the plugin
         # right after each snapshot would cause a tight loop.
         await asyncio.sleep(_MAX_DELAY_SECONDS)

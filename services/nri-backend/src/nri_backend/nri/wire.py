@@ -15,8 +15,9 @@ and body. Splitting it into many small frames instead could overrun the queue of
 
 ttrpc. A message is a frame of its own format: a 10-byte header (length, stream id, type, flags; big endian) and a body.
 A stream consists of a request and its response. After the response its id is forgotten; only the highest id so far is
-stored, since a client must use increasing ids. There is one exception for each cause of an error: OversizedError for a
-message from this process, PeerError for invalid bytes from the peer, StatusError for a method that has failed.
+stored, since a client must use increasing ids. Each cause of an error has its own exception: OversizedError for a
+message from this process that is too long, PeerError for invalid bytes from the peer, StatusError for a method that has
+failed.
 """
 
 from collections.abc import Iterator
@@ -79,7 +80,7 @@ class OversizedError(TtrpcError):
 
 
 class PeerError(TtrpcError):
-    """The peer has sent bytes that are not ttrpc. The connection cannot be used any longer."""
+    """The peer has sent bytes that are not ttrpc. The connection is no longer usable."""
 
 
 class StatusError(TtrpcError):
@@ -172,12 +173,12 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        """Received bytes that are not parsed yet, beginning with a frame header."""
+        """Received bytes that have not been parsed yet, beginning with a frame header."""
         self._skipped = 0
         """Number of discarded bytes of the current frame, if it is longer than MAX_DATA."""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Adds received bytes and yields the complete frames. Must be exhausted. Raises PeerError for invalid bytes."""
+        """Adds bytes and yields complete frames. The caller must exhaust it. Raises PeerError for invalid bytes."""
         self._buffer += data
         while len(self._buffer) >= HEADER_BYTES:
             length, stream_id, frame_type, _flags = _HEADER.unpack_from(self._buffer)
@@ -225,8 +226,8 @@ def encode_error(stream_id: int, code: int, message: str) -> bytes:
 
 
 def decode_answer(data: bytes) -> bytes | StatusError:
-    """Parses the data of a response frame: the payload, or the error. Data that cannot be parsed counts as an INTERNAL
-    error.
+    """Parses the data of a response frame: the payload, or the error. For data that cannot be parsed, returns an
+    INTERNAL error.
     """
     try:
         response = ttrpc_pb2.Response.FromString(data)
@@ -245,15 +246,16 @@ class ServerConnection:
         self._last_id = 0
         """Highest stream id used so far."""
         self._open: set[int] = set()
-        """Streams whose call is not answered yet."""
+        """Streams whose call has not been answered yet."""
 
     def receive_data(self, data: bytes) -> Iterator[Call | bytes]:
         """Adds received bytes; yields calls to answer, and rejections of invalid calls as bytes to send.
 
-        Must be exhausted. Raises PeerError for bytes that are not ttrpc.
+        The caller must exhaust it. Raises PeerError for bytes that are not ttrpc.
         """
         for stream_id, frame_type, length, body in self._reader.feed(data):
-            # The protocol requires that unknown types are ignored. So are data frames, since NRI has only unary calls.
+            # The protocol requires unknown types to be ignored. Data frames are ignored as well, since NRI has only
+            # unary calls.
             if frame_type != REQUEST:
                 continue
             if stream_id % 2 == 0:
@@ -285,7 +287,7 @@ class ServerConnection:
         else:
             frame = encode_frame(stream_id, RESPONSE, ttrpc_pb2.Response(payload=answer).SerializeToString())
         if stream_id not in self._open:
-            raise RuntimeError(f"stream {stream_id} waits for no answer")
+            raise RuntimeError(f"stream {stream_id} is not waiting for an answer")
         self._open.remove(stream_id)
         return frame
 
@@ -296,7 +298,7 @@ class ClientConnection:
     def __init__(self) -> None:
         self._reader = FrameReader()
         self._stream_id = 0
-        """Stream of the call that is not answered yet; 0 for none."""
+        """Stream of the call that has not been answered yet; 0 for none."""
 
     def call(self, call: Call) -> bytes:
         """Returns the call as bytes to send. Raises OversizedError."""
@@ -307,7 +309,7 @@ class ClientConnection:
     def receive_data(self, data: bytes) -> Iterator[bytes | StatusError]:
         """Adds received bytes; yields the answer when it is complete: a payload or an error.
 
-        Must be exhausted. Raises PeerError for bytes that are not ttrpc.
+        The caller must exhaust it. Raises PeerError for bytes that are not ttrpc.
         """
         for frame in self._reader.feed(data):
             if frame.type != RESPONSE or not self._stream_id or frame.stream_id != self._stream_id:

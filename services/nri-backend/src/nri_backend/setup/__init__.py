@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds settings that are missing in the configuration of a container runtime. The service does not import it."""
+"""Finds settings missing from a container runtime's configuration. The service does not import this package."""

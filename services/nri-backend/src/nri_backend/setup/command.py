@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``nri-backend setup-runtime``: reports missing settings of containerd and prints a drop-in with them.
+"""The command ``nri-backend setup-runtime``: reports containerd's missing settings and prints a drop-in with them.
 
 With ``--write`` it creates one new file. It changes no existing file and restarts nothing.
 
-An operator runs it from the image with ``ctr run``. Two things differ there from a program on the node. ctr does not
-forward the end of its standard input; therefore the dump is a mounted file, and reading standard input has a timeout.
-And the process is the first of its PID namespace, for which the kernel ignores signals without a handler (signal(7));
-therefore it installs handlers for SIGTERM and SIGINT.
+An operator runs it from the image with ``ctr run``. There, two things differ from running a program on the node. ctr
+does not forward the end of its standard input; therefore the dump is mounted as a file, and reading standard input has
+a timeout. And the process is the first in its PID namespace, so the kernel ignores signals for which it has no handler
+(signal(7)); therefore it installs handlers for SIGTERM and SIGINT.
 """
 
 import argparse
@@ -33,8 +33,8 @@ _INPUT_SECONDS: Final = 10
 """How long to wait for standard input to end. containerd prints its dump within a second."""
 
 _DESCRIPTION: Final = """\
-Reads the output of "containerd config dump", reports the settings that are missing for CDI, NRI and the time
-limits of plugins, and prints the drop-in to add. Without DUMP and without any input, it runs containerd."""
+Reads the output of "containerd config dump", reports the settings that are missing for CDI, NRI and plugin
+timeouts, and prints the drop-in to add. Without DUMP and without any input, it runs containerd itself."""
 _EPILOG: Final = f"""\
 examples:
   # From a file
@@ -56,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command's arguments."""
+    """Returns the parser for the command's arguments."""
     parser = _Parser(
         prog=COMMAND,
         description=_DESCRIPTION,

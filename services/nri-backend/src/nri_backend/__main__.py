@@ -16,8 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from nri_backend.setup.command import main as set_up  # noqa: PLC0415
 
         return set_up(arguments[1:])
-    # Imports create 40,000 objects, nearly all of which stay alive. Full collections would visit them over and over. So
-    # only the youngest generation is collected until app.py sets the service's thresholds.
+    # Imports create 40,000 objects, nearly all of which stay alive. A full collection would visit all of them each
+    # time. So only the youngest generation is collected until app.py sets the service's thresholds.
     gc.set_threshold(10_000, 1000, 1000)
     add_lazy_modules("google.protobuf.internal.python_message")  # replaced by C code
     from nri_backend.app import main as run  # noqa: PLC0415

@@ -12,21 +12,22 @@ Therefore every hook is answered earlier, with an error if necessary, and the ku
   │                                                                          ├─ KILL ──┤       │
   └── the runtime's request timeout ───────────────────────────────────────────────────────────┘
 
-* The wait for other containers ends first, because its rejection names the container that has not left.
-* The last 0.3 s before the deadline are for the hook's own job in the cgroup worker. This job may have to wait for one
-  audit job, which takes JOB_SECONDS, or PASS_BY_SECONDS if it hangs. The job itself takes 1 to 5 ms.
+* The wait for other containers ends before the deadline, so that the hook can still answer with a rejection that names
+  the container that has not left.
+* The last 0.3 s before the deadline are for the hook's own job in the cgroup worker. The hook's job may have to wait
+  for one audit job, which takes JOB_SECONDS, or PASS_BY_SECONDS if it hangs. The hook's job itself takes 1 to 5 ms.
 * A container may run although its hook was cancelled (CRI-O starts it despite the error). A container with a claim is
-  then killed, within KILL_SECONDS after the deadline.
-* The remaining quarter of a second is for sending the answer and for pauses of this process.
+  then killed within KILL_SECONDS of the deadline.
+* The remaining quarter of a second is for sending the answer and for stalls of this process.
 
-The audit's intervals determine how long a fault can last that no event reports: see "What only polling finds" in
+The audit's intervals determine how long a fault that no event reports can last: see "What only polling finds" in
 DESIGN.md.
 """
 
 from typing import Final
 
 REQUEST_SECONDS: Final = 2.0
-"""Request timeout of a runtime that does not report its own."""
+"""Request timeout that is assumed for a runtime that does not report one."""
 DEADLINE_SHARE: Final = 0.75
 """Share of the request timeout after which a hook is answered with an error."""
 CLEAR_SHARE: Final = 0.6
@@ -35,36 +36,38 @@ KILL_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = 0.05
 """Interval between two requests to move the same containers while a hook waits for them."""
 MAX_TRIES: Final = 3
-"""Maximum number of jobs that a start runs while its plan keeps changing: the first job, and another job each time the
-plan has changed during a job. Repetitions for other reasons are not counted.
+"""Maximum number of jobs that a container start runs if its plan keeps changing: the first job, and one more for each
+time that the plan changed during a job. Retries for other reasons are not counted.
 """
 
 JOB_SECONDS: Final = 0.01
 """Time after which an audit job leaves its remaining steps to the next job."""
 HOLD_SECONDS: Final = 0.002
-"""Maximum time for which the event loop blocks on a hook's job. A start takes half of this time."""
+"""Maximum time for which the event loop blocks on a hook's job. The job of a container start takes half of this
+time."""
 PASS_BY_SECONDS: Final = 0.1
 """Time after which the worker continues without a job that hangs in the kernel."""
 MAX_STUCK: Final = 4
-"""Maximum number of hung jobs at the same time; at this number no new job begins."""
+"""Maximum number of jobs that may hang at the same time. While this many jobs hang, no new job begins."""
 REPORTED_SECONDS: Final = 2.0
 """Time after which a hung kernel call is reported as a problem."""
 
 IDLE_SECONDS: Final = 6.0
-"""Interval of the audit's ticks, and of heartbeats, while the node has no claims and its state does not change. It is a
-multiple of a tick (numa_node/ticks.py) and equal to the period of the reports to the frontend, so that the process
-wakes up once for both.
+"""Interval between audit ticks, and between heartbeats, while the node has no claims and its state does not change. It
+is a multiple of the tick interval (numa_node/ticks.py) and equal to the interval between reports to the frontend, so
+one wake-up of the process serves all of them.
 """
 RECORDS_SECONDS: Final = 20.0
-"""Interval at which the content of claim files and the list of enforcement records are compared."""
+"""Interval at which claim files and the list of enforcement records are compared with the backend's copies in
+memory."""
 ALL_SECONDS: Final = 60.0
-"""Interval between two audits of everything: limits, containers that no claim depends on, and partitions that the
-kernel has refused. Each tick (2 s) compares the CPUs, and the mems if they are claimed; if there is a difference, the
-next tick compares the limits.
+"""Interval between two full audits, which include limits, containers that no claim depends on, and partitions that the
+kernel has refused. The audit at each tick (2 s) compares only the CPUs, and the mems if they are claimed; if it finds a
+difference, the next tick compares the limits as well.
 """
 READ_SECONDS: Final = 600.0
-"""Interval between two audits of everything in which all files are read and parsed, not only those that have changed.
-This only matters for the sub-cgroup that crun may create in a container's cgroup.
+"""Interval between two full audits that read and parse all files, even unchanged ones. Such an audit only matters for
+the sub-cgroup that crun may create in a container's cgroup.
 """
 OBSERVE_SECONDS: Final = 10.0
 """Interval between two passes over all cgroups while ``enforcement`` is ``observe``. A state change also starts a
@@ -73,11 +76,11 @@ pass.
 KILLS_SECONDS: Final = 6.0
 """Interval between two counts of the processes that the kernel has killed in pods with memory claims."""
 EVENTS_SECONDS: Final = 1.0
-"""Minimum interval between two counts that kernel events trigger."""
+"""Minimum interval between two counts of killed processes that are triggered by kernel events."""
 REPAIR_SECONDS: Final = 1.0
-"""Interval between two repairs of partitions, so that a pod which breaks its partition in a loop does not delay
-others."""
+"""Interval between two repairs of partitions, so that a pod that keeps breaking its partition does not delay other
+pods."""
 SETTLE_SECONDS: Final = 0.02
-"""Time after which a file system's time stamp is older than the current one: the kernel's clock for time stamps
+"""Time after which a new change to a file is certain to get a later time stamp: the kernel's clock for time stamps
 advances in steps of up to 10 ms.
 """

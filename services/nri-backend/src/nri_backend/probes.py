@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP server for the kubelet's probes over TCP. Every process that reaches the port can send to it.
+"""HTTP server for the kubelet's probes over TCP. Any process that can reach the port can send requests.
 
-The backend does not depend on an HTTP library and only answers two paths. So only the first line of a request is
-parsed; it is answered with one of a few pages, and the connection is closed. Headers are received and dropped. The
-number, duration and size of connections are limited. A new connection is always served: if there are too many, the
-oldest is closed. docs/adr/0025-one-http-server.md compares this server with the frontend's.
+The backend does not depend on an HTTP library and serves only two paths. So only the first line of a request is parsed;
+it is answered with one of a few pages, and the connection is closed. Headers are received and dropped. The number,
+duration and size of connections are limited. A new connection is always served: if there are too many, the oldest is
+closed. docs/adr/0025-one-http-server.md compares this server with the frontend's.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from numa_node.addresses import listen_tcp
 
 MAX_CONNECTIONS: Final = 64
 _SECONDS: Final = 5.0
-"""Maximum duration of a connection, until the peer has read the last byte of the answer."""
+"""Maximum duration of a connection, including the time until the peer has read the last byte of the answer."""
 _MAX_BYTES: Final = 8 << 10
-"""Maximum number of bytes read from a connection. Headers are read because closing earlier would truncate the
-answer."""
+"""Maximum number of bytes read from a connection. Headers are read because closing the connection earlier would
+truncate the answer."""
 _CONNECTIONS_PER_TURN: Final = 8
 """Maximum number of connections accepted in one turn of the event loop, so that a flood does not stall other work."""
 _BACKLOG: Final = 1024
@@ -74,7 +74,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  for the type checker: TCP gives nothing else
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  for the type checker: TCP has no other type
         self._transport = transport
         self._deadline = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
         self._others[self] = None
@@ -96,7 +96,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._read += nbytes
-        # A line that is longer than the buffer is answered as an empty one.
+        # A line that is longer than the buffer is treated as an empty line.
         line, end, _ = bytes(self._buffer[: self._read]).partition(b"\n")
         if not self._answered and (end or self._read == _MAX_BYTES):
             self._answered = True
@@ -106,7 +106,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def eof_received(self) -> bool:
-        return False  # closes after the written data is sent
+        return False  # closes once the written data has been sent
 
 
 @asynccontextmanager

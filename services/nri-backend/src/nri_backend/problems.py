@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Problems: sentences for people, each with a machine-readable code of its cause. Pure."""
+"""Problems: sentences for people, each with a machine-readable code for its cause. Pure."""
 
 import errno
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ _BY_ERRNO: Final = {
 
 
 class Problem(str):
-    """A sentence with the code of its cause. The empty sentence (NO_PROBLEM) stands for no problem.
+    """A sentence with a code for its cause. The empty sentence (NO_PROBLEM) means that there is no problem.
 
-    It is a ``str``, so that it can be logged and inserted into other sentences. The result of inserting it is a plain
-    string; its code must be passed on explicitly.
+    A problem is a ``str``, so it can be logged and inserted into other sentences. Inserting it yields a plain string,
+    so its code must be passed on separately.
     """
 
     __slots__ = ("code",)
@@ -47,13 +47,13 @@ def read_problem(text: str, code: str) -> Problem:
 
 
 class CodedError(Exception):
-    """An error with the code of its cause."""
+    """An error with a code for its cause."""
 
     code: BackendCode
 
 
 def code_of(error: BaseException, otherwise: BackendCode) -> BackendCode:
-    """Returns the code of an error or its direct cause: the error's own code, else the errno's, else ``otherwise``."""
+    """Returns the code of an error or of its direct cause; ``otherwise`` if neither has a code or a known errno."""
     for one in (error, error.__cause__):
         if isinstance(one, CodedError):
             return one.code
@@ -63,9 +63,9 @@ def code_of(error: BaseException, otherwise: BackendCode) -> BackendCode:
 
 
 def joined(problems: Sequence[Problem]) -> Problem:
-    """Returns several problems of one cgroup as one, or NO_PROBLEM for an empty sequence.
+    """Joins several problems with one cgroup into one problem. Returns NO_PROBLEM for an empty sequence.
 
-    Its code is the first one that is not SETTINGS_NOT_APPLIED, since that names only the effect.
+    The joined problem has the first code other than SETTINGS_NOT_APPLIED, which names only the effect.
     """
     codes = [one.code for one in problems]
     specific = (code for code in codes if code is not BackendCode.SETTINGS_NOT_APPLIED)

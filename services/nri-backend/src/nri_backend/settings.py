@@ -17,7 +17,7 @@ from numa_node.config_file import DEPRECATED_FLAGS, load_config
 COMMAND: Final = "nri-backend"
 _INDEX = re.compile(r"\d\d", re.ASCII)
 
-# Flags that override keys of the file: key and help text.
+# Flags that override keys in the file: key and help text.
 _FLAGS: Final = {
     "--run-dir": ("runDir", "directory shared by all instances on the node (state sockets, locks)"),
     "--cdi-dir": ("cdiDir", "directory of the claims' CDI files"),
@@ -57,7 +57,7 @@ class Settings:
     node_name: str
     host_root: str
     kernel_root: str
-    """Root below which the node's proc/irq and sys/devices/virtual/workqueue are writable. If empty, interrupts are not
+    """Root under which the node's proc/irq and sys/devices/virtual/workqueue are writable. If empty, interrupts are not
     moved."""
     bind: tuple[str, int] | None
     """Host ("" for all addresses) and TCP port of the probes, or None if they are disabled."""
@@ -82,7 +82,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the service's arguments."""
+    """Returns the parser for the service's arguments."""
     parser = _Parser(
         COMMAND,
         description=_DESCRIPTION,

@@ -10,7 +10,7 @@ from typing import Final
 from numa_contract import __version__
 from numa_contract.reports import Metric, MetricSample
 
-# A hook should need at most 50 ms of this process, with a median below 2 ms; the runtime's timeout is 2 s.
+# A hook should take at most 50 ms in this process, with a median below 2 ms; the runtime's timeout is 2 s.
 _HOOK_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 _MOVER_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 MAX_SERIES: Final = 64
@@ -19,7 +19,7 @@ MAX_SERIES: Final = 64
 
 GAUGES: Final = {
     "connected": "1 if a connection to the container runtime is open, else 0.",
-    "synchronized": "1 if the runtime's containers were processed and it delivers events, else 0.",
+    "synchronized": "1 if the runtime's containers have been processed and it delivers events, else 0.",
     "active": "1 if this instance holds the lock and enforces or observes, else 0.",
     "pool_cpus": "Number of CPUs for containers without a claim.",
     "partitioned_cpus": "Number of CPUs in cpuset partitions of containers with claims.",
@@ -35,7 +35,7 @@ GAUGES: Final = {
 
 
 class _Series:
-    """A counter with labels, or with buckets a histogram of seconds."""
+    """A counter with labels, or, if it has buckets, a histogram of seconds."""
 
     def __init__(self, name: str, text: str, *labels: str, buckets: Sequence[float] = ()) -> None:
         kind = "histogram" if buckets else "counter"
@@ -80,7 +80,7 @@ class Telemetry:
         self._last_event: float | None = None
         self._hooks = _Series(
             "hook_duration_seconds",
-            "Duration of answering a call from the runtime in seconds, by hook.",
+            "Time in seconds to answer a call from the runtime, by hook.",
             "hook",
             buckets=_HOOK_SECONDS,
         )
@@ -89,11 +89,11 @@ class Telemetry:
         self._repairs = _Series(
             "repairs", "Number of cgroup files that differed from the claims and were repaired, by kind.", "kind"
         )
-        text = "Number of processes of containers with memory claims that the kernel killed for lack of memory."
+        text = "Number of processes in containers with memory claims that the kernel killed for lack of memory."
         self._kills = _Series("memory_kills", text)
         self._mover = _Series(
             "mover_duration_seconds",
-            "Duration of moving other containers off claimed CPUs in seconds.",
+            "Time in seconds to move other containers off claimed CPUs.",
             buckets=_MOVER_SECONDS,
         )
 
@@ -121,7 +121,7 @@ class Telemetry:
         self._kills.count(by=count)
 
     def observed(self) -> None:
-        """Counts one pass of an instance that only observes, which takes the place of an audit."""
+        """Counts one pass of an instance that only observes. Such passes replace its audits."""
         self.counters["audits"] += 1
 
     def moved(self, count: int, seconds: float) -> None:

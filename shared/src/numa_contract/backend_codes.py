@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine-readable codes of the causes that the backend reports. The sentence next to a code is for people and may
+"""Machine-readable codes for the causes that the backend reports. The sentence next to a code is for people and may
 change.
 """
 
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class BackendCode(StrEnum):
-    """Causes for which the backend cannot enforce something. The meaning of a code never changes."""
+    """Causes that keep the backend from enforcing something. The meaning of a code never changes."""
 
     # The backend's container.
     SYS_ADMIN_MISSING = "SysAdminMissing"
@@ -20,7 +20,7 @@ class BackendCode(StrEnum):
     USER_NAMESPACE = "UserNamespace"
     """The backend runs in a user namespace, in which the kernel creates no partition."""
     SECURITY_MODULE = "SecurityModule"
-    """The kernel denies partitions to the backend although it has the capability ``SYS_ADMIN``."""
+    """The kernel denies partitions to the backend although the backend has the capability ``SYS_ADMIN``."""
     CLAIMS_DIRECTORY_MISSING = "ClaimsDirectoryMissing"
     """The CDI directory does not exist in the backend's container."""
     # The machine and its kernel.
@@ -44,9 +44,10 @@ class BackendCode(StrEnum):
     NO_SPACE_LEFT = "NoSpaceLeft"
     """The file system that holds the file is full."""
     CONTROLLER_MISSING = "ControllerMissing"
-    """A controller is not enabled for a cgroup, so one of its files does not exist."""
+    """A controller is not enabled for a cgroup, so one of the cgroup's files does not exist."""
     CGROUP_FILE_REFUSED = "CgroupFileRefused"
-    """A cgroup file cannot be read or written for a reason without its own code, or has unknown content."""
+    """A cgroup file cannot be read or written for a reason that has no code of its own, or its content cannot be
+    parsed."""
     CLAIM_FILES_UNREADABLE = "ClaimFilesUnreadable"
     """The backend cannot read the CDI directory or a file in it."""
     ENFORCEMENT_NOT_RECORDED = "EnforcementNotRecorded"
@@ -72,11 +73,11 @@ class BackendCode(StrEnum):
     """An unexpected exception in the backend; its log has the details."""
     # Rejections of containers.
     VARIABLES_MALFORMED = "VariablesMalformed"
-    """The container has malformed or too many variables with the driver's prefixes."""
+    """The container's variables with the driver's prefixes are malformed, or there are too many of them."""
     VARIABLES_FORGED = "VariablesForged"
     """The container's variables for a claim do not match the claim's record."""
     CLAIM_NOT_RECORDED = "ClaimNotRecorded"
-    """This node has no record of a claim that a container uses, or cannot read it."""
+    """This node has no record of a claim that a container uses, or the record cannot be read."""
     CLAIM_NOT_RESERVED = "ClaimNotReserved"
     """The claim is not reserved for the container's pod."""
     CLAIM_IN_USE = "ClaimInUse"

@@ -49,8 +49,8 @@ class ClaimFile:
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by memory device."""
     cpus_by_request: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """CPUs by the request in the CDI name, which is "" in a claim with one request. Without a record, they come from
-    the environment.
+    """CPUs by the request in the CDI name, which is "" in a claim with only one request. Without a record, the CPUs
+    come from the environment.
     """
 
     @classmethod
@@ -91,8 +91,7 @@ def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
 
 
 def shared_env(record: AllocationRecord, request: str) -> dict[str, str]:
-    """Returns the variable with the CPUs that a container of ``request`` may also use besides its own; only
-    informational."""
+    """Returns the informational variable with the CPUs that a container of ``request`` may use besides its own."""
     pool = record.pool_cpus.get(request)
     name = shared_cpu_env_key(record.claim.uid, record.device_request(request))
     return {name: format_cpu_list(pool.cpus)} if pool else {}
@@ -118,7 +117,7 @@ def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any
 
 
 def dump_claim_file(record: AllocationRecord) -> bytes:
-    """Serializes the record's file, with one CDI device for each request. Depends only on the record."""
+    """Serializes the record's file, with one CDI device for each request. The result depends only on the record."""
     devices = []
     for request in record.requests:
         env = request_env(record, request) | shared_env(record, request)
@@ -149,7 +148,7 @@ def _environment(document: Any) -> list[str]:
 
 
 def _evidence(environment: list[str]) -> tuple[dict[str, frozenset[int]], dict[str, int]]:
-    """Parses the environment: CPUs by request ("" in a claim with one), and bytes by memory device."""
+    """Parses the environment: CPUs by request ("" in a claim with only one), and bytes by memory device."""
     cpus: dict[str, frozenset[int]] = defaultdict(frozenset)
     memory: dict[str, int] = defaultdict(int)
     for entry in environment:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model of the configuration file, which both containers read. Unlike records, it rejects unknown fields.
 
-Keys that dra-driver-cpu has as well have the same names and paths. The chart's JSON schema is generated from this
-model.
+Keys that dra-driver-cpu also has use the same names and paths. The chart's JSON schema is generated from this model.
 """
 
 import posixpath
@@ -54,14 +53,15 @@ def faults_of(
 ) -> list[str]:
     """Returns all faults of a document with their paths in the file.
 
-    ``known`` are the top-level keys, and ``former`` the keys that the file contains instead of current ones.
+    ``known`` contains the top-level keys. ``former`` maps a current key to the former key that the file contains
+    instead.
     """
     found = []
     for fault in error.errors(include_url=False, include_context=False):
         text = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
             at_top = known and len(fault["loc"]) == 1
-            text = "unknown key" + (f"; known are {', '.join(sorted(known))}" if at_top else "")
+            text = "unknown key" + (f"; known keys are {', '.join(sorted(known))}" if at_top else "")
         elif fault["type"] not in ("missing", "value_error"):
             text = _TYPES.get(fault["type"], f"{text[:1].lower()}{text[1:]}")
             text = f"got {described(fault['input'])}; {text}"
@@ -77,9 +77,9 @@ def _absolute(path: str) -> str:
 
 
 def _volatile(path: str) -> str:
-    # The CDI directory is the database of prepared claims, and a reboot must empty it because it ends all claims.
+    # The CDI directory is the database of prepared claims. A reboot must empty it, because a reboot ends all claims.
     if path == "/etc" or path.startswith("/etc/"):
-        raise ValueError("must not be below /etc: that survives a reboot, and claims do not; use /var/run/cdi")
+        raise ValueError("must not be under /etc: files there survive a reboot, and claims do not; use /var/run/cdi")
     return path
 
 
@@ -167,10 +167,10 @@ class ReservedMemory(Section):
 
 
 class MemoryProtection(Section):
-    """Limits of the memory that claims can protect from reclaim (``memoryConfig.protect``)."""
+    """Limits on the memory that claims can protect from reclaim (``memoryConfig.protect``)."""
 
     allowed: Annotated[tuple[Literal["low", "min"], ...], Field(strict=False)] = ("low",)
-    """Kinds of protection that a claim may request. If empty, none."""
+    """Kinds of protection that a claim may request. If empty, claims may request none."""
     max_fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
     """Maximum share of a NUMA node's memory that all claims together may protect."""
 
@@ -193,7 +193,8 @@ class OnDemandPages(Section):
 
 
 class HardwareErrors(Section):
-    """Error counts, as reported by the kernel, from which memory and CPUs get no new claims. 0 disables the check."""
+    """Numbers of errors, as counted by the kernel, at which memory and CPUs stop getting new claims. 0 disables the
+    check."""
 
     uncorrected: Annotated[int, Field(ge=0)] = 1
     """Uncorrected errors of one counter since it was reset, usually at boot."""
@@ -260,25 +261,25 @@ class Config(Section):
     DRAListTypeAttributes.
     """
     hardware_errors: HardwareErrors = HardwareErrors()
-    """Hardware error counts from which the affected devices get no new claims. 0 disables the check."""
+    """Hardware error counts at which the affected devices stop getting new claims. 0 disables the check."""
     hugepages_on_demand: Annotated[tuple[OnDemandPages, ...], Field(strict=False)] = ()
     """Hugepages that are allocated for claims and freed afterwards: a list of ``{numaNode, size, pages}``."""
     sysfs_overlay: AbsolutePath | Literal[""] = ""
-    """File with contents that replace files of /sys, for tests and what-if questions."""
+    """File whose contents replace files in /sys, for tests and what-if analyses."""
     cdi_dir: Annotated[AbsolutePath, AfterValidator(_volatile)] = CDI_DIRECTORY
     """Directory of the claims' CDI files. It must not survive a reboot."""
     run_dir: AbsolutePath = RUN_DIRECTORY
     """Directory of sockets and locks, shared by all instances on the node. Its path has at most 59 bytes."""
     kubelet_root_dir: AbsolutePath = "/var/lib/kubelet"
     """Root directory of the kubelet. Its path has at most 33 bytes; if it is longer, start the kubelet with a shorter
-    symbolic link."""
+    symbolic link to it."""
     nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
     """The container runtime's NRI socket."""
     cgroup_root: AbsolutePath = "/sys/fs/cgroup"
     """Mount of cgroup v2."""
     page_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """TCP port of the page on the loopback address of the frontend's pod. Without one, the page is only on the state
-    socket."""
+    """TCP port that serves the web page on the loopback address of the frontend's pod. Without a port, only the state
+    socket serves the page."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged: ``debug``, ``info``, ``warning`` or ``error``."""
     log_format: Literal["text", "json"] = "text"
@@ -291,7 +292,7 @@ class Config(Section):
 
     @property
     def former_names(self) -> tuple[str, ...]:
-        """A message for each former name of a setting or its value that the file contains."""
+        """A message for each former name in the file, of a setting or of a value."""
         return self._former_names
 
     @field_validator("reserved_memory")
@@ -328,7 +329,7 @@ class Config(Section):
 
 
 def parse_config(document: Any, source: str) -> Config:
-    """Validates the value of a configuration file (None for an empty one). Raises ConfigError."""
+    """Validates the value of a configuration file (None for an empty file). Raises ConfigError."""
     if document is None:
         document = {}
     if not isinstance(document, dict):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU and NUMA node lists in the kernel's list format (``0-3,8``), as sets of ints.
 
-Pod authors can also supply such lists. The kernel writes its lists ascending and disjoint (lib/bitmap-str.c), and only
-that form is accepted, so the work for a list is bounded by the largest possible machine. A node has few distinct lists,
-which are parsed and formatted again and again; therefore both directions cache the latest ones.
+Pod authors can also supply such lists. The kernel writes its lists in ascending order and without overlaps
+(lib/bitmap-str.c). Only that form is accepted, so the largest possible machine bounds the work for a list. A node has
+few distinct lists, which are parsed and formatted again and again; therefore both directions cache the latest ones.
 """
 
 import re
@@ -17,7 +17,7 @@ _ITEM = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
 MAX_CPU: Final = 8191
 """Highest number of a CPU or NUMA node, since CONFIG_NR_CPUS is at most 8192."""
 MAX_LIST: Final = 32 << 10
-"""Maximum length of a list in bytes. Every second CPU of the largest machine takes 20 KB."""
+"""Maximum length of a list in bytes. A list of every second CPU of the largest machine takes 20 KB."""
 # The caches stay below 4 MB in any case: 256 sets of 512 CPUs share their ints, as do 8 sets of 8192.
 _REMEMBERED: Final = 256
 _REMEMBERED_LARGE: Final = 8
@@ -26,7 +26,7 @@ _MAX_SET: Final = 512
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """Parses ``"0-3,8"``. The empty string is the empty set. White space is allowed around the list, not inside.
+    """Parses ``"0-3,8"``. The empty string is the empty set. White space is allowed around the list, not inside it.
 
     Raises MalformedError for anything else: items that are not ascending, duplicate CPUs, the kernel's stride syntax,
     which no file read here uses, and lists longer than MAX_LIST.

@@ -24,7 +24,7 @@ _DIGITS: Final = 20
 
 
 def parse_json(data: bytes, most_bytes: int, kind: str, name: str) -> Any:
-    """Parses a JSON document in UTF-8. Errors call it ``kind`` and ``name``.
+    """Parses a JSON document in UTF-8. Error messages refer to the document by ``kind`` and ``name``.
 
     Raises MalformedError if the document is too long, nested too deep, not JSON or not UTF-8, or if it contains NaN, an
     infinite or huge number, or a lone surrogate, which could be parsed but never serialized again.
@@ -73,7 +73,8 @@ def json_too_deep(data: bytes) -> bool:
     """Returns True if a JSON document is nested too deep. For a string that is not JSON, either answer is possible."""
     if data.count(b"[") + data.count(b"{") <= MAX_NESTING:
         return False
-    # Removes the strings: without escaped backslashes and quotes, every second part between quotes is a string.
+    # Removes the strings. Once escaped backslashes and quotes are gone, splitting at quotes makes every second part a
+    # string.
     return brackets_too_deep(b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]))
 
 
@@ -95,7 +96,7 @@ def brackets_too_deep(text: bytes) -> bool:
 
 
 def value_too_deep(value: Any) -> bool:
-    """Returns True if a value of lists and maps is nested too deep, however it was built."""
+    """Returns True if a value of lists and maps is nested too deep, regardless of how it was built."""
     level = _containers([value])
     for _ in range(MAX_NESTING):
         level = [inner for one in level for inner in _containers(one.values() if isinstance(one, dict) else one)]

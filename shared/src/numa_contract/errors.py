@@ -46,13 +46,13 @@ def described(value: object) -> str:
 def printable(text: object) -> str:
     """Formats an untrusted string for a terminal, untruncated and on one line, with unprintable characters escaped.
 
-    These are control characters, lone surrogates, and characters that change the direction of writing.
+    Control characters, lone surrogates, and characters that change the writing direction count as unprintable.
     """
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))
 
 
 def cut_answer(text: str) -> str:
-    """Truncates an answer to kubelet or runtime to 1 KiB of UTF-8 and escapes lone surrogates."""
+    """Truncates an answer to the kubelet or the runtime to 1 KiB of UTF-8 and escapes lone surrogates."""
     if len(text) <= _ANSWER_BYTES and text.isascii():
         return str(text)
     data = text.encode(errors="backslashreplace")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base class of all pydantic models, without pydantic's plugins, and the descriptions of their fields.
+"""Base class of all pydantic models, with pydantic's plugins disabled, and the descriptions of the models' fields.
 
 The description of a field or of an enumeration's member is the docstring below its definition. It is read from the
 source code when a JSON schema is generated, so processes that generate no schema do not read it.
@@ -48,7 +48,7 @@ def as_markdown(text: str) -> str:
 def _own_docs(cls: type) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    except OSError:  # an installation without sources
+    except OSError:  # an installation without source files
         return {}
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     return {name: as_markdown(text) for name, text in map(_documented, body, body[1:]) if name}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that other programs read: drivers, classes, devices, CDI ids, environment variables, paths.
+"""Names that other programs read: drivers, classes, devices, CDI IDs, environment variables, paths.
 
-Each of them is built and parsed only here. At the end of the module are former names of parameters and settings,
-which are still accepted (ADR 34). ``present_names`` replaces them before a document is validated, so that no other
-module knows them. The chart has the same names in ``templates/tenantpolicy.yaml`` and ``templates/_checks.tpl``.
+Each of these names is built and parsed only here. The end of the module has the former names of parameters and
+settings, which are still accepted (ADR 34). ``present_names`` replaces them before a document is validated, so no other
+module needs to know them. The chart has the same names in ``templates/tenantpolicy.yaml`` and
+``templates/_checks.tpl``.
 """
 
 import re
@@ -86,7 +87,7 @@ def check_uid(uid: str) -> str:
 
 
 def cdi_device_name(uid: str, request: str | None) -> str:
-    """Returns the name of the claim's CDI device. ``request`` is None if the claim has one request for the driver."""
+    """Returns the name of the claim's CDI device. ``request`` is None if the claim has only one for the driver."""
     return f"claim-{check_uid(uid)}" + (f"-{request}" if request else "")
 
 
@@ -99,7 +100,7 @@ _CDI_FILE = re.compile(rf"{re.escape(CDI_VENDOR)}-(cpu|memory)_claim-({_UID.patt
 
 
 def parse_cdi_file_name(name: str) -> tuple[str, str] | None:
-    """Returns (driver, claim UID) of this driver's CDI files, or None for any other file."""
+    """Returns (driver, claim UID) for this driver's CDI files, or None for any other file."""
     match = _CDI_FILE.fullmatch(name)
     return (f"dra.{match[1]}", match[2]) if match else None
 
@@ -119,7 +120,7 @@ def metadata_host_path(plugins: str, driver: str, namespace: str, claim: str, re
     """Returns the metadata file of a request (base name) on the host, under ``plugins``, the kubelet's plugin
     directory.
 
-    The names are those of the kubelet's helper for drivers. Raises MalformedError for invalid object names.
+    The kubelet's helper library for drivers uses the same names. Raises MalformedError for invalid object names.
     """
     directory = f"{plugins}/{driver}/{METADATA_DIRECTORY}/{metadata_claim_directory(namespace, claim)}"
     return f"{directory}/{_one_path_part('request', request, _REQUEST)}/metadata.json"
@@ -128,7 +129,8 @@ def metadata_host_path(plugins: str, driver: str, namespace: str, claim: str, re
 def metadata_mount_path(driver: str, claim: str, pod_claim_name: str | None, request: str) -> str:
     """Returns the path of a request's metadata file in a container. ``request`` is the base name.
 
-    For a claim made from a template, the path contains its name in the pod, the only one that a manifest can know.
+    For a claim made from a template, the path contains the claim's name in the pod, since a pod's manifest cannot
+    contain the generated name.
     """
     place = f"resourceclaims/{_one_path_part('claim', claim, _OBJECT)}"
     if pod_claim_name is not None:
@@ -192,8 +194,9 @@ def memory_env_key(uid: str, request: str | None, item: str) -> str:
 
 
 def parse_env_key(key: str) -> EnvKey | None:
-    """Parses the name of a variable. Returns None without a prefix of the driver; raises MalformedError if the rest is
-    invalid.
+    """Parses the name of a variable. Returns None if it has none of the driver's prefixes.
+
+    Raises MalformedError if the rest of the name is invalid.
     """
     if len(key) > _MAX_KEY and key.startswith((CPU_ENV_PREFIX, MEMORY_ENV_PREFIX)):
         raise MalformedError("environment variable", key, f"has more than {_MAX_KEY} characters")
@@ -221,7 +224,7 @@ def state_socket_path(run_directory: str, pod_uid: str) -> str:
 def pool_socket_path(run_directory: str) -> str:
     """Returns the socket of the helper that resizes pools of hugepages.
 
-    It is next to the run directory, which all containers in one pod share.
+    The socket is not in the run directory, which all containers in one pod share, but in a directory next to it.
     """
     return f"{run_directory}-hugepages/pools.sock"
 
@@ -237,7 +240,7 @@ class FormerName:
     words: Mapping[str | bool, str] = field(default_factory=dict)
     """Current values by former value."""
     inside: str = ""
-    """If the former value is a map, its only key, whose value belongs to the current key."""
+    """If the former value is a map: the only key in that map. The key's value becomes the value of the current key."""
 
     @property
     def path(self) -> str:
@@ -270,7 +273,7 @@ class PresentNames:
     words: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Former and current value of each replaced value, by current key."""
     faults: list[tuple[str, str]] = field(default_factory=list)
-    """Key and reason for each former name that cannot be replaced. The document then lacks its value."""
+    """Key and reason for each former name that cannot be replaced. Its value is then omitted from the document."""
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -22,37 +22,37 @@ def _scaled(page_bytes: int) -> tuple[int, str]:
 
 
 def short_page_size(page_bytes: int) -> str:
-    """Formats as in device, pool and class names and ``resource.kubernetes.io/pageSize``: ``2m``."""
+    """Formats a size as in device, pool and class names and ``resource.kubernetes.io/pageSize``: ``2m``."""
     count, letter = _scaled(page_bytes)
     return f"{count}{letter}"
 
 
 def kubernetes_page_size(page_bytes: int) -> str:
-    """Formats as in ``hugepages-2Mi`` and ``dra.memory/pageSize``: ``2Mi``, ``4Ki``."""
+    """Formats a size as in ``hugepages-2Mi`` and ``dra.memory/pageSize``: ``2Mi``, ``4Ki``."""
     count, letter = _scaled(page_bytes)
     return f"{count}{letter.upper()}i"
 
 
 @lru_cache(64)
 def oci_page_size(page_bytes: int) -> str:
-    """Formats as in the OCI specification and cgroup files (``hugetlb.2MB.max``): ``2MB``, ``64KB``."""
+    """Formats a size as in the OCI specification and cgroup files (``hugetlb.2MB.max``): ``2MB``, ``64KB``."""
     count, letter = _scaled(page_bytes)
     return f"{count}{letter.upper()}B"
 
 
 def mount_page_size(page_bytes: int) -> str:
-    """Formats as in the hugetlbfs mount option ``pagesize=``: ``2M``."""
+    """Formats a size as in the hugetlbfs mount option ``pagesize=``: ``2M``."""
     count, letter = _scaled(page_bytes)
     return f"{count}{letter.upper()}"
 
 
 def sysfs_page_size(page_bytes: int) -> str:
-    """Formats as in the names of sysfs directories: ``hugepages-2048kB``."""
+    """Formats a size as in the names of sysfs directories: ``hugepages-2048kB``."""
     return f"hugepages-{page_bytes >> 10}kB"
 
 
 def parse_page_size(text: str) -> int:
-    """Parses any of the spellings to bytes. Raises MalformedError."""
+    """Parses a size in any of these spellings and returns it in bytes. Raises MalformedError."""
     match = _TEXT.fullmatch(text.removeprefix("hugepages-"))
     if match is None or int(match[1]) == 0:
         raise MalformedError("page size", text, "is none of the spellings 2m, 2Mi, 2MB, hugepages-2048kB")

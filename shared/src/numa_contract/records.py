@@ -2,7 +2,7 @@
 """Allocation records: the frontend writes one into a claim's CDI file, and the backend enforces it.
 
 Records have a version and keep unknown fields. The two images are updated one after the other, so release N reads
-records of N-1 and N+1, and does not lose anything when it writes them again.
+records from N-1 and N+1, and loses nothing when it writes them back.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ from numa_contract.names import CDI_KINDS, DRIVERS, cdi_device_name
 
 RECORD_VERSION: Final = 1
 _MAX_RESULTS: Final = 32
-"""Maximum number of allocation results of a claim (resource.k8s.io, AllocationResultsMaxSize)."""
+"""Maximum number of allocation results in a claim (resource.k8s.io, AllocationResultsMaxSize)."""
 _MAX_PODS: Final = 256
 """Maximum number of entries in reservedFor (ResourceClaimReservedForMaxSize)."""
 _MAX_SETS: Final = 1024
@@ -85,8 +85,8 @@ class Document(BaseModel):
     """Base class of all documents that the containers exchange: frozen, camelCase in JSON, unknown fields ignored.
 
     A node has thousands of instances: five for each claim and one or more for each container, in both processes. For
-    each of them pydantic creates a set of the fields that were given (``model_fields_set``), with 216 to 728 bytes.
-    Equal sets are shared here. That is safe because only an assignment to a field changes the set.
+    each of them, pydantic creates a set of the fields that were given (``model_fields_set``), which takes 216 to 728
+    bytes. Equal sets are shared here. That is safe because only an assignment to a field changes the set.
     """
 
     model_config = ConfigDict(
@@ -94,7 +94,7 @@ class Document(BaseModel):
     )
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Replaces the set of given fields with a shared equal one."""
+        """Replaces the set of given fields with a shared set that is equal."""
         _share_fields(self)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -161,7 +161,8 @@ class Owner(RecordPart):
     container: str
     """Name of the container in its pod."""
 
-    # Each of the backend's hooks creates one and few are retained, so sharing the set of fields would not pay off.
+    # Each of the backend's hooks creates an Owner, and few of them are retained, so sharing the set of fields would not
+    # pay off.
     model_post_init = BaseModel.model_post_init  # type: ignore[pydantic-field]
 
 
@@ -177,7 +178,7 @@ class AllocationResult(RecordPart):
     share_id: str | None = None
     """ID of the device's share (``shareID``); null for a device that is allocated as a whole."""
     consumed: dict[str, str] = Field(default_factory=dict)
-    """Consumed capacity as canonical quantities, CPUs or bytes, by the name of the capacity."""
+    """Consumed capacity by capacity name, as canonical quantities of CPUs or bytes."""
 
     @property
     def base(self) -> str:
@@ -227,7 +228,7 @@ class MemoryAllocation(RecordPart):
 
 
 def _formerly(former: str, present: str) -> AfterValidator:
-    """Returns a validator that replaces a former word, which records of earlier builds contain."""
+    """Returns a validator that replaces a former word, which records from earlier builds contain."""
     return AfterValidator(lambda word: present if word == former else word)
 
 
@@ -249,7 +250,7 @@ class CpuParameters(RecordPart):
     core_type: str = "any"
     """Type of the cores: ``any``, ``performance`` or ``efficiency``."""
     quota: Annotated[str, _formerly("off", "lift")] = "lift"
-    """CFS quota of the containers: ``lift`` (none if the claim covers their CPU limit) or ``keep``."""
+    """CFS quota of the containers: ``lift`` (no quota if the claim covers their CPU limit) or ``keep``."""
     irqs: str = "move"
     """Interrupts on the CPUs: ``move`` (they are moved off while a container runs) or ``keep``."""
     isolation: str = "exclusive"
@@ -269,8 +270,8 @@ class PoolCpus(RecordPart):
     cpus: CpuSet
     """All CPUs of the machine except the claim's, in the kernel's list format."""
     near: CpuSet
-    """CPUs among them that the container may use, in the kernel's list format. If the pool contains none of these, the
-    container may use the whole pool.
+    """Those CPUs in ``cpus`` that the container may use, in the kernel's list format. If the pool contains none of
+    them, the container may use the whole pool.
     """
 
 
@@ -285,7 +286,7 @@ class MemoryMount(RecordPart):
 
 def hiding_mounts(paths: Iterable[str]) -> tuple[str, str] | None:
     """Returns two mount paths of which the first would hide the second or equals it, or None if there are none."""
-    # In this order, paths below a directory directly follow it.
+    # In this order, the paths under a directory directly follow the directory itself.
     ordered = sorted(f"{path}/" for path in paths)
     return next(((a[:-1], b[:-1]) for a, b in pairwise(ordered) if b.startswith(a)), None)
 
@@ -403,7 +404,7 @@ class AllocationRecord(RecordPart):
         return self.memory_parameters.get(request) or _MEMORY_DEFAULTS
 
     def reserves(self, pod_uid: str) -> bool:
-        """Returns True if the pod may use the claim according to this snapshot."""
+        """Returns True if ``reservedFor``, as last read, allows the pod to use the claim."""
         return any(pod.uid == pod_uid for pod in self.reserved_for)
 
 

@@ -14,11 +14,13 @@ LEASE_SECONDS: Final = 10.0
 RENEW_SECONDS: Final = 6.0
 """Interval between reports of a backend whose state does not change.
 
-A lost report is noticed after 2 s (the backend's request timeout) and repeated at once. The sum of both must be below
-LEASE_SECONDS, so that one lost report does not end the lease. docs/adr/0031-changes-of-reports.md has the figures.
+A lost report is noticed after 2 s (the backend's request timeout) and repeated at once. This interval and the timeout
+together must be below LEASE_SECONDS, so that one lost report does not end the lease.
+docs/adr/0031-changes-of-reports.md has the figures.
 """
 FORMER_RENEW_SECONDS: Final = 2.0
-"""Interval for a frontend from a release that does not read changes. It closes connections that are idle for 5 s."""
+"""Interval for a frontend from a release that does not read changes. Such a frontend closes connections that are idle
+for 5 s."""
 MAX_STATE_BYTES: Final = 4 << 20
 """Maximum size of a request body in bytes. A node with 500 containers needs 5 % of it."""
 MAX_REPORTS: Final = 20_000
@@ -30,7 +32,7 @@ RECORDS_WAIT_SECONDS: Final = 25
 MAX_RECORDS_WAIT_SECONDS: Final = 600
 """Maximum of ``wait``, in seconds."""
 CONTAINERS: Final = "containers"
-"""Key of the container reports, next to the fields of BackendStatus. Absent if the frontend already has them."""
+"""Key of the container reports, next to the fields of BackendStatus. Absent if the frontend already has the reports."""
 MAX_OBSERVED: Final = 512
 """Maximum number of changes in an Observation."""
 MEASUREMENTS: Final = frozenset({"counters", "metrics", "observation"})
@@ -126,7 +128,7 @@ class ContainerReport(Document):
     cpus: CpuSet = frozenset()
     """CPUs of the container as last read from ``cpuset.cpus.effective``, in the kernel's list format; empty if the file
     could not be read. For a container that has no claimed CPUs or also uses the shared pool, on a node where the kernel
-    keeps it off others' CPUs: the CPUs that ``cpuset.cpus`` allows.
+    keeps the container off other containers' CPUs: the CPUs that ``cpuset.cpus`` allows.
     """
     exclusivity: Text = ""
     """Mechanism that keeps other processes off the container's CPUs: ``partition`` or ``isolated`` (the kernel), or
@@ -176,12 +178,12 @@ class MetricSample(Document):
     labels: tuple[str, ...] = ()
     """Values of the labels, in the order of the metric's label names."""
     value: float = 0.0
-    """Value in the unit that ends the metric's name, such as ``_seconds``; for a histogram, the sum of all
+    """Value in the unit at the end of the metric's name, such as ``_seconds``; for a histogram, the sum of all
     observations.
     """
     counts: tuple[int, ...] = ()
-    """Number of observations in each bucket of a histogram, not cumulative; the last bucket is above the largest
-    bound."""
+    """Number of observations in each bucket of a histogram, not cumulative; the last bucket is for observations above
+    the largest bound."""
 
 
 class Metric(Document):
@@ -205,8 +207,8 @@ class ContainerChanges(Document):
     """Containers that have changed since an earlier report of the same instance.
 
     They are sent only if the reader has acknowledged the containers of that report. A reader that no longer has those
-    containers, or that would have another number of containers than ``total`` after merging the changes, ignores the
-    changes. Its answer then contains the generation that it still has, and the sender sends all containers.
+    containers, or that would not have ``total`` containers after merging the changes, ignores the changes. Its answer
+    then contains the generation that it still has, and the sender sends all containers.
     """
 
     since: int
@@ -244,7 +246,8 @@ class Observation(Document):
     total: int = 0
     """Number of files that would change."""
     cgroup_files: int = 0
-    """Number of these files that belong to cgroups. The others belong to interrupts and kernel workers."""
+    """Number of files that would change and belong to cgroups. The other files belong to interrupts and kernel
+    workers."""
     complete: bool = False
     """True if all containers that the runtime listed were compared."""
     changes: Annotated[tuple[ObservedChange, ...], BeforeValidator(lambda value: _first(value, MAX_OBSERVED))] = ()
@@ -252,8 +255,8 @@ class Observation(Document):
 
 
 class BackendStatus(Document):
-    """The backend's lease. A report after each change, and at least every 6 s (every 2 s if the frontend is from an
-    older release), renews the lease. The lease expires 10 s after the last report.
+    """The backend's lease. The backend reports after each change, and at least every 6 s (every 2 s if the frontend is
+    from an older release); each report renews the lease. The lease expires 10 s after the last report.
     """
 
     version: int = REPORT_VERSION
@@ -263,8 +266,8 @@ class BackendStatus(Document):
     instance: str
     """Instance of the backend, which changes when the process restarts."""
     generation: int = 0
-    """Generation of the containers' state: a number that grows with each change of a report; 0 before the runtime has
-    sent its state.
+    """Generation of the containers' state: a number that grows each time a container's report changes; 0 before the
+    runtime has sent its state.
     """
     reported_at: float | None = None
     """Time of the report, in seconds of the node's monotonic clock (``CLOCK_MONOTONIC``). A report that is older than
@@ -350,7 +353,7 @@ class RecordChange(Document):
     """A claim record that appeared, changed or disappeared."""
 
     generation: int
-    """Generation of the records since this change."""
+    """Generation of the records after this change."""
     change: str
     """Kind of the change: ``prepared``, ``updated``, ``restored``, ``released``, ``quarantined`` or ``lost``."""
     driver: str

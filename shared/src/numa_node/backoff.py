@@ -6,7 +6,7 @@ import time
 from math import inf
 from typing import Final
 
-_JITTER: Final = random.Random()  # noqa: S311 - spreads attempts, guards nothing
+_JITTER: Final = random.Random()  # noqa: S311 - spreads attempts over time, not used for security
 """Random number generator shared by all Backoffs. Seeding one for each would dominate the cost of a short-lived
 Backoff.
 """

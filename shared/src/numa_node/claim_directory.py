@@ -84,7 +84,7 @@ def _settled(stamp_ns: int, scanned_ns: int) -> bool:
 
 
 class DirectoryReplacedError(OSError):
-    """The CDI directory was replaced on the host, so that no other process uses the one mounted here."""
+    """The CDI directory was replaced on the host, so no other process uses the one that is mounted here."""
 
     def __init__(self) -> None:
         super().__init__("the CDI directory was replaced on the node; this container restarts to mount the new one")
@@ -130,7 +130,8 @@ class ClaimDirectory:
             if status.st_nlink == 0:
                 return self._detached()
             stamp = _stamp_of(status)
-            # The clock of the first scan counts: by a later scan it may have reached a stamp that lay in the future.
+            # ``settled`` was computed with the clock at the last scan, and not with ``now_ns``: by now, the clock may
+            # have reached a stamp that lay in the future then.
             if not thorough and stamp == self._stamp and self.settled:
                 return self.view
             found, problem = self._scan(now_ns)
@@ -229,7 +230,7 @@ class ClaimDirectory:
             return _spoilt(before, stamp, 0, f"{entry.name} cannot be read: {error.strerror}")
         except ContractError as error:
             return _spoilt(before, stamp, now_ns, str(error))
-        except Exception as error:  # noqa: BLE001 - an unforeseen file must not stop the others
+        except Exception as error:  # noqa: BLE001 - one unforeseen file must not stop the reading of the others
             return _spoilt(before, stamp, now_ns, f"{entry.name} cannot be processed: {shown(repr(error))}")
         if before is not None and before.file is not None and _same(before.file, read):
             read = before.file

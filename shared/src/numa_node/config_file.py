@@ -121,7 +121,7 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def construct_integer(self, node: Any) -> int:
-        """Returns the value of an integer. With an explicit tag, forms that only PyYAML knows are accepted, too."""
+        """Returns the value of an integer. With an explicit tag, forms that only PyYAML knows are accepted as well."""
         text = self._number_text(node)
         return _integer(text) if _INTEGER.match(text) else int(self.construct_yaml_int(node))
 
@@ -196,7 +196,7 @@ def _children(node: Node) -> list[Node]:
 
 def parse_yaml(data: bytes, source: str) -> Any:
     """Returns the value of one YAML document. Raises ConfigError with ``source`` and the line."""
-    return _parsed(data, source, lambda text: yaml.load(text, _StrictLoader))  # noqa: S506 - a SafeLoader with one rule more
+    return _parsed(data, source, lambda text: yaml.load(text, _StrictLoader))  # noqa: S506 - stricter than SafeLoader
 
 
 def parse_yaml_documents(data: bytes, source: str) -> list[Any]:
@@ -221,7 +221,8 @@ def _parsed(data: bytes, source: str, parse: Callable[[str], Any]) -> Any:
 def read_yaml(path: str) -> Any:
     """Returns the value of a YAML file. Raises ConfigError naming the file and the position."""
     try:
-        # A mounted ConfigMap is a link to a link, which the directory's owner created.
+        # Symbolic links are followed: a file in a mounted ConfigMap is reached through two of them, which the
+        # directory's owner created.
         with open(path, "rb") as file:  # noqa: PTH123
             data = file.read(MAX_FILE + 1)
     except OSError as error:
@@ -232,7 +233,7 @@ def read_yaml(path: str) -> Any:
 
 
 def load_config(path: str | None, flags: Mapping[str, Any] = MappingProxyType({})) -> Config:
-    """Returns the configuration in a file (None: the defaults), overridden by ``flags``, which has the file's keys.
+    """Returns the configuration in a file (None: the defaults), overridden by ``flags``, a map with the same keys.
 
     Both are validated separately first, so that an invalid flag is not attributed to the file. Raises ConfigError.
     """

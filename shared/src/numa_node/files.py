@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Safe access to files that several processes of a node share: bounded reads, atomic replacement, locks.
+"""Safe access to files that several processes on a node share: bounded reads, atomic replacement, locks.
 
 A lock is an exclusive flock(2). The kernel releases it when its holder dies for any reason. Lock files are never
 removed, because a lock on an unlinked file excludes no other process.
@@ -87,7 +87,7 @@ def locked(descriptor: int) -> bool:
 def is_named(descriptor: int, path: str | Path) -> bool:
     """Returns True if the open file still has this name. A lock on a renamed or removed file excludes no process."""
     try:
-        there = os.stat(path)  # noqa: PTH116 - asked before every write; Path costs more than the call
+        there = os.stat(path)  # noqa: PTH116 - called before every write; Path costs more than the call
     except OSError:
         return False
     ours = os.fstat(descriptor)
@@ -108,8 +108,8 @@ class FileLock:
     async def acquire(self, limit: float | None = None) -> None:
         """Waits for the lock. Raises LockTimeoutError after ``limit`` seconds, and OSError if it cannot be opened.
 
-        The timeout restarts when another coroutine of this process releases the lock, so it limits the time of one
-        holder and not the length of the queue. It restarts for the last time when this coroutine's turn begins.
+        The timeout restarts when another coroutine of this process releases the lock, so it limits how long one holder
+        may keep the lock, not the length of the queue. It restarts for the last time when this coroutine's turn begins.
         """
         mine = False
         try:
@@ -124,7 +124,7 @@ class FileLock:
             if mine:
                 self._turn.release()
             if isinstance(error, TimeoutError) and scope.expired() and limit is not None:
-                own = "earlier calls of this process wait for the disk"
+                own = "earlier calls in this process are waiting for the disk"
                 why = "another instance, or a slow disk, holds it" if mine else own
                 raise LockTimeoutError(f"{self.path} could not be locked within {limit:g} s: {why}") from None
             raise

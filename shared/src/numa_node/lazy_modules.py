@@ -15,8 +15,8 @@ _lock = RLock()
 def add_lazy_modules(*names: str) -> None:
     """Adds modules to ``sys.modules`` that are executed when one of their names is first used (PEP 562).
 
-    This only affects importers of the module itself (``import a.b``, ``from a import b``). An importer of its names
-    executes it at once. Modules that are already imported are left unchanged. Raises ImportError.
+    This only affects importers of the module itself (``import a.b``, ``from a import b``). Importing a name from the
+    module executes the module at once. Modules that are already imported are left unchanged. Raises ImportError.
     """
     for name in names:
         if name not in sys.modules:
@@ -35,8 +35,8 @@ def _add(name: str) -> None:
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
         nonlocal is_executing
         with _lock:
-            # Other threads wait here until all names exist. Code that the module's own execution runs in this thread
-            # gets the names that exist so far.
+            # Other threads wait here until all names exist. Code in this thread that runs as part of the module's own
+            # execution gets the names that exist so far.
             if vars(module).get("__getattr__") is load and not is_executing:
                 is_executing = True
                 try:

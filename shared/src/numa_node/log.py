@@ -24,7 +24,7 @@ class _Lines(logging.Formatter):
         self._form = form
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line. In pairs, a value with other than plain characters is written as a JSON string.
+        """Returns the line. In pairs, a value that has other than plain characters is written as a JSON string.
 
         Fields that are None are omitted from pairs, and a mapping is written as ``key:value,key:value``.
         """
@@ -68,7 +68,7 @@ def _quoted(text: str) -> str:
 
 
 class Complaints:
-    """Logs the error of an item once, and again only if the error changes or returns after the item was fine."""
+    """Logs an item's error once, and again only if the error changes or returns after the item had no error."""
 
     def __init__(self, logger: logging.Logger, *foreseen: type[Exception]) -> None:
         self._logger = logger

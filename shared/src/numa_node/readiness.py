@@ -27,7 +27,7 @@ class Readiness(Generic[Problem]):
         self._was_ready = False
         self._ready = False
         self._problems: tuple[Problem, ...] = ()
-        """Reasons why it is not ready; empty while it is, and before the first update."""
+        """Reasons why the pod is not ready; empty while it is ready, and before the first update."""
         self._changed_at: float | None = None
         """Time since which the problems, or their absence, contradict the reported state."""
 

@@ -19,7 +19,7 @@ def test_keys_of_dra_driver_cpu_keep_their_names() -> None:
     ("document", "named"),
     [
         ({"reservedCpus": "0"}, "use reservedCPUs"),
-        ({"nonsense": 1}, "nonsense: unknown key; known are allocator, apiVersion, "),
+        ({"nonsense": 1}, "nonsense: unknown key; known keys are allocator, apiVersion, "),
         (
             {"reservedCPUs": False},
             "reservedCPUs: got the boolean false (YAML reads off, no and n as false); write a CPU",
@@ -55,8 +55,8 @@ def test_keys_of_dra_driver_cpu_keep_their_names() -> None:
         ),
         ({"reservedCPUs": "3-1"}, "runs backwards"),
         ({"apiVersion": "v2"}, "apiVersion"),
-        ({"cdiDir": "/etc/cdi"}, "must not be below /etc"),
-        ({"cdiDir": "/./etc//cdi"}, "must not be below /etc"),
+        ({"cdiDir": "/etc/cdi"}, "must not be under /etc"),
+        ({"cdiDir": "/./etc//cdi"}, "must not be under /etc"),
         ({"cdiDir": "var/cdi"}, "absolute"),
         ({"cpu_device_mode": "individual"}, "cpu_device_mode: unknown key"),
         ({"reservedMemory": [{"numa_node": 0, "limits": {}}]}, "reservedMemory.0.numa_node: unknown key"),

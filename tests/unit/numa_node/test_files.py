@@ -47,7 +47,7 @@ async def test_lock_excludes_another_holder(short_root: Path) -> None:
     await first.acquire()
     with pytest.raises(LockTimeoutError, match=r"lock could not be locked within 0\.02 s: another instance"):
         await second.acquire(limit=0.02)
-    with pytest.raises(LockTimeoutError, match="earlier calls of this process"):
+    with pytest.raises(LockTimeoutError, match="earlier calls in this process"):
         await first.acquire(limit=0.02)
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(second.acquire())
@@ -103,7 +103,7 @@ async def test_the_time_limit_of_a_lock_applies_to_one_holder(short_root: Path) 
     await asyncio.sleep(0)
     lock.release()
     await waiting[0]
-    with pytest.raises(LockTimeoutError, match="earlier calls of this process"):
+    with pytest.raises(LockTimeoutError, match="earlier calls in this process"):
         await waiting[1]
     lock.release()
     async with other.hold():

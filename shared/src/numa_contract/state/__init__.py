@@ -2,7 +2,7 @@
 """JSON documents of the state endpoint (``/v1/...``) other than claim records, container reports and the lease.
 
 A model belongs here if the service sends it to people or tools. ``/openapi.json`` and ``docs/state-api.md`` are
-generated from these models. DESIGN.md, "The documents of the state endpoint", has the rules of compatibility.
+generated from these models. DESIGN.md, "The documents of the state endpoint", has the compatibility rules.
 """
 
 from typing import Final

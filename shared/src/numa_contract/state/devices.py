@@ -58,8 +58,8 @@ class CpuDocument(StateDocument):
     claim: str | None = None
     """Namespace and name of that claim, ``namespace/name``; empty if its record is lost."""
     exclusivity: str | None = None
-    """Mechanism that keeps others off the CPU: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the driver).
-    Omitted if no container of the claim runs.
+    """Mechanism that keeps other processes off the CPU: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the
+    driver). Omitted if no container of the claim runs.
     """
     fallback_reason: str | None = None
     """Reason why the shared pool enforces the claim although the kernel could; otherwise omitted."""

@@ -75,7 +75,7 @@ class MachineDocument(StateDocument):
     offline: CpuSet
     """CPUs that are present and offline, in the kernel's list format."""
     isolcpus: CpuSet
-    """CPUs that the kernel was booted with as ``isolcpus=``, in the kernel's list format."""
+    """CPUs in the kernel's boot parameter ``isolcpus=``, in the kernel's list format."""
     cores: int
     """Number of cores with an online CPU."""
     packages: int

@@ -17,7 +17,7 @@ class ProblemDocument(StateDocument):
     should know).
     """
     code: str
-    """Code of the problem or warning, as in ``/v1/status``; empty in the entry that counts omitted ones."""
+    """Code of the problem or warning, as in ``/v1/status``; empty in the entry that counts the omitted entries."""
     subject: str
     """Object that the problem concerns; empty if it concerns the whole node."""
     text: str
@@ -57,7 +57,7 @@ class PageCpu(CpuDocument):
 
 
 class PageMemory(MemoryDocument):
-    """One memory device, with all memory of its kind."""
+    """One memory device, with the total memory of its page size on its NUMA node."""
 
     total_bytes: int
     """Memory of this page size on the NUMA node in bytes, including memory not available to claims."""
@@ -129,7 +129,7 @@ class NodeDocument(StateDocument):
     for other reasons.
     """
     problems: tuple[ProblemDocument, ...]
-    """Problems, then warnings, at most 100, and one entry with the number of omitted ones."""
+    """Problems, then warnings, at most 100 in total, and one entry with the number of omitted ones."""
     numa_nodes: tuple[PageNumaNode, ...]
     """NUMA nodes by ID."""
     memory: tuple[PageMemory, ...]

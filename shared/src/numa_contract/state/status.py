@@ -33,8 +33,8 @@ class StatusCode(StrEnum):
     NO_BACKEND_ENFORCES = "NoBackendEnforces"
     """No backend on this node holds the active lock and serves the runtime, so no claim can be prepared."""
     BACKEND_PROBLEM = "BackendProblem"
-    """The backend cannot enforce something, and sent no code for the cause or one that this release does not know. The
-    message is the backend's own.
+    """The backend cannot enforce something, and sent no code for the cause or a code that this release does not know.
+    The message is the backend's own.
     """
     MACHINE_UNREADABLE = "MachineUnreadable"
     """The machine cannot be read; the result of the last successful read stays in use."""
@@ -75,8 +75,8 @@ class StatusCode(StrEnum):
     container, ``namespace/pod/container``."""
     # Warnings: the driver works.
     POD_INCOMPLETE = "PodIncomplete"
-    """The pod lacks a directory, a mount or a token. While the service is down, it is the problem that keeps it from
-    starting, or a warning if the service can start without it."""
+    """The pod lacks a directory, a mount or a token. While the service is down, this is reported as a problem if it
+    keeps the service from starting, else as a warning."""
     CONFIGURATION_DOES_NOT_FIT = "ConfigurationDoesNotFit"
     """The configuration names CPUs or memory that the machine does not have, or leaves nothing to publish."""
     ERRORS_UNREADABLE = "HardwareErrorsUnreadable"
@@ -105,7 +105,7 @@ class StatusCode(StrEnum):
     NO_RESERVED_CPUS = "NoReservedCPUs"
     """``reservedCPUs`` is empty, so claims may get the CPUs on which the system runs."""
     SETTING_RENAMED = "SettingRenamed"
-    """The configuration contains the former name of a setting or its value. The former name is still accepted."""
+    """The configuration contains the former name of a setting or of a value. The former name is still accepted."""
     TASK_FAILING = "TaskFailing"
     """A task of the frontend has failed and is retried. Subject: the task."""
 
@@ -131,9 +131,9 @@ class Notice(StateDocument):
     reports. A newer release may add codes.
     """
     cause: str = ""
-    """Code of the cause that the backend reports for ``CPUsKeptByPool``, ``ContainerRefused`` and
-    ``PartitionsUnavailable``; empty for other codes, and if the backend has sent none or one that this release does not
-    know."""
+    """Code for the cause that the backend reports for ``CPUsKeptByPool``, ``ContainerRefused`` and
+    ``PartitionsUnavailable``; empty for other codes, and if the backend has sent no code or one that this release does
+    not know."""
     subject: str = ""
     """Object that the problem or warning concerns, as described for the code; empty if it concerns the whole node or
     service.
@@ -169,14 +169,15 @@ class StatusDocument(StateDocument):
     runtime: str
     """Name and version of the container runtime; empty if it is not known."""
     ready: bool
-    """True if the pod is ready. A problem makes it unready after 10 s, and it is ready 2 s after the last one."""
+    """True if the pod is ready. A problem makes the pod unready after 10 s, and the pod is ready again 2 s after its
+    last problem has ended."""
     live: bool
     """True if a backend on this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
     for other reasons.
     """
     problems: tuple[Notice, ...]
-    """Problems that make the pod unready, then others. Some that make a ready pod unready, such as a missing
-    registration or an unusable journal, are listed only after they have lasted for 10 s.
+    """Problems that make the pod unready, then all other problems. Some problems that make a ready pod unready, such as
+    a missing registration or an unusable journal, are listed only after they have lasted for 10 s.
     """
     warnings: tuple[Notice, ...]
     """Conditions that an operator should know although the driver works."""

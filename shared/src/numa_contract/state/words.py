@@ -23,9 +23,9 @@ KEPT_BY: Final = {
     "isolated": "the kernel (isolated cpuset partition)",
     "pool": "the shared pool",
 }
-"""Names of the mechanisms that keep others off the CPUs of a claim, by ``exclusivity``."""
+"""Names of the mechanisms that keep other processes off a claim's CPUs, by ``exclusivity``."""
 ENFORCED: Final = {"True": "yes", "False": "no", "Unknown": "not known"}
-"""Answers to whether a claim is enforced, by the status of its ``Enforced`` condition."""
+"""Words for whether a claim is enforced, by the status of its ``Enforced`` condition."""
 LEVELS: Final = {"fault": "Problem", "warning": "Warning"}
 """Names of the problem levels in ``/v1/node``."""
 UNITS: Final = ("Ki", "Mi", "Gi", "Ti", "Pi")

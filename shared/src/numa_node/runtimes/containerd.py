@@ -9,13 +9,13 @@ differently:
   whether sections have short names (1) or full ones (2). It accepts no higher version (mergeConfig and ValidateV2 in
   services/server/config, Decode).
 * 2.0 to 2.2 merge key by key; lists are replaced. The last file with a ``version`` line determines for the merged
-  result whether the CRI section of 1.7 is used. 2.0.0 and 2.0.1 then replace the whole new section with it, later
-  releases fill in the keys that the new section lacks. A file of version 1 or without a ``version`` line only gets full
-  names for its sections (mergeConfig in cmd/containerd/server/config, configMigration in plugins/cri/runtime).
+  result whether the CRI section of 1.7 is used. 2.0.0 and 2.0.1 then replace the whole new section with it, while later
+  releases only fill in the keys that the new section lacks. A file of version 1 or without a ``version`` line only gets
+  full names for its sections (mergeConfig in cmd/containerd/server/config, configMigration in plugins/cri/runtime).
 * 2.3 and 2.4 convert the CRI section of 1.7 in each file before they merge.
 
-In every release, ``disabled_plugins`` of all files are combined. Files are read breadth first: the imports of
-config.toml come before the imports of those, and a file is read once.
+In every release, ``disabled_plugins`` of all files are combined. Files are read breadth first: the files that
+config.toml imports come before the files that those import, and each file is read only once.
 """
 
 import copy
@@ -56,7 +56,7 @@ class RuntimeConfigError(ValueError):
 
 
 class UndeterminedError(ValueError):
-    """The setting that containerd uses cannot be determined from what was read. The message is the reason."""
+    """The setting that containerd uses cannot be determined from the files. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class Dump:
     disabled: tuple[str, ...]
     """Plugins that are disabled as a whole, which have no section in a dump. 1.7 may print short names."""
     of_2_0: bool = False
-    """True if containerd 2.0 printed it. 2.0.0 to 2.0.5 omit settings that are given under their names in 1.7."""
+    """True if containerd 2.0 printed the dump. 2.0.0 to 2.0.5 omit settings that the files give under their names in
+    1.7."""
 
     @property
     def cri(self) -> str:
@@ -85,7 +86,8 @@ class Dump:
 
     @property
     def can_require_plugins(self) -> bool:
-        """True if this containerd has NRI's default validator (2.2 and later), whose table is then in the section."""
+        """True if this containerd has NRI's default validator (2.2 and later). NRI's section then has the validator's
+        table."""
         return isinstance(self.value(NRI, "default_validator"), dict)
 
 
@@ -97,7 +99,9 @@ def read_dump(text: str) -> Dump:
         raise RuntimeConfigError(f"the dump is not TOML: {error}") from error
     version, plugins = document.get("version"), document.get("plugins", {})
     if type(version) is not int or version not in CRI_OF_DUMP or not isinstance(plugins, dict):
-        raise RuntimeConfigError(f"the dump has version {shown(version)}; known are {', '.join(map(str, CRI_OF_DUMP))}")
+        raise RuntimeConfigError(
+            f"the dump has version {shown(version)}; known versions are {', '.join(map(str, CRI_OF_DUMP))}"
+        )
     # The key plugin_dir was removed in 2.1.
     of_2_0 = version > DUMP_OF_1_7 and "plugin_dir" in document
     dump = Dump(version, plugins, tuple(map(str, items(document.get("disabled_plugins")))), of_2_0)
@@ -224,7 +228,7 @@ def _read_1_7(documents: Documents) -> Effective:
 
 
 def _read_2(documents: Documents, take_over: Callable[[Table], None]) -> Effective:
-    """Returns the configuration that 2.0 to 2.2 derive from files: merged first, then converted."""
+    """Returns the configuration that 2.0 to 2.2 derive from files, which they merge first and then convert."""
     newest = 3
     version, plugins, disabled = newest, Table(), set[str]()
     for path, document in documents:
@@ -250,7 +254,7 @@ def _read_2_0_2(documents: Documents) -> Effective:
 
 
 def _read_2_3(documents: Documents) -> Effective:
-    """Returns the configuration that 2.3 and later derive from files: each is converted, then they are merged."""
+    """Returns the configuration that 2.3 and later derive from files, which they convert first and then merge."""
     newest = 4
     plugins, disabled = Table(), set[str]()
     for path, document in documents:
@@ -288,7 +292,7 @@ def _effective_2(plugins: Table, disabled: set[str]) -> Effective:
 
 
 def _fill_from_former_cri(plugins: Table) -> None:
-    """Adds the keys of 1.7's section that the new section lacks. Keys of other plugins are copied but unused."""
+    """Adds those keys of 1.7's section that the new section lacks. Keys of other plugins are copied but not used."""
     former, now = plugins.get(CRI_OF_1), plugins.get(CRI_OF_2)
     if isinstance(former, dict):
         plugins[CRI_OF_2] = former | (now if isinstance(now, dict) else {})

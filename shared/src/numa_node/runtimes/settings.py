@@ -43,11 +43,11 @@ class Setting:
     is_negative_in_crio: bool = False
 
     def path(self, cri: str) -> tuple[str, ...]:
-        """Returns the path in a dump under ``plugins``; ``cri`` is the name of its CRI section."""
+        """Returns the path in a dump under ``plugins``; ``cri`` is the name of the dump's CRI section."""
         return (cri if self.cri else NRI, *self.key)
 
     def written(self, value: Any) -> Any:
-        """Converts a value of the setting to the value of containerd's key."""
+        """Converts the setting's value to the value of containerd's key."""
         return not value if self.is_negative else value
 
 

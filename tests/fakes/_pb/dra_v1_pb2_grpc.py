@@ -50,15 +50,15 @@ class DRAPluginServicer:
     """Missing associated documentation comment in .proto file."""
 
     def NodePrepareResources(self, request, context):
-        """The kubelet calls this before it creates the sandbox of a pod, with all claims of the pod for this driver.
+        """The kubelet calls this method before it creates a pod's sandbox, with all of the pod's claims for this driver.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')  # overridden by servers
 
     def NodeUnprepareResources(self, request, context):
-        """The kubelet calls this after the last pod on this node that uses a claim has ended. Must also succeed for unknown
-        claims.
+        """The kubelet calls this method after the last pod on this node that uses a claim has ended. The call must also
+        succeed for unknown claims.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

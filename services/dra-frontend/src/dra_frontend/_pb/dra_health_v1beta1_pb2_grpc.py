@@ -45,7 +45,8 @@ class DRAResourceHealthServicer:
     """Missing associated documentation comment in .proto file."""
 
     def NodeWatchResources(self, request, context):
-        """Streams the complete list of a driver's devices: at once, when something changes, and again before it gets stale.
+        """Streams the complete list of a driver's devices: at once, whenever something changes, and again before the list is
+        out of date.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

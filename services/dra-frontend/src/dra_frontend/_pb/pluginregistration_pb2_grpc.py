@@ -58,7 +58,8 @@ class RegistrationServicer:
         raise NotImplementedError('Method not implemented!')  # overridden by servers
 
     def NotifyRegistrationStatus(self, request, context):
-        """Tells how it went. An error in answer to a success makes the kubelet drop the plugin again.
+        """The kubelet reports the result of the registration. If the plugin answers a success with an error, the kubelet
+        drops the plugin again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -154,9 +154,9 @@ def test_the_objects_of_groups_are_valid(version: str) -> None:
 @pytest.mark.parametrize(
     ("groups", "named"),
     [
-        ([group("a"), group("a")], "groups: a is there twice"),
+        ([group("a"), group("a")], "groups: a is listed twice"),
         ([group("a", {"x": "y"}), group("b", {"x": "y", "z": "1"})], "groups: b would have no nodes: a, above it"),
-        ([group("a", {"x": "y"}), group("a", {"x": "z"})], "groups: a is there twice"),
+        ([group("a", {"x": "y"}), group("a", {"x": "z"})], "groups: a is listed twice"),
         ([group("A")], "groups.0.name"),
         ([{"name": "a", "nodeSelector": {}}], "groups.0.nodeSelector"),
         ([group("a", driverConfig={"reservedCpus": "0"})], "- groups.0.driverConfig: Additional property reservedCpus"),
@@ -164,7 +164,10 @@ def test_the_objects_of_groups_are_valid(version: str) -> None:
         ([group("a", driverConfig={"runDir": "/run/../x"})], "group a: driverConfig.runDir: /run/../x must be"),
         ([group("a", backend={"image": {"repository": "Upper"}})], "group a: backend.image.repository: Upper:0.2.0"),
         ([group("a", hugepageProvision={"enabled": True, "pages": []})], "group a: hugepageProvision.pages: is empty"),
-        ([group(f"g{n}", {f"{n}": "x", f"{n}b": "y"}) for n in range(7)], "groups: the nodes of no group would be 128"),
+        (
+            [group(f"g{n}", {f"{n}": "x", f"{n}b": "y"}) for n in range(7)],
+            "groups: the nodes in no group would need 128",
+        ),
     ],
     ids=[str(number) for number in range(11)],
 )

@@ -59,7 +59,7 @@ BAD: list[tuple[Document, str]] = [
     ({"driverConfig": {"runDir": "/run/../etc"}}, "driverConfig.runDir: /run/../etc must be"),
     ({"driverConfig": {"runDir": "/run"}}, "driverConfig.runDir: /run is mounted"),
     ({"driverConfig": {"cdiDir": "/etc/cdi"}}, "driverConfig.cdiDir: /etc/cdi is mounted"),
-    ({"driverConfig": {"cdiDir": "/root"}}, "below /run, /var/run, which a reboot empties"),
+    ({"driverConfig": {"cdiDir": "/root"}}, "under /run, /var/run, which a reboot empties"),
     ({"driverConfig": {"runDir": "/boot"}}, "driverConfig.runDir: /boot is mounted into the pod and must be"),
     ({"driverConfig": {"runDir": "/runs/numa"}}, "driverConfig.runDir: /runs/numa is mounted"),
     ({"driverConfig": {"runDir": "/run/containerd"}}, "driverConfig.runDir: /run/containerd belongs to another"),
@@ -75,10 +75,10 @@ BAD: list[tuple[Document, str]] = [
     ({"driverConfig": {"cgroupRoot": "/sys/fs"}}, "driverConfig.cgroupRoot: /sys/fs is mounted"),
     ({"driverConfig": {"kubeletRootDir": "/etc/kubelet"}}, "driverConfig.kubeletRootDir: /etc/kubelet is mounted"),
     ({"driverConfig": {"kubeletRootDir": "/var/lib"}}, "driverConfig.kubeletRootDir: /var/lib is mounted"),
-    ({"driverConfig": {"cdiDir": "/run/dra-driver-numa"}}, "may neither be nor lie in driverConfig.runDir"),
+    ({"driverConfig": {"cdiDir": "/run/dra-driver-numa"}}, "must not be driverConfig.runDir"),
     (
         {"driverConfig": {"cdiDir": "/var/run/dra-driver-numa/cdi"}},
-        "driverConfig.cdiDir: /var/run/dra-driver-numa/cdi may neither be nor lie in driverConfig.runDir",
+        "driverConfig.cdiDir: /var/run/dra-driver-numa/cdi must not be driverConfig.runDir",
     ),
     (
         {"driverConfig": {"cdiDir": "/var/lib/kubelet/plugins"}},
@@ -86,11 +86,11 @@ BAD: list[tuple[Document, str]] = [
     ),
     (
         {"driverConfig": {"nriSocket": "/run/dra-driver-numa/nri/nri.sock"}},
-        "driverConfig.nriSocket: /run/dra-driver-numa/nri may neither be nor lie in driverConfig.runDir",
+        "driverConfig.nriSocket: /run/dra-driver-numa/nri must not be driverConfig.runDir",
     ),
     (
         {"driverConfig": {"runDir": "/run/nri/numa"}},
-        "driverConfig.runDir: /run/nri/numa may neither be nor lie in the directory of driverConfig.nriSocket",
+        "driverConfig.runDir: /run/nri/numa must not be the directory of driverConfig.nriSocket",
     ),
     ({"driverConfig": {"cgroupRoot": "/a:b"}}, "driverConfig.cgroupRoot: /a:b must"),
     # The pods.
@@ -105,19 +105,25 @@ BAD: list[tuple[Document, str]] = [
     ({"backend": {"image": {"pullPolicy": "Sometimes"}}}, "backend.image.pullPolicy"),
     ({"frontend": {"port": 0}}, "frontend.port"),
     ({"frontend": {"port": 8081}}, "frontend.port and backend.port"),
-    ({"driverConfig": {"pagePort": 8080}}, "driverConfig.pagePort: 8080 is frontend.port or backend.port"),
+    ({"driverConfig": {"pagePort": 8080}}, "driverConfig.pagePort: 8080 is already frontend.port or backend.port"),
     ({"driverConfig": {"pagePort": 0}}, "driverConfig.pagePort"),
-    ({"fullnameOverride": "Not_A_Name"}, 'fullnameOverride: "Not_A_Name" must have lower-case letters'),
+    (
+        {"fullnameOverride": "Not_A_Name"},
+        'fullnameOverride: "Not_A_Name" must consist of at most 63 lower-case letters',
+    ),
     ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels: app.kubernetes.io/name "),
     ({"updateStrategy": {"type": "Recreate"}}, "updateStrategy.type"),
     ({"updateStrategy": {"rollingUpdate": {"maxSurge": 0}}}, "updateStrategy.rollingUpdate: maxSurge and"),
     ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 1}}}, "updateStrategy.rollingUpdate: with maxSurge"),
     ({"updateStrategy": {"rollingUpdate": {"maxSurge": "all"}}}, "updateStrategy.rollingUpdate"),
-    ({"updateStrategy": {"type": "OnDelete"}}, "updateStrategy: type OnDelete goes with rollingUpdate: null"),
+    ({"updateStrategy": {"type": "OnDelete"}}, "updateStrategy: type OnDelete requires rollingUpdate: null"),
     ({"probes": {"liveness": {"periodSeconds": 0}}}, "probes.liveness.periodSeconds"),
     ({"tolerations": {"operator": "Exists"}}, "- tolerations: Invalid type"),
     ({"terminationGracePeriodSeconds": None}, "(root): terminationGracePeriodSeconds is required"),
-    ({"resourceQuota": {"enabled": True}, "priorityClassName": ""}, "resourceQuota: is for pods of a priority class"),
+    (
+        {"resourceQuota": {"enabled": True}, "priorityClassName": ""},
+        "resourceQuota: applies to pods with a priority class",
+    ),
     ({"resourceQuota": {"pods": "many"}}, "resourceQuota.pods"),
     # Classes, hugepages, monitoring.
     ({"deviceClasses": {"hugepageSizes": ["2M"]}}, 'deviceClasses.hugepageSizes: "2M" is not the size of a hugepage'),
@@ -231,7 +237,7 @@ def test_a_namespace_that_forbids_the_pods_is_rejected(kubeconfig: Path) -> None
 @pytest.mark.parametrize(
     ("values", "place"),
     [
-        ({"image": {"repository": "r"}}, "image: is a value of the chart of dra-driver-cpu; use frontend.image and"),
+        ({"image": {"repository": "r"}}, "image: is a value of dra-driver-cpu's chart; use frontend.image and"),
         ({"resources": {}}, "use frontend.resources and backend.resources here"),
         ({"kubeletRootDir": "/var/lib/k0s/kubelet"}, "use driverConfig.kubeletRootDir here"),
         ({"healthzPort": 9090}, "use frontend.port here"),

@@ -6,10 +6,10 @@
 {{- $namespace := include "numa.namespace" . -}}
 {{- $level := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "privileged" (lookup "v1" "Namespace" "" $namespace) -}}
 {{- if ne $level "privileged" -}}
-{{- fail (printf "namespace %s: enforces the Pod Security level %s, so no pod of the driver would start: kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged" $namespace $level $namespace) -}}
+{{- fail (printf "namespace %s: enforces the Pod Security level %s, so the driver's pods would not start: kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged" $namespace $level $namespace) -}}
 {{- end -}}
 {{- range $key := list "nameOverride" "fullnameOverride" "namespaceOverride" -}}
-{{- include "numa.text" (list $key (get $.Values $key) "([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?" "must have lower-case letters, digits and hyphens only, 63 at most") -}}
+{{- include "numa.text" (list $key (get $.Values $key) "([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?" "must consist of at most 63 lower-case letters, digits and hyphens") -}}
 {{- end -}}
 {{- range .Values.deviceClasses.hugepageSizes -}}
 {{- include "numa.text" (list "deviceClasses.hugepageSizes" . (printf "%s[KMG]i" (include "numa.powerOfTwo" .)) "is not the size of a hugepage: write it as in hugepages-2Mi or hugepages-1Gi") -}}
@@ -20,19 +20,19 @@
 {{- include "numa.checkPods" . -}}
 {{- end -}}
 
-{{/* Values of dra-driver-cpu's chart with another place here. Helm's message for an unknown value would not name the place. */}}
+{{/* Values of dra-driver-cpu's chart that moved to another key here. Helm's own message would not name the new key. */}}
 {{- define "numa.checkPeerValues" -}}
 {{- $places := dict "image" "frontend.image and backend.image" "resources" "frontend.resources and backend.resources" "kubeletRootDir" "driverConfig.kubeletRootDir" "sysfsOverlay" "driverConfig.sysfsOverlay" "healthzPort" "frontend.port" "extraArgs" "frontend.extraArgs and backend.extraArgs" "extraVolumeMounts" "frontend.extraVolumeMounts and backend.extraVolumeMounts" -}}
 {{- range $key, $place := $places -}}
 {{- if hasKey $.Values $key -}}
-{{- fail (printf "%s: is a value of the chart of dra-driver-cpu; use %s here (docs/migration.md)" $key $place) -}}
+{{- fail (printf "%s: is a value of dra-driver-cpu's chart; use %s here (docs/migration.md)" $key $place) -}}
 {{- end -}}
 {{- end -}}
 {{- if hasKey (default dict .Values.driverConfig) "bindAddress" -}}
 {{- fail "driverConfig.bindAddress: is a key of dra-driver-cpu; use frontend.port here (docs/migration.md)" -}}
 {{- end -}}
 {{- if hasKey .Values "healthzPath" -}}
-{{- fail "healthzPath: is a value of the chart of dra-driver-cpu; remove it, the path is always /healthz (docs/migration.md)" -}}
+{{- fail "healthzPath: is a value of dra-driver-cpu's chart; remove it, the path is always /healthz (docs/migration.md)" -}}
 {{- end -}}
 {{- if hasKey .Values "args" -}}
 {{- $found := list -}}
@@ -42,11 +42,11 @@
 {{- $found = append $found (printf "driverConfig.%s%s" $key $note) -}}
 {{- end -}}
 {{- end -}}
-{{- fail (printf "args: is a value of the chart of dra-driver-cpu; use %s here (docs/migration.md)" (default "driverConfig" (join ", " $found))) -}}
+{{- fail (printf "args: is a value of dra-driver-cpu's chart; use %s here (docs/migration.md)" (default "driverConfig" (join ", " $found))) -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Helm's message for a pattern contains only the pattern. Takes (list KEY VALUE PATTERN WORDS). */}}
+{{/* Checks a value with a pattern. Helm's own message would contain only the pattern. Takes (list KEY VALUE PATTERN WORDS). */}}
 {{- define "numa.text" -}}
 {{- if not (regexMatch (printf "^(%s)$" (index . 2)) (toString (index . 1))) -}}
 {{- fail (printf "%s: %q %s" (index . 0) (toString (index . 1)) (index . 3)) -}}
@@ -57,8 +57,8 @@
 (1|2|4|8|16|32|64|128|256|512|1024|2048|4096|8192|16384|32768|65536|131072|262144|524288|1048576)
 {{- end -}}
 
-{{/* Helm adopts a class of a kind that it does not know (resource.k8s.io/v1, up to Helm 3.17) without changing it: the
-release would be installed with the selectors of another driver. Takes (list ROOT NAME). */}}
+{{/* Helm up to 3.17 does not know resource.k8s.io/v1. It adopts an existing class of that version without changing it, so
+the release would be installed with another driver's selectors. Takes (list ROOT NAME). */}}
 {{- define "numa.checkClass" -}}
 {{- $root := index . 0 -}}
 {{- $name := index . 1 -}}
@@ -67,7 +67,7 @@ release would be installed with the selectors of another driver. Takes (list ROO
 {{- with lookup "resource.k8s.io/v1" "DeviceClass" "" $name -}}
 {{- $owner := printf "%s/%s" (dig "annotations" "meta.helm.sh/release-namespace" "" .metadata) (dig "annotations" "meta.helm.sh/release-name" "" .metadata) -}}
 {{- if ne $owner (printf "%s/%s" $root.Release.Namespace $root.Release.Name) -}}
-{{- fail (printf "DeviceClass %s exists and does not belong to this release, and Helm would not change its selectors. Delete it; allocated claims do not need it any more: kubectl delete deviceclass %s. If another release of this chart owns it, set deviceClasses.create=false instead" $name $name) -}}
+{{- fail (printf "DeviceClass %s exists and does not belong to this release, and Helm would not change its selectors. Delete it; allocated claims no longer need it: kubectl delete deviceclass %s. If another release of this chart owns it, set deviceClasses.create=false instead" $name $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -86,7 +86,7 @@ release would be installed with the selectors of another driver. Takes (list ROO
 {{- fail (printf "%sdriverConfig.%s: %s must be an absolute path without '..'" $in $key $path) -}}
 {{- end -}}
 {{- if regexMatch "[:\"\\\\]" $path -}}
-{{- fail (printf "%sdriverConfig.%s: %s must contain no colon, quote or backslash, it is mounted" $in $key $path) -}}
+{{- fail (printf "%sdriverConfig.%s: %s must contain no colon, quote or backslash, since it is mounted" $in $key $path) -}}
 {{- end -}}
 {{- end -}}
 {{- include "numa.checkFormerNames" . -}}
@@ -95,7 +95,7 @@ release would be installed with the selectors of another driver. Takes (list ROO
 {{- include "numa.checkFiles" . -}}
 {{- end -}}
 
-{{/* Former names of settings, which are still accepted. The program has the same ones, in numa_contract/names.py. */}}
+{{/* Former names of settings, which are still accepted. The services have the same table, in numa_contract/names.py. */}}
 {{- define "numa.formerSettings" -}}
 minSharedCPUs: withheldCPUs
 sharedPool: poolGrowth
@@ -108,7 +108,7 @@ sharedPool: poolGrowth
 {{- if not (kindIs "invalid" $value) -}}{{- $value -}}{{- end -}}
 {{- end -}}
 
-{{/* A group inherits driverConfig, so it may have the one name and driverConfig the other. */}}
+{{/* A group inherits driverConfig, so the group may use one of the names and driverConfig the other. */}}
 {{- define "numa.checkFormerNames" -}}
 {{- range $former, $present := include "numa.formerSettings" . | fromYaml -}}
 {{- $value := get $.Values.driverConfig $present -}}
@@ -118,7 +118,7 @@ sharedPool: poolGrowth
 {{- end -}}
 {{- end -}}
 
-{{/* Each path lies below one of a few parents, so that a typing mistake does not mount /boot or /root into the pod. */}}
+{{/* Each path must be under one of a few parents, so that a typo does not mount /boot or /root into the pod. */}}
 {{- define "numa.checkDirectories" -}}
 {{- $in := include "numa.inGroup" . -}}
 {{- $nri := dir (include "numa.nriSocket" .) -}}
@@ -132,13 +132,13 @@ sharedPool: poolGrowth
 {{- $inside = or $inside (hasPrefix (printf "%s/" $parent) $path) -}}
 {{- end -}}
 {{- if not $inside -}}
-{{- fail (printf "%s%s: %s is mounted into the pod and must be a directory of its own below %s%s" $in $key $path (join ", " $allowed) (ternary ", which a reboot empties: claims do not survive one" "" (eq $key "driverConfig.cdiDir"))) -}}
+{{- fail (printf "%s%s: %s is mounted into the pod and must be a separate directory under %s%s" $in $key $path (join ", " $allowed) (ternary ", which a reboot empties, since claims do not survive a reboot" "" (eq $key "driverConfig.cdiDir"))) -}}
 {{- end -}}
 {{- end -}}
 {{- range $key := list "driverConfig.cdiDir" "driverConfig.runDir" -}}
 {{- $path := get $places $key -}}
 {{- if regexMatch "^(/var)?/run/(containerd|crio|dbus|docker|lock|log|mount|netns|systemd|udev|user)(/|$)" $path -}}
-{{- fail (printf "%s%s: %s belongs to another program of the node: choose a directory of its own" $in $key $path) -}}
+{{- fail (printf "%s%s: %s belongs to another program on the node: choose a separate directory" $in $key $path) -}}
 {{- end -}}
 {{- end -}}
 {{- range $key, $path := $places -}}
@@ -146,7 +146,7 @@ sharedPool: poolGrowth
 {{- $inner := regexReplaceAll "^/var/run/" (printf "%s/" $path) "/run/" -}}
 {{- $outer := regexReplaceAll "^/var/run/" (printf "%s/" $above) "/run/" -}}
 {{- if hasPrefix $outer $inner -}}
-{{- fail (printf "%s%s: %s may neither be nor lie in %s (%s): choose a directory of its own" $in $key $path $other $above) -}}
+{{- fail (printf "%s%s: %s must not be %s (%s) or be inside it: choose a separate directory" $in $key $path $other $above) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -159,7 +159,7 @@ sharedPool: poolGrowth
 {{- $sockets := dict "driverConfig.kubeletRootDir" (printf "%s/plugins_registry/dra.memory/reg-%s.sock" (include "numa.kubeletRoot" .) $uid) "driverConfig.runDir" (printf "%s/%s/state.sock" (include "numa.runDir" .) $uid) "driverConfig.nriSocket" (include "numa.nriSocket" .) -}}
 {{- range $key, $path := $sockets -}}
 {{- if gt (len $path) 107 -}}
-{{- fail (printf "%s%s: the socket %s would have %d bytes, the kernel allows 107: shorten the path by %d, for example by a symbolic link on the nodes" $in $key $path (len $path) (sub (len $path) 107)) -}}
+{{- fail (printf "%s%s: the socket path %s would have %d bytes, but the kernel allows 107: shorten the path by %d, for example with a symbolic link on the nodes" $in $key $path (len $path) (sub (len $path) 107)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -175,10 +175,10 @@ sharedPool: poolGrowth
 {{- $lowest := first $bounds | atoi -}}
 {{- $highest := last $bounds | atoi -}}
 {{- if or (lt $lowest $free) (lt $highest $lowest) -}}
-{{- fail (printf "%s: %q must be in ascending order, and no CPU may be in it twice" $key $cpus) -}}
+{{- fail (printf "%s: %q must be in ascending order and contain no CPU twice" $key $cpus) -}}
 {{- end -}}
 {{- if gt $highest 8191 -}}
-{{- fail (printf "%s: %q has a CPU above 8191, and Linux has none" $key $cpus) -}}
+{{- fail (printf "%s: %q contains a CPU above 8191, the highest number in Linux" $key $cpus) -}}
 {{- end -}}
 {{- $free = add1 $highest | int -}}
 {{- end -}}
@@ -217,24 +217,24 @@ sharedPool: poolGrowth
 {{- range $pools -}}
 {{- $same := eq (include "numa.pageSize" .size) (include "numa.pageSize" $one.size) -}}
 {{- if and $same (or (kindIs "invalid" .node) (eq (int .node) (int $one.numaNode))) -}}
-{{- fail (printf "%shugepageProvision.pages: sets pages of %s on NUMA node %d, which driverConfig.hugepagesOnDemand frees again: remove one of them, or keep pages by driverConfig.reservedMemory" $in $one.size (int $one.numaNode)) -}}
+{{- fail (printf "%shugepageProvision.pages: sets pages of %s on NUMA node %d, which driverConfig.hugepagesOnDemand frees again: remove one of them, or keep pages with driverConfig.reservedMemory" $in $one.size (int $one.numaNode)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- with .Values.driverConfig.pagePort -}}
 {{- if has (int .) (list (int $.Values.frontend.port) (int $.Values.backend.port)) -}}
-{{- fail (printf "%sdriverConfig.pagePort: %d is frontend.port or backend.port: choose another one, such as 8082" $in (int .)) -}}
+{{- fail (printf "%sdriverConfig.pagePort: %d is already frontend.port or backend.port: choose another port, such as 8082" $in (int .)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "numa.checkPods" -}}
 {{- if eq (int .Values.frontend.port) (int .Values.backend.port) -}}
-{{- fail (printf "frontend.port and backend.port are both %d: the containers share one network, choose different ones" (int .Values.backend.port)) -}}
+{{- fail (printf "frontend.port and backend.port are both %d: the containers share one network, so choose different ports" (int .Values.backend.port)) -}}
 {{- end -}}
 {{- range $key := keys (include "numa.selector" . | fromYaml) -}}
 {{- if hasKey (default dict $.Values.podLabels) $key -}}
-{{- fail (printf "podLabels: %s is the selector's own and cannot be set" $key) -}}
+{{- fail (printf "podLabels: %s is a label of the DaemonSet's selector and cannot be set" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- with .Values.updateStrategy.rollingUpdate -}}
@@ -242,20 +242,20 @@ sharedPool: poolGrowth
 {{- fail "hostNetwork: two instances cannot listen on the same ports of a node: set updateStrategy.rollingUpdate to {maxSurge: 0, maxUnavailable: 10%}" -}}
 {{- end -}}
 {{- if and (has (toString .maxSurge) (list "0" "0%")) (has (toString .maxUnavailable) (list "0" "0%")) -}}
-{{- fail "updateStrategy.rollingUpdate: maxSurge and maxUnavailable are both 0, nothing could ever be updated" -}}
+{{- fail "updateStrategy.rollingUpdate: maxSurge and maxUnavailable are both 0, so nothing could ever be updated" -}}
 {{- end -}}
 {{- if not (or (has (toString .maxSurge) (list "0" "0%")) (has (toString .maxUnavailable) (list "0" "0%"))) -}}
 {{- fail "updateStrategy.rollingUpdate: with maxSurge, maxUnavailable must be 0" -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq .Values.updateStrategy.type "OnDelete") .Values.updateStrategy.rollingUpdate -}}
-{{- fail "updateStrategy: type OnDelete goes with rollingUpdate: null" -}}
+{{- fail "updateStrategy: type OnDelete requires rollingUpdate: null" -}}
 {{- end -}}
 {{- if and .Values.resourceQuota.enabled (not .Values.priorityClassName) -}}
-{{- fail "resourceQuota: is for pods of a priority class, and priorityClassName is empty" -}}
+{{- fail "resourceQuota: applies to pods with a priority class, but priorityClassName is empty" -}}
 {{- end -}}
 {{- if and .Values.metrics.prometheusRule.enabled (not (include "numa.runbookURL" .)) -}}
-{{- fail "metrics.prometheusRule.runbookURL: is empty, and each alert links to a section of docs/symptoms.md; set it to the address of that page, such as https://REPOSITORY/blob/main/docs/symptoms.md" -}}
+{{- fail "metrics.prometheusRule.runbookURL: is empty, but each alert links to a section of docs/symptoms.md; set it to the address of that page, such as https://REPOSITORY/blob/main/docs/symptoms.md" -}}
 {{- end -}}
 {{- $classes := include "numa.classNames" . | fromYamlArray -}}
 {{- if ne (len $classes) (len (uniq $classes)) -}}

@@ -1,5 +1,5 @@
 {{/* SPDX-License-Identifier: Apache-2.0 */}}
-{{/* Groups of nodes: one DaemonSet and ConfigMap for each, and for the nodes of no group, which come last and have no name. */}}
+{{/* Groups of nodes: each has its own DaemonSet and ConfigMap. The nodes in no group are a last group without a name. */}}
 
 {{- define "numa.groupLabel" -}}
 dra-driver-numa/group
@@ -7,7 +7,7 @@ dra-driver-numa/group
 
 {{/*
 The groups as a YAML list: {name, nodeSelector, driverConfig, frontend, backend, hugepageProvision, others}. "others" are the
-node selectors of groups further up that may select the same nodes: of two groups the upper one has a node.
+node selectors of groups higher in the list that may select the same nodes: the highest group that selects a node gets it.
 */}}
 {{- define "numa.groups" -}}
 {{- $groups := list -}}
@@ -17,7 +17,7 @@ node selectors of groups further up that may select the same nodes: of two group
 {{- $group := . -}}
 {{- range $upper := $groups -}}
 {{- if eq $upper.name $group.name -}}
-{{- fail (printf "groups: %s is there twice" $group.name) -}}
+{{- fail (printf "groups: %s is listed twice" $group.name) -}}
 {{- end -}}
 {{- $apart := false -}}
 {{- $within := true -}}
@@ -36,7 +36,7 @@ node selectors of groups further up that may select the same nodes: of two group
 {{- end -}}
 {{- $rest := list -}}
 {{- range $groups -}}
-{{- /* The rest excludes nodes with this label already, whatever its value, so a group that uses it does not change the rest. */ -}}
+{{- /* The nameless group already excludes nodes with this label, whatever its value, so this group does not change it. */ -}}
 {{- if not (hasKey .nodeSelector (include "numa.groupLabel" $)) -}}
 {{- $rest = append $rest .nodeSelector -}}
 {{- end -}}
@@ -44,7 +44,7 @@ node selectors of groups further up that may select the same nodes: of two group
 {{- append $groups (dict "name" "" "others" $rest) | toYaml -}}
 {{- end -}}
 
-{{/* Context of the templates of a group: the values, overridden by those of the group. Takes (dict "root" $ "group" GROUP). */}}
+{{/* Context of a group's templates: the values, overridden by those of the group. Takes (dict "root" $ "group" GROUP). */}}
 {{- define "numa.scope" -}}
 {{- $values := deepCopy (merge dict .root.Values) -}}
 {{- range $part := list "driverConfig" "nodeSelector" "hugepageProvision" -}}
@@ -64,7 +64,7 @@ node selectors of groups further up that may select the same nodes: of two group
 {{- include "numa.fullname" . }}{{ with .Group.name }}-{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* No selector of a DaemonSet matches pods of another one. The selector of a DaemonSet cannot change, so a group adds labels. */}}
+{{/* No DaemonSet's selector matches another DaemonSet's pods. A selector cannot be changed, so each group adds labels. */}}
 {{- define "numa.groupSelector" -}}
 {{- if .Group.name -}}
 app.kubernetes.io/name: {{ printf "%s-group" (include "numa.name" . | trunc 57) | quote }}
@@ -82,8 +82,9 @@ app.kubernetes.io/part-of: {{ include "numa.name" . | quote }}
 {{- end -}}
 
 {{/*
-The affinity of a group's pods: the operator's own, without the nodes of other groups. A node is another group's if it has all
-labels of that group's selector, so it is not if one of them is missing or different: each of them makes a term of its own.
+The affinity of a group's pods: the operator's own affinity, without the nodes of other groups. A node belongs to another
+group if it has all labels in that group's selector. So a node without one of these labels, or with another value, does not
+belong to that group: each label becomes a separate term.
 */}}
 {{- define "numa.affinity" -}}
 {{- $terms := dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list dict) (default dict .Values.affinity) -}}
@@ -95,7 +96,7 @@ labels of that group's selector, so it is not if one of them is missing or diffe
 {{- $terms = include "numa.terms" (dict "terms" $terms "selector" .) | fromYamlArray -}}
 {{- end -}}
 {{- if gt (len $terms) 64 -}}
-{{- fail (printf "groups: the nodes of no group would be %d terms of node affinity: select the nodes of groups by one label" (len $terms)) -}}
+{{- fail (printf "groups: the nodes in no group would need %d terms of node affinity: select the nodes of each group by one label" (len $terms)) -}}
 {{- end -}}
 {{- $affinity := deepCopy (default dict .Values.affinity) -}}
 {{- if or (not .Group.name) $others -}}
@@ -105,7 +106,10 @@ labels of that group's selector, so it is not if one of them is missing or diffe
 {{- toYaml $affinity -}}
 {{- end -}}
 
-{{/* The terms, each without the nodes that a selector selects. Takes (dict "terms" TERMS "selector" LABELS), "rest" for any value. */}}
+{{/*
+Returns the terms, each without the nodes that a selector matches. Takes (dict "terms" TERMS "selector" LABELS); with "rest",
+a label matches whatever its value.
+*/}}
 {{- define "numa.terms" -}}
 {{- $left := list -}}
 {{- range $term := .terms -}}
@@ -117,7 +121,7 @@ labels of that group's selector, so it is not if one of them is missing or diffe
 {{- toYaml $left -}}
 {{- end -}}
 
-{{/* The files of the ConfigMap that the pods of a group read. */}}
+{{/* The files in the ConfigMap that a group's pods read. */}}
 {{- define "numa.files" -}}
 config.yaml: |
   apiVersion: v1alpha1
@@ -141,7 +145,8 @@ hugepages.yaml: |
 {{- end -}}
 
 {{/*
-The nodes that NOTES warns of, as the end of a sentence, or nothing. Takes (dict "root" $) and either "observe" or "unreserved".
+The nodes that NOTES warns about, as the end of a sentence, or nothing. Takes (dict "root" $) and either "observe" or
+"unreserved".
 */}}
 {{- define "numa.nodesThat" -}}
 {{- $root := .root -}}

@@ -37,13 +37,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* Labels that every pod of the driver has, in every group. */}}
+{{/* Labels that all of the driver's pods have, in every group. */}}
 {{- define "numa.everyPod" -}}
 app.kubernetes.io/part-of: {{ include "numa.name" . | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
-{{/* The image of a component. A digest replaces the tag, a mirror the registry. Takes (dict "image" IMAGE "root" $). */}}
+{{/* The image of a component. A digest replaces the tag, and a mirror replaces the registry. Takes (dict "image" IMAGE "root" $). */}}
 {{- define "numa.image" -}}
 {{- $repository := .image.repository -}}
 {{- with (default dict .root.Values.global).imageRegistry -}}
@@ -62,7 +62,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if not (kindIs "invalid" .) -}}{{- toString . | trim -}}{{- end -}}
 {{- end -}}
 
-{{/* Host paths: those of the configuration, else the defaults of the services. */}}
+{{/* Host paths: those in the configuration, else the services' defaults. */}}
 {{- define "numa.kubeletRoot" -}}
 {{- default "/var/lib/kubelet" .Values.driverConfig.kubeletRootDir | clean -}}
 {{- end -}}
@@ -79,7 +79,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- default "/sys/fs/cgroup" .Values.driverConfig.cgroupRoot | clean -}}
 {{- end -}}
 
-{{/* A page size in any of its spellings as Kubernetes writes it: 2048kB is 2Mi. */}}
+{{/* Converts a page size from any of its spellings to that of Kubernetes: 2048kB becomes 2Mi. */}}
 {{- define "numa.pageSize" -}}
 {{- $count := regexFind "^[0-9]+" . | int64 -}}
 {{- $unit := regexFind "[kKmMgG]" . | upper -}}
@@ -92,7 +92,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- printf "%d%si" $count $unit -}}
 {{- end -}}
 
-{{/* Page sizes of hugepagesOnDemand of all groups as Kubernetes writes them (2Mi), as a YAML list. */}}
+{{/* Page sizes in the hugepagesOnDemand of all groups, as a YAML list in the spelling of Kubernetes (2Mi). */}}
 {{- define "numa.onDemandSizes" -}}
 {{- $sizes := list -}}
 {{- range $group := include "numa.groups" . | fromYamlArray -}}
@@ -123,7 +123,7 @@ appArmorProfile: {type: {{ . }}}
 {{- end }}
 {{- end -}}
 
-{{/* Address of the page to which alerts link: the operator's, else that of this version in the repository of a released chart. */}}
+{{/* Address of the page that alerts link to: the operator's, else that of this version in a released chart's repository. */}}
 {{- define "numa.runbookURL" -}}
 {{- if .Values.metrics.prometheusRule.runbookURL -}}
 {{- .Values.metrics.prometheusRule.runbookURL -}}
@@ -132,7 +132,7 @@ appArmorProfile: {type: {{ . }}}
 {{- end -}}
 {{- end -}}
 
-{{/* The probes of a container, without those that are null. Takes (dict "probes" PROBES "port" PORT). */}}
+{{/* The probes of a container, without those set to null. Takes (dict "probes" PROBES "port" PORT). */}}
 {{- define "numa.probes" -}}
 {{- range $kind, $path := dict "startup" "/healthz" "liveness" "/healthz" "readiness" "/readyz" }}
 {{- with get $.probes $kind }}
@@ -145,7 +145,7 @@ appArmorProfile: {type: {{ . }}}
 {{- end }}
 {{- end -}}
 
-{{/* Classes of hugepages are named in lower case without the i: 2Mi becomes 2m. */}}
+{{/* Names of hugepage classes contain the page size in lower case and without the i: 2Mi becomes 2m. */}}
 {{- define "numa.shortSize" -}}
 {{- . | lower | trimSuffix "i" -}}
 {{- end -}}

@@ -80,7 +80,7 @@ class Telemetry:
         self._last_event: float | None = None
         self._hooks = _Series(
             "hook_duration_seconds",
-            "Time in seconds to answer a call from the runtime, by hook.",
+            "Duration of answering a call from the runtime in seconds, by hook.",
             "hook",
             buckets=_HOOK_SECONDS,
         )
@@ -93,7 +93,7 @@ class Telemetry:
         self._kills = _Series("memory_kills", text)
         self._mover = _Series(
             "mover_duration_seconds",
-            "Time in seconds to move other containers off claimed CPUs.",
+            "Duration of moving other containers off claimed CPUs in seconds.",
             buckets=_MOVER_SECONDS,
         )
 

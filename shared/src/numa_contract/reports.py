@@ -118,9 +118,9 @@ class ContainerReport(Document):
     """State of the container: ``created``, ``paused``, ``running``, ``stopped``, or ``unknown``. A process of the
     container may run in every state except ``stopped``."""
     claims: tuple[ClaimUse, ...] = ()
-    """Claims whose record allows this container."""
+    """Claims whose record allows this container to use them."""
     unknown_claims: tuple[ClaimUse, ...] = ()
-    """Claims that the environment names but that have no record, or no record with this pod."""
+    """Claims that the environment names but that have no record, or whose record does not name this pod."""
     refused_claims: tuple[ClaimIdentity, ...] = ()
     """Claims that the environment names but that the container may not use, for any reason. Empty unless the container
     was refused. The container does not use any of them.

@@ -10,7 +10,7 @@ ticks of up to 10 ms, so two changes within one tick have the same stamp:
 
   tick              t                       t+1
   events      write A   scan   write B      write C
-  stamp             t              t            t+1        B is invisible if the scan trusted the stamp t
+  stamp             t              t            t+1        B would be missed if the scan trusted stamp t
 
 Therefore the coarse clock from which stamps are taken is read before each scan. A stamp that is older than this reading
 cannot be reused by a later change, so as long as it stays the same, nothing has changed. The same holds for a stamp far
@@ -148,7 +148,7 @@ class ClaimDirectory:
         """Updates the view with a file that this process has written or removed (None), which saves the next scan.
 
         A change by another process within the same clock tick is then seen only by the next thorough refresh. Writers
-        exclude each other by a lock and learn of each other's changes by other means. Never raises.
+        exclude each other with a lock and learn of each other's changes by other means. Never raises.
         """
         name, files = cdi_file_name(*key), dict(self.view.files)
         self._entries.pop(name, None)
@@ -208,7 +208,7 @@ class ClaimDirectory:
     def _read(self, entry: "os.DirEntry[str]", now_ns: int) -> _Entry:
         before = self._entries.get(entry.name)
         status = entry.stat(follow_symlinks=False)
-        # Every change to a file changes one of these two times, since the change time cannot be set. Comparing more
+        # Every change to a file changes its change time, which no program can set, or its inode number. Comparing more
         # fields would take a third of the scan time.
         stamp: _Stamp = (status.st_ctime_ns, status.st_ino)
         if before is not None and stamp == before.stamp and _settled(stamp[0], before.scanned_ns):
@@ -226,7 +226,8 @@ class ClaimDirectory:
         except FileNotFoundError:
             raise
         except OSError as error:
-            # Marked as scanned at time 0, so that the read is retried: its cause may be temporary.
+            # The file is marked as scanned at time 0, so that it is read again: the cause of the error may be
+            # temporary.
             return _spoilt(before, stamp, 0, f"{entry.name} cannot be read: {error.strerror}")
         except ContractError as error:
             return _spoilt(before, stamp, now_ns, str(error))

@@ -45,7 +45,7 @@ DEPRECATED_FLAGS: Final = {
 """Keys by flag of dra-driver-cpu. Both services accept these flags, which take precedence over the file."""
 
 
-# The words and numbers of plain scalars as in resolve.go of go.yaml.in/yaml/v2.
+# Words and numbers in plain scalars, as in resolve.go of go.yaml.in/yaml/v2.
 _TRUE: Final = re.compile(r"(y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON)\Z")
 _FALSE: Final = re.compile(r"(n|N|no|No|NO|false|False|FALSE|off|Off|OFF)\Z")
 _NULL: Final = re.compile(r"(~|null|Null|NULL|)\Z")
@@ -107,13 +107,13 @@ class _StrictLoader(yaml.SafeLoader):
         self._measured[node] = levels, values
 
     def compose_mapping_node(self, anchor: Any) -> MappingNode:
-        # Only keys written in this map: keys merged by `<<` are added later and may be overridden.
+        # Only the keys written in this map are checked: keys merged with `<<` are added later and may be overridden.
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, ScalarNode):
-                # JSON does not allow a list or map as a key. Its text may not even fit into memory, because aliases in
-                # it would be expanded before they are measured.
+                # JSON does not allow a list or map as a key. The text of such a key may not even fit into memory,
+                # because aliases in it would be expanded before they are measured.
                 raise ComposerError(None, None, "found unhashable key: a list or a map", key.start_mark)
             if key.value in seen:
                 raise ComposerError(None, None, f"the key {shown(key.value)} is given twice", key.start_mark)

@@ -29,7 +29,7 @@ class Readiness(Generic[Problem]):
         self._problems: tuple[Problem, ...] = ()
         """Reasons why the pod is not ready; empty while it is ready, and before the first update."""
         self._changed_at: float | None = None
-        """Time since which the problems, or their absence, contradict the reported state."""
+        """Time since which the problems, or their absence, have contradicted the reported state."""
 
     def update(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
         """Updates the current problems. Returns the reasons why the pod is not ready, or nothing if it is."""

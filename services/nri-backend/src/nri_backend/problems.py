@@ -24,7 +24,7 @@ class Problem(str):
 
     __slots__ = ("code",)
     code: BackendCode | None
-    """Code of the cause. None if there is no problem, or if the cause needs no action by an operator."""
+    """Code of the cause. None if there is no problem, or if the cause requires no action from an operator."""
 
     def __new__(cls, text: str, code: BackendCode | None) -> Self:
         """Returns the sentence ``text`` with a code."""
@@ -34,7 +34,7 @@ class Problem(str):
 
     @property
     def code_text(self) -> str:
-        """The code as in reports, or "" if there is none."""
+        """The code as it is written in reports, or "" if there is none."""
         return self.code or ""
 
 

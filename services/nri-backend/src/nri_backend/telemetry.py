@@ -14,7 +14,7 @@ from numa_contract.reports import Metric, MetricSample
 _HOOK_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 _MOVER_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 MAX_SERIES: Final = 64
-"""Maximum number of time series of one metric. Label values are fixed words, so a larger number indicates a bug."""
+"""Maximum number of time series for one metric. Label values are fixed words, so a larger number indicates a bug."""
 
 
 GAUGES: Final = {
@@ -139,8 +139,8 @@ class Telemetry:
     ) -> tuple[Metric, ...]:
         """Returns all counters, and the gauges with their current values.
 
-        ``containers`` maps each kind to its number, ``exclusivity`` is the mode in effect and the configured mode,
-        ``enforcement`` is the configured value.
+        ``containers`` maps each kind to its number of containers, ``exclusivity`` is the mode in effect and the
+        configured mode, and ``enforcement`` is the configured value.
         """
         if self._last_event is not None:
             gauges["last_event_age_seconds"] = self._clock() - self._last_event

@@ -18,8 +18,8 @@ a call cannot be cancelled. After PASS_BY_SECONDS the worker continues without i
   thread 1   step of c1 hangs in the kernel ·····················  returns: late result
   thread 2                    the next jobs, without steps of c1   jobs with steps of c1 again
 
-* The thread keeps waiting for the call, and the next job begins in another thread. Steps with the name of the hung one
-  are skipped until it ends.
+* The thread keeps waiting for the call, and the next job begins in another thread. Steps with the same name as the hung
+  step are skipped until it ends.
 * The hung step's container is treated as if it ran on the CPUs that the step would assign to it, and the hang is
   reported as a problem.
 * When the call returns, the caller gets the step's result late. On a slow machine, each attempt may take longer than

@@ -138,7 +138,7 @@ class ContainerHooks(Protocol):
         """Prepares a container whose cgroup exists and whose process has not run its first instruction."""
 
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
-        """Handles a resize by the kubelet. An update for the same container amends the request."""
+        """Handles a resize by the kubelet. A returned update for the same container amends the request."""
 
     async def stop_container(self, pod: Pod, container: Container) -> list[Update]:
         """Handles the end of a container. May be called twice, and for a container that never started."""

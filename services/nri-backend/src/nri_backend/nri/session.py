@@ -25,7 +25,7 @@ from nri_backend.nri.wire import TtrpcError
 
 _log = logging.getLogger(__name__)
 _OUR_NRI = "v0.12.2"
-# Delays between connection attempts. A runtime restarts within two seconds, so the maximum is one.
+# Delays between connection attempts. A runtime restarts within two seconds, so the maximum is one second.
 _MIN_DELAY_SECONDS = 0.05
 _MAX_DELAY_SECONDS = 1.0
 _REGISTER_SECONDS = 30.0

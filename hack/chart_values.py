@@ -77,7 +77,7 @@ class HugePages(Values):
     count: Annotated[int, Field(ge=0)]
     """Total number of pages, including those that exist already."""
     node: Annotated[int, Field(ge=0)] | None = None
-    """NUMA node. Without it the pages are divided evenly among the nodes."""
+    """NUMA node. If it is not set, the pages are divided evenly among the NUMA nodes."""
 
 
 class HugePageProvision(Values):
@@ -190,9 +190,9 @@ class UpdateStrategy(Values):
     """The ``updateStrategy`` of a DaemonSet."""
 
     type: Literal["RollingUpdate", "OnDelete"]
-    """Update strategy. OnDelete replaces a pod only after it was deleted."""
+    """Update strategy. OnDelete replaces a pod only after the pod has been deleted."""
     rolling_update: RollingUpdate | None = None
-    """Numbers of nodes that are updated at a time."""
+    """How many nodes are updated at a time."""
 
 
 class ResourceQuota(Values):
@@ -240,14 +240,15 @@ class HostHugepages(Values):
     """Hugepages that host processes use."""
 
     detect: bool
-    """Hugepages that host processes use are not offered. The frontend mounts the cgroup tree read-only for it."""
+    """Hugepages that host processes use are not offered. The frontend mounts the cgroup tree read-only to detect
+    them."""
 
 
 class HostInterrupts(Values):
     """Interrupts of devices, and unbound kernel workers."""
 
     mount: bool
-    """Moves interrupts and kernel workers away from claimed CPUs. The backend mounts the kernel's files for it."""
+    """Moves interrupts and kernel workers away from claimed CPUs. The backend mounts the kernel's files to do so."""
 
 
 class Doctor(Values):
@@ -267,7 +268,7 @@ class NetworkPolicy(Values):
     metrics_from: list[Kubernetes]
     """NetworkPolicyPeers that may read metrics. Empty: all."""
     api_server_ports: Annotated[list[Port], Field(min_length=1)]
-    """Ports of the API server. If its port is missing here, the driver cannot publish devices."""
+    """Ports of the API server. If the port in use is not listed here, the driver cannot publish devices."""
     api_server_cidrs: Annotated[list[str], Field(alias="apiServerCIDRs")]
     """Addresses of the API server. Empty: any address."""
 
@@ -349,7 +350,7 @@ class ChartValues(Values):
     name_override: str
     """Replaces the chart's name in object names."""
     fullname_override: str
-    """Replaces the full name: the name of the release and of the chart."""
+    """Replaces the full name, which consists of the release's name and the chart's name."""
     namespace_override: str
     """Namespace of all objects. Empty: the namespace of the release."""
     image_pull_secrets: list[Kubernetes] | None = None
@@ -370,7 +371,7 @@ class ChartValues(Values):
     min_ready_seconds: Annotated[int, Field(ge=0)]
     """Seconds that a new pod must be ready before the next node is updated."""
     termination_grace_period_seconds: Annotated[int, Field(ge=1)]
-    """Seconds after which a pod that is ending is killed."""
+    """Seconds that a terminating pod has before it is killed."""
     priority_class_name: str | None = None
     """PriorityClass of the pods."""
     resource_quota: ResourceQuota

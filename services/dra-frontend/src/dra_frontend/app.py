@@ -71,8 +71,8 @@ from dra_frontend.state_endpoint.server import STATE_SOCKET, HttpServer, serve_p
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
 _THREADS: Final = 16
-"""Number of threads that read and write files. It is set because Python's default varies: 3.13 derives it from the CPUs
-that the process may use, 3.11 from all CPUs of the machine.
+"""Number of threads for file I/O. It is set explicitly because Python's default varies: Python 3.13 derives it from the
+CPUs that the process may use, 3.11 from all of the machine's CPUs.
 """
 _PREFLIGHT_SECONDS: Final = 2.0
 """Interval between preflights while the pod has faults."""
@@ -126,7 +126,7 @@ class Service:
         client.claim_observers.append(self.device_status.observe)
         kills = MemoryKills(node, self.store, self.backend, self.recorder.observe)
         self.pod_events = kills, PodEvents(self.backend, self.recorder.observe)
-        # A node that only observes refuses every claim, so no claim needs pages.
+        # In observe mode every claim is refused, so no claim ever needs hugepages.
         resizes = bool(config.hugepages_on_demand) and not config.observes
         self.on_demand = self._hugepages_on_demand(settings, client) if resizes else None
         self.claims = NodeClaims(
@@ -175,7 +175,8 @@ class Service:
         long.
         """
         root = Path(settings.config.kubelet_root_dir)
-        # Longest name first, so that the error shows by how much the root must be shortened for all drivers.
+        # The driver with the longest name comes first, so that the error shows how much shorter the root must be to
+        # suit all drivers.
         names = sorted(DRIVERS, key=len, reverse=True)
         paths = {driver: PluginPaths.below(root, driver, settings.pod_uid) for driver in names}
         plugins = {
@@ -185,7 +186,7 @@ class Service:
         return plugins, tuple(path for each in paths.values() for path in (each.dra, each.registration))
 
     def _hugepages_on_demand(self, settings: Settings, client: KubeClient) -> HugepagesOnDemand:
-        """Returns the part that resizes hugepage pools through the helper container."""
+        """Returns the object that resizes hugepage pools through the helper container."""
         kernel = KernelPools(HostTree(settings.host_root), observes=settings.config.observes)
         pools = HelperPools(kernel, pool_socket_path(settings.config.run_dir))
         books = lambda: self.store.ledger, lambda: self.watch.inventory
@@ -195,7 +196,7 @@ class Service:
         """Notifies the other parts that the backend has sent a new report."""
         self.backend.changed()
         for events in self.pod_events:
-            # The backend must get its response, whatever a single container's report contains.
+            # The backend must get a response even if Events cannot be created from one container's report.
             with self._complaints.about(type(events).__name__, "no Events created from container reports"):
                 events.backend_changed()
 
@@ -215,8 +216,8 @@ class Service:
         return self.readiness.update(self._problems())
 
     def _problems(self) -> list[Notice]:
-        # A pod whose backend is a standby stays ready even if no other backend enforces. Otherwise a rollout would
-        # stop.
+        # A pod whose backend is on standby stays ready even if no other backend enforces claims. Otherwise a rollout
+        # would stall.
         fault = self.backend.own_fault
         found = [fault.model_copy(update={"unready": True})] if fault else []
         found += [
@@ -285,7 +286,7 @@ class Service:
         await serve_page(self, port)
 
     def _runs(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
-        """Yields functions that run forever, by name."""
+        """Yields the name and the function of each task that runs forever."""
         yield "reports", self.reconciler.run_reports
         yield "recovery", self.recovery.run
         yield "machine", partial(self.watch.run, self.refresh)
@@ -294,7 +295,9 @@ class Service:
             yield "claims on demand", self.on_demand.claims.follow
 
     def _steps(self) -> Iterator[tuple[str, Callable[[], Awaitable[bool | None]]]]:
-        """Yields functions by name. Each is called at every quiet tick, or at the next tick if it returned True."""
+        """Yields the name and the function of each periodic task. The function is called at every quiet tick
+        (numa_node/ticks.py), or at the next tick if it returned True.
+        """
         yield "events", self.recorder.write_due
         yield "sweep", self.reconciler.sweep_some
         yield "device status", self.device_status.write_some
@@ -358,8 +361,8 @@ def _unready(code: StatusCode, text: str, subject: str = "") -> Notice:
 
 
 def _settle_memory() -> None:
-    """Collects the garbage left over from startup. Later collections skip the remaining objects, since those stay in
-    use.
+    """Collects the garbage left over from startup. Later collections skip the objects that remain, since they stay in
+    use until the process ends.
     """
     gc.collect()
     gc.freeze()
@@ -452,7 +455,8 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
 
 def main(settings: Settings) -> int:
     """Runs the service until SIGTERM. Returns the exit code."""
-    # FastAPI imports pydantic.v1 (1.4 MB) to reject its models, and accepts an ImportError instead.
+    # FastAPI imports pydantic.v1 (1.4 MB) only to reject models from pydantic 1. It tolerates an ImportError, which
+    # this None causes.
     sys.modules.setdefault("pydantic.v1", None)  # type: ignore[arg-type]
     set_up_logging(settings.config.log_level, settings.config.log_format)
     raise_descriptor_limit()

@@ -16,7 +16,7 @@ from dra_frontend.machine.file_tree import FileTree
 from dra_frontend.machine.overlay import OverlayTree, parse_overlay
 from dra_frontend.node.host_tree import HostTree
 
-# Flags that each set a key of the configuration file.
+# Flags that each override one key in the configuration file.
 _CONFIG_FLAGS = {
     **DEPRECATED_FLAGS,
     "--group-by": "groupBy",
@@ -97,7 +97,7 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
         pod_uid=pod_uid(arguments.pod_uid or os.environ.get("POD_UID") or f"local-{os.getpid()}"),
         host_root=arguments.host_root,
         bind=parse_bind_address(arguments.bind_address),
-        # The kubelet sets this variable in every container; processes on the node do not have it.
+        # The kubelet sets this variable in every container. Processes outside containers do not have it.
         in_pod="KUBERNETES_SERVICE_HOST" in os.environ,
     )
 

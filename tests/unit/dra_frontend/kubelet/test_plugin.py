@@ -308,7 +308,7 @@ async def test_a_request_that_cannot_be_decoded_is_an_invalid_argument(
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await channel.unary_unary(f"{version}/{name}")(data, timeout=5)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert caught.value.details() == f"dra.cpu: {name}: the request is not a message of this method"
+            assert caught.value.details() == f"dra.cpu: {name}: the request is not a valid message for this method"
 
 
 async def test_a_health_request_that_cannot_be_decoded_is_an_invalid_argument(short_root: Path) -> None:

@@ -25,7 +25,7 @@ DRA_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 _RPC_SECONDS: Final = 45.0
 _MAX_CLAIMS: Final = 4096
 """Maximum number of claims in a call; a call usually concerns one pod. Releasing this many takes several seconds,
-during which no other claim can be prepared or released. gRPC itself would accept a request with 600,000.
+during which no other claim can be prepared or released. gRPC itself would accept a request with 600,000 claims.
 """
 
 
@@ -55,12 +55,12 @@ class PreparedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Result for one claim in a call."""
+    """A call's result for one claim."""
 
     devices: tuple[PreparedDevice, ...] = ()
     """Devices of a prepared claim; never empty, because the container would otherwise start with nothing injected."""
     error: str | None = None
-    """Error message, which appears in the pod's Events. None means success, for unprepare as well."""
+    """Error message, which appears in the pod's Events. None if the claim was prepared or unprepared successfully."""
 
 
 class ClaimsService(Protocol):
@@ -150,7 +150,7 @@ def claim_names(request: Any) -> tuple[ClaimName, ...]:
 
 
 def prepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2) -> Any:
-    """Returns the response to a prepare call. v1beta1 has no share IDs."""
+    """Returns the response to a prepare call. Share IDs are omitted in v1beta1, which does not have them."""
     response = messages.NodePrepareResourcesResponse()
     for uid, answer in answers.items():
         devices, error = [], answer.error

@@ -26,11 +26,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc
     """
 
     def __init__(self, driver: str, responses: Mapping[str, Message] = _NO_RESPONSES) -> None:
-        """``responses`` contains, by method, responses to send instead of INVALID_ARGUMENT."""
+        """``responses`` maps a method to the response that is sent instead of INVALID_ARGUMENT."""
         self._driver = driver
         self._responses = responses
         self._handlers: dict[str, Any] = {}
-        """Handlers for the methods called so far, by path. Servers with the same services share them."""
+        """Handlers for the methods called so far, by path. A server that replaces another one provides the same
+        services and reuses the handlers.
+        """
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
         """Returns a handler that parses the request and serializes the response, or None if there is no such method."""
@@ -73,7 +75,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc
         return grpc.unary_unary_rpc_method_handler(unary)
 
     async def _reject(self, method: str, context: Any) -> Never:
-        text = f"{self._driver}: {method}: the request is not a message of this method"
+        text = f"{self._driver}: {method}: the request is not a valid message for this method"
         await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
 
 

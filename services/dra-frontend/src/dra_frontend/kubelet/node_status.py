@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class NodeStatus:
-    """Values from the last successful read. A failed read changes nothing."""
+    """Values from the last successful read of the Node. A failed read leaves them unchanged."""
 
     def __init__(
         self,
@@ -57,13 +57,15 @@ class NodeStatus:
         self._needed = needed
         self._waits = waits
         self.settled = asyncio.Event()
-        """Set once the Node has been read, or once the server reports that it does not exist or that access is
+        """Set once the Node has been read, or once the server reports that the Node does not exist or that access is
         denied.
         """
         self.problem = ""
         """Reason why the last read failed, or ""."""
         self.reserved_memory: int | None = None
-        """Bytes that the kubelet reserves, or None if not known yet. Changes below one capacity step are ignored."""
+        """Bytes that the kubelet reserves, or None if they are not known yet. Changes below one capacity step are
+        ignored.
+        """
         if not needed:
             self.settled.set()
 
@@ -104,7 +106,8 @@ class NodeStatus:
             with self._complaints.about("node", "Node not read"):
                 try:
                     await self.read()
-                    # A kubelet that has just registered reports its figures a moment later.
+                    # A kubelet that has just registered its Node reports capacity and allocatable memory only a moment
+                    # later.
                     wait = waits if self.reserved_memory is None else regular
                 except Exception as error:
                     self.problem = str(error)

@@ -84,7 +84,7 @@ class ServedSocket:
 
     @classmethod
     async def open(cls, path: Path, services: Services) -> Self:
-        """Serves at a path. Raises OSError, including when the path exists and is not a socket."""
+        """Starts serving on a socket at a path. Raises OSError, including when the path exists and is not a socket."""
         # At shutdown gRPC unlinks the path that it bound, where the next instance's socket may be by then. gRPC
         # therefore binds a hidden name, and this class renames the socket into place and removes it.
         await asyncio.to_thread(path.parent.mkdir, 0o750, parents=True, exist_ok=True)
@@ -104,7 +104,9 @@ class ServedSocket:
             raise
 
     async def close(self, grace: float) -> None:
-        """Removes the socket if it is still ours, and gives running calls ``grace`` seconds to finish."""
+        """Removes the socket if it still belongs to this server, and gives running calls ``grace`` seconds to
+        finish.
+        """
         await asyncio.to_thread(self.placed.remove)
         await self.server.stop(grace)
 

@@ -26,7 +26,7 @@ _PACKAGE_FILES = ("package_cpus", "core_siblings")
 Files = list[tuple[str, str]]
 """Paths of a CPU mask and of the equivalent list."""
 Groups = dict[int, Group]
-"""Group by CPU, for every CPU that is in a group."""
+"""Maps each CPU that belongs to a group to that group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Online:
     offline: frozenset[int]
     isolcpus: frozenset[int]
     possible: frozenset[int]
-    """CPUs that this kernel may ever have."""
+    """CPUs that can ever come online under this kernel."""
 
     @property
     def present(self) -> frozenset[int]:
@@ -72,8 +72,9 @@ def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
     if flag not in ("0", "1", "", None):
         raise HostTreeError(path, f"{flag[:40]!r} is neither 0 nor 1")
     if listed is not None and (flag or cpu in listed):
-        return flag != "0"  # without a file, the CPU cannot be unplugged
-    # Without the list: an offline CPU has no topology directory, so both sources must agree.
+        return flag != "0"  # a CPU without this file cannot be taken offline
+    # If there is no list, the CPU's topology directory is compared with the flag, since an offline CPU has no such
+    # directory.
     has_topology = reader.all_names(f"{CPU_DIRECTORY}/cpu{cpu}/topology") is not None
     others_have = reader.all_names(f"{CPU_DIRECTORY}/cpu0/topology") is not None
     if listed is None and flag != "0" and others_have and not has_topology:
@@ -150,8 +151,8 @@ def _topology_files(cpu: int, names: Iterable[str]) -> Files:
 def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[Groups, dict[int, int]]:
     """Returns each CPU's L3 group and the number of its L3 cache, which is the kernel's ID if there is one.
 
-    If a CPU's files contradict those of most CPUs in its group, a doubt is recorded and the CPU has no L3. The other
-    CPUs keep theirs.
+    If a CPU's files contradict those of most CPUs in its group, a doubt is recorded and the CPU is treated as having no
+    L3. The other CPUs keep their group.
     """
     sets: dict[int, Group] = {}
     ids: dict[int, int | None] = {}
@@ -170,7 +171,7 @@ def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[G
     named = {
         groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True) if cpu in groups and number is not None
     }
-    # CPUs without an L3 (low-power cores) are in no group, and groups are not completed with them.
+    # CPUs without an L3 (low-power cores) belong to no group and are excluded when groups are completed.
     bare = cpus.online - set(groups)
     return groups, numbered(set(groups.values()), cpus.present - bare, named, earlier)
 
@@ -189,7 +190,7 @@ def _l3_set(reader: Reader, cpu: int, directory: str) -> frozenset[int] | None:
 
 
 def _by_majority(sets: Mapping[int, Group], usable: frozenset[int]) -> Groups:
-    """Returns the sets that more than half of their members report, without members that report a different set.
+    """Returns each set that more than half of its members report, minus the members that report a different set.
 
     A usable CPU without files joins the set that includes it. A CPU in two such sets joins neither.
     """
@@ -221,21 +222,23 @@ def _l3_directory(reader: Reader, cpu: int) -> str:
     return ""
 
 
-# Base frequencies are equal for all cores of a kind. Maximum frequencies are not: favoured cores (Turbo Boost Max 3.0)
-# reach up to an eighth more than the others.
+# All cores of one kind have the same base frequency. Their maximum frequencies differ: favoured cores (Turbo Boost Max
+# 3.0) reach up to an eighth more than other cores.
 _FREQUENCIES: Final = (
     ("cpufreq/base_frequency", Fraction(9, 10)),
     ("acpi_cppc/nominal_freq", Fraction(9, 10)),
     ("cpufreq/cpuinfo_max_freq", Fraction(17, 20)),
 )
-"""A CPU's files, each with the fraction of the highest frequency below which a core is of a slower kind."""
+"""A CPU's frequency files. A core is of a slower kind if its frequency is below the given fraction of the highest
+frequency.
+"""
 
 
 def _slow(reader: Reader, online: frozenset[int]) -> frozenset[int]:
     """Returns the CPUs of a slower kind, according to the first frequency that distinguishes CPUs. The set is empty if
     all CPUs are of one kind.
 
-    A frequency that is missing for any CPU is not used.
+    A frequency that is unknown for any CPU is ignored.
     """
     for name, part in _FREQUENCIES:
         found: dict[int, int] = {}

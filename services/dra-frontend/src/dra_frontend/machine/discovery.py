@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Discovers a Machine by reading a host's file tree.
 
-A full discovery reads thousands of files. The fingerprint consists of the few files that reveal whether the machine
+A full discovery reads thousands of files. The fingerprint is read from only a few files, and shows whether the machine
 must be discovered again.
 """
 
@@ -20,10 +20,10 @@ _PCIE_ROOT = re.compile(r"pci([0-9a-f]{4,8}:[0-9a-f]{2})", re.ASCII)
 
 
 def discover(tree: FileTree, before: Machine | None = None) -> Machine:
-    """Reads a machine. If that is impossible, raises HostTreeError, which names the file.
+    """Discovers the machine. Raises HostTreeError with the file's path if a required file cannot be used.
 
-    ``before`` is the previous reading of the same machine: sockets and L3 caches keep their numbers, and CPUs that have
-    gone offline may come back.
+    ``before`` is the previous result for the same machine. Sockets and L3 caches keep the numbers that they have there,
+    and CPUs that have since gone offline remain known, because they may come back.
     """
     reader = Reader(tree)
     before = before or Machine({}, {})

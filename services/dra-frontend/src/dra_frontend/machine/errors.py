@@ -18,7 +18,7 @@ from dra_frontend.machine.model import Machine
 
 _EDAC: Final = "/sys/devices/system/edac"
 _CONTROLLERS: Final = f"{_EDAC}/mc"
-# Instances of the only EDAC device with one instance for each CPU: cpu0, cpu1, ... (a72_edac).
+# a72_edac's instances are named cpu0, cpu1, ... No other EDAC driver has one instance for each CPU.
 _CPUS: Final = f"{_EDAC}/cpu"
 _DIMMS_NAMED: Final = 4
 _LABEL: Final = 48
@@ -36,7 +36,7 @@ _ACCELERATOR: Final = "MI200"
 
 @dataclass(frozen=True, slots=True)
 class ErrorCounter:
-    """One kernel counter. Its errors occurred on one of the NUMA nodes, or in one of the CPUs."""
+    """One kernel counter. Its errors occurred on one of ``numa_nodes`` or in one of ``cpus``."""
 
     source: str
     """Name in sysfs: ``mc0``, ``node0`` or ``cpu0``."""
@@ -49,8 +49,8 @@ class ErrorCounter:
 
 
 def read_errors(reader: Reader, machine: Machine) -> tuple[tuple[ErrorCounter, ...], dict[str, str]]:
-    """Returns the readable counters, and the problem of each source that cannot be read. The key ``mc`` or ``cpu``
-    stands for all sources of that kind.
+    """Returns the readable counters, and for each source that cannot be read, the reason. If the sources of a kind
+    cannot be listed, the key is ``mc`` or ``cpu``.
     """
     counters: list[ErrorCounter | None] = []
     problems: dict[str, str] = {}

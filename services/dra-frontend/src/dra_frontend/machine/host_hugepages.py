@@ -4,8 +4,8 @@
   pages held by the host = pages that are not free - pages charged to the cgroups of pods
 
 The pods' pages come from hugetlb.SIZE.numa_stat of the kubepods cgroups. The result is smoothed over several samples,
-so that short-lived allocations do not change the published capacity. Pages that are reserved but untouched are on no
-node yet and are not counted.
+so that short-lived allocations do not change the published capacity. Pages that are reserved but untouched do not
+belong to a node yet and are not counted.
 """
 
 import re
@@ -94,7 +94,9 @@ def _read_pages(tree: FileTree, groups: list[str], page_bytes: int) -> PodPages 
 
 
 def held_pages(node: int, pool: HugepagePool, pods: PodPages | None) -> int:
-    """Returns the pages of a pool that are neither free nor held by a pod, or 0 if the pods' pages are unknown."""
+    """Returns the number of pages in a pool that are neither free nor held by a pod, or 0 if the pods' pages are
+    unknown.
+    """
     if pods is None:
         return 0
     return max(0, pool.total - pool.free - -(-pods.on(node) // pool.page_bytes))
@@ -105,11 +107,11 @@ class HostPages:
 
     def __init__(self) -> None:
         self._samples: dict[PageKey, deque[int]] = {}
-        """Latest samples of each pool. The first sample is stored FALL_SAMPLES times, since nothing has been published
-        before it.
+        """Latest samples of each pool. The first sample is stored FALL_SAMPLES times, so that it counts immediately:
+        nothing has been published yet.
         """
         self.counted: dict[PageKey, int] = {}
-        """Pages that count as held by the host."""
+        """Number of pages held by the host, after smoothing."""
 
     @property
     def is_settled(self) -> bool:

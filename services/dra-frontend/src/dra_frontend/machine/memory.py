@@ -45,7 +45,7 @@ def read_nodes(reader: Reader, online: frozenset[int]) -> dict[int, NumaNode]:
 
 
 def read_node_memory(reader: Reader) -> dict[int, NodeMemory]:
-    """Returns every node's memory by ID. On a kernel without NUMA, node 0 has all of it."""
+    """Returns every node's memory by ID. On a kernel without NUMA, node 0 has all of the machine's memory."""
     present = reader.names(NODE_DIRECTORY, r"node(\d+)")
     if not present:
         return {0: (_read_memory(reader, "/proc/meminfo"), _read_hugepages(reader, "/sys/kernel/mm/hugepages"))}
@@ -69,8 +69,8 @@ def _read_node_cpus(reader: Reader, nodes: list[int], online: frozenset[int]) ->
             seen |= found
         elif found not in cpus.values():
             raise HostTreeError(f"{NODE_DIRECTORY}/node{node}/cpumap", "contains CPUs of another node")
-        # Otherwise, broken firmware assigned the same CPUs to every node; like hwloc, use only the first of these
-        # nodes.
+        # Otherwise broken firmware has assigned the same CPUs to several nodes. Like hwloc, assign them to the first of
+        # these nodes only.
     for cpu in sorted(online - seen):
         # The link in the CPU's directory names its node even if that node has no memory and is not online.
         links = reader.names(f"/sys/devices/system/cpu/cpu{cpu}", r"node(\d+)")
@@ -113,7 +113,7 @@ def _read_hugepages(reader: Reader, directory: str) -> tuple[HugepagePool, ...]:
     """Returns the pools of every page size that the kernel offers, including empty ones.
 
     For an empty pool only the total is read, since it includes free and surplus pages (nr_huge_pages_node in
-    mm/hugetlb.c). Most pools are empty, and these files account for most reads of an idle frontend.
+    mm/hugetlb.c). Most pools are empty, and these files account for most of an idle frontend's reads.
     """
     pools = []
     for kilobytes, name in (reader.names(directory, r"hugepages-([1-9]\d{0,12})kB") or {}).items():
@@ -146,8 +146,8 @@ def _read_distances(reader: Reader, path: str, nodes: list[int]) -> dict[int, in
 def read_base_page_bytes(reader: Reader) -> int:
     """Returns the base page size, which no sysfs file contains.
 
-    The size is that of the running kernel. For a different root it is the smallest ``KernelPageSize`` of any mapping,
-    since some mappings may use huge pages. If no mapping can be read, it is 4 KiB.
+    For the running machine, it is the running kernel's page size. For any other root, it is the smallest
+    ``KernelPageSize`` of any mapping, since some mappings may use huge pages. If no mapping can be read, it is 4 KiB.
     """
     if reader.live_page_bytes:
         return reader.live_page_bytes

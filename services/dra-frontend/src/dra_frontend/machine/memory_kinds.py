@@ -54,7 +54,7 @@ def _kind(facts: MemoryFacts, ordinary: Collection[MemoryFacts]) -> MemoryKind:
     if facts.side_cache:
         return MemoryKind.UNKNOWN
     if facts.bus:
-        # A node with CPUs also contains other memory.
+        # A node with CPUs also has ordinary memory, so its memory is mixed.
         return MemoryKind.UNKNOWN if facts.has_cpus else facts.bus
     if _is_ordinary(facts):
         return MemoryKind.DRAM

@@ -16,7 +16,7 @@ from dra_frontend.machine.memory_kinds import MemoryFacts, memory_kinds
 from dra_frontend.machine.model import MemoryKind, MemoryTraits
 
 DOUBT: Final = "memory"
-"""Key of the doubt about these files."""
+"""Key under which a doubt about these files is recorded."""
 _NODES: Final = "/sys/devices/system/node"
 _TIERS: Final = "/sys/devices/virtual/memory_tiering"
 _DAX: Final = "/sys/bus/dax"
@@ -70,8 +70,8 @@ def read_traits(
 
 
 def _tolerant(reader: Reader, read: Callable[..., _T], *arguments: int | str) -> _T | None:
-    """Calls a function in this module and returns its result. If the function fails, records a doubt and returns None.
-    Only the first doubt is kept.
+    """Calls ``read``, one of the functions below, and returns its result. If the function fails, records a doubt and
+    returns None. Only the first doubt is kept.
     """
     try:
         return read(reader, *arguments)
@@ -133,13 +133,15 @@ def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
     for name in devices:
         node = reader.integer(f"{_DAX}/devices/{name}/target_node", lowest=-1)
         if node is not None:
-            # If one node has devices on several buses, its memory is mixed.
+            # If a node has devices on several buses, its memory is mixed, so its kind is unknown.
             nodes[node] = kinds.get(name) if nodes.get(node, kinds.get(name)) == kinds.get(name) else None
     return nodes
 
 
 def _children(reader: Reader, bus: str, pattern: str) -> Iterator[str]:
-    """Yields the names in the directories of a bus's devices. The name of each device's DAX device is among them."""
+    """Yields the names of all entries in the directories of a bus's devices. A device's DAX device is one of these
+    entries.
+    """
     names = [name for name in reader.all_names(bus) or () if re.fullmatch(pattern, name, re.ASCII)]
     for name in names[:_MAX_DEVICES]:
         yield from reader.all_names(f"{bus}/{name}") or ()
@@ -154,7 +156,8 @@ def _read_cxl_regions(reader: Reader) -> frozenset[int]:
     nodes: set[int] = set()
     for name in regions:
         start, size = (_read_hex(reader, f"{_CXL}/{name}/{file}") for file in ("resource", "size"))
-        # First whole memory block. A region that is not in use starts at the highest address.
+        # ``number`` is the region's first whole memory block. A region that is not in use starts at the highest
+        # address, and is skipped.
         if start and size and start + size < 1 << 64 and (number := -(-start // block)) * block < start + size:
             nodes.update(reader.names(f"{_BLOCKS}/memory{number}", r"node(\d{1,4})") or ())
     return frozenset(nodes)

@@ -63,7 +63,9 @@ class Cpu:
     core_id: int
     """``topology/core_id`` as reported by the kernel, which repeats on every socket. -1 if the file is missing."""
     package: int
-    """``topology/physical_package_id`` if the IDs distinguish the packages, else the package's position in order."""
+    """``topology/physical_package_id`` if the IDs distinguish the packages, else the package's position when packages
+    are ordered by their lowest CPU.
+    """
     numa_node: int
     l3: int | None
     """L3 group identity: the group's lowest online CPU. None if the CPU has no L3."""
@@ -105,7 +107,9 @@ class NumaNode:
 
     @property
     def tier(self) -> str:
-        """Value of the ``dra.memory/tier`` attribute. CXL memory and HBM have no CPUs of their own."""
+        """Value of the ``dra.memory/tier`` attribute: local for a node with CPUs, far for a node without, such as CXL
+        memory or HBM.
+        """
         return LOCAL_TIER if self.cpus else FAR_TIER
 
 
@@ -118,12 +122,12 @@ class Machine:
     isolcpus: frozenset[int] = frozenset()
     offline: frozenset[int] = frozenset()
     possible: frozenset[int] = frozenset()
-    """CPUs that this kernel may ever have (``cpu/possible``)."""
+    """CPUs that can ever come online under this kernel (``cpu/possible``)."""
     possible_nodes: frozenset[int] = frozenset()
     smt: bool = False
     base_page_bytes: int = 4096
     pcie_roots: dict[str, frozenset[int]] = field(default_factory=dict)
-    """CPUs close to each PCIe root complex, including offline ones, by its name in sysfs (``pci0000:00``)."""
+    """CPUs close to each PCIe root complex, including offline CPUs, by the complex's name in sysfs (``pci0000:00``)."""
     doubts: Mapping[str, str] = field(default_factory=dict)
     """Contradictions in the kernel's files by topic (``socket``, ``l3``), each with file and reason."""
     known: Mapping[int, Cpu] = field(default_factory=dict, compare=False, repr=False)

@@ -42,12 +42,13 @@ def numbered(
 
 
 def completed(groups: Collection[Group], present: frozenset[int]) -> list[Group]:
-    """Returns the groups completed with their offline CPUs, and completely offline groups, ordered by their lowest CPU.
+    """Adds offline CPUs to their groups, adds groups whose CPUs are all offline, and returns all groups ordered by
+    their lowest CPU.
 
     All groups are assumed to have the same shape and to follow each other without gaps. A shape is accepted if copies
-    of it cover the present CPUs and no copy contains CPUs of two groups. The largest group determines the shape if all
-    its CPUs are online; otherwise regular shapes are tried, the smallest first. If none fits, the groups are returned
-    as they are.
+    of it cover the present CPUs and no copy contains CPUs from two groups. The largest group determines the shape if
+    all its CPUs are online; otherwise regular shapes are tried, starting with the smallest. If none fits, the groups
+    are returned as they are.
     """
     group_of = {cpu: group for group in groups for cpu in group}
     if len(group_of) < len(present):
@@ -65,8 +66,8 @@ def _shapes(groups: Collection[Group], cpus: int) -> Iterator[Sequence[int]]:
     divisors = [number for number in range(1, cpus + 1) if cpus % number == 0]
     for size in divisors[bisect_left(divisors, len(largest)) :]:
         for run in reversed(divisors):
-            # Runs of CPUs at equal distances: one run (Arm, POWER), one for each thread of the cores (x86), or CPUs
-            # assigned to the groups round-robin.
+            # Runs of CPUs at equal distances: one run (Arm, POWER), one for each hardware thread of a core (x86), or
+            # CPUs assigned to the groups round-robin.
             if size % run == 0:
                 yield [start * (cpus * run // size) + cpu for start in range(size // run) for cpu in range(run)]
 

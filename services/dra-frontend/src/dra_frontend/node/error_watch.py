@@ -27,7 +27,7 @@ class ErrorWatch:
         self.counters: tuple[ErrorCounter, ...] = ()
         self.faults: tuple[Fault, ...] = ()
         self.problems: tuple[str, ...] = ()
-        """Reasons why some counters cannot be read. Until they can be, their last values apply."""
+        """Reasons why some counters cannot be read. Until these counters can be read again, their last values apply."""
 
     @property
     def due(self) -> bool:
@@ -35,7 +35,7 @@ class ErrorWatch:
         return self._clock() >= self._due
 
     def read(self, machine: Machine) -> None:
-        """Reads the error counters of a machine, a few sysfs files for each memory controller. Does not raise."""
+        """Reads a machine's error counters, which are a few sysfs files for each memory controller. Does not raise."""
         self._due = self._clock() + _EVERY_SECONDS
         counters, problems = read_errors(Reader(self._host), machine)
         unread = (one for one in self.counters if {one.source, one.source.rstrip(digits)} & problems.keys())

@@ -30,7 +30,9 @@ _log = logging.getLogger(__name__)
 _HIDDEN: Final = re.compile(r"\.[0-9a-f]{6}", re.ASCII)
 """Name of a socket that is bound but not yet renamed into place (node/sockets.py), or of a link in the same state."""
 _UNFINISHED_SECONDS: Final = 60.0
-"""Age at which a hidden socket counts as a leftover. A younger socket may be bound but not listening yet."""
+"""Age in seconds at which a hidden socket is treated as a leftover. A younger socket may be bound but not listening
+yet.
+"""
 _MAX_ENTRIES: Final = 4096
 """Maximum number of entries examined in one directory."""
 _OTHERS: Final = frozenset({"backend", "quarantine"})

@@ -61,8 +61,8 @@ class MachineWatch:
         *,
         reserve: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """Reads the machine once. A machine that cannot be read is reported as a problem, and offers nothing until it
-        can be read.
+        """Reads the machine once. If the machine cannot be read, that is reported as a problem, and no devices are
+        offered until it can be read.
 
         The root of ``cgroups`` is the cgroup2 mount. ``reserve`` returns the bytes of memory that the kubelet reserves,
         or None if unknown. Raises InventoryError for unusable names.
@@ -81,7 +81,8 @@ class MachineWatch:
         # No pools yet. Once the machine has been read, each driver has at least one pool, which may be empty.
         self.inventory = Inventory(Machine({}, {}), (), config.reserved_cpus, frozenset())
         self.problem = ""
-        """Reason why the machine cannot be read, or "". While there is such a reason, the last successful read applies.
+        """Reason why the machine cannot be read, or "". As long as it cannot be read, the last successful read
+        applies.
         """
         self.notices: tuple[Notice, ...] = ()
         """Warnings about settings that do not fit the machine and about files that cannot be read."""
@@ -110,7 +111,7 @@ class MachineWatch:
 
     @property
     def host_pages(self) -> dict[PageKey, int]:
-        """Hugepages that count as held by host processes."""
+        """Number of hugepages treated as held by host processes, after smoothing."""
         return self._host_pages.counted
 
     async def run(self, changed: Callable[[], None], pause: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -153,7 +154,9 @@ class MachineWatch:
         self._warn(pods_known=pods_known)
 
     async def _renew(self, fingerprint: Fingerprint) -> None:
-        """Replaces the inventory. Raises HostTreeError if the new one disables a driver whose devices are published."""
+        """Replaces the inventory. Raises HostTreeError if the new inventory disables a driver whose devices are
+        published.
+        """
         counted = self.host_pages, self._reserve()
         inventory = await asyncio.to_thread(self._built, fingerprint, self._ledger().held_cpus())
         if inventory.refused and self.inventory.pools and not self.inventory.refused:

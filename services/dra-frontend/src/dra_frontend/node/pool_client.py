@@ -10,7 +10,9 @@ from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.pool_requests import MAX_RESPONSE_BYTES, MAX_SECONDS, PoolAnswer, PoolRequest, pool_socket
 
 _PATIENCE_SECONDS: Final = 30.0
-"""Additional time for the helper, since one write can block in the kernel while it frees memory."""
+"""Seconds that the client waits beyond the time given to the helper, since one write can block while the kernel frees
+memory.
+"""
 _CHECK_SECONDS: Final = 5.0
 """Timeout of a check, which writes nothing. Claims wait for the result."""
 

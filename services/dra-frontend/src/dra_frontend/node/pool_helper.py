@@ -36,14 +36,14 @@ class _StoppedError(Exception):
 
 
 class PoolHelper:
-    """Handles requests."""
+    """Handles requests to resize the configured pools."""
 
     def __init__(self, pools: KernelPools, config: Config) -> None:
         self._pools = pools
         self._config = config
 
     def answer(self, data: bytes) -> PoolAnswer:
-        """Resizes the pool as requested and returns the response. Does not raise, whatever the content."""
+        """Resizes the pool as requested and returns the response. Does not raise, whatever the request contains."""
         try:
             if len(data) > MAX_REQUEST_BYTES:
                 raise ValueError(f"has more than {MAX_REQUEST_BYTES} bytes")
@@ -82,7 +82,9 @@ class PoolHelper:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Listens at a path for the same user's processes only, replacing a killed helper's socket. Raises OSError."""
+    """Listens at a path to which only processes of the same user can connect, and replaces a killed helper's socket.
+    Raises OSError.
+    """
     check_socket_path(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -129,7 +131,7 @@ def main(config: Config, host_root: str) -> int:
     """Serves until SIGTERM and returns the exit code. Raises OSError if the socket cannot be created."""
     set_up_logging(config.log_level, config.log_format)
     pools, path = KernelPools(HostTree(host_root), observes=config.observes), Path(pool_socket_path(config.run_dir))
-    # PID 1 of a container is only ended by signals that it handles.
+    # The helper is PID 1 in its container, and the kernel ends PID 1 only on signals that it handles.
     with suppress(_StoppedError):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)

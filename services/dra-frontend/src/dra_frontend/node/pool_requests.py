@@ -56,7 +56,7 @@ class PoolAnswer(_Message):
 
     @classmethod
     def of_problem(cls, subject: str, problem: str) -> "PoolAnswer":
-        """Returns a response whose strings are cut to fit into a message."""
+        """Returns a response that reports a problem, with strings truncated to fit into a message."""
         return cls(subject=subject[:_MAX_TEXT_LENGTH], problem=problem[:_MAX_TEXT_LENGTH])
 
 

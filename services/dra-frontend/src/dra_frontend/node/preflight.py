@@ -104,7 +104,8 @@ def _directory_fault(needed: Needed, path: str, mounts: tuple[Mount, ...]) -> Fa
     if not there.is_dir():
         return Fault(f"{what}{missing} is not a directory", f"remove it, or correct {needed.setting}")
     if os.statvfs(there).f_flag & os.ST_RDONLY:
-        return Fault(f"{what}{missing} is mounted read-only", f"{mount}; if the node's own file system is, see its log")
+        log = "if the node's own file system is read-only, see the kernel's log"
+        return Fault(f"{what}{missing} is mounted read-only", f"{mount}; {log}")
     if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
         return Fault(f"{what}{missing} cannot be written by uid {os.geteuid()}", _permission(there))
     return None

@@ -69,8 +69,8 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def listen_unix(path: Path) -> tuple[socket.socket, PlacedSocket]:
-    """Returns a listening, non-blocking socket placed at the path. The caller must remove the file before
-    closing it.
+    """Returns a listening, non-blocking socket placed at the path. The caller must remove the file before closing the
+    socket.
     """
     check_socket_path(path)
     bound = hidden_name(path)

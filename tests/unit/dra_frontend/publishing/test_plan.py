@@ -266,7 +266,7 @@ def test_an_unsupported_numa_list_is_omitted_silently() -> None:
             ["a.other"],
             True,
             "ResourceSliceFieldsDropped",
-            ["devices differ from this node", "dropped or changed a.other", "report this text"],
+            ["devices differ from this node", "dropped or changed a.other", "report this message"],
         ),
         (
             [],

@@ -8,8 +8,8 @@
 4. ``strategy: spread`` takes one thread of each core before the second of any.
 
 Cores are sets of sibling threads, so nothing depends on raw core IDs, sockets of equal size or the number of threads.
-The time is linear in the number of CPUs. If no set is found, the error names a cause that releasing CPUs could not
-remove, or else the free CPUs.
+The time is linear in the number of CPUs. If no set is found, the error contains a cause that would remain even if CPUs
+were released, or else lists the free CPUs.
 """
 
 from collections import Counter, defaultdict
@@ -53,14 +53,14 @@ class Layout:
     """A machine's topology in the form that the allocator uses, computed once."""
 
     places: tuple[tuple[frozenset[int], Place], ...]
-    """Each place with all its CPUs free, preceded by the set of its CPUs."""
+    """For each place, the set of its CPUs, and the place with all of them free."""
     isolcpus: frozenset[int]
     by_type: Mapping[CoreType, frozenset[int]]
     by_node: Mapping[int, frozenset[int]]
 
     @classmethod
     def of(cls, machine: Machine) -> "Layout":
-        """Computes a machine's layout. A core with threads in two places counts as partly used in both."""
+        """Computes a machine's layout. A core with threads in two places is treated as partly used in both."""
         cores: defaultdict[tuple[int, int, int | None], defaultdict[int, list[int]]]
         cores = defaultdict(lambda: defaultdict(list))
         threads = Counter(cpu.core for cpu in machine.cpus.values())
@@ -79,7 +79,7 @@ class Layout:
         )
 
     def spread(self, cpus: frozenset[int]) -> tuple[int, int]:
-        """Returns the number of sockets and the number of NUMA nodes that the CPUs are on."""
+        """Returns the number of sockets and the number of NUMA nodes across which the CPUs are spread."""
         mine = [place for all_cpus, place in self.places if not cpus.isdisjoint(all_cpus)]
         return len({place.package for place in mine}), len({place.node for place in mine})
 
@@ -100,8 +100,8 @@ class Layout:
 
 # Between two prepares the free CPUs of only a few places change, so the reduced places are cached, and so are their
 # first threads. Without the first cache an allocation on 512 CPUs took 1.8 times as long on one NUMA node and 1.3 times
-# as long on the whole machine; the second cache saves a fifth of the time of an allocation that spreads. 128 entries
-# hold all places of such a machine, atomic or not.
+# as long on the whole machine; the second cache saves a fifth of the time for an allocation with ``strategy: spread``.
+# 128 entries hold all places of such a machine, atomic or not.
 @lru_cache(128)
 def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
     """Returns the place reduced to some CPUs, or None if it has none of them. Split cores with few threads come
@@ -118,14 +118,16 @@ def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
 
 @lru_cache(128)
 def first_threads(place: Place) -> Place:
-    """Returns the place with one thread of each core. The thread of a whole core counts as whole."""
+    """Returns the place with one thread of each core. A whole core is represented by its first thread and is still
+    treated as whole.
+    """
     return place.holding([core[:1] for core in place.whole], [core[:1] for core in place.broken])
 
 
 def allocate(
     offered: frozenset[int], taken: frozenset[int], count: int, layout: Layout, parameters: CpuParameters
 ) -> frozenset[int]:
-    """Returns ``count`` free CPUs of a device, out of ``offered`` and without ``taken``.
+    """Returns ``count`` free CPUs of a device: CPUs in ``offered`` that are not in ``taken``.
 
     The CPUs are of one kind of core unless only a mix satisfies the request. The result is deterministic. Raises
     NoCpusError.
@@ -207,11 +209,12 @@ class _Search:
             levels = (*levels, L3)
         if self._parameters.strategy != "spread":
             return build(places, levels).take(need)
-        # Merged before threads are taken in turn, so that later threads follow in the order of their cores.
+        # Places that no level separates are merged first, so that the cores' later threads are taken in the order of
+        # the cores.
         places = [merged(group) for group in split(places, levels)]
         taken: list[int] = []
         while True:
-            # One thread of every core before the second of any.
+            # Take one thread of every core before the second thread of any core.
             layer = build([first_threads(place) for place in places], levels)
             taken += layer.take(min(need - len(taken), layer.size))
             if len(taken) == need:
@@ -307,7 +310,7 @@ def _listed(cpus: Iterable[int], how: str) -> str:
 def even_shares(amounts: Sequence[int], need: int, widest: int) -> list[int] | None:
     """Returns one share for each bit set, as equal as possible, or None if they must differ by more than ``widest``.
 
-    Each share is an amount in its bit set, they add up to ``need``, and the first bit sets get the larger shares.
+    Each share is an amount in its bit set, the shares add up to ``need``, and the first bit sets get the larger shares.
     """
     mean = need // len(amounts)
     for width in range(widest + 1):

@@ -6,9 +6,9 @@ Larger parts are branches of a tree:
 
   machine -> socket -> NUMA node -> L3 group (place) -> core -> CPU
 
-A request that one small part can satisfy takes the part with the fewest CPUs that is large enough (best fit), so that
-large parts stay free for large requests. A larger request takes the largest parts as a whole, and the rest by best fit.
-Within a place, whole cores are taken first, then partly used cores, then single threads of whole cores.
+A request that fits into one part gets the smallest part that is large enough (best fit), so that large parts stay free
+for large requests. A larger request gets the largest parts as a whole, and the remaining CPUs by best fit. Within a
+place, whole cores are taken first, then partly used cores, then single threads of whole cores.
 
 The amounts that a part can provide are a bit set (bit n is set if n CPUs are possible). With "whole cores only" on
 cores of different sizes, not every amount is possible, and the bit sets keep the decision exact.
@@ -38,7 +38,7 @@ def up_to(size: int) -> int:
 
 
 def sums(sizes: Sequence[int]) -> int:
-    """Returns the bit set of all sums that the sizes can form, each size used at most once."""
+    """Returns the bit set of all sums that the sizes can form, with each size used at most once."""
     found = 1
     for size in set(sizes):
         # A machine has hundreds of cores of one size. Bundles of 1, 2, 4 and so on cores, and one bundle of the
@@ -145,11 +145,11 @@ class Place:
         return self.holding([], rest) if rest else None
 
     def holding(self, whole: Iterable[Core], broken: Iterable[Core], *, atomic: bool = False) -> "Place":
-        """Returns a copy of the place with other cores."""
+        """Returns a copy of the place with the given cores instead of its own."""
         return Place(self.package, self.node, self.l3, tuple(whole), tuple(broken), atomic)
 
     def best(self, need: int) -> "tuple[Rank, Place]":
-        """Returns the place's rank for a number of CPUs that it can provide, and the place itself."""
+        """Returns (rank, place): the place's rank for a number of CPUs that it can provide, and the place itself."""
         return (0, not self.atomic and self._breaks(need), self.size), self
 
     def _breaks(self, need: int) -> bool:
@@ -206,8 +206,8 @@ class Branch:
         return merged(self.places).whole
 
     def best(self, need: int) -> tuple[Rank, "Part"]:
-        """Returns the best part in this branch that can provide the CPUs on its own, preceded by its rank. The branch
-        must be able to provide them.
+        """Returns (rank, part) for the best part in this branch that can provide the CPUs on its own. The branch must
+        be able to provide them.
         """
         return best_of(self.parts, need) or ((self.height, False, self.size), self)
 
@@ -231,8 +231,8 @@ Part: TypeAlias = Place | Branch
 
 
 def best_of(parts: Iterable[Part], need: int) -> tuple[Rank, Part] | None:
-    """Returns the best of these parts and their descendants that can provide the CPUs on its own, preceded by its rank.
-    Returns None if there is none.
+    """Returns (rank, part) for the best of these parts and their descendants that can provide the CPUs on its own, or
+    None if no part can.
     """
     # Rank and part are found together: otherwise each level below would rank the places of the best part again.
     holding = [(part.best(need), part) for part in parts if has(part.amounts, need)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the published devices: the devices of the current machine, compared with the claims' allocations.
+"""Computes the published devices: the current machine's devices, compared with the claims' allocations.
 
 A claim may hold more than a device still has: pages are freed, CPUs go offline, memory fails. Such a device is tainted
 and reported as unhealthy, so that the scheduler and the kubelet react:
@@ -45,14 +45,14 @@ _NO_SHORTAGES: Final[Mapping[str, Shortage]] = MappingProxyType({})
 
 @dataclass(slots=True)
 class Holding:
-    """Allocations of all claims from one device."""
+    """All claims' allocations from one device."""
 
     amount: int = 0
     """Number of CPUs or bytes."""
     cpus: frozenset[int] = frozenset()
     claims: set[str] = field(default_factory=set)
     pool: str = ""
-    """Pool name; empty if no record of these claims can be read."""
+    """Pool name, or "" if none of these claims has a readable record."""
 
     def fault(self, left: int, online: frozenset[int]) -> str:
         """Returns the device's fault, or "" if it has none. ``left`` is the amount of the device that the machine still
@@ -116,7 +116,7 @@ class Offer:
             return
         before, found = self.snapshot, snapshot(inventory, ledger, self.snapshot, faults, shortages)
         documents = {driver: self._documents(driver, found, before) for driver in self.boards}
-        # Stored only now, so that after an exception nothing counts as published.
+        # Stored only now, so that after an exception the devices are not mistaken for published.
         self._books, self.snapshot = books, found
         for fault in found.faults():
             if fault not in before.faults():
@@ -173,7 +173,7 @@ def snapshot(
             if inventory.observes:
                 device = replace(device, attributes={**device.attributes, OBSERVE_ATTRIBUTES[pool.driver]: True})
             devices.append(_with_shortage(device, shortages))
-            # Reserved memory counts as present: claims prepared before it was reserved keep their part of it.
+            # Reserved memory is included: claims that were prepared before it was reserved keep their part of it.
             there = rest + _reserved(device, inventory)
             fault = "; ".join(filter(None, (holding.fault(there, online), *(one.text for one in errors))))
             status = Health.UNHEALTHY if fault else Health.HEALTHY
@@ -203,7 +203,7 @@ def _reserved(device: Device, inventory: Inventory) -> int:
 
 
 def _concerns(fault: Fault, device: Device) -> bool:
-    """Returns True if errors may concern a device's CPUs or memory."""
+    """Returns True if a fault may affect a device's CPUs or memory."""
     if isinstance(device, CpuDevice):
         return not device.cpus.isdisjoint(fault.cpus)
     return device.numa_node in fault.numa_nodes

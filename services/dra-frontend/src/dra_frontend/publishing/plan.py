@@ -21,8 +21,8 @@ from dra_frontend.api_server.requests import Document
 from dra_frontend.devices.gates import ALLOCATABLE, BINDING, COUNTING, LISTS, TAINTS, TAINTS_FIELD
 
 Accepted = Mapping[str, tuple[Document, Document]]
-"""Slice as sent and as stored by the server, by slice name. A slice that the server alters is not sent again, since
-that would never end.
+"""For each slice name, the slice as it was sent and as the server stored it. A slice that the server alters is not sent
+again, since the server would alter it every time.
 """
 _MAX_GENERATION: Final = 1 << 62
 """Highest generation that is still incremented. The field has 63 bits, and the server rejects a larger number."""
@@ -65,8 +65,9 @@ def canonical(value: Any) -> Any:
     """Returns a spec without its pool, normalized so that two specs are equal if consumers see no difference between
     them.
 
-    Nil equals empty, devices are in order, and quantities are canonical text on both sides. The time at which a taint
-    was added is ignored, since the server sets it. Documents from other writers may contain anything.
+    Nil and empty values are equal. Devices and quantities need no normalization: both sides have the devices in the
+    same order and the quantities as canonical strings. The time at which a taint was added is ignored, since the server
+    sets it. Documents from other writers may contain anything.
     """
     if isinstance(value, dict):
         inner = {key: canonical(one) for key, one in value.items() if key not in ("pool", "timeAdded")}
@@ -95,8 +96,8 @@ def _without_lists(device: Document) -> Document:
 
 
 def _asked_for(documents: Iterable[Document]) -> bool:
-    """Returns True if the configuration requests list attributes. NUMA nodes are listed whenever the server accepts
-    lists.
+    """Returns True if the configuration requests list attributes, which are lists of strings. The lists of NUMA nodes
+    do not count: they are published whenever the server accepts lists.
     """
     devices = (device for document in documents for device in document["spec"]["devices"])
     return any("strings" in one for device in devices for one in device["attributes"].values())
@@ -108,7 +109,7 @@ def _without_mapping(device: Document) -> Document:
 
 MAPPING_REFUSED: Final = StatusCode.MAPPING_UNSUPPORTED
 LISTS_REFUSED: Final = StatusCode.SLICE_LISTS_REFUSED
-_NOT_COUNTED: Final = "claims are not counted against the CPU and memory of the node"
+_NOT_COUNTED: Final = "claims are not counted against the node's CPU and memory"
 # Fields that a server may reject, by Event reason, each with a function that omits them and the note. A server without
 # the feature gate for list attributes (KEP-5491) rejects a whole slice because of one list. The mapping (KEP-5517) is
 # dropped, or rejected if the server expects a different form. From 1.37 it is also rejected while the node's kubelet
@@ -186,7 +187,7 @@ def notes(refused: Iterable[str], dropped: Sequence[str], *, conditions: bool = 
         known = sorted({known for path in dropped for field, known in _DROPPED.items() if field in path})
         effects = " and ".join(effect for effect, _ in known) or "devices differ from this node's description"
         gates = " and ".join(gate for _, gate in known)
-        remedy = f"enable {gates} in the API server and the scheduler" if known else "report this text"
+        remedy = f"enable {gates} in the API server and the scheduler" if known else "report this message"
         text = f"{effects}: the API server dropped or changed {', '.join(dropped)}; {remedy}"
         found[StatusCode.SLICE_FIELDS_DROPPED] = text
     return found

@@ -124,7 +124,7 @@ class Publisher:
                 async with aclosing(self._client.watch_slices(self._driver, self._node_name, version)) as events:
                     async for kind, document in events:
                         version = document["metadata"]["resourceVersion"]
-                        async with self._writing:  # our own writes are known only once they are answered
+                        async with self._writing:  # our own writes are known only once the server has responded
                             if kind == "BOOKMARK" or not self._writer.see(kind, document):
                                 continue
                         if due <= loop.time():  # one repair covers all changes until then

@@ -56,7 +56,7 @@ class SliceWriter:
         return not devices or any(ALLOCATABLE in device for device in devices)
 
     def notes(self) -> dict[str, str]:
-        """Returns notes about fields that the published slices lack, by Event reason."""
+        """Returns notes, by Event reason, about fields that are absent from the published slices."""
         accepted = [self._accepted[name] for name in self._held if name in self._accepted]
         dropped = sorted({path for sent, answer in accepted for path in differences(sent, answer)})
         left_out = {reason for reasons in self._left_out.values() for reason in reasons}
@@ -167,7 +167,9 @@ class SliceWriter:
         self._accepted[answer["metadata"]["name"]] = self._check_gate(document, answer)
 
     def _check_gate(self, sent: Document, answer: Document) -> tuple[Document, Document]:
-        """Returns both specs in canonical form. Raises GateOffError if the response lacks the sharing fields."""
+        """Returns both specs in canonical form. Raises GateOffError if the sharing fields are absent from the
+        response.
+        """
         both = canonical(sent["spec"]), canonical(answer["spec"])
         if any(path.rpartition(".")[2] in SHARING_FIELDS for path in differences(*both)):
             raise GateOffError(f"publish the devices of {self._driver}", _GATE_OFF)

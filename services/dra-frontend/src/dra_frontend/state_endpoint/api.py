@@ -74,7 +74,7 @@ _REPORT_ERRORS: Final = {
 _PROBES: Final = {
     "/healthz": "`ok` while the process is running.",
     "/readyz": "`ok`, or with status 503 the reasons why the pod is not ready, one per line, followed by warnings.",
-    "/metrics": "Metrics in the text format of Prometheus.",
+    "/metrics": "Metrics in the Prometheus text format.",
 }
 
 

@@ -17,8 +17,8 @@ from dra_frontend.state_endpoint.source import StateSource
 
 _BODY_SECONDS: Final = 10.0
 _SMALL_BODY: Final = 256 << 10
-"""Size up to which a body is always read, whatever else is being read. A lease and an ordinary node's state are not
-larger.
+"""A body up to this size in bytes is always read, even while other bodies are being read. A lease or an ordinary node's
+state is not larger.
 """
 _MAX_BUFFERED: Final = 2 * MAX_STATE_BYTES
 

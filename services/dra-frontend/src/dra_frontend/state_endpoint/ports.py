@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applications for the TCP ports. Each has a few endpoints, for the kubelet, Prometheus or a browser on this machine.
 
-An application contains only the routes of its port, so no request reaches the other documents of the state socket.
+An application contains only the routes of its port, so the state socket's other documents cannot be reached over TCP.
 """
 
 import re

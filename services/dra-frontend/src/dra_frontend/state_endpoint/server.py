@@ -74,7 +74,7 @@ class BoundedConnection(H11Protocol):
         super().__init__(**options)
         self._bounds = bounds
         self._connections = connections
-        """All connections of the listening socket, including this one, the oldest first."""
+        """All connections accepted by the listening socket, including this one, oldest first."""
         self._head = bytearray()
         """Beginning of an incomplete request head."""
         self._deadline: asyncio.TimerHandle | None = None
@@ -86,7 +86,7 @@ class BoundedConnection(H11Protocol):
 
         Always 0 if the connection serves a single request.
         """
-        request = cast("RequestResponseCycle | None", self.cycle)  # None before the first one
+        request = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
         if request is None or self._bounds.single_request_seconds is not None:
             return 0
         return 1 if request.response_complete else 2
@@ -110,7 +110,9 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Passes a head to h11 once it is complete, and then the body unless the limits exclude one."""
+        """Passes a head to h11 once it is complete, and then the body, unless requests on this socket must not have
+        one.
+        """
         # A peer of the state socket may send a request before it has read the last response. The beginning of the next
         # head may then already be in h11's buffer, and the rest must follow it. Such a head is not checked.
         if self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]:
@@ -125,7 +127,8 @@ class BoundedConnection(H11Protocol):
             self.send_400_response("the head is too long, or contains control characters or a run of blanks\n")
             return
         if self._bounds.single_request_seconds is not None:
-            # The first request is the only one. Any other data stays in the kernel until the response is sent.
+            # Only the first request is served. Data after it is discarded or stays in the kernel until the response is
+            # sent.
             del received[end + len(_HEAD_END) :]
             self.flow.pause_reading()
         super().data_received(bytes(received))
@@ -164,7 +167,7 @@ class HttpServer(Server):
         self._listening = listening
 
     async def start(self) -> None:
-        """Starts to accept connections."""
+        """Starts accepting connections."""
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup([self._listening])

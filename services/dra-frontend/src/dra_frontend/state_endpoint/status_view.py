@@ -92,7 +92,7 @@ def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> Iterat
 def _claim_problems(records: Sequence[AllocationRecord], conditions: Mapping[str, Condition]) -> Iterator[Notice]:
     for name, uid in dict.fromkeys((one.claim.full_name, one.claim.uid) for one in records):
         condition = conditions[uid]
-        # For a rejected container, its own notice contains the reason.
+        # A rejected container has a notice of its own, which contains the reason.
         if condition.status == "False" and condition.reason != StatusCode.CONTAINER_REFUSED:
             yield Notice(code=StatusCode.CLAIM_NOT_ENFORCED, subject=name, text=f"claim {name}: {condition.message}")
 

@@ -54,7 +54,7 @@ function lostDetails(view, uid) {
 }
 
 function placeOf(view, cpu) {
-  if (cpu.numaNode === undefined) return "not known while it is offline";
+  if (cpu.numaNode === undefined) return "unknown while the CPU is offline";
   const siblings = view.cpus.filter((one) => one.numaNode === cpu.numaNode && one.core === cpu.core && one.cpu !== cpu.cpu);
   const parts = [`socket ${cpu.socket}`, `NUMA node ${cpu.numaNode}`];
   if (cpu.l3 >= 0) parts.push(`L3 ${cpu.l3}`);

@@ -16,7 +16,7 @@ export function machineOf(view) {
   const lost = view.cpus.filter((cpu) => cpu.numaNode === undefined);
   if (lost.length) {
     const cores = make("div", { className: "cores" }, ...lost.map((cpu) => cpuButton(cpu, view)));
-    sections.push(make("section", { className: "socket whole" }, make("h3", {}, "Offline, place unknown"), cores));
+    sections.push(make("section", { className: "socket whole" }, make("h3", {}, "Offline, location unknown"), cores));
   }
   nameClaims(sections, view);
   return sections;
@@ -53,7 +53,7 @@ function memoryBar(one) {
   if (one.claimedBytes) parts.push(`${sizeOf(one.claimedBytes)} claimed`);
   // Rounding reduces the capacity by less than this, which is not worth mentioning.
   if (kept > one.totalBytes / 100) parts.push(`${sizeOf(kept)} not offered`);
-  if (one.claimedBytes > one.capacityBytes) parts.push("more than there is");
+  if (one.claimedBytes > one.capacityBytes) parts.push("more than the node has");
   const name = make("span", { className: "kind" }, kindOf(one.hugepages ? one.pageSize : ""));
   return make("p", { className: "memory" }, name, make("span", { className: "sizes" }, parts.join(", ")), bar);
 }

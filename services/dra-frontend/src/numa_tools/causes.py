@@ -19,7 +19,7 @@ class Cause:
 
     remedy: str
     kernel: bool = False
-    """True if the node's kernel is the limitation, so no pod setting can help."""
+    """True if the node's kernel is the cause, so changing the pod's settings cannot help."""
 
 
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"

@@ -212,7 +212,7 @@ def _add_subjects(made: Mapping[str, argparse.ArgumentParser]) -> None:
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
     text = "check the files and show the current numbers of pages without changing them"
     pages.add_argument("--dry-run", action="store_true", help=text)
-    text = "longest time in seconds to try to allocate missing pages (default: 60)"
+    text = "maximum time in seconds to keep trying to allocate missing pages (default: 60)"
     pages.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help=text)
     text = "write to sys/devices/system/node under DIR, where it is mounted read-write (default: same as --host-root)"
     pages.add_argument("--pool-root", metavar="DIR", default="", help=text)
@@ -236,13 +236,13 @@ def _count(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status.
 
-    The status is 0 on success, 1 if there are problems or missing output or pages, and 2 for unusable input. simulate
-    also returns 3 if something does not fit, and 4 if everything may fit but an outcome is unknown.
+    The status is 0 on success, 1 if there are problems, or if output or pages are missing, and 2 for unusable input.
+    simulate also returns 3 if something does not fit, and 4 if everything may fit but an outcome is unknown.
     """
     arguments = build_parser().parse_args(argv)
     try:
         if arguments.command is None:
-            add_lazy_modules("google.protobuf.internal.python_message")  # replaced by C code
+            add_lazy_modules("google.protobuf.internal.python_message")  # protobuf uses its C code
             from dra_frontend.app import main as run_service  # noqa: PLC0415 - costs a command 1 s
 
             return run_service(load_settings(arguments))

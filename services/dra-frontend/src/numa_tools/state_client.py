@@ -47,7 +47,9 @@ class StateClient:
         self._seconds = seconds
 
     def text(self, path: str, *, also: int = _OK) -> str:
-        """Returns the body of ``GET path`` with status 200 or ``also``. Raises NoServiceError."""
+        """Returns the body of the response to ``GET path`` if its status is 200 or ``also``. Raises NoServiceError
+        otherwise.
+        """
         connection = _Connection(self.socket, self._seconds)
         try:
             check_socket_path(self.socket)
@@ -79,7 +81,9 @@ class StateClient:
             raise NoServiceError(f"{self.socket}: {error}") from error
 
     def read(self, path: str, model: type[_Model]) -> _Model:
-        """Returns the document of ``GET path``. Raises NoServiceError if it cannot be read or has another form."""
+        """Returns the document of ``GET path``. Raises NoServiceError if it cannot be read or does not match
+        ``model``.
+        """
         return self._validated(path, model, self.document(path))
 
     def read_list(self, path: str, model: type[_Model]) -> tuple[_Model, ...]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive for a bug report: recording the files read from a node, masking names, and unpacking the archive.
+"""Writes and reads the archive for a bug report: records the files read from a node, masks names, and unpacks the
+archive.
 
 ``commands`` decides which files the archive contains.
 """

@@ -28,8 +28,8 @@ MAX_ENTRIES: Final = 200_000
 _MAX_HEADER: Final = 64 << 10
 """Maximum number of bytes before a file's content. A Linux path has up to 4 KiB; sparse-file headers are unbounded."""
 MAX_PARTS: Final = 64
-"""Maximum depth of a path. sysfs needs 20. Removing directories recurses, and an archive could nest them
-thousands deep.
+"""Maximum depth of a path. Paths in sysfs have at most 20 parts. Directories are removed recursively, and an archive
+could nest them thousands of levels deep.
 """
 MANIFEST: Final = "manifest.json"
 """File with the archive's version and the files that could not be read."""
@@ -98,7 +98,7 @@ class _Bounded(io.RawIOBase):
         self._of_part = _MAX_HEADER
 
     def allow(self, size: int = 0) -> None:
-        """Permits reading ``size`` bytes of content and the header that follows."""
+        """Permits reading ``size`` bytes of content and the next header."""
         self._of_part = size + _MAX_HEADER
 
     def read(self, size: int = -1) -> bytes:

@@ -19,14 +19,14 @@ class RecordingTree:
         self._listed: dict[str, list[str]] = {}
 
     def read(self, path: str) -> str | None:
-        """Returns a file's content in the base tree."""
+        """Returns a file's content from the base tree."""
         text = self._base.read(path)
         if text is not None:
             self._files[self._at + path] = text
         return text
 
     def names(self, path: str) -> list[str] | None:
-        """Returns a directory's names in the base tree."""
+        """Returns the names in a directory of the base tree."""
         names = self._base.names(path)
         if names is not None:
             self._listed[(self._at + path).rstrip("/")] = names

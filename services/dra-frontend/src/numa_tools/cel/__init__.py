@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation of device selectors: the supported part of Kubernetes' CEL dialect (ADR 28). Pure."""
+"""Evaluates device selectors, which are written in Kubernetes' CEL dialect. A subset of it is supported (ADR 28).
+Pure.
+"""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Costs of function calls in units of the budget, not counting their operands. They are known before the call."""
+"""Costs of function calls in units of the budget, excluding the operands' own costs. A call's cost is known before the
+call.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final

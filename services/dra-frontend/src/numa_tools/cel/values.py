@@ -25,7 +25,9 @@ class CelError(CelTextError):
 
 
 class CelCostError(CelUnsupportedError):
-    """Raised if the evaluation exceeds its budget. Unlike other unsupported parts, this ends the evaluation at once."""
+    """Raised if the evaluation exceeds its budget. Unlike other unsupported parts, this error ends the evaluation
+    immediately.
+    """
 
 
 @dataclass(frozen=True, slots=True)

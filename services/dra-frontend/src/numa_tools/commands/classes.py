@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DeviceClasses for a machine's devices. Core.
+"""Builds the DeviceClasses for a machine's devices. Pure.
 
 Selectors use attributes that do not change between releases. They also admit the devices of the other memory driver
 (dra-driver-memory), which spells page sizes differently and publishes no tier.
@@ -16,7 +16,8 @@ from numa_tools.scheduling.wanted import DeviceClass, read_class
 
 _STANDARD: Final = 'device.attributes["resource.kubernetes.io"]'
 _TIER: Final = f'device.attributes["{MEMORY_DRIVER}"].tier'
-# Reading an attribute that a device lacks fails the whole scheduling attempt, unless the selector tests for it first.
+# If a selector reads an attribute that a device does not have, the whole scheduling attempt fails, unless the selector
+# tests for the attribute first.
 _LOCAL: Final = f'(!has({_TIER}) || {_TIER} == "{LOCAL_TIER}")'
 _FAR: Final = f'has({_TIER}) && {_TIER} == "{FAR_TIER}"'
 

@@ -45,7 +45,7 @@ from numa_tools.state_client import NoServiceError, StateClient
 
 _PATIENCE: Final = 5.0
 _MAX_CLAIMS: Final = 5000
-"""Maximum number of claims in a namespace to search for a pod's claims."""
+"""Maximum number of claims that are read from a namespace to find a pod's claims."""
 
 
 def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[dict[str, Any], list[Problem]]:

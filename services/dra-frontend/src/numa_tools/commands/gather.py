@@ -80,7 +80,7 @@ class Bundle:
         """Files and documents that could not be read, with the reason."""
 
     def collect(self) -> None:
-        """Reads everything. A file that cannot be read is listed as missing."""
+        """Reads all files and documents. Those that cannot be read are listed as missing."""
         config = self._settings.config
         # The copied files already contain the overlay. The path of the credentials is left out to keep it private.
         shown = config.model_copy(update={"sysfs_overlay": "", "kubeconfig": ""})
@@ -120,7 +120,7 @@ class Bundle:
             except NoServiceError as error:
                 self.missing[f"/v1/{name}"] = str(error)
                 if name == _DOCUMENTS[0]:
-                    return  # the others would fail in the same way after the same wait
+                    return  # all other documents would fail after the same wait
         for name in _PAGES:
             try:
                 self.files[f"{STATE}/{name}.txt"] = client.text(f"/{name}", also=503)

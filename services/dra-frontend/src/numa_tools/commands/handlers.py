@@ -30,7 +30,7 @@ from numa_tools.commands.provision_plan import plan, read_requested
 
 _FAILED, _BAD_INPUT, _DOES_NOT_FIT, _UNKNOWN = 1, 2, 3, 4
 _NODE: Final = "simulated"
-"""Node name for commands that publish nothing. It has no effect."""
+"""Placeholder for the node name in commands that publish nothing. It has no effect."""
 _WATCH_SECONDS: Final = 2.0
 _PEOPLE: Final = ("table", "wide")
 """Values of ``-o`` that print a table or text."""
@@ -186,7 +186,7 @@ def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
     except HostTreeError as error:
         if not arguments.pool_root:
             raise
-        # The caller would add the machine's root, which is a different directory.
+        # Raised here because the caller would report the path under --host-root, which is a different directory.
         raise ConfigError(f"--pool-root {arguments.pool_root}", [str(error)]) from error
     failed = any(row["short"] or "problem" in row for row in rows)
     for_people = arguments.output in _PEOPLE

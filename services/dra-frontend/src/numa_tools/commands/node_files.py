@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a node from its files: the machine, the prepared claims, and the free CPUs and memory.
 
-Only the amount of memory that the kubelet reserves is in no file. It is read from the running service.
+No file contains the amount of memory that the kubelet reserves, so it is read from the running service.
 """
 
 import json

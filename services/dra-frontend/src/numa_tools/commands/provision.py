@@ -46,7 +46,8 @@ def provision(
 ) -> list[Row]:
     """Sets every pool to its target, as far as the kernel can within ``seconds``.
 
-    A pool that already has its target size is not written. If a pool cannot be written, the others still are.
+    A pool that already has its target size is not written. If a pool cannot be written, the other pools are still
+    written.
     """
     end = now() + seconds
     before = {target: pools.pages(target.node, target.page_bytes) for target in targets}

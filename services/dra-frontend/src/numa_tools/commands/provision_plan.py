@@ -104,7 +104,8 @@ def _targets(machine: Machine, source: str, pages: Pages) -> list[Target]:
 
 
 def _check_memory(machine: Machine, targets: Sequence[Target]) -> None:
-    """Raises ConfigError if the pages exceed a node's memory: the kernel would evict everything else from it.
+    """Raises ConfigError if the pages exceed a node's memory, since the kernel would then evict everything else from
+    the node.
 
     Pools that no file mentions are left unchanged and count at their current size.
     """

@@ -37,7 +37,7 @@ def prepared(
     """Reads the files with the claims and the files with the pods to simulate. Raises ConfigError with the fault.
 
     Templates, classes and other drivers' slices may be in any of the files. If the files contain the slices of several
-    nodes, only those of the node ``name`` count.
+    nodes, only the slices of the node ``name`` are used.
     """
     of_claims, of_pods = read_manifests(claims), read_manifests(pods)
     everything = of_claims.with_all(of_pods)
@@ -65,9 +65,9 @@ def _of_others(slices: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[s
 def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) -> Row:
     """Runs each workload ``times`` times.
 
-    Returns the outcome of each run, the number that fit, the number for which that is unknown, the shared pool at the
-    end, and whether the node enforces claims or only observes. A node that only observes refuses every claim, even if
-    it fits.
+    Returns the outcome of each run, the number of runs that fit, the number of runs for which it is unknown whether
+    they fit, the shared pool at the end, and whether the node enforces claims or only observes. A node that only
+    observes refuses every claim, even if it fits.
     """
     rows = [
         simulation.run(workload, workload.name if times == 1 else f"{workload.name}-{number}")
@@ -107,7 +107,7 @@ def outcome_table(outcome: Row) -> str:
                 [row["name"], claim["name"], one["request"], one["device"], _gets(one)] for one in claim["devices"]
             ]
         if row["fits"] and not row["claims"]:
-            rows.append([row["name"], "-", "-", "-", "nothing of a driver"])
+            rows.append([row["name"], "-", "-", "-", "nothing from these drivers"])
         faults += [f"{row['name']}: does not fit ({row['stage']}): {why}" for why in row.get("reasons", ())]
         faults += [f"{row['name']}: unknown ({row['stage']}): {why}" for why in row.get("unknown", ())]
         faults += [f"{row['name']}: note: {note}" for note in row.get("notes", ())]

@@ -87,14 +87,15 @@ def _from_files(settings: Settings, run: Path, why: str) -> Document:
     files = {} if isinstance(claims, Unread) else claims.files
     ledger = Ledger(files, noted.releasing, absent=frozenset(noted.present.keys() - files.keys()))
     faults = seen_faults(settings)
-    problems = [Notice(code=StatusCode.SERVICE_DOWN, text=f"the service is down ({why}); this is what the files say")]
+    down = f"the service is down ({why}); the values shown are from the node's files"
+    problems = [Notice(code=StatusCode.SERVICE_DOWN, text=down)]
     problems += [Notice(code=StatusCode.POD_INCOMPLETE, text=str(one)) for one in faults if one.fatal]
     if journal.problem:
         problems.append(Notice(code=StatusCode.JOURNAL_UNUSABLE, text=journal.problem))
     problems += [*_machine_problems(machine), *_claim_problems(claims)]
     for key in ledger.absent:
         name = "/".join(noted.present[key])
-        text = f"claim {name} was prepared, and its file is gone"
+        text = f"claim {name} was prepared, but its file is gone"
         problems.append(Notice(code=StatusCode.FILE_MISSING, subject=name, text=text))
     warnings = [Notice(code=StatusCode.POD_INCOMPLETE, text=str(one)) for one in faults if not one.fatal]
     found: Document = {"node": settings.node_name, "source": "files", "version": ""}

@@ -37,7 +37,7 @@ class Kernel:
     workqueues: frozenset[int]
     """CPUs on which unbound kernel workers may run. Empty if the kernel does not report them."""
     open_files: tuple[int, int]
-    """Number of open files on the node, and its maximum."""
+    """Number of open files on the node, and the maximum."""
     interrupts: Mapping[int, frozenset[int]]
     """Effective CPU affinity of each device interrupt."""
 
@@ -118,7 +118,9 @@ class Service:
 
     @property
     def hindrances(self) -> tuple[str, ...]:
-        """Reasons why no claim can run here, whatever the claim requests. Includes the backend's, once known."""
+        """Reasons why no claim can run here, whatever the claim requests. The backend's reasons are included once it
+        has reported.
+        """
         return tuple(one.text for one in self.status.problems if one.unready or one.code in PREVENTS_PREPARE)
 
 
@@ -139,7 +141,7 @@ class RunDirectory:
     path: str
     mode: int
     active: str | None
-    """Pod UID to which ``state.sock`` points, or None if the link is missing."""
+    """UID of the pod whose socket ``state.sock`` points to, or None if the link is missing."""
     instances: Mapping[str, bool]
     """Pod UIDs with a state socket, and for each whether a process listens on the socket."""
     journal_problem: str
@@ -152,7 +154,7 @@ class Claims:
 
     files: Mapping[ClaimKey, ClaimFile]
     problems: Mapping[str, str]
-    """Problems by file name. The name "" stands for the directory itself."""
+    """Problems by file name. The name "" is used for the directory itself."""
     detached: bool
     """True if the directory was replaced on the node. No other process then uses the directory mounted here."""
     space: Space

@@ -43,7 +43,7 @@ ENVIRONMENT_FILES: Final = (
     "/etc/sysconfig/kubelet",
     "/etc/eks/kubelet/environment",
 )
-"""Environment files that contain flags, in the order that kubeadm's unit passes them."""
+"""Environment files that contain flags, in the order in which kubeadm's unit passes them."""
 VARIABLES: Final = ("KUBELET_", "NODEADM_KUBELET_")
 """Prefixes of the variables in these files that contain flags."""
 UNIT_DIRECTORIES: Final = (

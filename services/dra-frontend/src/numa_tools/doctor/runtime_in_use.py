@@ -153,14 +153,16 @@ def reported_runtime(node: Mapping[str, Any] | Unread, backend: BackendStatus | 
 def with_endpoint(found: FoundRuntimes, kubelet: KubeletConfig | Unread) -> FoundRuntimes:
     """Adds the endpoint from the kubelet's configuration, which includes its command line.
 
-    If the configuration has none, the endpoint from a running kubelet's command line stays.
+    If the configuration has none, the endpoint from a running kubelet's command line is kept.
     """
     configured = "" if isinstance(kubelet, Unread) else kubelet.runtime_endpoint
     return replace(found, endpoint=configured or found.endpoint)
 
 
 def runtime_in_use(found: FoundRuntimes, reported: Reported | None, elsewhere: str) -> RuntimeConfig | Unread:
-    """Returns the settings of the kubelet's runtime. ``elsewhere`` is the remedy if its files are not visible."""
+    """Returns the settings of the kubelet's runtime. ``elsewhere`` is the remedy if the runtime's files are not
+    visible.
+    """
     left = _of_the_kubelet(found, reported)
     if not left:
         return _nothing_seen(found, reported, elsewhere)

@@ -104,7 +104,7 @@ def containerd_settings(documents: Documents, release: Release | None) -> dict[s
     if not outcomes:
         number = ".".join(map(str, release or ()))
         return unclear("; ".join(refusals) or f"this release does not know how containerd {number} reads its files")
-    # A release that would read the files as disabling the CRI service cannot be the running one.
+    # A release that would read the files as disabling the CRI service cannot be the running release.
     outcomes = {name: one for name, one in outcomes.items() if one.has_cri}
     if not outcomes:
         raise NotTheKubeletsError("disabled_plugins disables the CRI service")
@@ -175,7 +175,7 @@ def _checked(setting: Setting, read: Callable[[], Any], absent: Any, *, negative
     if found is None:
         return absent
     if setting.name == "socket" and found == "":
-        return setting.default  # in every release (ToOptions)
+        return setting.default  # every release does so (ToOptions)
     parts = found if isinstance(found, list) else []
     if type(found) is not setting.kind or not all(isinstance(one, str) for one in parts):
         return Unclear(f"{'.'.join(setting.key)} is {shown(found)}, which the runtime does not accept")

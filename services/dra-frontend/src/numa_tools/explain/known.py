@@ -101,7 +101,7 @@ def read_backend(document: Any) -> BackendDocument | None:
 
 
 def read_containers(documents: Any) -> tuple[ContainerReport, ...]:
-    """Returns the containers in ``/v1/containers``, without unreadable ones."""
+    """Returns the containers in ``/v1/containers``, skipping those that cannot be read."""
     return tuple(_readable(ContainerReport, documents))
 
 

@@ -109,7 +109,8 @@ def explain_pending(
     node: str,
     others: OtherDevices = NO_OTHERS,
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Returns a claim's explanation and its problems. Without problems, nothing keeps the claim from being prepared.
+    """Returns a claim's explanation and its problems. If there are no problems, nothing prevents the claim from being
+    prepared.
 
     ``others`` contains the devices that :func:`joined_devices` returns.
     """

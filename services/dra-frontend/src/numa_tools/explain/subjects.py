@@ -197,7 +197,7 @@ def _use_of_claimed(known: Known, number: int, uid: str) -> str:
 
 
 def explain_device(known: Known, name: str) -> Explained:
-    """Returns a device's capacity, its users and the amount of each, and the free amount."""
+    """Returns a device's capacity, its users with the amount that each of them has, and the free amount."""
     driver, device = known.devices[name]
     shown = next((one for one in known.published if one.name == name), None)
     binary = not isinstance(device, CpuDevice)

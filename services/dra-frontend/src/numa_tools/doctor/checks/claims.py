@@ -78,7 +78,8 @@ def _apart(claims: Claims, service: Service | Unread) -> Iterator[Finding]:
             record = named.get(name)
             yield problem(
                 f"The record in {name} was quarantined: {text}.",
-                "it contradicted another claim's record and is being rebuilt; its containers may use the other's CPUs",
+                "it contradicted another claim's record and is being rebuilt; its containers may use the other claim's "
+                "CPUs",
                 f"delete the pod {_pods(record)}" if record else f"delete the claim's pod: {_find(name)}",
             )
 
@@ -111,13 +112,15 @@ def _online(claims: Claims, machine: Inventory) -> Iterator[Finding]:
         if gone := record.cpus_of() - machine.machine.online:
             yield problem(
                 f"{_name(record)} is allocated CPUs {format_cpu_list(gone)}, which are offline.",
-                "its containers run on the remaining CPUs; if all are offline, they use the pool and no new one starts",
+                "its containers run on the remaining CPUs; if all are offline, they use the pool, and no new container "
+                "starts",
                 "bring each of them online: echo 1 > /sys/devices/system/cpu/cpuN/online",
             )
 
 
 def _memory_there(claims: Claims, machine: Inventory) -> Iterator[Finding]:
-    # For plain memory the total counts, because the part reserved for the system changes with the kubelet's settings.
+    # For plain memory, claims are compared with the node's total, because the part reserved for the system changes with
+    # the kubelet's settings.
     amounts = {memory_device_name(None, node.id): node.memory_bytes for node in machine.machine.numa_nodes.values()}
     amounts |= {one.name: one.amount for one in _memory_devices(machine) if one.hugepages}
     for name, size in Ledger(claims.files).claimed_bytes().items():

@@ -18,7 +18,7 @@ from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem
 
 _OLDEST: Final = (1, 34)
 _MAX_SECONDS: Final = 30.0
-"""Maximum clock difference. Tokens are valid from the moment they are issued."""
+"""Maximum clock difference in seconds. A token is not valid before the time at which it was issued."""
 _ON: Final = "enable it in the API server, scheduler, controller manager and kubelet"
 _GRANT: Final = "install the chart's ClusterRole, or add the rule to your own"
 
@@ -190,7 +190,7 @@ def _unlike(slices: tuple[Document, ...], service: Service | None) -> Iterator[s
 
 
 def _incomplete(slices: tuple[Document, ...]) -> Iterator[str]:
-    """Yields the pools that lack slices of the newest generation or have leftover older slices."""
+    """Yields the pools whose newest generation is incomplete, and those that still have older slices."""
     pools: dict[tuple[str, str], list[Document]] = {}
     for one in slices:
         pools.setdefault((str(one["spec"].get("driver")), one["spec"]["pool"]["name"]), []).append(one["spec"]["pool"])

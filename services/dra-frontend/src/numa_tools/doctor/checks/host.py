@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the rest of the node: host processes on claimed CPUs or with hugepages, disk space, and open files. Pure."""
+"""Checks the rest of the node: host processes that run on claimed CPUs or use hugepages, disk space, and open files.
+Pure.
+"""
 
 from collections.abc import Iterator
 from typing import Final
@@ -15,7 +17,7 @@ _MIN_BYTES: Final = 16 << 20
 """Minimum free space. The journal takes 256 KiB, a record a few KiB, and the quarantine at most the value set here."""
 _MIN_FILES: Final = 1024
 _MIN_OPEN: Final = 4096
-"""Minimum open-file limit per process. Each kubelet call, connection, watch and container cgroup takes a file."""
+"""Minimum open-file limit per process. Each kubelet call, connection, watch and container cgroup takes an open file."""
 _FULL: Final = 0.9
 _MAX_SHOWN: Final = 20
 

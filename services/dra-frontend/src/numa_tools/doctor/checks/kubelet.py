@@ -60,9 +60,9 @@ def _ready(node: Document) -> Iterator[Finding]:
 def _if_seen(
     judge: Callable[..., Iterator[Finding]], settled: Callable[..., bool] = lambda *_: False
 ) -> Callable[..., Iterator[Finding]]:
-    """Returns a check that is unknown if it has no findings and a part of the configuration could not be read.
+    """Returns a check whose result is unknown if it has no findings and a part of the configuration could not be read.
 
-    If ``settled`` is true, the result does not depend on the missing part.
+    If ``settled`` returns True, the check's result does not depend on the missing part, so no findings means success.
     """
 
     def run(kubelet: KubeletConfig | Unread, *others: Any) -> Iterator[Finding]:

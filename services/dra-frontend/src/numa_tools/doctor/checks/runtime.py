@@ -96,7 +96,8 @@ def _required(runtime: RuntimeConfig) -> Iterator[Finding]:
         yield Finding(
             Level.NOTE,
             "The runtime starts containers while the driver is not connected.",
-            "a container with a claim that starts then runs unpinned until the backend is back, for about a second",
+            "if a container with a claim starts in the meantime, it runs unpinned until the backend is back, for about "
+            "a second",
             "annotate the pods that must start before the driver, then require the plugin (containerd 2.2, CRI-O "
             f"1.34): {_set_up(runtime, ' --require-plugin')}",
         )

@@ -72,7 +72,7 @@ class Inquiry:
     async def may(self, verb: str, group: str, resource: str, name: str = "") -> bool:
         """Returns True if RBAC grants this right. Every user may send this request (system:basic-user).
 
-        An empty name stands for all objects.
+        An empty name means all objects.
         """
         base, _, part = resource.partition("/")
         attributes = {"verb": verb, "group": group, "resource": base, "subresource": part, "name": name}

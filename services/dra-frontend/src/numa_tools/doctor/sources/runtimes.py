@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the files and processes of a node's container runtimes. Every call blocks.
 
-The driver's containers see neither unless they are mounted, as they are with ``--host-root``. The number and size of
-the files are limited, since imports may match any file.
+The driver's containers see neither the files nor the processes unless these are mounted, as they are with
+``--host-root``. The number and size of the files are limited, since imports may match any file.
 """
 
 import posixpath

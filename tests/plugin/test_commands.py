@@ -272,7 +272,8 @@ async def test_a_pod_is_explained(plugin: Plugin) -> None:
     assert code == 0
     assert "cpus: 2 of cpudevnuma000 on node-a: CPUs 1,5, exclusive" in out
     assert "enforced: yes: the kernel keeps all other processes off" in out
-    assert "cpus: requests 6; 0 of 2 devices have that, the most is 4 of cpudevnuma001 on node-a" in out
+    largest = "the largest free amount is 4 of cpudevnuma001 on node-a"
+    assert f"cpus: requests 6; 0 of 2 devices have that much free; {largest}" in out
     assert "claim missing\n  does not exist: create ResourceClaim missing in namespace ns" in out
     assert "has no claims" in (await plugin.run("explain", "plain", "-n", "ns"))[1]
     code, _, err = await plugin.run("explain", "nobody", "-n", "ns")
@@ -336,7 +337,7 @@ async def test_a_pod_that_does_not_fit_is_explained_by_the_scheduler(plugin: Plu
     plugin.add_pod("p", spec=spec, status={"conditions": [condition]})
     out = (await plugin.run("explain", "p", "-n", "ns"))[1]
     assert f"pod ns/p has no node yet; the scheduler's reason: {why}\n" in out
-    assert "the scheduler allocates it when it finds a node for the pod, which must also fit there" in out
+    assert "the scheduler allocates it once it finds a node that also fits the pod" in out
 
 
 async def test_a_missing_claim_is_distinguished_from_one_that_will_be_created(plugin: Plugin) -> None:

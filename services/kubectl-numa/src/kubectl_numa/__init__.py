@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kubectl numa``: CPUs, memory and hugepages of a whole cluster, read from ResourceSlices and ResourceClaims.
+"""``kubectl numa``: shows a whole cluster's CPUs, memory and hugepages, as read from ResourceSlices and ResourceClaims.
 
 The plugin is one file on an operator's machine and needs only the standard library, so it imports nothing from
 the services. All access to the cluster goes through ``kubectl``, which only :mod:`kubectl_numa.kubectl` runs.

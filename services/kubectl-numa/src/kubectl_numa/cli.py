@@ -45,7 +45,7 @@ _CONTAINER: Final = "frontend"
 _WATCH_SECONDS: Final = 5.0
 """Interval between reads by ``claims --watch``. Each read lists all slices and claims."""
 _SORT_KEYS: Final = {"cpus": "cpus", "memory": "memoryBytes"}
-"""For each value of ``free --sort-by``, the key for the amount in a document."""
+"""For each value of ``free --sort-by``, the document key of the amount to sort by."""
 _USAGE: Final = 2
 """Exit status for a usage error."""
 _SILENT: Final = "publishes nothing; is the driver running there?"
@@ -64,7 +64,9 @@ class Request:
     given: argparse.Namespace
 
     def cluster(self, namespace: str = "", labels: str = "") -> Cluster:
-        """Reads all slices from our drivers, and a namespace's or all claims, or only the claims with these labels."""
+        """Reads all slices from our drivers, and the claims in one or all namespaces, optionally only those with these
+        labels.
+        """
         path = path_of(_DRA, "resourceslices")
         slices = (one for name in DRIVERS for one in self.kubectl.items(path, fieldSelector=f"spec.driver={name}"))
         query = {"labelSelector": labels} if labels else {}
@@ -204,7 +206,8 @@ def _driver_pod(request: Request) -> Mapping[str, Any]:
     pods = request.kubectl.items(path_of("", "pods"), fieldSelector=f"spec.nodeName={given.node}")
     found = [pod for pod in pods if labels_of(pod).get(_LABEL) == given.driver and _runs(pod)]
     if not found:
-        raise KubectlError(f"no running pod of {given.driver} on node {given.node}; --driver names another {_LABEL}")
+        other = f"--driver selects another value of the pods' label {_LABEL}"
+        raise KubectlError(f"no running pod of {given.driver} on node {given.node}; {other}")
     return max(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
 
 

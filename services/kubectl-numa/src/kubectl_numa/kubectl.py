@@ -17,7 +17,8 @@ MOST_LISTED: Final = 250_000
 """Maximum number of objects that are read from one list. Kubernetes supports 150,000 pods in a cluster."""
 MAX_NESTING: Final = 64
 """Maximum nesting depth of lists and maps that is read. Kubernetes API objects have about 20 levels."""
-# Strings match as a whole, so brackets in them do not count. Nothing is matched twice, so the time is linear.
+# A string is matched as a whole, so brackets in it are not taken for nesting. No character is matched twice, so the
+# time is linear.
 _BRACKET: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}]', re.DOTALL)
 _FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 
@@ -53,8 +54,8 @@ class Kubectl:
     def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
         """Yields the objects in a list, which is read page by page.
 
-        Raises KubectlError. It is also raised if the list does not end, since only the server decides whether another
-        page follows.
+        Raises KubectlError. KubectlError is also raised if the list does not end, since only the server decides whether
+        another page follows.
         """
         more, seen = "", set[str]()
         for _ in range(MOST_LISTED // _PAGE):

@@ -22,7 +22,7 @@ def explain_pod(pod: Pod, namespace: str, name: str) -> Iterator[str]:
 
 
 def explain_missing(use: ClaimName, namespace: str, *, template_exists: bool | None) -> Iterator[str]:
-    """Yields the lines about a claim that a pod names but which does not exist."""
+    """Yields the lines about a claim that a pod names but that does not exist."""
     yield f"claim {use.name or use.entry}"
     if use.name and not use.template:
         yield f"  does not exist: create ResourceClaim {use.name} in namespace {namespace}, or name another in the pod"
@@ -39,7 +39,7 @@ def explain(cluster: Cluster, claim: Claim, pod: Pod = NO_POD) -> Iterator[str]:
     """Yields the lines about a claim's devices, or about its unmet requests. ``pod`` is a pod that uses the claim."""
     yield f"claim {claim.namespace}/{claim.name}"
     if not claim.allocated:
-        yield "  not allocated: the scheduler allocates it when it finds a node for the pod, which must also fit there"
+        yield "  not allocated: the scheduler allocates it once it finds a node that also fits the pod"
         for request in claim.requests:
             yield from _waiting(cluster, request)
         return
@@ -90,8 +90,9 @@ def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[
         return
     fits = sum(cluster.free(key) >= wanted for key in most)
     best = cluster.devices[most[0]]
-    largest = f"{_amount(kind, cluster.free(most[0]))} of {most[0].device} on {best.node}"
-    yield f"  {name}: requests {_amount(kind, wanted)}; {fits} of {len(most)} devices have that, the most is {largest}"
+    enough = f"{fits} of {len(most)} devices have that much free"
+    largest = f"the largest free amount is {_amount(kind, cluster.free(most[0]))} of {most[0].device} on {best.node}"
+    yield f"  {name}: requests {_amount(kind, wanted)}; {enough}; {largest}"
 
 
 def _kind_of_class(name: str) -> str:

@@ -92,7 +92,7 @@ NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
         "doctor": ("reservedCPUs: CPU 1 is offline", "bring it online, or remove it from the setting"),
         "explain cpu/1": ("CPU 1: offline: switched off in the kernel, although reservedCPUs names it", ""),
     },
-    claim_too_big: {"explain greedy": ("cpudevnuma000 gives 12 of dra.cpu/cpu at most, 17 wanted", "request less")},
+    claim_too_big: {"explain greedy": ("cpudevnuma000 gives at most 12 of dra.cpu/cpu, 17 requested", "request less")},
 }
 """For each fault and command: the message that names the fault, and the remedy."""
 

@@ -242,7 +242,7 @@ def test_other_parameters_hold_within_the_joined_node() -> None:
     view = joined([cpus(4, device="cpudevsocket000"), memory("1Gi", node=2)], match(), config=config)
     ledger = Ledger(files_of(cpu_record("other", "r=8,9,10")))
     text = refusal(view, node(), ledger=ledger)
-    assert "device cpudevsocket000 with resource.kubernetes.io/numaNode 2 (matchAttribute): 4 CPUs wanted" in text
+    assert "device cpudevsocket000 with resource.kubernetes.io/numaNode 2 (matchAttribute): 4 CPUs requested" in text
 
 
 def test_too_few_free_cpus_on_the_joined_node_are_refused_with_the_numbers() -> None:

@@ -116,9 +116,9 @@ def test_the_refusal_names_conflicting_requests() -> None:
     inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
     (device,) = (device.name for device in inventory.pools[0].devices if device.name == "cpudevnuma000")
     alone = refused(asked({"a": (2, {}), "b": (4, {})}, "ab", device), inventory=inventory)
-    assert alone.endswith("request b: device cpudevnuma000: 4 CPUs wanted, 3 free (1,4-5)")
+    assert alone.endswith("request b: device cpudevnuma000: 4 CPUs requested, 3 free (1,4-5)")
     both = refused(asked({"a": (2, {}), "b": (2, {})}, "ab", device), inventory=inventory)
-    assert both.endswith("2 CPUs wanted, 1 free (4); other requests in this claim have CPUs 1,5")
+    assert both.endswith("2 CPUs requested, 1 free (4); other requests of this claim have 1,5")
 
 
 @pytest.mark.parametrize(

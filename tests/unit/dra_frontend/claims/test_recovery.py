@@ -343,7 +343,7 @@ async def test_a_lost_record_is_not_restored_when_its_cpus_were_allocated_again(
     assert not node.file("u").exists()
     node.api.documents["claim-u"] = good
     node.recovery.patience = node.claims.report_wait = 0.001
-    assert "2 CPUs wanted, 1 free" in str((await node.prepare("u")).error)
+    assert "2 CPUs requested, 1 free" in str((await node.prepare("u")).error)
     assert (node.cpus("u"), node.store.ledger.held_cpus()) == (frozenset(), held)
 
 
@@ -422,7 +422,7 @@ async def test_the_cpus_of_a_lost_claim_stay_allocated_while_the_claim_cannot_be
     again = await restarted(node)
     await again.recovery.round()
     assert again.store.ledger.held_cpus() == held
-    assert "2 CPUs wanted, 1 free" in str((await again.prepare("v")).error)
+    assert "2 CPUs requested, 1 free" in str((await again.prepare("v")).error)
     again.now += 700
     node.api.documents["claim-u"] = good
     await again.recovery.round()

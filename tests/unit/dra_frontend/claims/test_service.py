@@ -67,7 +67,7 @@ async def test_a_refusal_is_logged(node: Frontend, api: Claims, caplog: pytest.L
     await node.prepare("u")
     (logged,) = [record.__dict__ for record in caplog.records if record.msg == "prepare failed"]
     assert logged["claim"] == "ns/claim-u"
-    assert "9 CPUs wanted" in logged["error"]
+    assert "9 CPUs requested" in logged["error"]
 
 
 async def test_the_machine_is_read_at_the_time_of_the_allocation(node: Frontend, api: Claims) -> None:

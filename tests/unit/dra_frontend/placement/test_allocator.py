@@ -280,10 +280,15 @@ WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
 @pytest.mark.parametrize(
     ("wish", "count", "taken", "text"),
     [
-        (CpuParameters(), 9, "", "9 CPUs wanted, 8 free (0-7)"),
+        (CpuParameters(), 9, "", "9 CPUs requested, 8 free (0-7)"),
         (WHOLE, 3, "", "3 CPUs are not a whole number of physical cores; the next possible amount is 4"),
         (WHOLE, 10, "", "(fullPhysicalCores: true), 8 free (0-7); its whole cores have at most 8 CPUs, free or not"),
-        (WHOLE, 6, "0,1", "6 CPUs wanted (fullPhysicalCores: true), 6 free (2-7), of them 4 suitable (2-3,6-7)"),
+        (
+            WHOLE,
+            6,
+            "0,1",
+            "6 CPUs requested (fullPhysicalCores: true), 6 free (2-7), of which 4 are suitable (2-3,6-7)",
+        ),
         (CpuParameters(l3="required"), 4, "0,2", "6 free (1,3-7); no single L3 group has that many, the largest has 3"),
         (WHOLE_L3, 6, "", "l3: required), 8 free (0-7); its whole cores have at most 4 CPUs in one L3, free or not"),
         (
@@ -292,8 +297,18 @@ WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
             "0,1,4",
             "cannot be distributed evenly: there are 1 on node 0, 4 on node 1",
         ),
-        (CpuParameters(isolcpus="only"), 1, "", "1 CPUs wanted (isolcpus: only), 8 free (0-7), of them 0 suitable"),
-        (CpuParameters(core_type="performance"), 1, "0", "(coreType: performance), 7 free (1-7), of them 0 suitable"),
+        (
+            CpuParameters(isolcpus="only"),
+            1,
+            "",
+            "1 CPUs requested (isolcpus: only), 8 free (0-7), of which 0 are suitable",
+        ),
+        (
+            CpuParameters(core_type="performance"),
+            1,
+            "0",
+            "(coreType: performance), 7 free (1-7), of which 0 are suitable",
+        ),
     ],
 )
 def test_a_refusal_contains_the_free_cpus(wish: CpuParameters, count: int, taken: str, text: str) -> None:

@@ -129,7 +129,7 @@ def test_replicas_are_simulated_one_after_another(root: Path, capsys: pytest.Cap
     assert [row["claims"][0]["devices"][0]["device"] for row in outcome["outcomes"][:7]] == ["cpudevnuma000"] * 4 + [
         "cpudevnuma001"
     ] * 3
-    assert reasons(outcome).count("cpudevnuma001 3 of 15 dra.cpu/cpu free, 4 wanted") == 2
+    assert reasons(outcome).count("cpudevnuma001 3 of 15 dra.cpu/cpu free, 4 requested") == 2
     assert "does not fit (scheduling): request cpus: " in _table(capsys, root, example)
 
 

@@ -338,7 +338,7 @@ def test_a_claim_that_is_allocated_and_not_prepared() -> None:
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-b"]}]}
     elsewhere["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [term]}
     assert pending(known, elsewhere)[1] == ["it is allocated to node node-b"]
-    assert "2 CPUs wanted, 1 free" in pending(known, claim("u", cpus(2)))[1][0]
+    assert "2 CPUs requested, 1 free" in pending(known, claim("u", cpus(2)))[1][0]
     assert "fits; the kubelet has not requested" in pending(known, claim("u", memory("1Gi")))[1][0]
     known = replace(known, hindrances=("NRI is off",))
     assert pending(known, waiting(wish("r", "2")))[1] == ["NRI is off"]

@@ -94,7 +94,8 @@ def test_the_first_fitting_device_is_chosen() -> None:
     assert chosen(search, wish("r", **size("6Gi"))) == {"r": ["c"]}
     assert chosen(search, wish("r")) == {"r": ["a"]}
     assert missing(search, wish("r", **size("3Gi"))) == (
-        "request r: a is allocated to a claim; b 2Gi of 8Gi size free, 3Gi wanted; c 2Gi of 8Gi size free, 3Gi wanted"
+        "request r: a is allocated to a claim; b 2Gi of 8Gi size free, 3Gi requested; "
+        "c 2Gi of 8Gi size free, 3Gi requested"
     )
     # An empty request gets the default of the policy; a fraction is rounded up to the step.
     assert chosen(search, wish("r"), wish("s", **size("512Mi"))) == {"r": ["b"], "s": ["b"]}
@@ -301,7 +302,7 @@ def test_devices_of_a_claim_whose_outcome_is_unknown_are_disputed() -> None:
     text = "device b may be allocated to an earlier claim whose outcome is unknown"
     assert undecided(search, wish("r", **size("8Gi"))) == text
     assert undecided(search, wish("r", **selecting(ON_1))) == text
-    assert "8Gi of size at most, 9Gi wanted" in missing(search, wish("r", **size("9Gi")))
+    assert "at most 8Gi of size, 9Gi requested" in missing(search, wish("r", **size("9Gi")))
     assert chosen(search, wish("r", **size("4Gi"))) == {"r": ["a"]}
     # A disputed device that cannot meet the request in any case does not matter.
     tall = {"value": "16Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "max": "16Gi"}}}
@@ -362,7 +363,7 @@ def test_a_certain_outcome_is_that_of_every_value_of_the_unknown_part(
     [
         (wish("r", allocationMode="All", **size("5Gi")), CLASSLESS, "there is no DeviceClass none"),
         (wish("r", count=2), FAILING, "request s: selectors[0]: device a: no such key: nothing"),
-        (wish("r"), wish("s", **size("9Gi")), "request s: a gives 8Gi of size at most, 9Gi wanted"),
+        (wish("r"), wish("s", **size("9Gi")), "request s: a gives at most 8Gi of size, 9Gi requested"),
     ],
 )
 def test_a_failed_attempt_leaves_nothing_allocated(first: dict[str, Any], second: dict[str, Any], text: str) -> None:
@@ -379,7 +380,7 @@ def test_faults_of_requests_are_named_where_others_do_not_fit() -> None:
     either = {"name": "r", "firstAvailable": [ONE, {"name": "two", "deviceClassName": "none"}]}
     assert missing(search, either) == "there is no DeviceClass none"
     assert missing(search, large, FAILING).split("; ")[:2] == [
-        "request r: a gives 8Gi of size at most, 9Gi wanted",
+        "request r: a gives at most 8Gi of size, 9Gi requested",
         "request s: selectors[0]: device a: no such key: nothing",
     ]
 
@@ -504,7 +505,7 @@ def test_a_request_that_cannot_be_met_alone_is_named_without_a_search() -> None:
     """
     search = searching(*(shared(f"d{n}", 0) for n in range(4)))
     found = missing(search, *PARTS[:31], wish("large", **size("9Gi")))
-    assert found.startswith("request large: d0 gives 8Gi of size at most, 9Gi wanted; d1")
+    assert found.startswith("request large: d0 gives at most 8Gi of size, 9Gi requested; d1")
 
 
 _devices = st.lists(st.tuples(st.booleans(), st.integers(0, 2)), min_size=1, max_size=5).map(

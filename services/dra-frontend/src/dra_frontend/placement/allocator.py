@@ -190,7 +190,7 @@ def suitable(
 
 
 class _Search:
-    """A single allocation."""
+    """The search for one allocation."""
 
     def __init__(
         self, offered: frozenset[int], taken: frozenset[int], count: int, layout: Layout, parameters: CpuParameters
@@ -292,9 +292,9 @@ class _Search:
         given = self._parameters.model_dump(exclude_defaults=True, exclude={"quota", "isolation"})
         asked = ", ".join(f"{key}: {str(value).lower()}" for key, value in given.items())
         usable = [cpu for place in self.places for cpu in place.cpus]
-        text = f"{self._count} CPUs wanted{f' ({asked})' if asked else ''}, {_listed(self._free, 'free')}"
+        text = f"{self._count} CPUs requested{f' ({asked})' if asked else ''}, {_listed(self._free, 'free')}"
         if len(usable) != len(self._free):
-            text += f", of them {_listed(usable, 'suitable')}"
+            text += f", of which {_listed(usable, 'are suitable')}"
         return NoCpusError(text + detail)
 
 

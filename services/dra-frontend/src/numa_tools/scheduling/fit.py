@@ -86,13 +86,15 @@ def class_of(wish: Wish, classes: Mapping[str, DeviceClass]) -> DeviceClass:
 
 
 def budget() -> Budget:
-    """Returns the budget that one pod's selectors share. It corresponds to a few seconds."""
+    """Returns the budget that one pod's selectors share. It corresponds to a few seconds of evaluation."""
     return Budget(_MAX_VALUES, "with all selectors before it, it handles")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A device that the selectors of the class and the request admit, may admit, or cannot be evaluated for."""
+    """A device that must be considered for a request: the selectors of its class and the request admit the device, may
+    admit it, or fail for it.
+    """
 
     device: Published
     unknown: str = ""
@@ -109,7 +111,9 @@ class Candidate:
 
 
 def matching(wish: Wish, device_class: DeviceClass, devices: Iterable[Published], whole: Budget) -> list[Candidate]:
-    """Returns the devices that the selectors of the class and the request do not exclude. They share one budget."""
+    """Returns the devices that the selectors of the class and the request do not exclude. The selectors share one
+    budget.
+    """
     selectors = [(f"DeviceClass {wish.device_class}: selectors[{n}]", e) for n, e in enumerate(device_class.selectors)]
     selectors += [(f"request {wish.name}: selectors[{n}]", e) for n, e in enumerate(wish.selectors)]
     if whole.exhausted and selectors:
@@ -179,7 +183,7 @@ def _whole(wish: Wish, device: Published, in_use: InUse) -> Verdict:
 
 
 def _too_large(name: str, share: Share, asked: Fraction) -> str:
-    return f"has {share.text(share.value)} of {name}, {share.text(asked)} wanted"
+    return f"has {share.text(share.value)} of {name}, {share.text(asked)} requested"
 
 
 def _shared(wish: Wish, device: Published, in_use: InUse) -> Verdict:
@@ -197,15 +201,17 @@ def _shared(wish: Wish, device: Published, in_use: InUse) -> Verdict:
 
 def _too_much(name: str, share: Share, asked: Fraction) -> str:
     largest = share.choices[-1] if share.choices else share.maximum or share.value
-    return f"gives {share.text(largest)} of {name} at most, {share.text(asked)} wanted"
+    return f"gives at most {share.text(largest)} of {name}, {share.text(asked)} requested"
 
 
 def _too_little(name: str, share: Share, free: Fraction, wanted: Fraction) -> str:
-    return f"{share.text(free)} of {share.text(share.value)} {name} free, {share.text(wanted)} wanted"
+    return f"{share.text(free)} of {share.text(share.value)} {name} free, {share.text(wanted)} requested"
 
 
 def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
-    """Describes what a request for ``count`` devices lacks even without other requests, or returns ""."""
+    """Describes what is missing for a request for ``count`` devices even if there were no other requests, or returns ""
+    if nothing is missing.
+    """
     if not verdicts:
         text = f"no device of this node is of class {wish.device_class}"
         if wish.selectors:

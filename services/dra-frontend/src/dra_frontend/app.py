@@ -271,7 +271,7 @@ class Service:
         self.refresh()
 
     def endless(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
-        """Returns the tasks that run for as long as the service does, by name."""
+        """Returns the name and the coroutine of each task that runs for as long as the service does."""
         return [
             # Raises if the CDI directory was replaced, since the process must then end.
             ("disk", self.reconciler.run_scans()),

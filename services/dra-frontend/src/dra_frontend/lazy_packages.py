@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defers the ``__init__`` of other projects' packages until it is needed (docs/adr/0027-kubernetes-asyncio.md).
+"""Defers the execution of other projects' package ``__init__`` files until it is needed
+(docs/adr/0027-kubernetes-asyncio.md).
 
 Before Python imports a module from a package, it executes the package's ``__init__``. Some of these files import far
 more than the module needs: 767 models, a command line, an HTTP client. A lazy package is in ``sys.modules`` like any

@@ -23,8 +23,8 @@ _SECONDS: Final = 300.0
 """Interval between reads. A kubelet changes its reserve only when it is restarted, which is rare."""
 _FRESH_SECONDS: Final = 10.0
 _REFUSALS: Final = 3
-"""Number of consecutive refusals that count as permanent. A server that has just started may refuse requests that it
-allows a moment later.
+"""Number of consecutive refusals after which access is treated as permanently denied. A server that has just started
+may refuse requests that it allows a moment later.
 """
 _UNKNOWN: Final = (
     "memory: the Node does not show what the kubelet reserves, or cannot be read; a part of each NUMA node is reserved "
@@ -85,8 +85,8 @@ class NodeStatus:
         self.settled.set()
 
     async def counts_claims(self) -> bool:
-        """Returns True if the kubelet currently adds claims to pod limits. Raises KubeError if the Node has never been
-        read successfully.
+        """Returns True if the kubelet currently adds claimed resources to pods' limits. Raises KubeError if the Node
+        has never been read successfully.
         """
         if self._read_at is None or self._clock() - self._read_at >= _FRESH_SECONDS:
             try:

@@ -8,7 +8,8 @@ from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError, shown
 
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
-# The kernel prints masks as 32-bit words, the highest first. Only that one may be shorter (lib/vsprintf.c, %pb).
+# The kernel prints masks as 32-bit words, the highest first. Only the highest word may be shorter (lib/vsprintf.c,
+# %pb).
 _MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{8}){0,2047}", re.ASCII | re.IGNORECASE)
 
 
@@ -44,7 +45,7 @@ class Reader:
         """Doubts about the kernel's files by topic (``socket``, ``l3``, ``memory``), each with the file and the
         reason.
         """
-        # Hundreds of CPUs share a handful of masks.
+        # Parsed masks by text: hundreds of CPUs share a handful of masks.
         self._masks: dict[str, frozenset[int]] = {}
 
     def text(self, path: str) -> str | None:
@@ -53,7 +54,9 @@ class Reader:
         return None if text is None else text.strip()
 
     def names(self, path: str, pattern: str) -> dict[int, str] | None:
-        """Returns the entries of a directory that match a pattern, by the number in its first group."""
+        """Returns the entries of a directory that match a pattern, by the number that the pattern's first group
+        matches.
+        """
         names = self._tree.names(path)
         if names is None:
             return None

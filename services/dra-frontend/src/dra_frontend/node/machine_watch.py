@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[Fingerprint, dict[PageKey, int], bool]:
     """Returns the fingerprint, the hugepages that no pod holds, and whether the pods' hugepages of all sizes are known.
 
-    The pods are read before and after the fingerprint, so that pages that a pod allocates or frees in between count as
-    the pod's pages. If no page is in use, the pods are not read again.
+    The pods are read before and after the fingerprint, so that pages that a pod allocates or frees in between are
+    treated as the pod's pages. If no page is in use, the pods are not read again.
     """
     before = read_pod_pages(cgroups, sizes)
     fingerprint = read_fingerprint(host)
@@ -115,7 +115,7 @@ class MachineWatch:
         return self._host_pages.counted
 
     async def run(self, changed: Callable[[], None], pause: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Reads at each quiet tick, and calls ``changed`` after each read, since claims may have changed as well. Runs
+        """Reads at each quiet tick, and calls ``changed`` after each read, since claims may also have changed. Runs
         forever.
 
         Reads at every tick while the number of pages held by host processes changes, or if hugepages are allocated on

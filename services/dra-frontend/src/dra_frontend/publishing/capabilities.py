@@ -17,7 +17,8 @@ class NodeCapabilities:
     node_status: NodeStatus
 
     async def counts_claims(self, driver: str) -> bool:
-        """Returns True if the kubelet adds claims of a driver to pod limits (KEP-5517). Raises KubeError.
+        """Returns True if the kubelet adds the resources of a driver's claims to pods' limits (KEP-5517). Raises
+        KubeError.
 
         The kubelet does so if it declares the feature and the API server has stored the mapping for the driver's
         devices.

@@ -37,7 +37,7 @@ from dra_frontend.publishing.publisher import Publisher
 _log = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
-"""(driver, device). Device names are unique within a driver, whatever the pool."""
+"""(driver, device). Device names are unique within a driver, even across pools."""
 
 _CLAIMS_NAMED: Final = 5
 _NO_SHORTAGES: Final[Mapping[str, Shortage]] = MappingProxyType({})

@@ -22,10 +22,11 @@ from dra_frontend.publishing.writer import GateOffError, Pools, SliceWriter
 
 _log = logging.getLogger(__name__)
 
-# Number of consecutive failures before an Event. A restart of the API server takes a second or two and needs none.
+# Number of consecutive failures before an Event. An API server restart takes a second or two and should not cause
+# an Event.
 _FAILURES_BEFORE_NOTICE: Final = 3
-# The delays start over after a round or a watch that lasted this long, or after this long without writes by other
-# clients.
+# Retry delays start over from the shortest once a round or a watch has lasted this many seconds, or once other clients
+# have written nothing for this many seconds.
 _CALM_SECONDS: Final = 60.0
 
 
@@ -100,7 +101,7 @@ class Publisher:
         items, version = await self._client.list_slices(self._driver, self._node_name)
         self._writer.reset(items)
         await self._write()
-        # Not in a TaskGroup of its own: if the watch fails while this task is being cancelled, the cancellation is lost
+        # Not in a separate TaskGroup: if the watch fails while this task is being cancelled, the cancellation is lost
         # (CPython gh-116720).
         watch = tasks.create_task(self._watch(version))
         watch.add_done_callback(lambda _: self._wake.set())

@@ -100,7 +100,7 @@ class Masks:
         """Replaces the names in a JSON value. Keys are kept, except those with a slash, which are namespaced names.
 
         A string may contain a document, as a claim file's annotation does. Strings in such a document (``embedded``)
-        are masked as text, because documents could otherwise nest in documents without limit.
+        are masked as text, because documents could otherwise be nested without limit.
         """
         if isinstance(value, dict):
             return {

@@ -33,7 +33,7 @@ class RecordingTree:
         return names
 
     def live_page_bytes(self) -> int | None:
-        """Returns the base page size and records it in a file, from which a copy reads it."""
+        """Returns the base page size and records it in a file, from which a copy of the tree reads it."""
         size = self._base.live_page_bytes()
         if size is not None:
             self._files[_SMAPS] = f"KernelPageSize: {size >> 10:8} kB\n"

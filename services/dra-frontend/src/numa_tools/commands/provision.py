@@ -52,7 +52,8 @@ def provision(
     end = now() + seconds
     before = {target: pools.pages(target.node, target.page_bytes) for target in targets}
     problems: dict[Target, str] = {}
-    # Pools that shrink come first, to make room for the others, then large pages, which need contiguous memory.
+    # Pools that shrink come first, to make room for those that grow, and then large pages, which need contiguous
+    # memory.
     for target in sorted(targets, key=lambda each: (before[each] < each.pages, -each.page_bytes)):
         try:
             if before[target] > target.pages:

@@ -73,7 +73,7 @@ def plan(machine: Machine, requested: Iterable[Requested]) -> list[Target]:
     """Returns the targets from all entries, by page size and NUMA node. Raises ConfigError for contradictory entries.
 
     An entry without a node is split evenly, with the remainder on the lowest nodes. NUMA nodes without CPUs (CXL, HBM)
-    are used only if there are no others.
+    are used only if there are no other nodes.
     """
     targets: dict[tuple[int, int], Target] = {}
     for target in (target for source, pages in requested for target in _targets(machine, source, pages)):

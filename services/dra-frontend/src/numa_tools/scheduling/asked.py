@@ -79,7 +79,9 @@ class Asked:
 
 
 def asked(claims: Sequence[Wanted], classes: Mapping[str, DeviceClass], devices: Sequence[Published]) -> list[Asked]:
-    """Returns all requests in order. Raises ManifestError if a class is missing, an error in the scheduler as well."""
+    """Returns all requests in order. Raises ManifestError if a class is missing, which is also an error in the
+    scheduler.
+    """
     requests = [(place, request) for place, claim in enumerate(claims) for request in claim.requests]
     for _, request in requests:
         for wish in request.wishes:

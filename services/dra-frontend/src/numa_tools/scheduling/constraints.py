@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a claim's constraints while its devices are chosen one by one and given back in reverse order.
+"""Checks a claim's constraints while its devices are chosen one by one and removed in reverse order.
 
 A constraint that fails for some devices also fails for any larger set. Therefore each device is checked only once, when
 it is chosen: against the values that all earlier devices share, or that any of them has.

@@ -233,7 +233,9 @@ def _check_use(use: Mapping[str, Any], claims: Mapping[str, Claim]) -> None:
 
 
 def _extended(containers: Iterable[Mapping[str, Any]], classes: Mapping[str, DeviceClass]) -> tuple[Wanted, list[str]]:
-    """Returns the claim that the scheduler makes for extended resources (KEP-5004), and notes on the unserved ones."""
+    """Returns the claim that the scheduler makes for extended resources (KEP-5004), and a note for each resource that
+    no DeviceClass serves.
+    """
     requests, notes = [], []
     for index, container in enumerate(containers):
         resources = mapping(container, "resources")

@@ -3,8 +3,8 @@
 
 A pod template is a map that contains a list ``spec.containers`` or ``spec.resourceClaims``, under a key that is
 ``template`` or ends with ``Template``. The rule does not depend on the object's kind, so it covers JobSet,
-LeaderWorkerSet, MPIJob, RayCluster, Kueue's Workload and others. A complete Pod inside another object counts as well.
-A template's number of pods is known if the maps around the template have the usual fields for replicas.
+LeaderWorkerSet, MPIJob, RayCluster, Kueue's Workload and others. A complete Pod inside another object is treated as a
+template, too. A template's number of pods is known if the maps around the template have the usual fields for replicas.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ class PodTemplate:
     """A pod specification inside an object."""
 
     part: str
-    """Name that distinguishes this template from the object's others, such as that of a replica group."""
+    """Name that distinguishes this template from the object's other templates, such as the name of a replica group."""
     spec: Mapping[str, Any]
     pods: int
     """Number of pods that run at the same time, if the object specifies it, or else 1."""

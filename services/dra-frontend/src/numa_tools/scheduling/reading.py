@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 
 class ManifestError(Exception):
-    """Raised for a manifest that the API server would reject or that is not simulated. Names the object and field."""
+    """Raised for a manifest that the API server would reject or that is not simulated. The message names the object and
+    the field.
+    """
 
 
 def value(document: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:

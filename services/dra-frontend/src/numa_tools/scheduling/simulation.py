@@ -86,7 +86,8 @@ class Simulation:
             try:
                 given, records = self._prepared(claim, own)
             except Refused as error:
-                # The devices stay allocated. In a cluster the scheduler would not try others either, and the pod waits.
+                # The devices stay allocated. In a cluster, the scheduler would not try other devices either, and the
+                # pod would wait.
                 self.files = before
                 return {**row, "fits": False, "stage": "preparing", "reasons": [str(error)]}
             row["claims"].append(given)
@@ -113,7 +114,9 @@ class Simulation:
         return {"name": claim.name, "devices": [_given(one, records) for one in choices]}, records
 
     def pool(self) -> str:
-        """Returns the CPUs for containers without a claim, which are the online reserved CPUs if no others are left."""
+        """Returns the CPUs for containers without a claim, which are the online reserved CPUs if no other CPUs are
+        left.
+        """
         online, reserved = self.inventory.machine.online, self.inventory.reserved_cpus
         return format_cpu_list(online - reserved - Ledger(self.files).held_cpus() or online & reserved)
 

@@ -71,7 +71,7 @@ def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
     remedy = cause.remedy
     if not config.host_slices:
         why = f"host daemons stay on claimed CPUs, and {why}"
-        remedy += "; hostSlices: true keeps host daemons off claimed CPUs without it" if cause.kernel else ""
+        remedy += "; on this kernel, hostSlices: true keeps host daemons off claimed CPUs" if cause.kernel else ""
     yield (note if cause.kernel else problem)(what, why, remedy)
 
 

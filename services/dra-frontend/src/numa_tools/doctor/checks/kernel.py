@@ -143,7 +143,8 @@ def _isolated_offered(machine: Inventory) -> Iterator[Finding]:
     if both := machine.machine.isolcpus - machine.reserved_cpus - machine.withheld_cpus:
         yield note(
             f"CPUs {format_cpu_list(both)} are in isolcpus and available to claims.",
-            "a program that does not pin its threads runs on only one CPU, and only isolated claims can keep them",
+            "a program that does not pin its threads runs on only one of them, and the kernel partitions them only for "
+            "claims with isolation: isolated",
             "set isolcpus: only or never in claims, or boot without isolcpus: isolation: isolated does the same",
         )
 

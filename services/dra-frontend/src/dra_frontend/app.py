@@ -209,9 +209,9 @@ class Service:
     def unready(self) -> tuple[Notice, ...]:
         """Updates the pod's readiness and logs changes.
 
-        Returns the problems that make the pod unready, or nothing if it is ready. A problem counts once it has lasted
-        for 10 s (numa_node/readiness.py). A backend becomes a problem after LEASE_SECONDS without a report, so the pod
-        is unready 20 s after its last report.
+        Returns the problems that make the pod unready, or nothing if it is ready. A problem makes the pod unready once
+        it has lasted for 10 s (numa_node/readiness.py). A backend becomes a problem after LEASE_SECONDS without a
+        report, so the pod is unready 20 s after its last report.
         """
         return self.readiness.update(self._problems())
 

@@ -192,7 +192,9 @@ _REMEDIES: Final = {
 
 
 def remedy_of(notice: Notice) -> str:
-    """Returns the remedy for a problem or warning that the service reports, even with a code from a newer release."""
+    """Returns the remedy for a problem or warning that the service reports, even if its code is from a newer
+    release.
+    """
     if notice.code == StatusCode.BACKEND_PROBLEM or known_code(notice.code):
         return cause_of(notice.code).remedy
     return next((remedy for code, remedy in _REMEDIES.items() if code == notice.code), _FRONTEND_LOG)

@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         if arguments.command is None:
-            add_lazy_modules("google.protobuf.internal.python_message")  # protobuf uses its C code
+            add_lazy_modules("google.protobuf.internal.python_message")  # protobuf uses its C implementation
             from dra_frontend.app import main as run_service  # noqa: PLC0415 - costs a command 1 s
 
             return run_service(load_settings(arguments))

@@ -30,8 +30,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc
         self._driver = driver
         self._responses = responses
         self._handlers: dict[str, Any] = {}
-        """Handlers for the methods called so far, by path. A server that replaces another one provides the same
-        services and reuses the handlers.
+        """Handlers for the methods called so far, by path. If a server is replaced, the new server provides the same
+        services and reuses these handlers.
         """
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:

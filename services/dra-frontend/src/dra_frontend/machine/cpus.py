@@ -2,8 +2,8 @@
 """Reads CPUs, cores, packages, L3 groups and core types from sysfs.
 
 Sibling files are validated against each other, because a core or cache in two groups could be allocated twice. Wrong
-core siblings are an error. Contradictory package or L3 files are only recorded as doubts, because IDs can replace these
-facts or the facts can be omitted.
+core siblings are an error. Contradictory package or L3 files are only recorded as doubts, because packages can be
+derived from their IDs instead, and L3 groups can be omitted.
 """
 
 from collections import Counter, defaultdict

@@ -23,7 +23,7 @@ PageKey = tuple[int, int]
 """(NUMA node, page size in bytes)."""
 
 # Number of consecutive samples for which an increase must last before it counts, since a program may allocate pages as
-# a test and release them. Samples are two seconds apart while they differ from the counted pages.
+# a test and release them. While the samples differ from the smoothed count, they are taken two seconds apart.
 RISE_SAMPLES: Final = 2
 # The same for a decrease. This number is higher, because pages that were just released may be allocated again, and
 # published capacity should rarely be withdrawn.

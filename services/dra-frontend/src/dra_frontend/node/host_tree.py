@@ -10,7 +10,8 @@ from numa_node.files import read_regular
 
 from dra_frontend.machine.file_tree import HostTreeError
 
-# Kernel seq_files report no size. All files read here are far smaller than this.
+# Maximum number of bytes that are read from a file, since the kernel's seq_files report no size. All files read here
+# are far smaller.
 _MAX_BYTES = 4 << 20
 # The kernel's own limit is 40 (MAXSYMLINKS).
 _MAX_LINKS = 40

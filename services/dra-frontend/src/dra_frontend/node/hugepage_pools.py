@@ -85,8 +85,8 @@ class KernelPools:
         left: Callable[[], float],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Grows a pool to the given number of pages. Stops early if the kernel finds no more pages or ``left`` returns
-        no more seconds.
+        """Grows a pool to the given number of pages. Stops early if the kernel finds no more pages, or if ``left``,
+        which returns the remaining seconds, returns 0 or less.
         """
         step = max(1, STEP_BYTES // page_bytes)
         waits = iter(WAITS)
@@ -112,7 +112,7 @@ class KernelPools:
     def _write(self, path: str, text: str) -> None:
         if self._observes:
             raise OSError(errno.EROFS, OBSERVED, path)
-        # Without O_CREAT, so that a captured tree does not get files that its kernel did not have.
+        # Opened without O_CREAT, so that a captured tree does not get files that its kernel did not have.
         descriptor = os.open(Path(self._tree.real(path)), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(descriptor, f"{text}\n".encode())

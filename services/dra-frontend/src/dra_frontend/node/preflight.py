@@ -25,7 +25,7 @@ _EMPTY_DIR: Final = "/volumes/kubernetes.io~empty-dir/"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A missing or unusable resource of the pod."""
+    """A resource that the pod needs but does not have or cannot use."""
 
     what: str
     remedy: str = ""

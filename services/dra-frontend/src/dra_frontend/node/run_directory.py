@@ -40,7 +40,7 @@ class RunDirectory:
     def __init__(self, root: Path, pod_uid: str) -> None:
         self._root = root
         self._own = root / check_uid(pod_uid)
-        # Relative, since a container may mount the directory at a different path.
+        # The link's target is relative, since a container may mount the directory at a different path.
         self._target = Path(pod_uid, STATE_SOCKET)
         self.state_socket = self._own / STATE_SOCKET
         check_socket_path(self.state_socket)
@@ -95,7 +95,7 @@ class RunDirectory:
                 await self.become_active()
             self._led, self.problem = leads, ""
         except OSError as error:
-            # Only the reason, since the error names a temporary link that differs each time.
+            # Only the reason is reported, since the error names a temporary link that differs each time.
             reason = error.strerror or str(error)
             problem = f"{self._root} cannot be used: {reason}"
             if problem != self.problem:

@@ -5,7 +5,7 @@
 2. On machines with several kinds of cores, try each kind alone before mixing them, and prefer fewer NUMA nodes.
 3. ``l3: required`` chooses the best L3 group that can provide all CPUs; ``numa: distribute`` gives each NUMA node an
    equal share; otherwise the tree of ``placement/place`` is packed as tightly as possible.
-4. ``strategy: spread`` takes one thread of each core before the second of any.
+4. ``strategy: spread`` takes one thread of each core before the second thread of any core.
 
 Cores are sets of sibling threads, so nothing depends on raw core IDs, sockets of equal size or the number of threads.
 The time is linear in the number of CPUs. If no set is found, the error contains a cause that would remain even if CPUs

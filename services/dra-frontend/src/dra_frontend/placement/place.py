@@ -101,7 +101,8 @@ def exactly(cores: Sequence[Core], need: int) -> list[int]:
     return [cpu for core, share in zip(cores, shares, strict=True) if share for cpu in core]
 
 
-# Compared by identity: results are cached by place, and hashing all its cores would cost more than computing them.
+# Compared by identity: results are cached by place, and hashing all of a place's cores would cost more than computing
+# the results.
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
     """Available CPUs of cores that share a socket, a NUMA node and an L3; at least one CPU."""

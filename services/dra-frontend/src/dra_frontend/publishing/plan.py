@@ -110,10 +110,10 @@ def _without_mapping(device: Document) -> Document:
 MAPPING_REFUSED: Final = StatusCode.MAPPING_UNSUPPORTED
 LISTS_REFUSED: Final = StatusCode.SLICE_LISTS_REFUSED
 _NOT_COUNTED: Final = "claims are not counted against the node's CPU and memory"
-# Fields that a server may reject, by Event reason, each with a function that omits them and the note. A server without
-# the feature gate for list attributes (KEP-5491) rejects a whole slice because of one list. The mapping (KEP-5517) is
-# dropped, or rejected if the server expects a different form. From 1.37 it is also rejected while the node's kubelet
-# does not count claims.
+# Fields that a server may reject. For each Event reason: the function that omits the fields, and the note. A server
+# without the feature gate for list attributes (KEP-5491) rejects a whole slice because of one list. The mapping
+# (KEP-5517) is dropped, or rejected if the server expects a different form. From 1.37 it is also rejected while the
+# node's kubelet does not count claims.
 _REFUSED: Final[Mapping[str, tuple[Callable[[Document], Document], str]]] = {
     LISTS_REFUSED: (
         _without_lists,
@@ -158,8 +158,8 @@ def unconditional(document: Document) -> Document:
 
 
 def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[str, ...]]]:
-    """Returns the slices unchanged, then without one or more of the optional fields, each with the Event
-    reasons for what it omits.
+    """Returns the slices unchanged, then without one or more of the optional fields, each with the Event reasons for
+    the fields that it omits.
 
     A reason is "" if the omission makes no difference to users.
     """

@@ -48,7 +48,7 @@ from dra_frontend.state_endpoint.views import (
 _SCHEMAS: Final = "#/components/schemas/"
 _JSON: Final = "application/json"
 _GENERATING: Final = Lock()
-"""Held while the OpenAPI document is generated, since requests for it run in threads."""
+"""Lock held while the OpenAPI document is generated, since requests for it run in threads."""
 _RECORDS_PARAMETERS: Final = [
     {"name": name, "in": "query", "required": False, "description": text, "schema": {"type": "integer"}}
     for name, text in (
@@ -86,7 +86,7 @@ class _View:
     model: Any
     """Type of the document."""
     view: Callable[[], Any]
-    """Returns the current document."""
+    """Function that returns the current document."""
     sparse: bool = False
     """True if fields without a value are omitted."""
     exclude: Mapping[str, Any] | None = None
@@ -99,7 +99,7 @@ class _View:
 
 
 class _StateApi(FastAPI):
-    """FastAPI whose OpenAPI document includes the bodies and errors that the routes handle themselves."""
+    """FastAPI application whose OpenAPI document includes the bodies and errors that the routes handle themselves."""
 
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document. Generates it on the first call, which takes half a second of CPU time."""

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 def browser_endpoints(state: StateSource) -> Endpoints:
-    """Returns the endpoints of the page, its files and ``/v1/node``."""
+    """Returns the endpoints for the page, its files and ``/v1/node``."""
     files = {f"/{file.name}": file for file in sorted(_FILES.iterdir())}
     files["/"] = files.pop("/index.html")
     return {path: partial(_file, file) for path, file in files.items()} | {"/v1/node": partial(_document, state)}

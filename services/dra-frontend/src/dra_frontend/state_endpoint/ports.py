@@ -38,7 +38,7 @@ def probe_endpoints(state: StateSource) -> Endpoints:
 
 
 def preflight_endpoints(faults: Iterable[object]) -> Endpoints:
-    """Returns the endpoints of a service that cannot start: ``/healthz`` reports it as healthy, and ``/readyz`` lists
+    """Returns the endpoints for a service that cannot start: ``/healthz`` reports it as healthy, and ``/readyz`` lists
     the faults.
     """
 

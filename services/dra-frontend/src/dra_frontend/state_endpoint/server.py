@@ -56,7 +56,9 @@ class Bounds:
     head_bytes: int
     """Maximum size of the request line and headers."""
     single_request_seconds: float | None = None
-    """Lifetime of a connection that serves one request without a body. If None, it may serve any number of requests."""
+    """Lifetime of a connection that serves one request without a body. If None, a connection may serve any number of
+    requests.
+    """
 
 
 STATE_SOCKET: Final = Bounds(connections=128, head_bytes=64 << 10)

@@ -72,7 +72,7 @@ def _warnings(state: StateSource) -> Iterator[Notice]:
 
 
 def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> Iterator[Notice]:
-    """Yields problems of the node, then of its devices, files, claims and containers."""
+    """Yields the node's problems, then those of its devices, files, claims and containers."""
     backend = state.backend
     if fault := backend.fault:
         yield fault

@@ -29,13 +29,13 @@ from dra_frontend.publishing.offer import Snapshot
 
 
 def version_view(node: str, instance: str) -> VersionDocument:
-    """Returns the versions of the software and of its documents."""
+    """Returns the versions of the software and its documents."""
     formats = FormatsDocument(record=RECORD_VERSION, report=REPORT_VERSION, state=STATE_VERSION)
     return VersionDocument(version=__version__, node=node, instance=instance, formats=formats)
 
 
 def machine_view(watch: MachineWatch) -> MachineDocument:
-    """Returns the document of the machine, with its resources grouped by NUMA node."""
+    """Returns the machine document, with the machine's resources grouped by NUMA node."""
     machine = watch.machine
     return MachineDocument(
         problem=watch.problem,

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
 MAX_BYTES: Final = 128 << 20
-"""Maximum total size of all files. A machine with 512 CPUs and 500 containers uses about 5 % of it."""
+"""Maximum total size of all files. A machine with 512 CPUs and 500 containers uses about 5 % of this."""
 MAX_ENTRIES: Final = 200_000
 _MAX_HEADER: Final = 64 << 10
 """Maximum number of bytes before a file's content. A Linux path has up to 4 KiB; sparse-file headers are unbounded."""

@@ -120,7 +120,7 @@ class Masks:
     def learn_pools(self, names: Iterable[str]) -> None:
         """Adds pool names that begin with the node's name: ``a-memory`` becomes ``node-1-memory``.
 
-        Pool names in documents, and slice names, are recognized without this once the node's name is known.
+        Pool names in documents, and slice names, are recognized without this method once the node's name is known.
         """
         for name in set(names) - self._masks.keys():
             nodes = [

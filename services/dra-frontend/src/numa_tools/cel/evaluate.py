@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates device selectors, written in the subset of Kubernetes' CEL that this package supports (ADR 28).
 
-An expression passes three stages, each bounded because claim authors choose the expression:
+An expression passes through three stages, each bounded because claim authors choose the expression:
 
   tokens   splits the text, at most 10 KiB                            limits: lengths of literals and numbers
   parser   turns the tokens into nested Python functions (``nodes``)  limits: depth and number of nested calls
@@ -30,7 +30,7 @@ MAX_LENGTH: Final = 10 << 10
 
 @lru_cache(256)
 def _compiled(expression: str) -> Program | str:
-    """Returns the program, or the reason why the expression cannot be parsed. Either is cached for the next device."""
+    """Returns the program, or the reason why the expression cannot be parsed. Both are cached for the next device."""
     if len(expression) > MAX_LENGTH:
         return f"has more than {MAX_LENGTH} characters"
     try:

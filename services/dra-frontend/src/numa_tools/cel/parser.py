@@ -122,7 +122,7 @@ class Parser:
 
     @contextmanager
     def _binding(self, *names: str) -> Iterator[None]:
-        """Declares variables for the subexpression that is parsed inside the context."""
+        """Declares variables for the subexpression that is parsed while the context is open."""
         self._bound += names
         yield
         del self._bound[len(self._bound) - len(names) :]

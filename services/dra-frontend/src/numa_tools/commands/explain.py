@@ -176,7 +176,9 @@ async def _explain_pending(
 
 
 async def _claims(client: KubeClient, kind: str, namespace: str, name: str) -> list[dict[str, Any]]:
-    """Returns the claim with this name, or else the claims that a pod with this name owns or has reserved."""
+    """Returns the claim with this name, or else the claims that are owned by a pod with this name or reserved for
+    it.
+    """
     if kind != "pod":
         document = await client.get_claim(namespace, name, patience=_PATIENCE)
         if document is not None:

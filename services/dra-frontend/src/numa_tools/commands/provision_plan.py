@@ -50,7 +50,7 @@ class _File(Input):
 
 
 Requested = tuple[str, Pages]
-"""The file and the position in it, and the entry."""
+"""An entry, preceded by the file and the position at which it was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _check_memory(machine: Machine, targets: Sequence[Target]) -> None:
     """Raises ConfigError if the pages exceed a node's memory, since the kernel would then evict everything else from
     the node.
 
-    Pools that no file mentions are left unchanged and count at their current size.
+    Pools that no file mentions are left unchanged and are counted at their current size.
     """
     for node in machine.numa_nodes.values():
         own = [target for target in targets if target.node == node.id]

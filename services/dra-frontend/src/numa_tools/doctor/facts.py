@@ -63,12 +63,12 @@ class Cgroups:
     """CPUs that the processes of ``system.slice`` and similar cgroups may use. Cgroups without processes are
     omitted."""
     host_pages: Mapping[PageKey, int] | None
-    """Used hugepages that no pod uses, or None if the kernel does not report the pods' usage."""
+    """Hugepages in use outside pods, or None if the kernel does not report the pods' usage."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletConfig:
-    """The kubelet's effective configuration, as far as it was seen."""
+    """The kubelet's effective configuration, as far as it could be read."""
 
     source: str
     cpu_manager: str
@@ -84,7 +84,7 @@ class KubeletConfig:
     running: Mapping[str, str] = field(default_factory=dict)
     """Policies of the managers (``cpu``, ``memory``) in their state files."""
     configured: Mapping[str, str] = field(default_factory=dict)
-    """Policies of the managers in the files and flags that were seen."""
+    """Policies of the managers in the files and flags that could be read."""
     runtime_endpoint: str = ""
     """``containerRuntimeEndpoint``.
 

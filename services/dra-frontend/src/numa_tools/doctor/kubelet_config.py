@@ -58,7 +58,7 @@ class Reading:
     """The kubelet's configuration as found on the node, without asking the kubelet."""
 
     parts: tuple[Part, ...] = ()
-    """Parts, in the order that the kubelet applies them."""
+    """Parts, in the order in which the kubelet applies them."""
     running: Mapping[str, str] = field(default_factory=dict)
     """Policies in use by manager (``cpu``, ``memory``), from the running kubelet's state files."""
     unseen: str = ""
@@ -90,7 +90,9 @@ def _covers(name: str, other: str) -> bool:
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """Applies a JSON merge patch to a value. The parser has already limited the nesting depth of both."""
+    """Applies a JSON merge patch to a value. The parser has already limited the nesting depth of the patch and the
+    value.
+    """
     if not isinstance(patch, dict):
         return patch
     merged = dict(target) if isinstance(target, dict) else {}

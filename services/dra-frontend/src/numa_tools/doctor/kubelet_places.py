@@ -20,7 +20,7 @@ class Place:
 ROOT: Final = "ROOT"
 """Placeholder for the kubelet's root directory, which is configurable."""
 PLACES: Final = (
-    # kubeadm. The Kubernetes documentation proposes this drop-in directory.
+    # kubeadm. The Kubernetes documentation suggests this drop-in directory.
     Place(f"{ROOT}/config.yaml", "/etc/kubernetes/kubelet.conf.d"),
     # EKS: nodeadm (Amazon Linux 2023) and bootstrap.sh (Amazon Linux 2).
     Place("/etc/kubernetes/kubelet/config.json", "/etc/kubernetes/kubelet/config.json.d"),

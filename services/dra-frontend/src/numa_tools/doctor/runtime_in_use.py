@@ -32,7 +32,7 @@ _K3S: Final = ("k3s", "RKE2")
 _REPORTED: Final = re.compile(r"([\w-]+)(?:://|\s+|\Z)(?:v?(\d{1,4})\.(\d{1,4})\.(\d{1,4}))?(\S*)", re.ASCII)
 # First containerd 2 release whose dump contains the settings that are given under their 1.7 names.
 _WHOLE_DUMPS: Final = (2, 0, 6)
-# containerd releases by dump version: the first release with that version, and the first later release without it.
+# For each dump version: the first containerd release that writes it, and the first later release that does not.
 _DUMP_OF: Final = {2: ((1, 7), (2, 0)), 3: ((2, 0), (2, 3)), 4: ((2, 3), (3, 0))}
 
 
@@ -96,7 +96,7 @@ class Candidate:
 
     place: Place
     documents: Documents
-    """The configuration files, in the order that the runtime reads them."""
+    """The configuration files, in the order in which the runtime reads them."""
     fault: str = ""
     """Reason why these files do not determine the settings, or "" if they do."""
     remedy: str = ""
@@ -119,7 +119,7 @@ class FoundRuntimes:
     sockets: frozenset[str] = frozenset()
     """Existing sockets of the known distributions and the candidates."""
     endpoint: str = ""
-    """The kubelet's runtime endpoint, with or without ``unix://``, or "" if it was not seen."""
+    """The kubelet's runtime endpoint, with or without ``unix://``, or "" if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

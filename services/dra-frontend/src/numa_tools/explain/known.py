@@ -43,7 +43,9 @@ class Known:
     inventory: Inventory
     config: Config
     files: Mapping[ClaimKey, ClaimFile]
-    """Claims that the service reports. Claim files add damaged claims, or all claims if the service is down."""
+    """Claims that the service reports, and damaged claims from the claim files. While the service is down, all claims
+    are from the claim files.
+    """
     containers: tuple[ContainerReport, ...] = ()
     backend: BackendDocument | None = None
     """The ``/v1/backend`` document, or None if it is unknown or unreadable."""

@@ -43,7 +43,7 @@ def split_kind(subject: str) -> tuple[str, str]:
 
 
 def explain_known(known: Known, subject: str) -> Explained | None:
-    """Returns a subject's explanation, or None if the node does not know the subject. Raises UnknownSubjectError."""
+    """Returns a subject's explanation, or None if the subject is unknown on this node. Raises UnknownSubjectError."""
     kind, name = split_kind(subject)
     if kind == "cpu":
         return explain_cpu(known, int(name))
@@ -176,7 +176,7 @@ def _remark(known: Known, uid: str) -> str:
 
 
 def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
-    """Returns a CPU's use in the web page's words, with the claim or an explanation of the word."""
+    """Returns a CPU's use in the web page's words, with the claim, or else with the meaning of the word."""
     if uid is not None:
         word = _use_of_claimed(known, number, uid) if online else "offline"
         return f"{word}: claimed by {claim_name(known, uid)}{_remark(known, uid)}"

@@ -233,5 +233,5 @@ def _hugepages_of_class(name: str) -> str:
         return ""
     try:
         return kubernetes_page_size(parse_page_size(name.removeprefix(_HUGEPAGES)))
-    except MalformedError:  # also raised for "-far", since the node may have such pages elsewhere
+    except MalformedError:  # also for "-far" classes: other NUMA nodes may have pages of this size
         return ""

@@ -22,7 +22,7 @@ _PARENTS: Final = {
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
     "PodTemplate": ("template",),
 }
-"""Kubernetes' built-in kinds, each with the path at which it must contain a pod template."""
+"""Kubernetes' built-in kinds, each with the path at which its objects must contain a pod template."""
 _GROUPS: Final = ("", "v1", "apps", "batch")
 """``apiVersion`` prefixes of these kinds. They are checked because other API groups also define a Job."""
 _MAX_PODS: Final = 4096
@@ -132,7 +132,7 @@ class Manifests:
             raise ManifestError(f"the files have more than {_MAX_PODS} pods and pod templates")
 
     def with_all(self, other: "Manifests") -> "Manifests":
-        """Returns new Manifests with the objects of both."""
+        """Returns new Manifests with the objects of this instance and ``other``."""
         return Manifests(
             self.claims | other.claims,
             self.templates | other.templates,
@@ -198,7 +198,9 @@ def _workload(
 
 
 def _users(claim: str, containers: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Returns the containers that use a claim at the same time. The fields in ``containers`` are already validated."""
+    """Returns the containers that use a claim at the same time. The fields in ``containers`` have already been
+    validated.
+    """
     return tuple(
         value(container, "name", str, "")
         for container in containers

@@ -14,7 +14,9 @@ from numa_tools.doctor.facts import Cgroups, Claims, Kernel, RunDirectory, Servi
 from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
 _MIN_BYTES: Final = 16 << 20
-"""Minimum free space. The journal takes 256 KiB, a record a few KiB, and the quarantine at most the value set here."""
+"""Minimum free space. The journal takes 256 KiB, a record a few KiB, and the quarantine directory at most as much as
+this.
+"""
 _MIN_FILES: Final = 1024
 _MIN_OPEN: Final = 4096
 """Minimum open-file limit per process. Each kubelet call, connection, watch and container cgroup takes an open file."""

@@ -94,7 +94,7 @@ class _Lacking(NamedTuple):
 
     text: str
     since: tuple[int, int]
-    """First kernel release that has them."""
+    """First kernel release that has the files."""
 
 
 _EXCLUSIVE: Final = _Lacking("no cgroup has cpuset.cpus.exclusive", (6, 7))

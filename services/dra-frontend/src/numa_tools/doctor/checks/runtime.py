@@ -35,7 +35,9 @@ _TIMEOUT_EFFECTS: Final = {
     "plugin_registration_timeout": "on a busy node the backend may never connect",
 }
 _TOLERATED: Final = ("tolerate_missing_plugins_annotation", "nri_validator_tolerate_missing_plugins_annotation")
-"""Keys for the annotation in containerd's and CRI-O's configuration."""
+"""Keys in containerd's and in CRI-O's configuration that name the annotation for pods that may start without the
+plugin.
+"""
 _NO_BACKEND: Final = Unread("", "")
 
 
@@ -67,7 +69,9 @@ def _settings(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
 
 
 def _compared(runtime: RuntimeConfig, names: Sequence[str], config: Config) -> tuple[list[str], list[Finding]]:
-    """Returns the settings that differ from the driver's requirements, and a finding for each unknown one."""
+    """Returns the settings that differ from the driver's requirements, and a finding for each setting whose value is
+    unknown.
+    """
     wrong: list[str] = []
     unclear: dict[str, Finding] = {}
     for name in names:
@@ -151,7 +155,7 @@ def _release(node: Document) -> Iterator[Finding]:
 
 
 def _unless_unclear(judge: Callable[..., Iterator[Finding]]) -> Callable[..., Iterator[Finding]]:
-    """Returns a check that is unknown if a runtime setting that it needs cannot be determined."""
+    """Returns a check whose result is unknown if a runtime setting that the check needs cannot be determined."""
 
     def run(runtime: RuntimeConfig, *more: Any) -> Iterator[Finding]:
         try:

@@ -75,7 +75,7 @@ class Cluster:
             wanted = record.claim
             if wanted.uid in found:
                 continue
-            # One unreadable claim must not hide the others.
+            # One unreadable claim must not hide the other claims.
             with suppress(UnreadableError):
                 claim = await self._client.get_claim(wanted.namespace, wanted.name, patience=1.0)
                 found[wanted.uid] = claim if claim and claim["metadata"]["uid"] == wanted.uid else None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the programs that run on a node, from /proc under a host root. Every call blocks.
 
-The driver's containers see none of them in their own /proc, since they have their own PID namespaces.
+The driver's containers see none of these programs in their own /proc, since they have their own PID namespaces.
 """
 
 import posixpath

@@ -38,16 +38,20 @@ _PEER_VALUES = (
     "sysfsOverlay",
 )
 _PEER_KEY = "bindAddress"
-"""Values of dra-driver-cpu's chart, and a key of its driverConfig. The schema allows them so that the chart itself can
+"""Values of dra-driver-cpu's chart, and a key in its driverConfig. The schema allows them so that the chart itself can
 reject them and name their replacements.
 """
-# With "--set" the value 0 is a number. The chart converts it to text and validates that.
+# With "--set", the value 0 is a number. The chart converts it to a string and validates the string.
 _OTHERWISE = {"reservedCPUs": {"type": ["string", "integer"]}}
-"""Values that Helm reads as another type: "--set driverConfig.reservedCPUs=0" is a number. The chart converts it."""
+"""Values that Helm parses as another type: with "--set driverConfig.reservedCPUs=0" the value is a number. The chart
+converts it to a string.
+"""
 
 
 def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
-    """Returns the schema without references, titles and defaults. Objects may not contain unlisted keys."""
+    """Returns the schema without references, titles and defaults. In the returned schema, objects may not contain
+    unlisted keys.
+    """
     if isinstance(node, list):
         return [_inlined(item, definitions) for item in node]
     if not isinstance(node, dict):
@@ -56,7 +60,7 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
         node = {**definitions[reference.removeprefix("#/$defs/")], **node}
     result = {
         key: {name: _OTHERWISE.get(name) or _inlined(inner, definitions) for name, inner in value.items()}
-        if key == "properties"  # a property may have the name of a keyword
+        if key == "properties"  # a property may be named like a keyword
         else _inlined(value, definitions)
         for key, value in node.items()
         if key not in _DROPPED
@@ -67,7 +71,7 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
 
 
 def _with_former_names(schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns a configuration's schema, which also allows the earlier names of settings and values."""
+    """Returns a configuration's schema, extended to allow the earlier names of settings and values."""
     if "anyOf" in schema:
         return {**schema, "anyOf": [_with_former_names(one) for one in schema["anyOf"]]}
     if "properties" not in schema:

@@ -93,9 +93,9 @@ class LabelPolicy(Values):
     """The MutatingAdmissionPolicy that labels claims for hugepages on demand."""
 
     enabled: bool
-    """Labels claims for such hugepages with a MutatingAdmissionPolicy. Otherwise set the label yourself."""
+    """Labels claims for hugepages on demand with a MutatingAdmissionPolicy. Otherwise set the label yourself."""
     classes: list[Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]]
-    """Your own DeviceClasses for such hugepages, in addition to the chart's."""
+    """Your own DeviceClasses for hugepages on demand, in addition to the chart's."""
 
 
 class HugepagesOnDemand(Values):
@@ -107,7 +107,7 @@ class HugepagesOnDemand(Values):
 
 
 class PartialImage(Values):
-    """Values of an image that a group replaces."""
+    """Image values that a group overrides."""
 
     repository: str | None = None
     tag: str | None = None
@@ -121,7 +121,7 @@ class GroupComponent(Values):
 
 
 class Group(Values):
-    """Nodes that need other values. Keys that a group does not contain have the same values as for all other nodes."""
+    """Nodes that need different values. Keys that a group omits keep the values that all other nodes have."""
 
     name: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
     node_selector: Annotated[Texts, Field(min_length=1)] | None = None
@@ -133,7 +133,7 @@ class Group(Values):
 
 
 class Creation(Values):
-    """Objects that may already exist."""
+    """Objects that the chart creates unless they already exist."""
 
     create: bool
 
@@ -164,7 +164,9 @@ class AdmissionPolicy(Values):
     """ValidatingAdmissionPolicies for rules that RBAC cannot express."""
 
     enabled: bool
-    """Limits the driver's account to slices and claim status of its node, and Events about this node and pods."""
+    """Restricts the driver's account to its own node's slices and claim statuses, and to Events about that node and
+    about pods.
+    """
     parameters: Switch
     """Checks the opaque parameters of claims, templates and classes when they are created."""
     tolerate_missing: TolerateMissing
@@ -174,7 +176,7 @@ class ExistingPods(Switch):
     """The MutatingAdmissionPolicy that adds claims to Guaranteed pods in labelled namespaces."""
 
     sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
-    """CPU counts that these namespaces have a ResourceClaimTemplate for."""
+    """CPU counts for which the labelled namespaces have a ResourceClaimTemplate."""
 
 
 class RollingUpdate(Values):
@@ -190,7 +192,7 @@ class UpdateStrategy(Values):
     """The ``updateStrategy`` of a DaemonSet."""
 
     type: Literal["RollingUpdate", "OnDelete"]
-    """Update strategy. OnDelete replaces a pod only after the pod has been deleted."""
+    """Update strategy. OnDelete replaces a pod only after it has been deleted."""
     rolling_update: RollingUpdate | None = None
     """How many nodes are updated at a time."""
 
@@ -205,7 +207,7 @@ class ResourceQuota(Values):
 
 
 class Probe(Values):
-    """Times of a probe."""
+    """Timing of a probe."""
 
     period_seconds: Annotated[int, Field(ge=1)]
     timeout_seconds: Annotated[int, Field(ge=1)]
@@ -227,7 +229,7 @@ class DeviceClasses(Values):
     """The DeviceClasses of the cluster."""
 
     create: bool
-    """Creates the DeviceClasses. false: another release has created them."""
+    """Creates the DeviceClasses. Set it to false if another release has created them."""
     hugepage_sizes: list[str]
     """Page sizes that get a class dra.hugepages-<size>."""
     far_memory: bool
@@ -240,15 +242,16 @@ class HostHugepages(Values):
     """Hugepages that host processes use."""
 
     detect: bool
-    """Hugepages that host processes use are not offered. The frontend mounts the cgroup tree read-only to detect
-    them."""
+    """Does not offer hugepages that host processes use. To find them, the frontend mounts the cgroup tree read-only."""
 
 
 class HostInterrupts(Values):
     """Interrupts of devices, and unbound kernel workers."""
 
     mount: bool
-    """Moves interrupts and kernel workers away from claimed CPUs. The backend mounts the kernel's files to do so."""
+    """Moves interrupts and kernel workers away from claimed CPUs. For this, the backend mounts the kernel files that
+    control them.
+    """
 
 
 class Doctor(Values):
@@ -268,7 +271,7 @@ class NetworkPolicy(Values):
     metrics_from: list[Kubernetes]
     """NetworkPolicyPeers that may read metrics. Empty: all."""
     api_server_ports: Annotated[list[Port], Field(min_length=1)]
-    """Ports of the API server. If the port in use is not listed here, the driver cannot publish devices."""
+    """Ports of the API server. If its port is not in the list, the driver cannot publish devices."""
     api_server_cidrs: Annotated[list[str], Field(alias="apiServerCIDRs")]
     """Addresses of the API server. Empty: any address."""
 
@@ -350,7 +353,7 @@ class ChartValues(Values):
     name_override: str
     """Replaces the chart's name in object names."""
     fullname_override: str
-    """Replaces the full name, which consists of the release's name and the chart's name."""
+    """Replaces the full name, which consists of the release name and the chart name."""
     namespace_override: str
     """Namespace of all objects. Empty: the namespace of the release."""
     image_pull_secrets: list[Kubernetes] | None = None
@@ -371,7 +374,7 @@ class ChartValues(Values):
     min_ready_seconds: Annotated[int, Field(ge=0)]
     """Seconds that a new pod must be ready before the next node is updated."""
     termination_grace_period_seconds: Annotated[int, Field(ge=1)]
-    """Seconds that a terminating pod has before it is killed."""
+    """Seconds after which a terminating pod is killed."""
     priority_class_name: str | None = None
     """PriorityClass of the pods."""
     resource_quota: ResourceQuota
@@ -386,7 +389,7 @@ class ChartValues(Values):
     affinity: Kubernetes | None = None
     """Affinity of the pods."""
     host_network: bool
-    """Uses the node's network, for nodes where the CNI itself has claims."""
+    """Uses the node's network, for nodes where the CNI plugin itself has claims."""
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default"]
     """DNS policy of the pods."""
     selinux_type: Annotated[str, Field(alias="selinuxType", pattern=r"^[a-z0-9_]*$")]

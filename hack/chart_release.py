@@ -6,9 +6,9 @@ that depend on where the project is published. ``python -m hack.chart_release sb
 packaged chart (CycloneDX 1.6, JSON). Two optional environment variables are used:
 
 * REPOSITORY: the repository's address, such as https://github.com/OWNER/NAME. It becomes ``home``, ``sources`` and the
-  links of Artifact Hub, and the chart's README links to its pages. Alerts link to its symptoms page.
-* REGISTRY: registry and path, such as ghcr.io/OWNER, below which ``dra-driver-numa/`` contains both images. It becomes
-  the default of the image repositories, and Artifact Hub scans these images.
+  links on Artifact Hub, and the chart's README links to its pages. Alerts link to its symptoms page.
+* REGISTRY: registry and path, such as ghcr.io/OWNER, under which both images are in ``dra-driver-numa/``. It becomes
+  the default for the image repositories, and Artifact Hub scans these images.
 """
 
 import hashlib

@@ -65,7 +65,7 @@ def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def _shared_options(commands: Sequence[argparse.ArgumentParser]) -> dict[str, str]:
-    """Returns the options that every command has, with their meaning."""
+    """Returns the options that every command has, with their descriptions."""
     rows = [_options(command) for command in commands]
     return {name: text for name, text in rows[0].items() if all(one.get(name) == text for one in rows)} if rows else {}
 
@@ -94,7 +94,7 @@ def _options(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 
 def _shown(action: argparse.Action) -> str:
-    """Returns an argument as the first column of a table shows it."""
+    """Formats an argument for the first column of a table."""
     spellings = action.option_strings or [""]
     return ", ".join(f"`{one}{_value(action) if one else _value(action).strip()}`" for one in spellings)
 

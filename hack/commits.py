@@ -29,7 +29,7 @@ def sources(root: Path) -> frozenset[str]:
 
 
 def fault(subject: str, areas: frozenset[str]) -> str:
-    """Returns the error in a subject, or an empty text."""
+    """Returns the error in a subject, or an empty string."""
     found = _SUBJECT.fullmatch(subject)
     if found is None:
         return 'is not "area: verb object"'
@@ -50,7 +50,7 @@ def subjects(root: Path) -> list[tuple[str, str]]:
         return []
     base = _git(root, "rev-parse", "--quiet", "--verify", f"{BASE}^{{commit}}")
     if base is None and (_git(root, "rev-parse", "--is-shallow-repository") or "").strip() != "true":
-        return []  # another history, for example of a tree that was imported
+        return []  # a history without BASE, for example after the tree was imported into another repository
     log = _git(root, "log", "--no-merges", "--format=%h %s", f"{BASE}..HEAD" if base else "HEAD")
     return [(line.partition(" ")[0], line.partition(" ")[2]) for line in (log or "").splitlines()]
 

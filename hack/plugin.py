@@ -50,7 +50,7 @@ spec:
 
 
 def zipapp() -> bytes:
-    """Returns the program: a ZIP archive after a line that names its interpreter."""
+    """Returns the program: a shebang line that names its interpreter, followed by a ZIP archive."""
     data = io.BytesIO(b"#!/usr/bin/env python3\n")
     data.seek(0, io.SEEK_END)
     texts = {f"{_PACKAGE.name}/{file.name}": file.read_text() for file in sorted(_PACKAGE.glob("*.py"))}
@@ -63,7 +63,7 @@ def zipapp() -> bytes:
 
 
 def archive(program: bytes) -> bytes:
-    """Returns program and licence as ``.tar.gz``."""
+    """Returns the program and the licence as a ``.tar.gz`` archive."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content, mode in ((_NAME, program, 0o755), ("LICENSE", (ROOT / "LICENSE").read_bytes(), 0o644)):

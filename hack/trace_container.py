@@ -41,7 +41,7 @@ _SANDBOX_SECONDS = 0.05
 
 
 class Runtime:
-    """Runtime side of a connection without a socket."""
+    """The runtime's side of a connection, without a socket."""
 
     def __init__(self, node: Node) -> None:
         self._server, self._demultiplexer, self._ids = ServerConnection(), Demultiplexer(), count(1, 2)
@@ -86,7 +86,7 @@ async def _containers(create: Journey, start: Journey, path: Path) -> None:
             await runtime.call("CreateContainer", pb.CreateContainerRequest(pod=sandbox, container=message), created)
             node.make_cgroups(of, replace(one, resources=Resources(cpus="2-3", mems="1")))
             message.linux.resources.cpu.cpus = "2-3"
-            # While the runtime creates the container, the audit reads the kills in the pod.
+            # While the runtime creates the container, the audit reads the pod's OOM kills.
             await asyncio.sleep(_SANDBOX_SECONDS)
             started = Journey() if warm else start
             await runtime.call("StartContainer", pb.StartContainerRequest(pod=sandbox, container=message), started)

@@ -30,7 +30,7 @@ def without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def compiled(source: bytes, name: str) -> bytes:
-    """Returns the compiled module as the content of its file. Raises SyntaxError or ValueError."""
+    """Compiles the module and returns the content of its .pyc file. Raises SyntaxError or ValueError."""
     code = compile(without_docstrings(ast.parse(source, name)), name, "exec", dont_inherit=True)
     return MAGIC_NUMBER + _UNCHECKED_HASH + source_hash(source) + marshal.dumps(code)
 

@@ -25,7 +25,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_kwargs: Any) -> str:
-    """Replaces links that leave docs/ with addresses below REPOSITORY, or with plain paths."""
+    """Replaces links that leave docs/ with addresses under REPOSITORY, or with plain paths."""
     repository = os.environ.get("REPOSITORY", "").rstrip("/")
     folder = Path("docs", page.file.src_uri).parent
 

@@ -43,13 +43,13 @@ class ByStage(LoadScopeScheduling):  # type: ignore[misc]  # has no types
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByStage | None:
-    """Returns this scheduler if groups are requested."""
+    """Returns the ByStage scheduler if groups are requested."""
     return ByStage(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.fixture
 def short_root() -> Iterator[Path]:
-    """Returns a directory whose path is short enough for sockets below it; that of tmp_path may be too long."""
+    """Returns a directory whose path is short enough for sockets in it; that of tmp_path may be too long."""
     with tempfile.TemporaryDirectory(prefix="n", dir="/tmp") as path:
         yield Path(path)
 

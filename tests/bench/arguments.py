@@ -16,7 +16,7 @@ MODES: Final = {
     "partition": "Kernel with cpuset partitions (Linux 6.7 or later)",
     "pool": "Kernel without cpuset partitions",
 }
-"""Titles of the imitated kernels, by value of --exclusivity."""
+"""Titles of the emulated kernels, by value of --exclusivity."""
 _BOTH: Final = ("dra.cpu", "dra.memory")
 _QUICK: Final[dict[str, Any]] = {
     "exclusivity": ["partition"],
@@ -58,16 +58,16 @@ class Plan:
     rounds: int
     """Pods of each kind that start and end in one turn."""
     idle: float
-    """Seconds for observing an idle driver."""
+    """Seconds for which an idle driver is observed."""
     settle: float
-    """Seconds before that observation, so the driver can complete its work for the last pods."""
+    """Seconds to wait before observing the idle driver, so that the driver can finish its work for the last pods."""
     pause: float
     """Pause before each Prepare, in seconds."""
     pairs: int
-    """Prepares that are simulated in memory."""
+    """Number of prepares that are simulated in memory."""
 
     def minutes(self, drivers: int) -> int:
-        """Estimates the duration on a quiet machine."""
+        """Estimates the minutes that the run takes on a quiet machine."""
         turn = self.rounds * (0.25 + self.pause) + 8
         load = self.settle + self.idle + drivers * (self.turns * turn + 8)
         return max(1, round((len(self.modes) * len(self.loads.pairs) * load + self.pairs / 200) / 60))

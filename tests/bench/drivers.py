@@ -28,7 +28,7 @@ print(json.dumps({"commands": [settings.OUR_FRONTEND, settings.OUR_BACKEND], "pl
 
 
 class DriverError(Exception):
-    """A driver cannot be measured; the text contains the remedy."""
+    """Raised if a driver cannot be measured; the message contains the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Driver:
     """Variables of both processes, in addition to the ones of this process."""
 
     def described(self) -> DriverUnderTest:
-        """Returns the driver's part of a report."""
+        """Returns the driver's entry in a report."""
         commands = (self.frontend.replace(sys.executable, "python"), self.backend.replace(sys.executable, "python"))
         return DriverUnderTest(name=self.name, revision=self.revision, frontend=commands[0], backend=commands[1])
 
@@ -99,7 +99,7 @@ def earlier_revision(revision: str, repository: Path = ROOT, below: Path = _WORK
         if not Path(place).is_relative_to(tree):
             raise DriverError(f"revision {revision} would run {place}, which is not below {tree}")
     for directory in sources:
-        # The images contain byte code, and start-up time and memory are measured.
+        # Start-up time and memory are measured, so the revision needs byte code, as the images have it.
         compileall.compile_dir(directory, quiet=2)
     frontend, backend = answer["commands"]
     return Driver(f"revision {revision}", _revision(tree), frontend, backend, environment)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
 """Unit of a ratio."""
 _MOST_SAMPLES = 200
-"""Maximum number of samples of a turn in a report. Statistics are computed from all of them."""
+"""Maximum number of samples per turn in a report. Statistics are computed from all samples."""
 
 
 class _Model(BaseModel):
@@ -28,7 +28,7 @@ class Quantity(_Model):
     how: str
     """One sentence that describes the measurement: its object, beginning and end."""
     plotted: bool = True
-    """Whether the page shows a plot of it; all quantities are in the page's table."""
+    """Whether the page shows a plot of the quantity; the page's table contains all quantities."""
     budget: float | None = None
     budgeted: Literal["median", "p99"] = "median"
 
@@ -44,7 +44,7 @@ class Summary(_Model):
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Self:
-        """Summarises at least one sample."""
+        """Returns the statistics of the samples. There must be at least one sample."""
         ordered = sorted(samples)
         q1, median, q3 = (_quantile(ordered, share) for share in (0.25, 0.5, 0.75))
         p99 = ordered[math.ceil(len(ordered) * 0.99) - 1]
@@ -61,7 +61,7 @@ class Figure(_Model):
     load: str
     driver: str
     turns: list[list[float]]
-    """Samples by turn."""
+    """Samples, grouped by turn."""
     summary: Summary
 
     @property
@@ -71,7 +71,7 @@ class Figure(_Model):
 
 
 class ThreadRate(_Model):
-    """Context switches per second of the threads of one name in one process, while the driver is idle."""
+    """Context switches per second of all threads that share a name in a process, while the driver is idle."""
 
     mode: str
     load: str
@@ -108,7 +108,7 @@ class Report(_Model):
     settings: dict[str, str]
     """Settings of the run, by name."""
     modes: dict[str, str]
-    """Titles of the imitated kernels, by their keys."""
+    """Titles of the emulated kernels, by their keys."""
     drivers: list[DriverUnderTest]
     """The driver that was measured, and the one it is compared with, if any."""
     quantities: list[Quantity]
@@ -147,7 +147,7 @@ class Collector:
             self._turns.setdefault((quantity.key, mode, load, driver), []).append(list(samples))
 
     def quantities(self) -> list[Quantity]:
-        """Returns every quantity that has samples, in the order of the first ones."""
+        """Returns every quantity that has samples, in the order in which their first samples were added."""
         return list(self._quantities.values())
 
     def figures(self) -> list[Figure]:

@@ -15,7 +15,7 @@ from tests.stage.stage import Stage
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Activity of the threads of one name in one process, per second."""
+    """Activity per second of all threads that share a name in a process."""
 
     threads: int
     wakeups: float
@@ -35,7 +35,7 @@ class _Reading:
 
 
 class Observation:
-    """The period from its construction to ``end``, when all processes of a driver are observed."""
+    """Observes all processes of a driver from its construction until ``end``."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -75,9 +75,9 @@ class Idle:
     """The observed activity of an idle driver, by process."""
 
     cpu: Mapping[str, float]
-    """Percent of one CPU."""
+    """CPU time of each process, in percent of one CPU."""
     threads: Mapping[str, Mapping[str, Rates]]
-    """Threads of each process, by their name."""
+    """Threads of each process, by name."""
 
     def samples(self) -> Iterator[Sample]:
         """Yields a sample of each quantity: for all processes together, and for each one if there are several."""

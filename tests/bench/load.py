@@ -74,7 +74,7 @@ class Load:
             self.claims += 1
 
     def fill_containers(self, wanted: int) -> None:
-        """Runs containers up to the given number: one for each prepared claim, the others without a claim."""
+        """Runs containers up to the given number: one for each prepared claim, and the rest without a claim."""
         while self.containers < wanted:
             is_plain = self.containers % 2 == 0 or not self._waiting
             pod = self.plain_pod() if is_plain else self._waiting.pop()
@@ -98,9 +98,10 @@ class Load:
         return fresh
 
     def settle(self, pod: StagePod) -> float:
-        """Waits until no plain container is on the CPUs of a claim. Returns the seconds, or 2 s if that never happens.
+        """Waits until no plain container runs on the pod's claimed CPUs. Returns the seconds that this took, or 2 s if
+        it never happened.
 
-        If the kernel keeps other containers off these CPUs, there is nothing to wait for.
+        If the kernel keeps other containers off these CPUs, the method returns 0 immediately.
         """
         began = time.monotonic()
         if self._stage.settings.partitions:

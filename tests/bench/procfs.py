@@ -68,7 +68,7 @@ class Memory:
 
     rss: int
     kernel_pss: int
-    """Proportional share that the kernel computes from all processes of the machine."""
+    """Proportional set size (PSS), which the kernel computes from all processes of the machine."""
     anonymous: int
     files: Mapping[tuple[str, str], int]
     """Resident bytes of each mapped file, by device and inode."""

@@ -2,7 +2,7 @@
 """Runs a benchmark: all drivers run at the same time, each on its own stage, and are measured alternately.
 
 The speed of a machine changes from minute to minute, so only figures that were measured alternately can be compared.
-While one driver is measured, the others are idle. The idle periods of all of them are observed at once.
+While one driver is measured, the others are idle. Their idle periods are observed at the same time.
 """
 
 import os
@@ -34,9 +34,9 @@ _MACHINE_TEXT: Final = "128 CPUs in four NUMA nodes (captured from an Arm server
 # Work that a driver does after the last pod of a turn must not overlap with the other driver's turn.
 _BREATH_SECONDS: Final = 0.5
 _WINDOW_SECONDS: Final = 20.0
-"""Length of the parts of the idle period, each of which is a sample. This driver compares claim files every 20 s, so
-each part contains one such comparison, and it compares limits and all containers every 60 s, so the default of three
-parts contains one.
+"""Length in seconds of one part of the idle period. Each part is one sample. This driver compares claim files every 20
+s, so each part includes one such comparison. It compares limits and all containers every 60 s, so the three parts of
+the default period include that comparison once.
 """
 
 
@@ -84,7 +84,7 @@ def measure(plan: Plan, drivers: Sequence[Driver]) -> Report:
 
 
 def label(claims: int, containers: int) -> str:
-    """Returns the text for a load."""
+    """Returns the label for a load."""
     if not claims and not containers:
         return "empty node"
     return f"{_counted(claims, 'claim')}, {_counted(containers, 'container')}"
@@ -142,7 +142,7 @@ def _measure_load(
 
 
 def _in_turn(contenders: Sequence[_Contender], turn: int) -> Sequence[_Contender]:
-    """Returns the drivers in the order of a turn; no driver is always first."""
+    """Returns the drivers in the order for a turn. The order changes, so no driver is always first."""
     return contenders if turn % 2 == 0 else contenders[::-1]
 
 

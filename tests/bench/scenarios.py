@@ -17,7 +17,7 @@ from tests.stage.wires import AnsweredError
 Sample = tuple[Quantity, Sequence[float]]
 _MEASURED_CPUS: Final = 2
 _HURRIED_PART: Final = 4
-"""One in this number of pods starts its container immediately after its claim was prepared."""
+"""One in this many pods starts its container immediately after its claim has been prepared."""
 _MB: Final = 1e6
 
 
@@ -29,7 +29,9 @@ def ready(stage: Stage) -> None:
 
 
 def pods(stage: Stage, load: Load, rounds: int, pause: float) -> Iterator[Sample]:
-    """Starts and ends pods with a claim, then pods without one; the pause in seconds comes before each Prepare."""
+    """Starts and ends pods with a claim, then pods without one. ``pause`` is the wait before each Prepare, in
+    seconds.
+    """
     with _recording(stage) as hurried:
         for _ in range(max(1, rounds // _HURRIED_PART)):
             _claim_pod(stage, load, pause, lambda _: 0.0)
@@ -140,7 +142,9 @@ def _synchronize(stage: Stage) -> float:
 
 
 def _has_plugin(stage: Stage) -> bool:
-    """Returns True if a plugin is active. A plugin that ends with the runtime is started again, as the kubelet does."""
+    """Returns True if a plugin is active. A plugin that ends with the runtime is started again, as the kubelet would
+    do.
+    """
     for process in stage.processes:
         if not process.alive:
             process.start()

@@ -44,7 +44,7 @@ _WISHES: Final[Sequence[dict[str, Any] | None]] = (
 
 
 def node(cpus: int, group_by: str) -> Inventory:
-    """Returns a machine with two sockets, two threads per core, eight cores per L3, and this number of CPUs in
+    """Returns a machine with two sockets, two threads per core, eight cores per L3, and the given number of CPUs in
     total.
     """
     return build_inventory(

@@ -14,7 +14,7 @@ from referencing import Registry, Resource
 from tests.chart.helm import Document
 
 VERSIONS = ("1.34", "1.35", "1.36", "1.37")
-# Their schemas are not part of Kubernetes.
+# Kinds of other projects, whose schemas are not part of Kubernetes.
 KUEUE = {"ClusterQueue", "LocalQueue", "ResourceFlavor"}
 FOREIGN = {
     *("JobSet", "LeaderWorkerSet", "PodMonitor", "PrometheusRule", "SecurityContextConstraints"),
@@ -34,7 +34,7 @@ def check_object(document: Document, version: str) -> None:
 
 @lru_cache
 def _definitions(version: str) -> tuple[str, Registry]:
-    # The newest patch release: 1.34 is in the directory of 1.34.0.
+    # The data contains one patch release for each minor version: for 1.34, the directory is named 1.34.0.
     exact = {one.rpartition(".")[0]: one for one in all_versions()}[version]
     directory = f"kubernetes-json-schema/v{exact}-local-strict"
     definitions = Resource.from_contents(schema_contents(f"{directory}/_definitions.json", version))

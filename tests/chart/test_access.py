@@ -15,8 +15,8 @@ from numa_tools.doctor.sources.inquiry import RIGHTS
 from tests.chart.helm import only, render
 from tests.chart.policies import policy
 
-# In addition to patch on resourceclaims/status, the server requires this permission, for a resource that does not
-# exist.
+# The server requires this permission in addition to patch on resourceclaims/status. The resource resourceclaims/driver
+# exists only as a name in RBAC rules.
 SINCE_1_36 = ("associated-node:patch", "resource.k8s.io", "resourceclaims/driver")
 
 
@@ -25,7 +25,7 @@ OPEN_TO_ALL = "selfsubjectaccessreviews"
 
 
 def calls(module: ModuleType) -> Iterator[tuple[str, str, str]]:
-    """Returns (verb, group, resource) of every Call in a module that requires a permission."""
+    """Returns (verb, group, resource) for every Call in a module that requires a permission."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Call":
             verb, group, resource, *_ = [word for argument in node.args for word in values(module, argument)]
@@ -60,8 +60,8 @@ def test_the_role_contains_exactly_the_calls_of_the_code() -> None:
     assert "*" not in str(full)
 
 
-def test_the_status_of_devices_can_be_written_by_their_driver_only() -> None:
-    """The resource names of such a rule are names of drivers."""
+def test_the_account_can_write_the_device_status_of_its_own_drivers_only() -> None:
+    """The rule's resourceNames are the names of this project's drivers."""
     (rule,) = [one for one in only(render(), "ClusterRole")["rules"] if SINCE_1_36[2] in one["resources"]]
     assert rule["resourceNames"] == list(DRIVERS)
 

@@ -91,7 +91,7 @@ def test_pools_of_other_nodes_are_rejected(driver: str, pool: str) -> None:
     "pool", ["a-memory", "a-hugepages-2m", "a-hugepages-64k", "a-hugepages-512m", "a-hugepages-16g"]
 )
 def test_every_memory_pool_of_the_node_is_allowed(pool: str) -> None:
-    """The allowed pools are that of plain memory, and one for each hugepage size of any machine."""
+    """The allowed pools are the pool for plain memory, and one for each hugepage size of any machine."""
     assert judge(SLICES, "CREATE", of_node("a", "dra.memory", pool), user=caller()) == ALLOWED
 
 
@@ -126,8 +126,8 @@ GPU = [{"driver": "gpu.example", "device": "gpu-0"}]
     ],
 )
 def test_the_status_of_the_nodes_claims_can_be_written(new: Document, old: Document, text: str) -> None:
-    """Kubernetes 1.36 enforces this itself: a driver's own entries, in claims that are allocated to the caller's
-    node.
+    """A driver may write its own entries in claims that are allocated to its node. Kubernetes 1.36 enforces the same
+    rule itself.
     """
     assert text in judge(CLAIMS, "UPDATE", new, old, user=caller())
 
@@ -147,7 +147,7 @@ def test_events_contain_the_drivers_own_name(document: Document, text: str) -> N
     assert text in judge(EVENTS, "CREATE", document, user=caller())
 
 
-def test_the_driver_can_change_its_own_events_only() -> None:
+def test_the_driver_can_change_only_its_own_events() -> None:
     """RBAC grants patch for all Events of the API group; the reportingController of an Event is immutable."""
     pod = {"kind": "Pod", "name": "p", "namespace": "n"}
     assert judge(EVENTS, "UPDATE", event(pod), event(pod), user=caller()) == ALLOWED

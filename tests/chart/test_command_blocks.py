@@ -11,14 +11,14 @@ NODE_PAGES = ("runtime",)
 
 @pytest.mark.parametrize("page", documented.PAGES)
 def test_every_block_is_run_or_has_a_reason(page: str) -> None:
-    """A block in an unknown language would be neither run nor rejected."""
+    """A block in an unknown language would be skipped silently, so its language must be listed."""
     assert documented.fence_kinds(page) <= {*documented.COMMANDS, *documented.DATA}
     for block in documented.blocks(page):
         assert block.place != documented.NODE or page in NODE_PAGES, f"{block} is run by no test"
 
 
-def test_a_mark_with_a_typing_error_is_rejected() -> None:
-    """With an accepted typo, the block would run in the wrong place, or be skipped without a reason."""
+def test_a_mark_with_a_typo_is_rejected() -> None:
+    """If a typo were accepted, the block would run in the wrong place, or would be skipped without a reason."""
     source = "<!-- not run -->\n```sh\nkind create cluster\n```\n"
     with pytest.raises(documented.MarkError, match=r"docs/install\.md:2"):
         documented.blocks_of("install", source)

@@ -21,7 +21,7 @@ WORDS = (
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_a_word_has_an_anchor_and_a_text(word: str) -> None:
+def test_a_term_has_an_anchor_and_a_definition(word: str) -> None:
     """Other pages link to ``concepts.md#word``."""
     glossary = PAGE.split("## Glossary")[1].split("## See also")[0]
     texts = dict(re.findall(r"^### (.+)\n\n((?:(?!^#).*\n)+)", glossary, re.MULTILINE))
@@ -35,7 +35,7 @@ def test_uses_of_cpus_are_explained() -> None:
     assert "`claimed`" in PAGE
 
 
-def test_spellings_of_page_sizes_are_the_codes() -> None:
+def test_documented_page_size_spellings_match_the_code() -> None:
     """The driver parses each spelling in the table, and writes the first two."""
     table = PAGE.split("## How sizes are written")[1].split("\n\n")[2]
     spellings = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)

@@ -27,7 +27,7 @@ PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("*.md"), ROOT / "exa
 
 
 def rows() -> dict[str, str]:
-    """Returns the rows of the key table: key to default, as written."""
+    """Returns the key table as a mapping from each key to its default, as written on the page."""
     table = "|" + CONFIGURATION.split("## Keys")[1].split("\n\n|")[1].split("\n\n")[0]
     found = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE)
     assert len(found) == len(table.splitlines()) - 2
@@ -63,8 +63,8 @@ def test_the_page_names_every_attribute(group_by: str) -> None:
         assert {name for name in names if f"`{name}`" not in page} == set()
 
 
-def test_tables_of_a_setting_list_its_words() -> None:
-    """A table whose first heading is a key or a parameter has exactly one row for each of its words."""
+def test_a_settings_table_lists_its_allowed_values() -> None:
+    """A table whose first heading is a key or a parameter has exactly one row for each of its allowed values."""
     fields = {field.alias or name: field for model in (CpuConfig, Config) for name, field in model.model_fields.items()}
     words = {key: choices(field.annotation) for key, field in fields.items()}
     tables = [
@@ -89,7 +89,7 @@ def test_flags_exist() -> None:
 
 
 def test_documented_values_exist() -> None:
-    """The chart accepts every command line with values in a page."""
+    """The chart accepts the values in every command line on a page."""
     known = keys(ChartValues) | given(DEFAULTS) | {f"driverConfig.{key}" for key in rows()} | {"podLabels.app"}
     text = "\n".join(page.read_text() for page in PAGES)
     named = set(re.findall(r"--set[a-z-]* ([\w.]+)=", text)) | set(re.findall(r"`(driverConfig\.\w+)", text))

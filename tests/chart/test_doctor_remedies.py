@@ -85,12 +85,12 @@ def all_keys(document: Any) -> Iterator[str]:
         yield from all_keys(value)
 
 
-def test_pages_in_texts_exist() -> None:
+def test_pages_in_messages_exist() -> None:
     """Remedies refer to pages."""
     assert [page for page in named(r"docs/([a-z-]+\.md)") if not (ROOT / "docs" / page).exists()] == []
 
 
-def test_checks_in_texts_exist() -> None:
+def test_checks_in_messages_exist() -> None:
     """Remedies refer to findings of other checks."""
     pattern = rf"(?<![\w./-])((?:{'|'.join(sorted(GROUPS))})\.[a-z][a-z0-9-]+)(?![\w./])"
     files = (".toml", ".yaml", ".json", ".conf", ".service")
@@ -98,14 +98,14 @@ def test_checks_in_texts_exist() -> None:
     assert found - {check.id for check in CHECKS} == set()
 
 
-def test_keys_in_texts_exist() -> None:
+def test_keys_in_messages_exist() -> None:
     """The keys belong to the driver's configuration, the chart's values, the kubelet's configuration or the API."""
     known = {*keys_of(Config), *all_keys(values()), *OF_KUBELET, *OF_API}
     assert named(r"(?<![\w./-])([a-z]+(?:[A-Z][A-Za-z]*)+)(?![\w/-])") - known == set()
 
 
-def test_chart_values_in_texts_exist() -> None:
-    """Each value exists at its path and has the type of the value in the text."""
+def test_chart_values_in_messages_exist() -> None:
+    """Each value exists at its path and has the type of the value in the message."""
     tree = values()
     found = [
         one
@@ -120,14 +120,14 @@ def test_chart_values_in_texts_exist() -> None:
             assert not value or isinstance(tree[top][key], bool)
 
 
-def test_commands_in_texts_exist() -> None:
+def test_commands_in_messages_exist() -> None:
     """The commands belong to the driver's own programs."""
     assert named(r"dra-frontend ([a-z]+)\b(?! is)") <= {*cli.COMMANDS}
     setup = (ROOT / "services/nri-backend/src/nri_backend/setup/command.py").read_text()
     assert all(f'"{option}"' in setup for option in named(r" (--require-plugin)"))
 
 
-def test_volumes_in_texts_exist() -> None:
+def test_volumes_in_messages_exist() -> None:
     """The volumes belong to the pod that the chart renders."""
     spec = only(render({"hostInterrupts": {"mount": True}}), "DaemonSet")["spec"]["template"]["spec"]
     known = {one["name"] for one in spec["volumes"]}

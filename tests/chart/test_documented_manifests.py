@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documented objects and parameters, read as by kubectl, are accepted by the policy, by `simulate` and by the driver.
+"""Documented objects and parameters, parsed as kubectl parses them, are accepted by the policy, by `simulate` and by
+the driver.
 
 `tests/quickstart/test_documented_manifests.py` does the same with a real kubectl.
 """
@@ -83,7 +84,7 @@ def test_documented_manifests_are_accepted_as_typed(manifest: Manifest) -> None:
 
 @pytest.mark.parametrize("model", SECTIONS.values())
 def test_the_tables_contain_every_value(model: type[Section]) -> None:
-    """A value that is missing in the tables, or that the test does not find, would not be tested."""
+    """A value that the tables do not contain, or that the test does not find, would not be tested."""
     fields = {field.alias or name: choices(field.annotation) for name, field in model.model_fields.items()}
     expected = {(name, word) for name, known in fields.items() for word in known}
     shown = {(field, word) for key, field, word in documented_words() if key == model.KEY}

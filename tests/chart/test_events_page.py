@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/events.md contains the reason, the object and the text of every Event that the driver records."""
+"""docs/events.md contains the reason, the object and the message of every Event that the driver records."""
 
 import re
 import time
@@ -55,21 +55,21 @@ def of_nodes() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("reason", "text"), list(dict.fromkeys([*of_pods(), *of_nodes()])))
-def test_the_page_contains_the_texts(reason: str, text: str) -> None:
-    """Searching the page for the text that kubectl shows finds it."""
+def test_the_page_contains_the_messages(reason: str, text: str) -> None:
+    """Readers can search the page for the message that kubectl shows."""
     patterns = [re.escape(pattern).replace(r"\.\.\.", ".+") for its, pattern in PATTERNS if its == reason]
     assert any(re.fullmatch(pattern, text) for pattern in patterns), (text, patterns)
 
 
-def test_the_page_contains_no_obsolete_text() -> None:
-    """A text that the driver no longer uses must be removed from the page."""
+def test_the_page_contains_no_obsolete_message() -> None:
+    """A message that the driver no longer uses must be removed from the page."""
     known = [*of_pods(), *of_nodes(), ("ResourceSlicesNotPublished", "dra.cpu: slices not published: forbidden")]
     for reason, pattern in PATTERNS:
         expression = re.escape(pattern).replace(r"\.\.\.", ".+")
         assert any(its == reason and re.fullmatch(expression, text) for its, text in known), pattern
 
 
-def test_every_reason_has_an_object_and_a_text() -> None:
+def test_every_reason_has_an_object_and_a_message() -> None:
     """The object decides who sees an Event: the author of a pod, or the operator of a node."""
     described = set(re.findall(r"^\* `(\w+)`: ", SECTION, re.MULTILINE))
     assert described == set(ROWS)
@@ -78,7 +78,7 @@ def test_every_reason_has_an_object_and_a_text() -> None:
     assert set(ROWS) - POD_REASONS <= set(map(str, StatusCode))
 
 
-def test_no_text_contains_a_uid() -> None:
-    """Texts identify pods and claims by namespace and name."""
+def test_no_message_contains_a_uid() -> None:
+    """Messages identify pods and claims by namespace and name."""
     for _, text in [*of_pods(), *of_nodes()]:
         assert not re.search(r"[0-9a-f]{8}-[0-9a-f]{4}-", text)

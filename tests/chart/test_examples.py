@@ -31,7 +31,9 @@ from tests.stage.wires import ask_http
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 CLAIMING = [path for path in EXAMPLES if path.stem not in {"kubevirt", "slurm-bridge"}]
-"""Examples whose pods name claims: slurm-bridge creates its own, and a policy adds them to virtual machines."""
+"""Examples whose pods refer to claims: slurm-bridge creates its own claims, and a policy adds claims to virtual
+machines.
+"""
 NODE = "node-a"
 PATHS = {
     "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims",
@@ -81,7 +83,7 @@ def cluster(published: Inventory) -> list[Document]:
     """Yields the cluster before the example is applied: the chart's classes, the driver's slices, and a NIC and a
     GPU.
     """
-    # With the feature gates on that are off by default.
+    # The feature gates that are off by default are on.
     slices = [document for pool in published.pools for document in variants(slice_documents(pool, NODE))[-1][0]]
     others = {"dra.net": "dra.net/numaNode", "gpu.nvidia.com": "resource.kubernetes.io/numaNode"}
     return [
@@ -155,7 +157,7 @@ async def test_devices_that_are_joined_by_two_attributes_are_near_each_other() -
     assert devices == {"cpus": "cpudevnuma001", "memory": "memory-numa001", "gpu": "one", "nic": "one"}
 
 
-def test_every_kind_is_applied_or_excepted() -> None:
+def test_every_kind_is_applied_or_exempt() -> None:
     """An object of a new kind is not silently skipped, and an exception is removed with its last example."""
     kinds = {document["kind"] for path in EXAMPLES for document in documents(path)}
     assert kinds - PATHS.keys() == NOT_SERVED
@@ -203,8 +205,8 @@ def claimed(found: list[Document], driver: str, key: str) -> int:
 
 @pytest.mark.parametrize("path", CLAIMING, ids=lambda path: path.stem)
 def test_every_pod_is_guaranteed(path: Path) -> None:
-    """Claims do not count toward the QoS class, so their CPUs and memory are also in the container's requests.
-    Hugepages would count twice.
+    """Claims do not count toward the QoS class, so the container also requests their CPUs and memory. It does not
+    request hugepages, because they would count twice.
     """
     found = documents(path)
     (spec,) = [spec for spec in map(pod_spec, found) if spec]
@@ -221,7 +223,7 @@ def test_every_pod_is_guaranteed(path: Path) -> None:
 
 @pytest.mark.parametrize("path", CLAIMING, ids=lambda path: path.stem)
 def test_every_claim_is_used(path: Path) -> None:
-    """A pod names the template or claim of its file, and its containers name the claims of the pod."""
+    """A pod refers to the template or claim in its file, and its containers refer to the pod's claims."""
     found = documents(path)
     names = {one["metadata"]["name"] for one in found if one["kind"].startswith("ResourceClaim")}
     (spec,) = [spec for spec in map(pod_spec, found) if spec]
@@ -232,9 +234,9 @@ def test_every_claim_is_used(path: Path) -> None:
 
 
 def test_slurm_bridge_gets_the_cpus_that_slurm_has_allocated() -> None:
-    """The driver follows its allocation: single CPUs by device, for a request ``cpu``, as many as the pod asks for.
-    slurm-bridge reads a device's CPU from the attributes of one slice, and rejects a pod with claims or with native
-    CPUs.
+    """The driver follows slurm-bridge's allocation: single CPUs as devices, in a request named ``cpu``, as many as the
+    pod asks for. slurm-bridge reads a device's CPU from the attributes of one slice, and rejects a pod with claims or
+    with native CPUs.
     """
     (pod,) = documents(Path(__file__).parents[2] / "examples/slurm-bridge.yaml")
     (container,) = pod["spec"]["containers"]

@@ -112,9 +112,9 @@ async def test_groups_of_cpus_are_not_an_extended_resource(group_by: str) -> Non
         await scheduled(asking(one=2), inventory(group_by=group_by))
 
 
-async def test_a_unit_of_a_shared_device_is_its_default() -> None:
-    """This is the reason why groups and hugepages are left out: a count of two means two devices, with one page or CPU
-    of each.
+async def test_a_unit_of_a_shared_device_is_its_default_amount() -> None:
+    """A count of two means two devices, with one page or CPU from each. This is the reason why groups and hugepages are
+    left out.
     """
     pod = asking(one=2)
     (container,) = pod["spec"]["containers"]

@@ -41,7 +41,7 @@ def policy() -> tuple[Document, Document]:
 
 
 def mutated(pod: Document) -> Document:
-    """Returns the pod after the policy was applied."""
+    """Returns the pod after the policy has been applied."""
     spec, _ = policy()
     variables: Document = {}
     context = cel.Context({"object": pod, "variables": variables}, functions=FUNCTIONS)
@@ -50,7 +50,7 @@ def mutated(pod: Document) -> Document:
             if cel.evaluate(condition["expression"], context) is False:
                 return pod
         except (RuntimeError, ValueError, TypeError):
-            # An error does not count if another condition is false.
+            # An error is ignored if another condition is false.
             continue
     for variable in spec["variables"]:
         variables[variable["name"]] = cel.evaluate(variable["expression"], context)
@@ -162,7 +162,7 @@ def test_the_policy_applies_to_labelled_namespaces_only() -> None:
     ("release", "served"), [("1.34", "v1beta1"), ("1.35", "v1beta1"), ("1.36", "v1"), ("1.37", "v1")]
 )
 def test_the_policy_is_valid_in_every_release(release: str, served: str) -> None:
-    """The policy has the API version of the release, including alpha or beta versions of a vendor."""
+    """The policy uses the API version that the release serves. A vendor's suffix in the version makes no difference."""
     text = run(
         *("template", "x", str(CHART), "--namespace", "n", "--set", "existingPods.enabled=true"),
         *("--kube-version", f"{release}.1-vendor.3", "--show-only", "templates/existingpods.yaml"),

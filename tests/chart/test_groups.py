@@ -131,7 +131,9 @@ def test_a_group_has_its_own_configuration() -> None:
 
 
 def test_selectors_of_daemon_sets_are_disjoint() -> None:
-    """A pod matches the selectors of its own DaemonSet and of the release's other objects only."""
+    """A pod matches the selector of its own DaemonSet and of no other; the NetworkPolicy and the PodMonitor select it
+    too.
+    """
     values = {"groups": [group("a"), group("b")], "metrics": {"podMonitor": {"enabled": True}}}
     sets = daemon_sets(values)
     for name, spec in sets.items():

@@ -69,8 +69,10 @@ def test_without_pools_there_is_neither_helper_nor_policy() -> None:
     assert "numa-nodes" not in str(pod_of(documents)["volumes"])
 
 
-def test_pools_of_one_group_affect_its_pods_only() -> None:
-    """The permission to watch claims belongs to the account, which all pods share."""
+def test_pools_of_one_group_add_the_helper_to_its_pods_only() -> None:
+    """The other groups have no helper. The permission to watch claims is the same for all pods, because they share one
+    account.
+    """
     documents = render({"groups": [{"name": "db", "driverConfig": {"hugepagesOnDemand": [POOL]}}]})
     sets = {one["metadata"]["name"]: one for one in documents if one["kind"] == "DaemonSet"}
     helpers = {
@@ -97,7 +99,7 @@ def matched(claim: Document, **values: Any) -> bool:
 
 
 def claim(*requests: Document, **metadata: Any) -> Document:
-    """Returns a claim at its creation."""
+    """Returns a claim as the policy receives it when the claim is created."""
     return {"metadata": {"name": "c", **metadata}, "spec": {"devices": {"requests": [*requests]} if requests else {}}}
 
 
@@ -126,7 +128,7 @@ def first(*classes: str) -> Document:
         (claim(exactly("db-pages")), False),
     ],
 )
-def test_claims_for_these_pools_are_labelled(document: Document, labelled: bool) -> None:
+def test_claims_for_on_demand_pools_are_labelled(document: Document, labelled: bool) -> None:
     """The label does not depend on the claims' other requests; a label that the author has set stays."""
     assert matched(document) is labelled
 
@@ -143,20 +145,20 @@ def test_claims_for_these_pools_are_labelled(document: Document, labelled: bool)
         ("64K", "64k"),
     ],
 )
-def test_every_spelling_of_a_page_size_means_its_class(size: str, name: str) -> None:
-    """The services accept each of them."""
+def test_every_spelling_of_a_page_size_selects_its_class(size: str, name: str) -> None:
+    """The services accept every spelling, too."""
     config = {"hugepagesOnDemand": [{"numaNode": 0, "size": size, "pages": 1}]}
     assert Config.model_validate(config).pages_on_demand(0, parse_page_size(name)) == 1
     assert matched(claim(exactly(f"dra.hugepages-{name}")), driverConfig=config)
 
 
 def test_the_operators_own_classes_can_be_configured() -> None:
-    """The class matches the same devices."""
+    """The operator's class matches the same devices as the chart's."""
     assert matched(claim(exactly("db-pages")), hugepagesOnDemand={"labelPolicy": {"classes": ["db-pages"]}})
 
 
 def test_the_label_is_the_one_that_the_driver_selects() -> None:
-    """The value is the selected one as well."""
+    """The value of the label is also the one that the driver selects."""
     (mutation,) = only(render(ON), "MutatingAdmissionPolicy")["spec"]["mutations"]
     expected = f'Object{{metadata: Object.metadata{{labels: {{"{ON_DEMAND_LABEL}": "true"}}}}}}'
     assert mutation["applyConfiguration"]["expression"] == expected
@@ -172,7 +174,7 @@ def test_the_policy_can_be_left_out() -> None:
 
 @pytest.mark.parametrize(("release", "served"), [("1.34", "v1beta1"), ("1.36", "v1"), ("1.37", "v1")])
 def test_the_policy_is_valid_in_every_release(release: str, served: str) -> None:
-    """The policy has the API version of the release."""
+    """The policy uses the API version that the release serves."""
     text = run(
         *("template", "x", str(CHART), "--namespace", "n", "--kube-version", f"{release}.1"),
         *(

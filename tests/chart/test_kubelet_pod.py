@@ -79,7 +79,7 @@ CHANGES: dict[str, Callable[[Document], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_a_change_of_the_pod_changes_the_calls_of_the_runtime(change: Callable[[Document], object]) -> None:
+def test_changing_the_pod_changes_the_calls_to_the_runtime(change: Callable[[Document], object]) -> None:
     """Security contexts, mounts, arguments, resources and other fields reach the configuration of sandbox or
     container.
     """
@@ -127,7 +127,7 @@ def test_an_unknown_value_is_rejected(change: Callable[[Document], object]) -> N
         translated(change)
 
 
-def test_resources_are_computed_as_by_a_kubelet() -> None:
+def test_resources_are_computed_as_the_kubelet_computes_them() -> None:
     """Shares come from requests, limits from limits, swap equals memory, and the OOM score is that of a critical
     pod.
     """
@@ -158,8 +158,8 @@ def test_the_oom_score_of_an_ordinary_pod_follows_its_memory_request() -> None:
     assert (pod.group.qos, pod.group.quota) == ("guaranteed", 200_000)
 
 
-def test_a_restart_has_the_next_attempt_and_a_log_of_its_own() -> None:
-    """Nothing else of a container changes when it is started again."""
+def test_a_restarted_container_has_the_next_attempt_number_and_its_own_log() -> None:
+    """Nothing else about a container changes when it is started again."""
     container = translated().containers[0]
     first, second = container.started(0), container.started(1)
     assert first == container.config
@@ -182,7 +182,7 @@ def test_the_kubelets_volumes_have_their_files() -> None:
     assert volumes["hidden"].path == "/var/lib/kubelet/pods/0b1d-22/volumes/kubernetes.io~empty-dir/hidden"
 
 
-def test_a_pod_without_host_network_has_its_own() -> None:
+def test_a_pod_without_host_network_has_its_own_network() -> None:
     """The network and IPC namespaces are the pod's, and the PID namespace is the container's."""
     options = translated().sandbox.linux.security_context.namespace_options
     assert (options.network, options.pid, options.ipc) == (pb.POD, pb.CONTAINER, pb.POD)
@@ -196,13 +196,13 @@ def test_quantities_are_numbers(text: object, value: str) -> None:
     assert quantity(text) == type(quantity(text))(value)
 
 
-def test_the_weight_of_a_default_share_is_the_default_weight() -> None:
-    """1024 shares, which are one CPU, are the weight 100; the ends of both ranges are mapped to each other."""
+def test_the_default_share_corresponds_to_the_default_weight() -> None:
+    """1024 shares (one CPU) correspond to the weight 100, and the ends of both ranges correspond to each other."""
     assert [cpu_weight(shares) for shares in (2, 1024, 262144)] == [1, 100, 10000]
 
 
 def test_a_document_is_not_changed_by_its_reader() -> None:
-    """Fields.of() reads a copy, so that a document can be read twice."""
+    """Fields.of() reads a copy, so a document can be read twice."""
     document = {"a": {"b": 1}, "c": [{"d": 2}]}
     fields = Fields.of(document)
     assert fields.inside("a").take("b") == 1

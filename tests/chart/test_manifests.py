@@ -33,14 +33,14 @@ def test_the_plain_manifest_is_what_the_chart_installs(tmp_path: Path) -> None:
 
 
 def test_the_plain_manifest_is_reproducible(tmp_path: Path) -> None:
-    """The plain manifest contains no locale, time zone or working directory, so two releases differ only in actual
-    changes.
+    """The plain manifest does not depend on the locale, time zone or working directory, so two releases differ only in
+    actual changes.
     """
     assert manifest(tmp_path) == manifest(Path("/"), LC_ALL="tr_TR.UTF-8", TZ="Pacific/Chatham")
 
 
-def test_the_plain_manifest_takes_values(tmp_path: Path) -> None:
-    """The values are passed as to Helm, which parses a single CPU as a number."""
+def test_the_plain_manifest_accepts_values(tmp_path: Path) -> None:
+    """The values are passed to Helm, which parses a single CPU as a number."""
     for flag in ("--set", "--set-string"):
         assert 'reservedCPUs: "0"' in manifest(tmp_path, flag, "driverConfig.reservedCPUs=0")
 
@@ -66,7 +66,9 @@ def kind_up(directory: Path, **environment: str) -> list[str]:
 
 
 def test_kind_gets_images_of_this_tree(tmp_path: Path) -> None:
-    """Both images are built and loaded before the chart is installed, even if docker has images of that name."""
+    """Both images are built and loaded before the chart is installed, even if docker already has images with these
+    names.
+    """
     calls = kind_up(tmp_path)
     built = [call.rsplit(maxsplit=2)[1] for call in calls if call.startswith("docker build")]
     assert [name.rpartition(":")[0] for name in built] == ["localhost/dra-frontend", "localhost/nri-backend"]

@@ -67,7 +67,7 @@ def alerts() -> list[Document]:
 
 
 def documented() -> dict[str, tuple[str, set[str]]]:
-    """Returns type and labels of each metric in the tables of docs/metrics.md, by name without ``_total``."""
+    """Returns the type and labels of each metric in the tables of docs/metrics.md, by name without ``_total``."""
     found: dict[str, tuple[str, set[str]]] = {}
     for heading in ("dra-frontend", "nri-backend"):
         table = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
@@ -150,7 +150,7 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
 
 
 def test_help_texts_are_sentences_with_a_unit() -> None:
-    """Each text describes the measured quantity with its unit and ends with a full stop, in both services."""
+    """Each help text describes the measured quantity with its unit and ends with a full stop, in both services."""
     for family in text_string_to_metric_families(scraped().render().decode()):
         text = family.documentation
         kinds = r"Number of \w+|Duration of .* in seconds|Seconds since \w+|Claimed bytes of|1 (if|while) |Always 1; "
@@ -181,7 +181,7 @@ def test_invalid_promql_is_rejected() -> None:
 
 
 def test_labels_in_alert_texts_exist_in_their_result() -> None:
-    """A text with a label that the expression has aggregated away would stay empty."""
+    """In the text of an alert, a label that the expression has aggregated away would stay empty."""
     for rule in alerts():
         text = " ".join(rule["annotations"].values())
         kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", rule["expr"]))))

@@ -131,8 +131,8 @@ def test_objects_contain_neither_comments_nor_blank_lines() -> None:
 
 @pytest.mark.parametrize(("exclusivity", "added"), [("pool", False), ("auto", True), ("partition", True)])
 def test_the_capability_for_partitions_depends_on_the_mode(exclusivity: str, added: bool) -> None:
-    """Pool mode does not require SYS_ADMIN: it is missing from the pods of such a group, and from the
-    SecurityContextConstraints if all groups use pool mode.
+    """Pool mode does not require SYS_ADMIN. The pods of a group in pool mode do not have the capability, and the
+    SecurityContextConstraints omit it if all groups use pool mode.
     """
     values: Document = {"driverConfig": {"cpuExclusivity": exclusivity}, "openshift": {"scc": {"create": True}}}
     documents = render(values)
@@ -186,11 +186,11 @@ def test_each_container_has_only_its_own_paths() -> None:
         "/host/run/irqbalance": ("/run/irqbalance", True),
     }
     assert helm.host_mounts(documents, "backend") == backend
-    # If the host's hugepages are not to be subtracted, the frontend has no view of the node's cgroups.
+    # If the chart does not detect hugepages of host processes, the frontend has no view of the node's cgroups.
     documents = render({"hostHugepages": {"detect": False}})
     assert "/sys/fs/cgroup" not in helm.host_mounts(documents, "frontend")
     assert helm.host_mounts(documents, "backend") == backend
-    # If interrupts are not to be moved, the backend can neither move them nor is configured to.
+    # If the chart does not move interrupts, the backend has neither the mounts nor the argument for it.
     documents = render({"hostInterrupts": {"mount": False}})
     assert not any(path.startswith("/host/") for path in helm.host_mounts(documents, "backend"))
     assert "--kernel-root=/host" not in helm.container(documents, "backend")["args"]
@@ -296,7 +296,7 @@ def test_tools_for_dra_driver_cpu_find_what_they_expect() -> None:
 
 
 @pytest.mark.parametrize(("values", "name"), [("peer", "dracpu"), ("memory peer", "dramemory")])
-def test_it_can_use_the_names_of_the_replaced_drivers(values: str, name: str) -> None:
+def test_the_chart_can_use_the_names_of_the_replaced_drivers(values: str, name: str) -> None:
     """Names, label and namespace can be those that tools for dra-driver-cpu or dra-driver-memory look for."""
     documents = render(MATRIX[values])
     daemon_set = only(documents, "DaemonSet")

@@ -51,7 +51,7 @@ def notes(path: Path, config: Document, groups: Sequence[Document] = ()) -> str:
 
 
 def test_the_notes_warn_of_observing_and_of_an_empty_reserve(tmp_path: Path) -> None:
-    """Helm prints both at the end of an installation."""
+    """Helm prints both warnings at the end of an installation."""
     both = notes(tmp_path, {"enforcement": "observe"})
     assert 'enforcement is "observe" on all nodes: ' in both
     assert "reservedCPUs is empty on all nodes: " in both

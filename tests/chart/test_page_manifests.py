@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each YAML block of a page has a test: whole manifests are those of examples/, values are rendered, files are read.
+"""Each YAML block of a page has a test: whole manifests equal those of examples/, Helm renders the chart values, and
+the commands read their files.
 
-tests/chart/test_examples.py applies and schedules the examples, and documented_manifests.py has claims and their parts.
+tests/chart/test_examples.py applies and schedules the examples, and documented_manifests.py covers claims and parts of
+claims.
 """
 
 import re
@@ -26,7 +28,7 @@ OF_OTHER_PROGRAMS = ("required-plugins.noderesource.dev", "machine")
 
 
 def manifests(text: str) -> list[Any]:
-    """Returns the documents of a YAML text."""
+    """Returns the documents in a YAML string."""
     return [one for one in yaml.safe_load_all(text) if one]
 
 
@@ -38,7 +40,7 @@ def printed(page: str) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize(("page", "example"), [("workloads.md", "one-numa-node.yaml"), ("memory.md", "memory.yaml")])
-def test_a_printed_manifest_is_that_of_the_example(page: str, example: str) -> None:
+def test_a_printed_manifest_equals_the_example(page: str, example: str) -> None:
     """A manifest that is copied from a page has therefore been tested."""
     assert printed(page) == [manifests((ROOT / "examples" / example).read_text())]
 

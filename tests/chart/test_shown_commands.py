@@ -74,7 +74,9 @@ def commands(line: str) -> Iterator[list[str]]:
 
 
 def shown() -> list[tuple[str, list[str]]]:
-    """Returns every command with the name of its page; a program that runs in a container counts as itself."""
+    """Returns every command with the name of its page. For a program that a command runs in a container, returns the
+    program's own arguments.
+    """
     found = []
     for page in PAGES:
         for line in lines(page.read_text()):
@@ -88,14 +90,14 @@ SHOWN = shown()
 
 
 def of(program: str) -> list[tuple[str, list[str]]]:
-    """Returns the arguments of each call of a program, with its page."""
+    """Returns the arguments of each documented call of a program, with the name of the page."""
     names = program.split()
     return [(page, words[len(names) :]) for page, words in SHOWN if words[: len(names)] == names]
 
 
 @pytest.mark.parametrize("program", _PARSERS)
 def test_the_programs_accept_the_documented_arguments(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """An obsolete flag or subject on a page would cause an error for its reader."""
+    """With an obsolete flag or subject, a command copied from a page would fail."""
     commands_apart = {"nri-backend": ("setup-runtime", "version")}.get(program, ())
     uses = [(page, words) for page, words in of(program) if not words or words[0] not in commands_apart]
     assert uses
@@ -117,7 +119,7 @@ def in_sentences(program: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("program", ["dra-frontend", "kubectl numa"])
 def test_commands_in_sentences_are_accepted(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Readers type them like those in blocks."""
+    """Readers type these commands like those in code blocks."""
     for words in in_sentences(program):
         try:
             _PARSERS[program]().parse_args([_FILLED.get(word, word) for word in words])
@@ -133,10 +135,8 @@ def test_names_of_commands_in_sentences_exist() -> None:
     assert named["kubectl numa"] - {*plugin.COMMANDS} == set()
 
 
-def test_helm_accepts_its_other_commands() -> None:
-    """These are commands that render nothing, such as ``helm list``. With ``--help`` Helm parses the line without
-    contacting a cluster.
-    """
+def test_helm_accepts_the_commands_that_render_nothing() -> None:
+    """For example, ``helm list``. With ``--help``, Helm parses the line without contacting a cluster."""
     shown_by_helm = {tuple(words) for _, words in of("helm") if words[0] not in ("install", "upgrade", "template")}
     spans_of_helm = {
         tuple(shlex.split(span)[1:]) for page in PAGES for span in spans(page.read_text()) if "helm " in span

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/symptoms.md for operators on call: every text that the driver shows leads to a section with a remedy."""
+"""docs/symptoms.md for operators on call: every message that the driver shows leads to a section with a remedy."""
 
 import ast
 import re
@@ -54,7 +54,7 @@ def test_every_section_has_the_same_parts(title: str) -> None:
 
 
 def test_the_index_leads_to_every_section() -> None:
-    """The index has no link to a section that does not exist."""
+    """Every link in the index also leads to an existing section."""
     linked = set(re.findall(r"\]\(#([^)]+)\)", INDEX))
     assert linked == {slug(title) for title in SECTIONS}
 
@@ -68,15 +68,17 @@ def messages() -> list[str]:
 
 
 @pytest.mark.parametrize("message", messages())
-def test_messages_are_texts_of_the_programs(message: str) -> None:
-    """A search on the page for a message that users see finds it: each part between ``...`` is in a source."""
+def test_quoted_messages_exist_in_the_programs(message: str) -> None:
+    """Users can search the page for a message that they see. A quoted message has gaps (``...``), and each part between
+    two gaps is in a source file.
+    """
     if message not in FOREIGN:
         parts = [part.strip(" .,:()") for part in message.split("...")]
         assert [part for part in parts if part not in texts()] == []
 
 
 def test_the_index_contains_every_alert_reason_and_code() -> None:
-    """Everything that the driver reports under a name can be found by this name."""
+    """Users can search the page for every name that the driver reports."""
     named = set(quoted(INDEX))
     alerts = yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"][0]["rules"]
     assert {rule["alert"] for rule in alerts} - named == set()
@@ -85,8 +87,8 @@ def test_the_index_contains_every_alert_reason_and_code() -> None:
     assert {*reasons} - named == set()
 
 
-def test_severities_are_those_of_the_alerts() -> None:
-    """The index says which alerts are critical."""
+def test_the_index_shows_the_severity_of_every_alert() -> None:
+    """The index shows which alerts are critical."""
     alerts = yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"][0]["rules"]
     told = {name: cells[1] for cells in rows(INDEX, "alert") for name in quoted(cells[0])}
     assert told == {rule["alert"]: rule["labels"]["severity"] for rule in alerts}

@@ -41,7 +41,7 @@ def claim(*config: Document) -> Document:
 
 
 def verdict(*config: Document) -> str:
-    """Returns the server's decision about a claim at its creation."""
+    """Returns the server's decision when a claim is created."""
     return judge(PARAMETERS, "CREATE", claim(*config))
 
 
@@ -78,7 +78,7 @@ ODD: list[Any] = [
 
 @pytest.mark.parametrize(("driver", "field", "values"), FIELDS, ids=lambda value: str(value)[:20])
 def test_policy_and_driver_agree_on_every_value(driver: str, field: str, values: list[Any]) -> None:
-    """A field or a value that only one policy knows makes this test fail."""
+    """A field or a value that only the policy or only the driver accepts makes this test fail."""
     for value in [*values, *ODD, *itertools.chain(*(one[2] for one in FIELDS))]:
         section = {field: value}
         judged = verdict(said(driver, section))
@@ -89,7 +89,7 @@ def test_policy_and_driver_agree_on_every_value(driver: str, field: str, values:
     st.dictionaries(st.sampled_from([one[1] for one in FIELDS] + ["more"]), st.sampled_from(ODD), max_size=4), st.data()
 )
 def test_policy_and_driver_agree_on_sections(section: Document, data: st.DataObject) -> None:
-    """This holds for every combination of fields."""
+    """The section has any combination of fields."""
     driver = data.draw(st.sampled_from(DRIVERS))
     assert (verdict(said(driver, section)) == ALLOWED) == accepted(driver, section)
 
@@ -213,7 +213,9 @@ def test_existing_objects_can_be_updated() -> None:
 
 
 def test_messages_are_valid_for_the_server() -> None:
-    """Each message is one line, and every expression has one, since the server falls back to it."""
+    """Each message is one line. Every message expression comes with a fixed message, since the server uses that if the
+    expression fails.
+    """
     for name in ("own-node", "own-claims", "own-events", "parameters", "tolerate-missing"):
         assert all("\n" not in message and message.strip() for message in messages(policy(name)))
     assert len(list(messages(PARAMETERS))) == len(PARAMETERS["validations"])

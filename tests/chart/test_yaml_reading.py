@@ -56,13 +56,13 @@ def typed(values: dict[str, Any]) -> list[tuple[str, type, Any]]:
 
 @pytest.mark.parametrize("words", [WORDS, generated(1), generated(2)], ids=["chosen", "1", "2"])
 def test_every_scalar_has_the_value_that_helm_and_kubectl_give_it(words: list[str]) -> None:
-    """A setting or a parameter cannot be a boolean, a number or a date in one reader and text in another."""
+    """A setting or a parameter cannot be a boolean, a number or a date in one reader and a string in another."""
     text = "".join(f"k{number:04}: {word}\n" for number, word in enumerate(words))
     assert typed(parse_yaml(text.encode(), "some.yaml")) == typed(helm_value(text))
 
 
 @pytest.mark.parametrize("words", [WORDS, generated(1)], ids=["chosen", "1"])
-def test_printed_text_is_read_as_the_same_text(words: list[str]) -> None:
+def test_a_printed_string_is_read_as_the_same_string(words: list[str]) -> None:
     """``simulate -o yaml`` and other commands quote a name such as ``n``, which kubectl would read as a boolean."""
     printed = yaml.dump({f"k{number:04}": word for number, word in enumerate(words)}, Dumper=PortableDumper)
     assert list(helm_value(printed).values()) == list(words)
@@ -88,8 +88,8 @@ def choices(annotation: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("model", [CpuConfig, MemoryConfig, Config, ChartValues])
-def test_every_enumeration_value_stays_text_without_quotes(model: type[BaseModel]) -> None:
-    """A value such as ``off`` would otherwise reach the driver as a boolean. The empty text is always written with
+def test_every_enumeration_value_is_a_string_without_quotes(model: type[BaseModel]) -> None:
+    """A value such as ``off`` would otherwise reach the driver as a boolean. The empty string is always written with
     quotes.
     """
     found = sorted(choices(model) - {""})

@@ -26,7 +26,7 @@ class Published:
     page: str
     """Hugepage size; empty for CPUs and plain memory."""
     step: int
-    """The smallest amount."""
+    """The smallest amount that a claim can request."""
 
     @property
     def kind(self) -> str:

@@ -20,7 +20,7 @@ from tests.stage.wires import ask_unix
 
 
 class NotAsItMustBeError(Exception):
-    """An expected fact of the demo is false."""
+    """Raised if the state after a step of the demo is not the expected one."""
 
 
 def must(fact: bool, text: str) -> None:

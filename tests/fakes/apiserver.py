@@ -322,7 +322,8 @@ async def _main(arguments: argparse.Namespace) -> None:
             document = {"metadata": {"name": node}, "status": {**amounts, "declaredFeatures": declared}}
             server.store.create(NODES, "", document)
         if arguments.port_file:
-            # This comes last and by rename, so a reader that waits for this file finds everything else ready.
+            # This file is written last and appears by rename, so a reader that waits for it finds everything else
+            # ready.
             part = arguments.port_file.with_suffix(".part")
             part.write_text(server.url.rpartition(":")[2])
             part.rename(arguments.port_file)

@@ -14,7 +14,7 @@ from tests.fakes.apiserver_store import ApiError, Document
 
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
 _MAGIC = b"k8s\x00"
-# For each message: field number, name in JSON, and type. "[]" stands for a list, "{}" for a map from strings.
+# For each message: field number, name in JSON, and type. "[]" marks a list, "{}" a map whose keys are strings.
 _MESSAGES: Mapping[str, Mapping[int, tuple[str, str]]] = {
     "Unknown": {1: ("typeMeta", "TypeMeta"), 2: ("raw", "bytes")},
     "TypeMeta": {1: ("apiVersion", "string"), 2: ("kind", "string")},

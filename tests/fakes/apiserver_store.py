@@ -85,7 +85,9 @@ class Change:
     resource: Resource
     before: Document | None
     after: Document | None
-    """The last state of the object; for a deleted object with the version of the deletion."""
+    """The state of the object after the change. For a deleted object, this is its last state with the version of the
+    deletion.
+    """
     deleted: bool = False
 
 

@@ -28,7 +28,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop with such a clock."""
+    """An event loop whose clock jumps to the next timer."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -48,5 +48,5 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], JumpingLoop]]:
-    """Has pytest use such loops for all tests in a folder whose conftest.py imports this function."""
+    """Has pytest use JumpingLoop for all tests in a folder whose conftest.py imports this function."""
     return {"jumping": JumpingLoop}

@@ -26,7 +26,7 @@ def stopping() -> asyncio.Event:
 
 @contextlib.asynccontextmanager
 async def serve(path: Path, calls: Calls, *expected: type[Exception]) -> AsyncIterator[None]:
-    """Serves calls for the duration of a block. For expected errors the response contains only their own text."""
+    """Serves calls for the duration of a block. For expected errors the response contains only the error's message."""
     clients: set[asyncio.StreamWriter] = set()
 
     async def carry_out(line: bytes) -> dict[str, Any]:

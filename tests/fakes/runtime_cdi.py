@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CDI as in the runtimes' library: strict files, a closed list of versions, conflicts, and injection into a container.
 
-There are two differences: the directories are read again for every container, where the library waits for inotify
+There are two differences: the directories are read again for every container, while the library waits for inotify
 events, and only the edits ``env`` and ``mounts`` of JSON files are supported.
 """
 

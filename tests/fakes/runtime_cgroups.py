@@ -47,7 +47,7 @@ class CgroupRefusedError(Exception):
 
 
 class FakeCgroups:
-    """The tree below root, for one cgroup driver."""
+    """The tree under root, for one cgroup driver."""
 
     def __init__(
         self,

@@ -29,12 +29,12 @@ class Pod:
 
 @dataclass(eq=False)
 class Container:
-    """A container and its stored spec, adjustments included."""
+    """A container and its stored spec, including adjustments."""
 
     message: pb.Container
     pod: Pod
     directory: Path | None = None
-    """The container's cgroup in the imitated tree, once it was started."""
+    """The container's cgroup in the fake tree, once the container has been started."""
 
     @property
     def id(self) -> str:

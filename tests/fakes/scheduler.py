@@ -51,8 +51,8 @@ class _Search:
     tries: int = 0
 
     def run(self, slots: Sequence[Slot], start: int = 0) -> bool:
-        """Returns True with ``results`` filled if every slot got a device; the first slot gets none before ``start``.
-        Raises UnschedulableError after too many tries.
+        """Tries the devices from index ``start`` on for the first slot, and all devices for the others. Returns True
+        with ``results`` filled if every slot got a device. Raises UnschedulableError after too many tries.
         """
         if not slots:
             return True

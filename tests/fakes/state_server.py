@@ -25,7 +25,7 @@ class StateServer:
     """Leases without their containers; ``complete`` is True if a synchronized backend's containers are known."""
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
     tellings: list[list[str]] = field(default_factory=list)
-    """The containers of each request that contained them."""
+    """For each request that contained containers, their ids."""
     held: tuple[str, int] = ("", 0)
     """Backend and generation of the stored containers."""
     reads_changes: bool = False
@@ -39,7 +39,7 @@ class StateServer:
     """Whether requests are accepted but not answered."""
     raw_lease: bytes | None = None
     waiting: int = 0
-    """Requests that wait for record changes."""
+    """Number of requests that wait for record changes."""
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     connected: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -36,13 +36,13 @@ TARGETS = (
     *frontend_machine.TARGETS,
     *backend_machine.TARGETS,
 )
-"""All parsers of untrusted input, and traces. A new parser is one more row in the table of its service."""
+"""All parsers of untrusted input, and traces. To add a parser, add a row to its service's table."""
 _TURN_SECONDS = 2.0
 
 
 @dataclass(slots=True)
 class Run:
-    """The share of one target in a run."""
+    """The inputs of one target that were run so far, and their results."""
 
     target: Target
     stream: Iterator[bytes]

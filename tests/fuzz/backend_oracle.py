@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the backend against the kernel's state, by the rules of DESIGN.md and without the backend's own state.
 
-1. No other process runs on the CPUs of a running claim: not when its container or the other one starts, and otherwise
-not for longer than one audit tick. 2. A container with a valid claim has exactly its CPUs, NUMA nodes and pages, or was
-rejected with a message. 3. A container without an obstacle is not rejected: the reason of an earlier rejection does not
-outlive its cause. 4. Nothing is lost: when the claims are gone, other containers have their CPUs back, and pods have
-the kubelet's limits.
+1. No other process is on the CPUs of a running claim when its own container or the claim's container starts, and at any
+   other time not for longer than one audit tick.
+2. A container with a valid claim has exactly its CPUs, NUMA nodes and pages, or was rejected with a message.
+3. A container is rejected only for a reason that still exists: an earlier rejection has no effect once its cause is gone.
+4. Nothing is lost: when the claims are gone, other containers have their CPUs back, and pods have the kubelet's limits.
 
-Each rule raises AssertionError with the container and the CPUs. A rule has to wait for events that the backend only
-discovers in its audit (``World.unquiet``). A container is excused while the kernel rejects writes to its files and the
-backend reports a problem.
+A violation raises AssertionError with the container and the CPUs. After an event that the backend only discovers in its
+audit, the rules are checked when the audit is over (``World.unquiet``). A container is excused while the kernel rejects
+writes to its files and the backend reports a problem.
 """
 
 from collections.abc import Iterable, Iterator
@@ -62,7 +62,8 @@ def _claim_verdict(world: World, box: Box, uid: str) -> bool | None:
         uid in other.held and other.pod.uid == box.pod.uid and world.exists(other) for other in users
     ):
         return False
-    # The backend keeps such a container until its pod or its next attempt ends, so the container may own the claim.
+    # The backend keeps a container that has vanished without an event until its pod or its next attempt ends, so that
+    # container may own the claim.
     phantom = any(user != box.user and user[0] == box.pod.uid for user in world.phantoms)
     alone = not phantom and record.owner is None and len(record.reserved_for) == 1
     return True if alone and (record.sharing == "pod" or not users) else None
@@ -73,7 +74,7 @@ def _same(one: AllocationRecord, other: AllocationRecord) -> bool:
 
 
 def _unclear(world: World) -> bool:
-    """Returns True if there is a running container some of whose claims are unknown or not enforced."""
+    """Returns True if any running container has claims that are unknown or not enforced."""
     return any(
         box.held != set(box.named) or box.phase == "lingering" or not world.exists(box)
         for box in world.boxes.values()
@@ -189,7 +190,8 @@ def check_exact(world: World, box: Box) -> None:
 def _no_overlap(world: World, owner: Box, other: Box) -> None:
     """Checks that another container is not on the CPUs of a claim.
 
-    If processes of a stopped container without claims still run, only the instance that received its end knows of them.
+    If processes of a stopped container without claims still run, only the instance that was notified of its end knows
+    of them.
     """
     unknown = other.phase == "lingering" and not other.held and other.ended_before is not world.active
     if owner.user == other.user or unknown:

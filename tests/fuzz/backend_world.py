@@ -138,9 +138,9 @@ class Box:
     forged: bool = False
     """True if its environment contains values that differ from those of the claims."""
     ended_before: object = None
-    """The active instance that received its end while a process remained."""
+    """The active instance that was notified of the container's end while one of its processes remained."""
     listed: bool = True
-    """Whether the runtime still knows it."""
+    """Whether the runtime still knows the container."""
     superseded: bool = False
     """True if its pod has a later container of the same name, so the kubelet never starts it."""
     may_run: bool = False
@@ -564,7 +564,7 @@ class World:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["World"]:
-        """Kills all instances at the end."""
+        """Yields the world, and kills all instances at the end of the block."""
         try:
             yield self
         finally:

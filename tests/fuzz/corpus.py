@@ -28,11 +28,11 @@ SHORT = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-"""Each change is tested with the same inputs, so that a failing build is caused by the change."""
+"""``make test`` tries the same inputs every time, so if it fails, the cause is the last change and not chance."""
 
 
 class Shown(bytes):
-    """An input, which a report shows only in part."""
+    """An input that a report shows only in part."""
 
     def __repr__(self) -> str:
         return f"{self[:2000]!r} ({len(self)} bytes)"

@@ -384,7 +384,9 @@ class Trace(Node):
     # The end.
 
     async def end(self) -> None:
-        """Ends all faults: prepared claims are kept, and when all claims are unprepared, everything is free."""
+        """Ends all faults. Checks that prepared claims are kept, and that everything is free once all claims are
+        unprepared.
+        """
         for one in self.instances:
             one.operations_left = None
         await self.drain()

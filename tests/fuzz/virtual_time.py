@@ -14,7 +14,7 @@ from tests.rigs.virtual_clock import VirtualClock
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop with such a clock, which starts at 0."""
+    """An event loop whose clock starts at 0 and advances only while the loop is idle."""
 
     def __init__(self, delays: Iterator[float | None]) -> None:
         """``delays`` are the seconds until each thread job starts, or None if it ends before the caller continues.

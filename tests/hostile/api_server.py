@@ -23,7 +23,7 @@ def _asked(field: Field) -> int:
 
 @taking
 def answers(field: Field, *faults: dict[str, Any]) -> Iterator[str]:
-    """Breaks every watch and answers requests for slices in these ways, one after the other; returns the number of
+    """Breaks every watch and answers requests for slices with each of the faults in turn; returns the number of
     requests.
     """
     before = _asked(field)

@@ -39,7 +39,7 @@ def flood(field: Field, sent: bytes) -> Iterator[str]:
             time.sleep(_SECONDS)
             began = time.monotonic()
             assert field.healthy()
-            # Out of the 1024 that a container runtime may grant a process.
+            # This is far below 1024, the limit on open files that a container runtime may set.
             assert all(len(list(Path(f"/proc/{one.pid}/fd").iterdir())) < 200 for one in field.processes)
             yield f"probes answered after {time.monotonic() - began:.1f} s"
         finally:

@@ -189,7 +189,7 @@ def test_a_driver_that_does_not_exist_is_reported_before_anything_is_measured(
 
 
 def test_loads_are_paired_and_a_grid_has_every_combination() -> None:
-    """Nodes only fill up, so a grid needs a fresh node for each number of claims."""
+    """A node's load only grows, so a grid needs a fresh node for each number of claims."""
     words = ["--claims", "0,60", "--containers", "0,200"]
     assert plan(parse(words)).loads.stages() == [[(0, 0), (60, 200)]]
     assert plan(parse([*words, "--grid"])).loads.stages() == [[(0, 0), (0, 200)], [(60, 0), (60, 200)]]

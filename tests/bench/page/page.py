@@ -14,7 +14,7 @@ from tests.bench.page.plots import RatioScale, Row, ratio_plot, ratio_scale, sca
 
 _HERE: Final = Path(__file__).parent
 _STYLES: Final = ("first", "second")
-"""Classes of the two drivers."""
+"""CSS classes for the two drivers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Card:
 
     quantity: Quantity
     plots: list[tuple[str, Markup]]
-    """Title and plot."""
+    """Pairs of title and plot."""
 
 
 @dataclass(frozen=True, slots=True)

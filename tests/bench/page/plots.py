@@ -23,7 +23,7 @@ class Row:
     load: str
     driver: str
     style: str
-    """Class of the style sheet."""
+    """CSS class in the style sheet."""
     figure: Figure
 
 
@@ -179,7 +179,9 @@ def ratio_plot(ratio: tuple[float, float, float], scale: RatioScale) -> Markup:
 
 
 def verdict(ratio: tuple[float, float, float], turns: int) -> str:
-    """Returns the class for a ratio: less or more than the other driver in each of several turns, or neither."""
+    """Returns the CSS class for a ratio: less or more than the other driver in every one of several turns, or
+    neither.
+    """
     if turns == 1:
         return "same"
     return "less" if ratio[2] < 1 else "more" if ratio[1] > 1 else "same"

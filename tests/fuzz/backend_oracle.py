@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the backend against the kernel's state, by the rules of DESIGN.md and without the backend's own state.
 
-1. No other process is on the CPUs of a running claim when its own container or the claim's container starts, and at any
-   other time not for longer than one audit tick.
+1. No other process is on the CPUs of a running claim when that process's container or the claim's container starts, and
+   at any other time not for longer than one audit tick.
 2. A container with a valid claim has exactly its CPUs, NUMA nodes and pages, or was rejected with a message.
-3. A container is rejected only for a reason that still exists: an earlier rejection has no effect once its cause is gone.
+3. A container is rejected only for a reason that still exists: an earlier rejection has no effect once its cause has
+   gone.
 4. Nothing is lost: when the claims are gone, other containers have their CPUs back, and pods have the kubelet's limits.
 
 A violation raises AssertionError with the container and the CPUs. After an event that the backend only discovers in its
@@ -62,8 +63,8 @@ def _claim_verdict(world: World, box: Box, uid: str) -> bool | None:
         uid in other.held and other.pod.uid == box.pod.uid and world.exists(other) for other in users
     ):
         return False
-    # The backend keeps a container that has vanished without an event until its pod or its next attempt ends, so that
-    # container may own the claim.
+    # If a creation fails after the backend has accepted the container, the backend keeps that container until its pod or
+    # its next attempt ends, so it may own the claim.
     phantom = any(user != box.user and user[0] == box.pod.uid for user in world.phantoms)
     alone = not phantom and record.owner is None and len(record.reserved_for) == 1
     return True if alone and (record.sharing == "pod" or not users) else None

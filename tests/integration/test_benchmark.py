@@ -246,7 +246,9 @@ def test_wakeups_of_grpc_are_recognized_by_the_name_of_the_thread() -> None:
 
 
 def test_measurements_from_outside_agree_with_those_of_the_process_itself() -> None:
-    """Covers CPU time in nanoseconds, the main thread by a marker, and memory, whose parts in smaps add up."""
+    """Covers CPU time in nanoseconds, the marker of the main thread, and memory, where the parts in smaps add up to the
+    total.
+    """
     own = os.getpid()
     before = time.process_time()
     assert before <= cpu_seconds(own) <= time.process_time()
@@ -317,7 +319,7 @@ def test_a_revision_is_checked_out_once_and_again_after_its_directory_was_remove
 
 
 def test_a_revision_whose_directory_is_in_use_is_not_measured(tmp_path: Path) -> None:
-    """Neither another checkout nor a user's files in its place are overwritten."""
+    """Neither another checkout nor a user's files in the revision's directory are overwritten."""
     repository, below = _repository(tmp_path / "repository"), tmp_path / "build"
     tree = check_out("v1", repository, below)
     subprocess.run(["git", "-C", str(tree), "checkout", "-q", "--detach", "HEAD~0"], check=True)
@@ -404,7 +406,7 @@ def test_a_budget_that_is_missed_is_named() -> None:
     assert _report("mine", "other").model_copy(update={"figures": figures}).missed() == []
 
 
-def test_a_page_is_made_again_from_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_is_rendered_again_from_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--render reads a report and writes the page next to it; other files are rejected with status 2."""
     report = tmp_path / "bench.json"
     report.write_text(_report("mine", "other").model_dump_json())

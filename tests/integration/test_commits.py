@@ -53,7 +53,9 @@ def git(tree: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Creates a repository with an old commit, the base, and two commits after it, the second of which is wrong."""
+    """Creates a repository with an old commit, the base, and two commits after it. The second of these has an invalid
+    subject.
+    """
     made = tmp_path / "tree"
     made.mkdir()
     git(made, "init", "-q", "-b", "main")

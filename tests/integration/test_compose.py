@@ -56,7 +56,7 @@ def test_targets_and_modules_are_those_of_the_dockerfile(compose: dict[str, Any]
 
 
 class Project:
-    """All services of the file as processes, below one directory."""
+    """All services of the file as processes, under one directory."""
 
     def __init__(self, compose: dict[str, Any], base: Path) -> None:
         self._compose = compose

@@ -77,7 +77,7 @@ ELSEWHERE: dict[str, str] = {
     StatusCode.NO_BACKEND_ENFORCES: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
     StatusCode.BACKEND_REPORT_UNREADABLE: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",
     StatusCode.NOT_REGISTERED: (
-        "tests/integration/test_status_agrees.py::test_all_places_agree_in_each_state_of_a_node"
+        "tests/integration/test_status_agrees.py::test_all_sources_agree_in_each_state_of_a_node"
     ),
     StatusCode.CLAIMS_DIRECTORY_UNUSABLE: (
         "tests/unit/dra_frontend/claims/test_reconciler.py::test_a_directory_that_was_replaced_ends_the_process"
@@ -243,7 +243,7 @@ def parameters(play: Play) -> None:
 
 
 def running(play: Play) -> None:
-    """Runs containers with claims for each way of enforcing CPUs; interrupts leave their CPUs."""
+    """Runs containers with claims for each way of enforcing CPUs; interrupts are moved off the claimed CPUs."""
     with play.pod("db", cpus(2), hugepages(4 * MIB), memory(64 * MIB)) as pod, StagePod(play.stage, "web") as web:
         web.run()
         pod.run()
@@ -668,7 +668,7 @@ BEFORE: dict[Scenario, Callable[[Stage], None]] = {
     older_kubelet: declare_nothing,
     nothing_offered: reserve_nothing,
 }
-"""The node's state before the driver on a stage starts."""
+"""For a scenario, a function that changes the cluster before the driver starts on the scenario's stage."""
 
 
 def a_machine(root: Path) -> HostDirectory:
@@ -812,7 +812,7 @@ Played = tuple[Witness, dict[str, str]]
 
 
 def excused(key: str) -> bool:
-    """Returns True if another test proves it."""
+    """Returns True if another test proves the entry."""
     return key in ELSEWHERE
 
 
@@ -864,7 +864,7 @@ def test_every_field_of_a_document_can_be_provoked(played: Played, path: str) ->
 
 @pytest.mark.parametrize("code", [*StatusCode, *BackendCode])
 def test_every_code_of_the_status_can_be_provoked(played: Played, code: StatusCode | BackendCode) -> None:
-    """A scenario produces the code as that of a problem or warning, or as the cause of one."""
+    """In some scenario, a problem or a warning has this code, or has a cause with this code."""
     kinds, fields = ("problems", "warnings"), ("code", "cause")
     found = [played[0].values[f"/v1/status.{kind}[].{field}"] for kind in kinds for field in fields]
     assert any(code in codes for codes in found) or excused(code)

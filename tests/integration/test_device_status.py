@@ -89,7 +89,7 @@ async def test_entries_end_with_the_allocation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rights", "node"), [("associated-node:patch", NODE), ("", NODE), ("associated-node:patch", "node-b")]
 )
-async def test_from_1_36_a_driver_needs_more(tmp_path: Path, version: str, rights: str, node: str) -> None:
+async def test_since_1_36_a_driver_needs_more_permissions(tmp_path: Path, version: str, rights: str, node: str) -> None:
     """The driver needs a separate verb, and a token of the claim's node; the error contains the permission to grant."""
     rules = [one for one in only(render(), "ClusterRole")["rules"] if rights or "resourceNames" not in one]
     async with cluster(tmp_path, version, rules=rules, node=node) as (server, client):
@@ -114,7 +114,7 @@ async def test_without_the_right_to_the_status_nothing_is_written(tmp_path: Path
             await apply(server, client, CPU)
 
 
-async def test_a_server_without_the_gate_drops_them(tmp_path: Path) -> None:
+async def test_a_server_without_the_gate_drops_the_entries(tmp_path: Path) -> None:
     """The response contains no error."""
     async with cluster(tmp_path, "1.34") as (server, client):
         server.store.update(CLAIMS, "ns", "c", _without_devices(present(server)), "status")
@@ -146,8 +146,8 @@ async def test_another_claim_with_the_same_name_is_not_written(tmp_path: Path) -
         {key: value for key, value in CPU.items() if key != "shareID"},
     ],
 )
-async def test_entries_that_the_server_rejects(tmp_path: Path, entry: Document) -> None:
-    """Checks the API's validation rules in the fake."""
+async def test_the_server_rejects_invalid_entries(tmp_path: Path, entry: Document) -> None:
+    """Checks that the fake implements the API's validation rules."""
     async with cluster(tmp_path, "1.36") as (server, client):
         with pytest.raises(InvalidError):
             await apply(server, client, entry)

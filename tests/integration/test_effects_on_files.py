@@ -37,7 +37,7 @@ def files(stage: Stage) -> set[str]:
 
 def test_files_are_created_and_removed_as_documented(open_stage: OpenStage) -> None:
     """The files are compared after the installation, with a claim, after the claim has ended, and after the driver's
-    pod was deleted.
+    pod has been deleted.
     """
     stage = open_stage()
     instance = stage.add_ready_instance()

@@ -234,6 +234,7 @@ def test_a_kill_becomes_one_event_that_names_the_numa_node(stage: Stage) -> None
         instance.backend.start()
         stage.wait_ready(instance)
         wait_for("the new backend to tell of the first", lambda: told_of_kill(stage, boxes["old"]), 40.0)
-        # Kills are reported in the order of observation, so the first kill would precede this one.
+        # Kills are reported in the order in which they were observed, so an Event for the first kill would exist before
+        # this one.
         kill(new)
         assert not killed(stage, old)

@@ -17,8 +17,8 @@ def _active(stage: Stage, instance: Instance) -> bool:
 
 
 def test_only_one_of_two_instances_enforces_and_the_other_takes_over(open_stage: OpenStage) -> None:
-    """Both instances are ready and called by the runtime, but only the holder of the lock adjusts containers; the other
-    one takes over at its death.
+    """Both instances are ready and called by the runtime, but only the holder of the lock adjusts containers. When the
+    holder dies, the other instance takes over.
     """
     stage = open_stage()
     old = stage.add_ready_instance()
@@ -30,7 +30,7 @@ def test_only_one_of_two_instances_enforces_and_the_other_takes_over(open_stage:
         stage.wait_ready(new)
         assert (_active(stage, old), _active(stage, new)) == (True, False)
         stage.runtime("wait_plugins", count=2)
-        # The creation would fail if two plugins set the same field.
+        # Creating the container would fail if two plugins set the same field.
         box.stop()
         assert pod.run().cpus() == given
         for process in old.processes:
@@ -71,7 +71,7 @@ def test_all_processes_die_and_the_claim_files_are_lost(open_stage: OpenStage) -
         stage.wait_back(instance)
         wait_for("both records", lambda: len(list(stage.paths.cdi_dir.glob("*.json"))) == 2)
         assert stage.held(pod.claim_uid) == given == box.cpus()
-        # The kubelet does not prepare it again, so its container could never be created.
+        # The kubelet does not prepare a claim again, so the container of a lost claim could never be created.
         assert following.run().cpus() == stage.held(following.claim_uid)
 
 

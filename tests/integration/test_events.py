@@ -48,7 +48,7 @@ async def test_the_charts_permissions_are_enough_for_events(client: tuple[ApiSer
 
 
 async def test_a_role_without_patch_is_enforced_by_the_fake(client: tuple[ApiServer, KubeClient]) -> None:
-    """A verb that is missing in the chart thus makes this test fail."""
+    """If the chart granted one verb too few, the test above would therefore fail."""
     server, kube = client
     for rule in server.options.rules or []:
         rule["verbs"] = [verb for verb in rule["verbs"] if verb != "patch"]

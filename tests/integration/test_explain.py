@@ -75,7 +75,9 @@ def test_a_running_claim_is_explained(stage: Stage, flags: list[str]) -> None:
 
 
 def test_the_rejection_of_a_second_pod_names_the_first(stage: Stage, flags: list[str]) -> None:
-    """At first the record does not contain the pod, and then the claim is in use; no text mentions forged variables."""
+    """At first the record does not contain the pod, and then the claim is in use; no message mentions forged
+    variables.
+    """
     first, second = StagePod(stage, "holder"), StagePod(stage, "second")
     claim = make_claim(stage, "both", [cpus(2)], [first.reference])
     first.claim = claim

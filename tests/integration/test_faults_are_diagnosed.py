@@ -23,7 +23,7 @@ RESERVED = "0-1,16-17"
 
 @pytest.fixture
 def well(open_stage: OpenStage) -> Stage:
-    """Returns a healthy node with an unallocated claim; the commands see all of it below one root."""
+    """Returns a healthy node with an unallocated claim; the commands see all of it under one root."""
     stage = open_stage(reserved_cpus=RESERVED)
     stage.add_ready_instance()
     ask_for(stage, "waiting", 4)
@@ -47,7 +47,7 @@ def told(stage: Stage, command: str) -> str:
 
 
 def ask_for(stage: Stage, name: str, count: int) -> None:
-    """Creates a claim for CPUs that no scheduler handles."""
+    """Creates a claim for CPUs and leaves it unallocated."""
     document = {"metadata": {"name": name}, "spec": {"devices": {"requests": [cpus(count)]}}}
     stage.api(CLAIMS, "POST", document)
 
@@ -71,7 +71,7 @@ def static_cpu_manager(stage: Stage) -> None:
 
 
 def reserved_offline(stage: Stage) -> None:
-    """A reserved CPU goes offline, as in a kernel."""
+    """A reserved CPU goes offline: the machine's files in sysfs change as a kernel changes them."""
     shutil.rmtree(stage.paths.base / "sys/devices/system")
     write_tree(offline(captured(MACHINE), {1}), stage.paths.base)
 

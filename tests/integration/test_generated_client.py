@@ -30,7 +30,7 @@ class Driver(NamedTuple):
     client: Any
 
     def call(self, operation: str, *arguments: Any) -> Any:
-        """Returns the return value of the client's function for an operation."""
+        """Calls the client's function for an operation and returns the function's result."""
         function = importlib.import_module(f"{_PACKAGE}.api.default.{operation}")
         return function.sync(*arguments, client=self.client)
 

@@ -18,7 +18,7 @@ _OF_GRPC = ("event_engine", "grpc_global_tim", "lifeguard")
 
 
 def wake_ups(process: Process) -> Counter[str]:
-    """Returns the number of times that each thread has waited so far: ``voluntary_ctxt_switches`` of
+    """Returns the number of times that each thread has waited so far: ``voluntary_ctxt_switches`` in
     proc_pid_status(5).
     """
     found: Counter[str] = Counter()

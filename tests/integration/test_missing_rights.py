@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rule that is missing in the ClusterRole is reported where it has an effect, with the rule to add."""
+"""A rule that is missing from the ClusterRole is reported where it has an effect, with the rule to add."""
 
 import re
 

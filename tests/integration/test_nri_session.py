@@ -198,7 +198,7 @@ async def test_a_rejected_registration_is_retried_and_reported(tmp_path: Path) -
 
 
 async def test_a_missing_runtime_is_waited_for(tmp_path: Path) -> None:
-    """Until then the status contains the socket, and the hooks do not see a lost connection."""
+    """Until the runtime starts, the status contains the path of the socket, and the hooks are not called."""
     socket = tmp_path / "nri.sock"
     hooks, observer = RecordingHooks(), RecordingObserver()
     session = _session(hooks, observer)

@@ -23,7 +23,7 @@ Content = dict[str, tuple[str, int, int, bytes]]
 
 
 def content(root: Path) -> Content:
-    """Returns text, time of change, mode and attribute of each file and directory, by path."""
+    """Returns the content, modification time, mode and extended attribute of each file and directory, by path."""
     found: Content = {}
     for path in sorted(root.rglob("*")):
         status, attribute = path.lstat(), b""
@@ -143,7 +143,7 @@ def test_the_scheduler_does_not_choose_a_node_that_only_observes(open_stage: Ope
 
 
 def test_prepared_claims_keep_their_cpus_while_observing(open_stage: OpenStage) -> None:
-    """After a switch to observe nothing is repaired, a restarted container is rejected, and Unprepare works."""
+    """After a switch to observe, nothing is repaired, a restarted container is rejected, and Unprepare works."""
     stage = open_stage(config={"reservedCPUs": "0,16"}, partitions=True)
     instance = stage.add_ready_instance()
     with StagePod(stage, "web") as web, claim_pod(stage, "db", cpus(2)) as db:

@@ -108,8 +108,8 @@ def fail():
 
 
 def test_third_party_modules_are_compiled_without_docstrings(tmp_path: Path) -> None:
-    """The byte code is used although its source has changed, its file is the one in the image, and assertions are
-    kept.
+    """Python uses the byte code although the source has changed, the code names its file in the image, and assertions
+    are kept.
     """
     directory = tmp_path / "usr/lib"
     directory.mkdir(parents=True)
@@ -135,7 +135,7 @@ except AssertionError as error:
     assert bytes(tmp_path) not in file.read_bytes()
 
 
-def test_the_images_set_the_environment_by_which_processes_take_less_memory() -> None:
+def test_the_images_set_variables_that_save_memory() -> None:
     """With the Dockerfile's variables, all threads use one heap, and zoneinfo reads no build configuration."""
     lines = re.findall(r"^ENV (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     variables = dict(one.split("=", 1) for line in lines for one in shlex.split(line))
@@ -223,7 +223,7 @@ def chart_file(made: dict[str, bytes], name: str) -> dict[str, Any]:
     return content
 
 
-def test_a_release_contains_where_it_is_published(tmp_path: Path) -> None:
+def test_a_release_contains_the_addresses_of_its_repository_and_registry(tmp_path: Path) -> None:
     """REPOSITORY and REGISTRY appear in the chart's metadata, its images, its alerts, the SBOM and the provenance."""
     repository, registry = "https://git.example/team/numa", "registry.example/team"
     workflow = f"{repository}/.github/workflows/release.yaml@refs/tags/v{__version__}"

@@ -122,7 +122,7 @@ def test_the_remedy_for_a_missing_cdi_directory_names_the_volume(tmp_path: Path)
 
 
 class Unwritable:
-    """Movables whose directory is mounted read-only."""
+    """Interrupts or tasks that can be moved, whose directory is mounted read-only."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of backends and the frontend that merges them, without sockets and with random sequences of events.
+"""Reports from backends and the frontend that merges them, without sockets and with random sequences of events.
 
 After any loss, delay or restart, the frontend's containers are those of one backend's complete state, in that backend's
 order, or the frontend shows that they are incomplete.

@@ -90,7 +90,7 @@ def accepts(path: Path) -> bool:
         return connection.connect_ex(str(path)) == 0
 
 
-def test_all_places_agree_in_each_state_of_a_node(open_stage: OpenStage) -> None:
+def test_all_sources_agree_in_each_state_of_a_node(open_stage: OpenStage) -> None:
     """The states are: no kubelet, no runtime, no backend, a rejected container, and finally a healthy node."""
     stage = open_stage()
     _, kubelet, runtime = stage.stand_ins

@@ -60,7 +60,7 @@ def as_kubelet(group: Cgroup, stated: Limits) -> tuple[str, str, str]:
 
 @pytest.mark.configuration(publishNodeAllocatableResourceMapping=True)
 @pytest.mark.parametrize("gate", [False, True])
-def test_limits_are_the_same_whether_the_kubelet_counts_claims(cluster: Cluster, gate: bool) -> None:
+def test_limits_are_the_same_whether_or_not_the_kubelet_counts_claims(cluster: Cluster, gate: bool) -> None:
     """The claim is added to the request once, by the kubelet or the backend; one page more fails with ENOMEM, and
     afterwards the pod has the kubelet's limits.
     """

@@ -28,8 +28,8 @@ def allowed() -> tuple[frozenset[int], frozenset[int]]:
 
 
 def test_host_daemons_leave_claimed_cpus(cluster: Cluster) -> None:
-    """Starting with Prepare, this includes sshd and the runtime, even after a daemon-reload; afterwards they have their
-    own limits again.
+    """From Prepare on, host daemons such as sshd and the runtime stay off the claimed CPUs, even after a daemon-reload.
+    Afterwards they have their own limits again.
     """
     daemon = int(subprocess.run(["pidof", "-s", "containerd"], check=True, capture_output=True).stdout)
     before = allowed()

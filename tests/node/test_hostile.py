@@ -171,7 +171,7 @@ def mounted(cluster: Cluster) -> Iterator[None]:
         for place, source in places.items():
             source.mkdir()
             subprocess.run(["mount", "--bind", source, place], check=True)
-        # It watches the directory's inode.
+        # containerd watches the directory's inode.
         cluster.node.restart_containerd()
         yield
     finally:

@@ -19,8 +19,8 @@ def active(cluster: Cluster) -> list[Instance]:
 
 
 def test_only_one_of_two_instances_adjusts_and_the_other_takes_over(cluster: Cluster) -> None:
-    """If both instances adjusted containers, a creation would fail. The standby takes over after a kill and after a
-    clean shutdown of the active instance.
+    """If both instances adjusted containers, creating a container would fail. The standby takes over after a kill and
+    after a clean shutdown of the active instance.
     """
     plain = cluster.node.pod("web").run()
     first = cluster.pod(cpus(1, numa_node=1), hugepages(2 * MIB))

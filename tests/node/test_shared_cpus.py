@@ -43,8 +43,8 @@ def test_control_threads_follow_the_pool_and_the_data_plane_stays(cluster: Clust
     """No thread is pinned again: the kernel remembers the mask that each thread has requested while other claims start
     and end.
 
-    Other processes may not run on the exclusive CPUs, however other claims are enforced, and threads of the container
-    may not run on theirs.
+    Other processes may not run on the exclusive CPUs, however other claims are enforced, and the container's threads
+    may not run on the CPUs of other claims.
     """
     plain = cluster.node.pod("web").run()
     vpp = cluster.pod(cpus(1, numa_node=1), config=[cpu_config(poolCPUs="numa")])

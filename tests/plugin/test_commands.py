@@ -139,7 +139,7 @@ async def test_claims_of_the_contexts_namespace_are_listed(plugin: Plugin) -> No
     assert await plugin.rows("claims", "-n", "default") == []
 
 
-async def test_the_namespace_is_a_column_only_of_all_namespaces(plugin: Plugin) -> None:
+async def test_the_namespace_is_a_column_only_with_all_namespaces(plugin: Plugin) -> None:
     """JSON contains the namespace in either case, as with kubectl."""
     one, every = [(await plugin.run("claims", *flags))[1].split() for flags in (["-n", "ns"], ["-A"])]
     assert (one[:2], every[:3]) == (["CLAIM", "NODE"], ["NAMESPACE", "CLAIM", "NODE"])
@@ -327,7 +327,9 @@ async def test_a_claim_that_also_uses_the_shared_pool_is_shown_with_the_paramete
 
 
 async def test_a_pod_that_does_not_fit_is_explained_by_the_scheduler(plugin: Plugin) -> None:
-    """A claim also waits for its pod: memory requests and taints appear only in the pod's condition."""
+    """A claim may also be pending because its pod does not fit: memory requests and taints appear only in the pod's
+    condition.
+    """
     wants = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": "1"}}}
     waiting = {"metadata": {"name": "c"}, "spec": {"devices": {"requests": [{"name": "cpus", "exactly": wants}]}}}
     plugin.server.store.create(CLAIMS, "ns", waiting)
@@ -354,7 +356,7 @@ async def test_a_missing_claim_is_distinguished_from_one_that_will_be_created(pl
     assert "claim p-there-abc\n  no longer exists; it was created from template there" in out
 
 
-async def test_texts_of_claims_cannot_control_the_terminal(plugin: Plugin) -> None:
+async def test_strings_in_claims_cannot_control_the_terminal(plugin: Plugin) -> None:
     """Escape sequences in strings from the API are shown and not executed."""
     document = prepared(INVENTORY.machine)
     document["metadata"]["name"] = "odd"

@@ -66,7 +66,7 @@ def test_every_form_of_a_quantity_is_read(text: str, amount: int) -> None:
 
 @given(st.text())
 def test_an_invalid_quantity_counts_as_zero(text: str) -> None:
-    """No text, however long or unusual, ends the command."""
+    """No string, however long or unusual, ends the command."""
     assert parse_quantity(text) >= 0
     assert parse_quantity("9" * 100_000) == 0
     assert format_bytes(parse_quantity("1e60")) == "8191.9Pi", "what no server stores is the most that one does"
@@ -112,7 +112,7 @@ def test_yaml_and_json_have_the_same_values(documents: list[Any]) -> None:
     ids=range(8),
 )
 def test_a_list_of_cpus_is_bounded_before_it_is_expanded(text: str, cpus: list[int]) -> None:
-    """The text is part of a claim's status, which other programs may write."""
+    """The list is part of a claim's status, which other programs may write."""
     assert parse_cpus(text) == cpus
 
 

@@ -190,7 +190,7 @@ class AilingNode:
                 store.create(SLICES, "", document)
 
     def change_slices(self, change: Callable[[dict[str, Any]], object]) -> None:
-        """Changes every slice as another client."""
+        """Changes every slice as another client would."""
         for document in list(self.server.store.select(SLICES)):
             change(document)
             name = document["metadata"]["name"]

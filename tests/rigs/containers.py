@@ -55,7 +55,7 @@ def pod(uid: str = "p1") -> Pod:
 def container(
     id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "", huge: dict[str, int] | None = None
 ) -> Container:
-    """Returns a container as the runtime describes it at its creation, with the systemd cgroup driver."""
+    """Returns a container as the runtime describes it when it is created, with the systemd cgroup driver."""
     resources = Resources(cpus=cpus, hugepage_limits=huge or {})
     path = f"{_slice_of(of)}:cri-containerd:{id_}"
     return Container(id_, f"sandbox-{of}", name, ContainerState.UNKNOWN, env, path, resources)

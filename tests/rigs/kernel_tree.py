@@ -72,7 +72,7 @@ class KernelTree(CgroupTree):
             shutil.rmtree(self.path(path))
 
     def set(self, path: str, name: str, text: str) -> None:
-        """Writes a file as another process on the node."""
+        """Writes a file as another process on the node would."""
         with self._lock:
             _write(f"{self.root}/{path}/{name}", text)
             if name.startswith("cpuset"):
@@ -93,7 +93,7 @@ class KernelTree(CgroupTree):
         return text.strip()
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Writes a file as the program, and raises the error that the test has set for it."""
+        """Writes a file for the program under test, or raises the error that the test has set for that file."""
         if number := self.refused.get((path, name)):
             raise _error(f"{self.root}/{path}/{name}", number, text)
         with self._lock:
@@ -106,14 +106,16 @@ class KernelTree(CgroupTree):
                 self.settle(path)
 
     def read(self, path: str, name: str) -> str:
-        """Reads a file as the program, and raises the error that the test has set for it."""
+        """Reads a file for the program under test, or raises the error that the test has set for that file."""
         self.read_files.append((path, name))
         if number := self.unreadable.get((path, name)):
             raise _error(f"{self.root}/{path}/{name}", number)
         return super().read(path, name)
 
     def children(self, path: str) -> list[str]:
-        """Lists the children of a cgroup as the program, and raises an error if it is in ``unlisted``."""
+        """Lists the children of a cgroup for the program under test, or raises an error if the cgroup is in
+        ``unlisted``.
+        """
         if path in self.unlisted:
             raise _error(f"{self.root}/{path}", errno.EMFILE)
         return super().children(path)

@@ -35,7 +35,7 @@ _EITHER: Final = {
     "DRAMEMORY_UID_NUMANodes": "DRA_CPUSET_UID",
     "names dra.memory": "names dra.cpu",
 }
-"""Texts about a memory claim that may appear instead of those about a CPU claim."""
+"""Messages about a memory claim that may appear instead of those about a CPU claim."""
 _UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 

@@ -40,17 +40,17 @@ class PartitionTree(KernelTree):
         self.settle(path)
 
     def set(self, path: str, name: str, text: str) -> None:
-        """Writes a file as another process. Raises CgroupAccessError if the kernel would reject the value."""
+        """Writes a file as another process would. Raises CgroupAccessError if the kernel would reject the value."""
         self._check(path, name, text)
         super().set(path, name, text)
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Writes a file as the program. Raises CgroupAccessError if the kernel would reject the value."""
+        """Writes a file for the program under test. Raises CgroupAccessError if the kernel would reject the value."""
         self._check(path, name, text)
         super().write(path, name, text)
 
     def read(self, path: str, name: str) -> str:
-        """Reads a file as the program, never in the middle of a write."""
+        """Reads a file for the program under test, never in the middle of a write."""
         with self._lock:
             return super().read(path, name)
 

@@ -153,7 +153,7 @@ def _cut(text: str, mask: int, is_list: bool) -> bytes:
 
 
 def write_tree(tree: MemoryTree, root: Path) -> Path:
-    """Writes a tree below ``root`` and returns ``root``."""
+    """Writes a tree under ``root`` and returns ``root``."""
     for directory in {posixpath.dirname(path) for path in tree.files}:
         (root / directory[1:]).mkdir(parents=True, exist_ok=True)
     for path, content in tree.files.items():

@@ -94,7 +94,7 @@ class Box:
 
     @property
     def directory(self) -> Path:
-        """Returns the container's cgroup in the imitated tree, which exists only while the container runs."""
+        """Returns the container's cgroup in the fake tree, which exists only while the container runs."""
         return Path(self.described["cgroup"])
 
     def read(self, name: str) -> str:

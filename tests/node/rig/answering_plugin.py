@@ -19,7 +19,7 @@ _CREATE_CONTAINER: Final = 1 << (pb.CREATE_CONTAINER - 1)
 
 
 async def create(payload: bytes) -> Message:
-    """Answers a creation."""
+    """Responds to CreateContainer with the resources in the container's variable."""
     answer = pb.CreateContainerResponse()
     for variable in pb.CreateContainerRequest.FromString(payload).container.env:
         if variable.startswith(f"{VARIABLE}="):

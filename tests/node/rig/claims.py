@@ -112,8 +112,8 @@ class ClaimPod:
 
     @property
     def sandbox(self) -> Pod:
-        """Returns the pod's sandbox, which is created in the background. Its cgroup allows no hugepages, as the kubelet
-        leaves it.
+        """Returns the pod's sandbox, which is created in the background. Its cgroup allows no hugepages, as in a pod
+        that the kubelet has just created.
         """
         if self._sandbox is None:
             self._sandbox = self._cluster.at_once(self._make_sandbox)
@@ -138,7 +138,7 @@ class ClaimPod:
     ) -> Container:
         """Creates and starts a container, and asserts that the kernel isolates its CPUs as expected.
 
-        `mode` is the expected cpuset.cpus.partition; "" stands for the one that settings and claims request, and None
+        `mode` is the expected cpuset.cpus.partition; "" means the one that settings and claims request, and None
         asserts nothing.
         """
         box = self.create(name, command, **options).start()

@@ -36,7 +36,7 @@ _CHECKPOINT = _KUBELET_ROOT / "dra_manager_state"
 _ACCESS = Path("/run/node-test")
 _KUBECONFIG, _PORT, _CONTROL = (_ACCESS / name for name in ("kubeconfig", "port", "kubelet.sock"))
 _ADDRESS = "10.0.2.15"
-"""Address of the machine as pods reach it from their network."""
+"""Address at which pods reach the machine from their network."""
 _RENDERER = os.environ.get("CHART", "")
 """Address where run.sh renders the chart (vm/chart.py)."""
 _USUAL: dict[str, Any] = {

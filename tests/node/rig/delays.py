@@ -49,7 +49,7 @@ class Delays:
 
     wake_ups: int
     worst: int
-    """Microseconds."""
+    """The longest delay in microseconds."""
     nearly_all: int
     """Microseconds that 99.9 % of the wake-ups did not exceed."""
 

@@ -54,7 +54,7 @@ class NodeFacts:
 
     name: str
     memory: int
-    """Bytes."""
+    """Memory of the node in bytes."""
     api_server: tuple[str, int] = ("10.96.0.1", 443)
     """Address of the service `kubernetes`."""
     resolvers: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Volume:
     host_type: str | None = None
     """Type of a hostPath volume, "" without a check; None for a volume that the kubelet creates."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Files that the kubelet writes into it."""
+    """Files that the kubelet writes into the volume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class _Pod:
         for source in volume.each("sources"):
             if source.has("serviceAccountToken"):
                 token = source.inside("serviceAccountToken")
-                token.take("expirationSeconds")  # used by the API server: when to request a new one
+                token.take("expirationSeconds")  # used by the API server: when to request a new token
                 found[str(token.take("path"))] = "token"
             elif source.has("configMap"):
                 config = source.inside("configMap")

@@ -48,7 +48,9 @@ def cpu_shares(cpus: Decimal) -> int:
 
 
 def cpu_weight(shares: int) -> int:
-    """Returns cpu.weight for CPU shares, as opencontainers/cgroups converts them (1024 shares are the weight 100)."""
+    """Returns cpu.weight for CPU shares, as opencontainers/cgroups converts them (1024 shares correspond to weight
+    100).
+    """
     if shares <= 2:
         return 1
     if shares >= 262144:
@@ -64,9 +66,9 @@ class PodGroup:
     qos: Qos
     shares: int
     memory: int
-    """Bytes; 0 without a limit."""
+    """Memory limit in bytes; 0 means no limit."""
     quota: int
-    """Microseconds of each period; 0 without a limit."""
+    """CPU quota in microseconds per period; 0 means no limit."""
 
 
 class PodResources:

@@ -7,4 +7,6 @@ both_drivers = pytest.mark.parametrize("cgroup_driver", ["systemd", "cgroupfs"],
 every_machine = pytest.mark.profile("default", "one-gig")
 each_runtime = pytest.mark.profile("default", "containerd-1.7")
 in_pool_mode = pytest.mark.configuration(cpuExclusivity="pool")
-"""For tests of pool mode only: other containers leave when a claim is prepared, and are audited every second."""
+"""For tests of pool mode only: other containers leave the claimed CPUs when a claim is prepared, and are audited every
+second.
+"""

@@ -93,10 +93,10 @@ class Node:
         return Pod(self.runtime, config, group)
 
     def be_patient(self) -> None:
-        """On a busy host the runtime also waits longer for plugins."""
+        """Makes the runtime wait longer for plugins on a busy host."""
         if PATIENCE == 1:
             return
-        # A machine that was kept from an earlier run has this setting already.
+        # A machine that was kept from an earlier run already has this setting.
         lines = [line for line in CONTAINERD_CONFIG.read_text().splitlines() if "plugin_request_timeout" not in line]
         if not any(_NRI_TABLE in line for line in lines):
             lines.append(f"[plugins.'{_NRI_TABLE}']")

@@ -96,11 +96,11 @@ class Container:
 
     @property
     def reason(self) -> str:
-        """Returns the runtime's reason for its end, such as OOMKilled."""
+        """Returns the runtime's reason for the container's end, such as OOMKilled."""
         return str(self._runtime.state(self.id).reason)
 
     def wait_exited(self, within: float = 30.0) -> int:
-        """Waits for its end and returns the exit code."""
+        """Waits for the container's end and returns the exit code."""
         until(lambda: self.state == "exited", f"container {self.name} exited", within)
         return self.exit_code
 
@@ -110,8 +110,8 @@ class Container:
 
     @property
     def process(self) -> int:
-        """Returns the same process as pid, but queried only once: the runtime takes a tenth of a second to respond,
-        while the kernel's files take no time.
+        """Returns the same process id as pid, but asks the runtime only once: the runtime takes a tenth of a second to
+        respond, while the kernel's files take no time.
         """
         self._process = self._process or self.pid
         return self._process

@@ -47,7 +47,9 @@ class Fields:
 
 
 def _leaves(value: Any, path: str) -> list[str]:
-    """Returns the paths of all values; empty mappings and lists of them have been read."""
+    """Returns the paths of all values that have not been read. Empty mappings, and lists of empty mappings, count as
+    read.
+    """
     if isinstance(value, Mapping):
         return [leaf for key, inner in value.items() for leaf in _leaves(inner, f"{path}.{key}")]
     if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):

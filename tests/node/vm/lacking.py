@@ -2,7 +2,7 @@
 """Writes the layers of an image that a containerd does not have: lacking.py ARCHIVE CONTENT OUT
 
 ARCHIVE is a docker archive with uncompressed layers, CONTENT the output of `ctr images ls` and `ctr content ls -q`, OUT
-an OCI archive without the layers that are listed there, or empty if the image itself is.
+an OCI archive without the layers that CONTENT lists. If CONTENT lists the image itself, OUT is an empty file.
 """
 
 import json

@@ -82,7 +82,7 @@ def _with_former_names(schema: dict[str, Any]) -> dict[str, Any]:
         if name.old == name.new:
             properties[name.old] = {**present, "enum": [*present["enum"], *name.words]}
             continue
-        former = {**present, "description": f"Former name of {name.new}."}
+        former = {**present, "description": f"Earlier name of {name.new}."}
         group = {"additionalProperties": False, "properties": {name.inside: former}, "type": "object"}
         properties[name.old] = group if name.inside else former
     return {**schema, "properties": properties}

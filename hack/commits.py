@@ -36,9 +36,9 @@ def fault(subject: str, areas: frozenset[str]) -> str:
     if found["area"] not in areas:
         return f"the area {found['area']} is neither a package or module nor one of {', '.join(sorted(AREAS))}"
     if not re.match("[a-z]", found["text"]):
-        return "the verb begins with a lower-case letter"
+        return "the verb must begin with a lower-case letter"
     if re.match(r"(add|chang|fix|remov|renam|updat|us|mak)(s|es|ed|d|ing)\b", found["text"]):
-        return 'the verb is imperative: "add", not "added" or "adds"'
+        return 'the verb must be imperative: "add", not "added" or "adds"'
     if found["text"].endswith("."):
         return "ends with a full stop"
     return f"has {len(subject)} characters, at most {MAX_LENGTH}" if len(subject) > MAX_LENGTH else ""

@@ -21,7 +21,7 @@ def replaced(name: str, page: str, begins: str, ends: str, content: str) -> str:
     before, begin, rest = page.partition(begins)
     _, end, after = rest.partition(ends)
     if not (begin and end):
-        raise ValueError(f"{name} lacks the lines {begins!r} and {ends!r}")
+        raise ValueError(f"{name} does not contain the lines {begins!r} and {ends!r}")
     return f"{before}{begins}{content}{ends}{after}"
 
 

@@ -47,7 +47,7 @@ def faults(version: str) -> list[str]:
     changes = (ROOT / "CHANGELOG.md").read_text()
     first = said(ROOT / "CHANGELOG.md", r"^## \[?(\d[^\]\s]*)")
     if "## Unreleased" not in changes and first != version:
-        found.append(f"CHANGELOG.md: neither an Unreleased part nor {version} on top")
+        found.append(f"CHANGELOG.md: has no Unreleased section, and its first version is not {version}")
     return found
 
 
@@ -55,7 +55,7 @@ def python_faults() -> list[str]:
     """Returns a message for each file without the lowest supported Python, the contract's ``requires-python``."""
     least = said(ROOT / "shared/pyproject.toml", r'^requires-python = ">=(.*)"$')
     found = [
-        f"{name}: does not name Python {least}, the lowest that is supported (shared/pyproject.toml)"
+        f"{name}: does not name Python {least}, the lowest supported version (shared/pyproject.toml)"
         for name, pattern in PYTHONS.items()
         if said(ROOT / name, pattern) != least
     ]

@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> int:
     page.write_text(render(report))
     missed = report.missed()
     print(f"{table(report)}\n\n{given.output} and {page} written")
-    print(f"over budget: {', '.join(missed)}" if missed else "every budget is kept")
+    print(f"over budget: {', '.join(missed)}" if missed else "every budget is met")
     return 3 if missed and given.strict else 0
 
 

@@ -85,13 +85,13 @@ def _numbers(text: str) -> list[int]:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def _amount(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
 
@@ -116,17 +116,17 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m tests.bench",
-        description="Measures what the driver costs a node, alone or beside another driver, and writes bench.json"
-        " and bench.html. Commands of drivers may contain the places {config}, {kubeconfig}, {node}, {pod_uid},"
-        " {host_root}, {kubelet_root}, {cdi_dir}, {run_dir}, {nri_socket} and {cgroup_root}.",
+        description="Measures what the driver costs a node, alone or compared with another driver, and writes"
+        " bench.json and bench.html. Commands of drivers may contain the placeholders {config}, {kubeconfig}, {node},"
+        " {pod_uid}, {host_root}, {kubelet_root}, {cdi_dir}, {run_dir}, {nri_socket} and {cgroup_root}.",
     )
     made.add_argument("--quick", action="store_true", help="about three minutes: less load, fewer samples, one kernel")
     _add_drivers(made.add_argument_group("drivers"))
     _add_measurements(made.add_argument_group("measurements"))
     made.add_argument("--strict", action="store_true", help="exit with status 3 if a budget is not met")
-    text = "report to write; the page is written beside it as .html (default bench.json)"
+    text = "report to write; the page is written next to it as .html (default bench.json)"
     made.add_argument("-o", "--output", type=Path, default=Path("bench.json"), metavar="FILE", help=text)
-    text = "measure nothing; write the page of an earlier report again"
+    text = "write the page for an existing report again, without measuring"
     made.add_argument("--render", type=Path, metavar="FILE", help=text)
     return made
 
@@ -134,11 +134,11 @@ def parser() -> argparse.ArgumentParser:
 def _add_drivers(group: Any) -> None:
     group.add_argument("--against-revision", metavar="REVISION", help="compare with an earlier revision of this driver")
     group.add_argument("--against", metavar="COMMAND", help="compare with another DRA driver")
-    text = "NRI plugin of the other driver, if it is a process of its own"
+    text = "NRI plugin of the other driver, if it runs as a separate process"
     group.add_argument("--against-backend", metavar="COMMAND", default="", help=text)
     group.add_argument("--against-name", metavar="NAME", default="", help="name and revision of the other driver")
-    group.add_argument("--frontend", metavar="COMMAND", default="", help="DRA driver to measure in place of this one")
-    text = "NRI plugin to measure in place of this one; may be empty"
+    group.add_argument("--frontend", metavar="COMMAND", default="", help="DRA driver to measure instead of this one")
+    text = "NRI plugin to measure instead of this one; may be empty"
     group.add_argument("--backend", metavar="COMMAND", default=None, help=text)
     text = "names that the drivers register, dra.cpu or dra.cpu,dra.memory (default both)"
     group.add_argument("--drivers", type=_registered, default=_BOTH, metavar="NAMES", help=text)
@@ -150,17 +150,17 @@ def _add_measurements(group: Any) -> None:
     text = "containers on the node, one number for each of --claims (default 0,200,500; 0,500 with --quick)"
     group.add_argument("--containers", type=_numbers, metavar="LIST", help=text)
     group.add_argument("--grid", action="store_true", help="measure every combination of --claims and --containers")
-    text = "whether the imitated kernel has cpuset partitions (default: one after the other)"
+    text = "whether the emulated kernel supports cpuset partitions (default: first with, then without)"
     group.add_argument("--exclusivity", nargs="+", choices=list(MODES), default=list(MODES), metavar="MODE", help=text)
     group.add_argument("--turns", type=_count, default=5, help="how often each driver is measured (default 5)")
     group.add_argument("--rounds", type=_count, default=8, help="pods of each kind in a turn (default 8)")
     text = "how long an idle driver is observed, in parts of 20 s (default 60)"
     group.add_argument("--idle", type=_seconds, default=60.0, metavar="SECONDS", help=text)
-    text = "how long a driver is left alone before that (default 21, so that an audit after the last pod is over)"
+    text = "how long to wait before that (default 21, so that the audit after the last pod is over)"
     group.add_argument("--settle", type=_seconds, default=21.0, metavar="SECONDS", help=text)
-    text = "wait before each Prepare, for drivers whose client limits its requests a second (default 0)"
+    text = "wait before each Prepare, for drivers whose client limits its requests per second (default 0)"
     group.add_argument("--pause", type=_seconds, default=0.0, metavar="SECONDS", help=text)
-    group.add_argument("--pairs", type=_amount, default=10_000, help="prepares simulated in memory (default 10000)")
+    group.add_argument("--pairs", type=_amount, default=10_000, help="prepares to simulate in memory (default 10000)")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -177,21 +177,21 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _problem(given: argparse.Namespace) -> str:
     """Returns a message about arguments that are valid one by one but not together, or an empty string."""
     if given.against and given.against_revision:
-        return "--against and --against-revision exclude each other: a run compares two drivers"
+        return "--against and --against-revision are mutually exclusive: a run compares two drivers"
     if (given.against_backend or given.against_name) and not given.against:
-        return "--against-backend and --against-name describe the driver of --against, which is missing"
+        return "--against-backend and --against-name describe the driver that --against names, but it is not given"
     if given.output.suffix == ".html":
-        return f"--output {given.output}: the page is written beside the report, so give a name that ends in .json"
+        return f"--output {given.output}: the page is written next to the report, so give a name that ends in .json"
     if not os.access(given.output.absolute().parent, os.W_OK):
         return f"--output {given.output}: its directory does not exist or cannot be written"
     claims, containers = _loads(given)
     if not given.grid and len(claims) != len(containers):
         return (
-            f"--claims has {len(claims)} numbers and --containers has {len(containers)}: give as many, or --grid for"
-            " every combination"
+            f"--claims has {len(claims)} numbers and --containers has {len(containers)}: give equally many, or use"
+            " --grid for every combination"
         )
     if max(claims) > CPU_CLAIMS and "dra.memory" not in given.drivers:
-        return f"--claims: the imitated machine has CPUs for {CPU_CLAIMS} claims; more need dra.memory in --drivers"
+        return f"--claims: the emulated machine has CPUs for {CPU_CLAIMS} claims; for more, add dra.memory to --drivers"
     return ""
 
 

@@ -89,7 +89,7 @@ class Load:
     def _anew(self, pod: StagePod) -> StagePod:
         """Replaces a pod whose claim the driver lost in a restart."""
         if pod.claim is None:
-            raise StageError("a container without a claim is refused")
+            raise StageError("a container without a claim was refused")
         count = len(self._taken(pod))
         self._claims.remove(pod.claim)
         pod.end()
@@ -108,7 +108,11 @@ class Load:
             return 0.0
         taken = self._taken(pod)
         with suppress(StageError):
-            wait_for("the others to make way", lambda: not any(box.cpus() & taken for box in self.plain), _PATIENCE)
+            wait_for(
+                "other containers to leave the CPUs",
+                lambda: not any(box.cpus() & taken for box in self.plain),
+                _PATIENCE,
+            )
         return time.monotonic() - began
 
     def _taken(self, pod: StagePod) -> set[int]:

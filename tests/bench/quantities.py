@@ -28,21 +28,21 @@ WAKEUPS: Final = Quantity(
     section=IDLE,
     title="Idle wake-ups",
     unit="/s",
-    how="How often a second a thread of the driver starts to run after it waited (voluntary context switches).",
+    how="How many times per second a driver thread starts to run after waiting (voluntary context switches).",
 )
 OWN_WAKEUPS: Final = Quantity(
     key="own-wakeups",
     section=IDLE,
     title="Idle wake-ups without gRPC's threads",
     unit="/s",
-    how="Wake-ups a second of all threads except those that the gRPC library starts and names for its own use.",
+    how="Wake-ups per second of all threads except those that the gRPC library starts and names for its own use.",
 )
 PREEMPTIONS: Final = Quantity(
     key="preemptions",
     section=IDLE,
     title="Idle preemptions",
     unit="/s",
-    how="How often a second the kernel interrupts a thread of the driver to run another one (involuntary context"
+    how="How many times per second the kernel interrupts a driver thread to run another thread (involuntary context"
     " switches).",
     plotted=False,
 )
@@ -94,7 +94,7 @@ def prepare(driver: str) -> Quantity:
         section=PODS,
         title=f"Prepare a claim, {driver}",
         unit="ms",
-        how=f"The kubelet's call NodePrepareResources to {driver} for the claim of a new pod, from request to answer.",
+        how=f"The kubelet's NodePrepareResources call to {driver} for a new pod's claim, from request to response.",
         budget=_PREPARE_BUDGET,
     )
 
@@ -106,7 +106,7 @@ def unprepare(driver: str) -> Quantity:
         section=PODS,
         title=f"Unprepare a claim, {driver}",
         unit="ms",
-        how=f"The kubelet's call NodeUnprepareResources to {driver} for the claim of a pod that has ended.",
+        how=f"The kubelet's NodeUnprepareResources call to {driver} for the claim of a pod that has ended.",
         plotted=False,
         budget=_PREPARE_BUDGET,
     )
@@ -124,7 +124,7 @@ def hook(method: Hook, *, claimed: bool) -> Quantity:
         section=PODS,
         title=f"{_HOOKS[method]} {kind}",
         unit="ms",
-        how=f"The runtime's call {method} to the NRI plugin for a container {kind}; the pod waits for it.",
+        how=f"The runtime's {method} call to the NRI plugin for a container {kind}; the pod waits for it.",
         budget=_HOOK_BUDGET,
     )
 
@@ -142,7 +142,7 @@ OTHERS_OFF: Final = Quantity(
     section=PODS,
     title="Until other containers have left the CPUs",
     unit="ms",
-    how="From the end of Prepare until no container without a claim may run on the claimed CPUs any more. A kernel with"
+    how="From the end of Prepare until containers without a claim can no longer run on the claimed CPUs. A kernel with"
     " cpuset partitions does this itself.",
 )
 
@@ -174,14 +174,14 @@ SYNCHRONIZE: Final = Quantity(
     section=RESTARTS,
     title="Synchronize with the runtime",
     unit="ms",
-    how="The runtime restarts and calls Synchronize with every container of the node, from request to answer.",
+    how="The runtime restarts and calls Synchronize with every container of the node, from request to response.",
 )
 FORGOTTEN: Final = Quantity(
     key="forgotten",
     section=RESTARTS,
     title="Claims forgotten in a restart",
     unit="",
-    how="Of one claim that was prepared before the driver restarts and whose container is created afterwards: 1 if the"
+    how="For one claim that was prepared before the driver restarts and whose container is created afterwards: 1 if the"
     " driver rejects the container, else 0.",
     plotted=False,
 )
@@ -192,10 +192,10 @@ def simulated(kind: str, cpus: int, budget: float) -> Quantity:
     return Quantity(
         key=f"simulated-{kind}",
         section=LARGE,
-        title=f"Choose the CPUs of a claim, devices by {kind}",
+        title=f"Choose the CPUs for a claim, devices by {kind}",
         unit="ms",
-        how=f"CPU time of this driver's decision about a claim in memory, on an imitated machine of {cpus} CPUs;"
-        " files and calls are not part of it.",
+        how=f"CPU time that this driver takes to allocate a claim in memory, on a synthetic machine with {cpus} CPUs;"
+        " file access and calls are not included.",
         budget=budget,
         budgeted="p99",
     )

@@ -136,7 +136,7 @@ def _synchronize(stage: Stage) -> float:
     """Restarts the runtime and returns the duration of Synchronize, for all parts of the snapshot together."""
     before = len(stage.runtime("hooks"))
     stage.runtime("restart")
-    wait_for("the plugin to come back", lambda: _has_plugin(stage), 30.0)
+    wait_for("the plugin to reconnect", lambda: _has_plugin(stage), 30.0)
     ready(stage)
     return sum(_Record(hooks=stage.runtime("hooks")[before:]).runtime("Synchronize"))
 

@@ -56,7 +56,7 @@ def test_the_role_contains_exactly_the_calls_of_the_code() -> None:
     full = granted(hugepagesOnDemand=[{"numaNode": 0, "size": "1Gi", "pages": 1}])
     assert full == {*calls(client), *calls(inquiry), SINCE_1_36}
     assert full - granted() == {("watch", "resource.k8s.io", "resourceclaims")}
-    assert granted() == {right[:3] for right in RIGHTS}, "what doctor asks for is not what the driver needs"
+    assert granted() == {right[:3] for right in RIGHTS}, "this permission is for the doctor command, not for the driver"
     assert "*" not in str(full)
 
 

@@ -254,7 +254,7 @@ def test_a_namespace_that_forbids_the_pods_is_rejected(kubeconfig: Path) -> None
         ({"driverConfig": {"bindAddress": ":9090"}}, "use frontend.port here"),
     ],
 )
-def test_values_of_the_cpu_peers_chart_are_refused_with_their_new_place(values: Document, place: str) -> None:
+def test_values_of_the_dra_driver_cpu_chart_are_rejected_with_their_replacement(values: Document, place: str) -> None:
     with pytest.raises(HelmError) as caught:
         render(values)
     assert place in str(caught.value)

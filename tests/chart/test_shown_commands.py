@@ -147,7 +147,7 @@ def test_helm_accepts_the_commands_that_render_nothing() -> None:
         assert f"helm {words[0]}" in done.stdout, words
 
 
-def test_images_that_pages_build_are_targets_of_the_dockerfile() -> None:
+def test_images_built_on_pages_are_targets_in_the_dockerfile() -> None:
     stages = set(re.findall(r"^FROM .* AS ([\w-]+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE | re.IGNORECASE))
     named = {words[words.index("--target") + 1] for _, words in SHOWN if "--target" in words}
     assert named

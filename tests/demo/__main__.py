@@ -26,7 +26,7 @@ def main() -> int:
     settings = StageSettings(host_root=parser.parse_args().host_root)
     online = settings.host_root / "sys/devices/system/cpu/online"
     if not online.exists():
-        text = "every kernel that the driver supports has it, so nri-backend needs it; dra-frontend inspect does not"
+        text = "every supported kernel has this file, so nri-backend requires it; dra-frontend inspect does not"
         print(f"demo: failed: {online} is missing: {text}", file=sys.stderr)
         return 1
     end_by_interrupt()
@@ -36,9 +36,11 @@ def main() -> int:
             shown = play(stage)
             statuses = [process.stop() for process in stage.processes]
         if any(statuses) or stage.paths.base.exists():
-            raise NotAsItMustBeError(f"both services end with status 0 and leave no file, but: {statuses}")
+            raise NotAsItMustBeError(
+                f"both services should end with status 0 and leave no file: the statuses are {statuses}"
+            )
     except KeyboardInterrupt:
-        print("demo: interrupted; everything that it had started has ended", file=sys.stderr)
+        print("demo: interrupted; all processes that it had started have ended", file=sys.stderr)
         return 130
     except (NotAsItMustBeError, StageError, AnsweredError, OSError) as error:
         sys.stdout.flush()

@@ -48,7 +48,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.demo.compose", description=__doc__)
     for name in _SHARED:
         parser.add_argument(f"--{name.replace('_', '-')}", type=Path, required=True)
-    parser.add_argument("--pod-uid", required=True, help="the UID that both drivers were given")
+    parser.add_argument("--pod-uid", required=True, help="the pod UID that both drivers use")
     parser.add_argument("--node", required=True)
     return parser.parse_args()
 

@@ -41,7 +41,7 @@ def play(stage: Stage) -> str:
     _claim(stage, db, plan)
     claimed = _record(stage, db, plan)
     times.wait(lambda now: not now & claimed, "the plain container leaves the claimed CPUs")
-    times.note("claim prepared, no container of it yet")
+    times.note("claim prepared, no container yet")
     with_claim = db.run("db")
     _containers(stage, plan, with_claim, plain, claimed)
     times.note("claim container runs")
@@ -51,13 +51,13 @@ def play(stage: Stage) -> str:
     times.wait(lambda now: now == whole, "the plain container gets the CPUs back after unprepare")
     times.note("after unprepare")
     times.show(claimed)
-    must(not list(stage.paths.cdi_dir.glob("*.json")), "the CDI file is gone after unprepare")
+    must(not list(stage.paths.cdi_dir.glob("*.json")), "no CDI file is left after unprepare")
     web.end()
     return _sentence(plan, claimed)
 
 
 def _start(stage: Stage) -> list[Published]:
-    heading("Start: dra-frontend and nri-backend with a stand-in API server, kubelet and container runtime")
+    heading("Start: dra-frontend and nri-backend with a fake API server, kubelet and container runtime")
     instance = stage.add_ready_instance()
     table(
         ("PROCESS", "PID", "MEMORY"),
@@ -78,28 +78,28 @@ def _start(stage: Stage) -> list[Published]:
         for d in devices
     ]
     table(("DEVICE", "OFFERS", "NUMA NODE", "CAPACITY", "POOL"), shown)
-    must(bool(devices), "there is a device")
+    must(bool(devices), "at least one device is published")
     return devices
 
 
 def _claim(stage: Stage, pod: StagePod, plan: Plan) -> None:
     heading(f"A claim on NUMA node {plan.numa_node}, allocated by the scheduler and prepared for the kubelet")
     if not plan.cpus:
-        say("   This machine has a single CPU, which the system keeps: the claim is for memory only.")
+        say("   This machine has a single CPU, which is reserved for the system: the claim is for memory only.")
     pod.prepare()
     allocation = (pod.claim or {})["status"]["allocation"]["devices"]["results"]
     rows = []
     for result in allocation:
         (taken,) = result["consumedCapacity"].values()
         rows.append((result["request"], result["driver"], result["device"], taken))
-    table(("REQUEST", "DRIVER", "DEVICE", "TAKEN"), rows)
+    table(("REQUEST", "DRIVER", "DEVICE", "ALLOCATED"), rows)
     must(len(pod.cdi_ids) == len(allocation), "every request has a CDI device")
 
 
 def _record(stage: Stage, pod: StagePod, plan: Plan) -> set[int]:
     """Shows the records and a CDI file; returns the claimed CPUs."""
     records = stage.state(f"/v1/claims/{pod.claim_uid}")
-    heading(f"Its record: what each request was given (claim {pod.claim_uid})")
+    heading(f"The claim's record: what was allocated to each request (claim {pod.claim_uid})")
     rows: list[tuple[object, ...]] = []
     claimed: set[int] = set()
     for record in records:
@@ -109,11 +109,11 @@ def _record(stage: Stage, pod: StagePod, plan: Plan) -> set[int]:
             (given["request"], given["device"], f"{amount(given['size'])} of node {given['numaNode']}")
             for given in record["memory"]
         ]
-    table(("REQUEST", "DEVICE", "GIVEN"), rows)
-    must(len(claimed) == plan.cpus, f"the claim has {plan.cpus} CPUs of its own")
+    table(("REQUEST", "DEVICE", "ALLOCATED"), rows)
+    must(len(claimed) == plan.cpus, f"the claim has {plan.cpus} exclusive CPUs")
     files = sorted(stage.paths.cdi_dir.glob("*.json"))
     must(len(files) == len(records), "each driver has written one CDI file")
-    heading("Its CDI files, by which the runtime knows it; each holds its record as an annotation")
+    heading("The claim's CDI files, which the runtime reads; each contains its record as an annotation")
     for file in files:
         _show_file(file)
     return claimed
@@ -129,7 +129,7 @@ def _show_file(file: Path) -> None:
 
 
 def _containers(stage: Stage, plan: Plan, with_claim: Box, plain: Box, claimed: set[int]) -> None:
-    heading("What each container was given: the kernel's files of its cgroup (here an imitated tree)")
+    heading("The resources of each container, from its cgroup's files (in a fake tree here)")
     pages = [f"hugetlb.{_oci_size(page)}.max" for page in plan.hugepages]
     files = ["cpuset.cpus.effective", "cpuset.mems.effective", *pages]
     boxes = (("with the claim", with_claim), ("plain", plain))
@@ -140,7 +140,7 @@ def _containers(stage: Stage, plan: Plan, with_claim: Box, plain: Box, claimed: 
     must(bool(plain.cpus()), "the plain container has CPUs left")
     if plan.memory or plan.hugepages:
         mems = with_claim.read("cpuset.mems.effective")
-        must(mems == str(plan.numa_node), f"the memory is that of the claim's node, not {mems}")
+        must(mems == str(plan.numa_node), f"the memory comes from the claim's node, not from {mems}")
     for page, file in zip(plan.hugepages, pages, strict=True):
         for place in (with_claim.directory, with_claim.directory.parent):
             limit = (place / file).read_text().strip()
@@ -182,8 +182,8 @@ class Timeline:
         heading("The shared pool, and the plain container's CPUs")
         table(("WHEN", "POOL", "PLAIN CONTAINER"), self._rows)
         before, prepared, during, after = self.seen
-        must(before == after, "the pool is after the claim what it was before")
-        must(prepared == during == before - claimed, "the pool shrinks by the claim's CPUs, as soon as it is prepared")
+        must(before == after, "the pool is the same after the claim as before")
+        must(prepared == during == before - claimed, "the pool shrinks by the claim's CPUs on Prepare")
 
 
 def _curl(stage: Stage, pod: StagePod) -> None:
@@ -194,10 +194,10 @@ def _curl(stage: Stage, pod: StagePod) -> None:
     if curl:
         command = [curl, "--silent", "--show-error", "--fail", "--unix-socket", str(socket), f"http://node{path}"]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-        must(answer.returncode == 0, f"curl gets an answer, but: {answer.stderr.strip()}")
+        must(answer.returncode == 0, f"curl should get an answer, but failed: {answer.stderr.strip()}")
         cpus = json.loads(answer.stdout)
     else:
-        say("   curl is not installed: the same request by Python")
+        say("   curl is not installed, so Python sends the same request")
         cpus = ask_unix(socket, path)
     for cpu in cpus[:8]:
         say(f"   {json.dumps(cpu)}")
@@ -213,8 +213,8 @@ def _sentence(plan: Plan, claimed: set[int]) -> str:
     given = [f"CPU(s) {format_cpu_list(claimed)}"] if claimed else []
     given += [amount(plan.memory) + " of memory"] if plan.memory else []
     given += [f"{amount(size)} of {page} hugepages" for page, size in plan.hugepages.items()]
-    others = "a plain container made way before it started and got everything back afterwards, " if claimed else ""
+    others = "a plain container left these CPUs before it started and got them back afterwards, " if claimed else ""
     return (
-        f"a claim for {', '.join(given)} on NUMA node {plan.numa_node} became a container pinned to exactly that, "
-        f"{others}and everything has ended cleanly."
+        f"a claim for {', '.join(given)} on NUMA node {plan.numa_node} became a container pinned to exactly "
+        f"these resources, {others}and everything has ended cleanly."
     )

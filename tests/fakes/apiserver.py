@@ -203,7 +203,7 @@ class ApiServer:
                 if fault.answer in {"hang", "drop"}:
                     assert request.transport is not None
                     request.transport.abort()
-                    raise ApiError(500, "InternalError", "nobody will read this")
+                    raise ApiError(500, "InternalError", "the connection is closed, so no client reads this")
                 error = ApiError(int(fault.answer), "Injected", f"injected fault {fault.answer}")
                 raise error from (Exception(fault.retry_after) if fault.retry_after else None)
         return None
@@ -244,7 +244,7 @@ class ApiServer:
             return self.store.delete(resource, namespace, name, body.get("preconditions"))
         if verb == "create":
             if resource.namespaced and not namespace:
-                raise ApiError(405, "MethodNotAllowed", f"{resource.name} are made in a namespace")
+                raise ApiError(405, "MethodNotAllowed", f"{resource.name} must be created in a namespace")
             return self.store.create(resource, namespace, body, dry_run="dryRun" in request.query)
         if verb == "patch":
             return self._patch(target, body, request)
@@ -253,7 +253,7 @@ class ApiServer:
     def _proxied(self, request: web.Request, node: str) -> Document:
         """Returns the response from a node's kubelet; only its path configz is implemented."""
         if node not in self.options.kubelets or not request.path.endswith("/proxy/configz"):
-            raise ApiError(503, "ServiceUnavailable", "error trying to reach service: no kubelet is played")
+            raise ApiError(503, "ServiceUnavailable", "error trying to reach service: this node has no kubelet")
         return {"kubeletconfig": self.options.kubelets[node]}
 
     def _patch(self, target: Target, body: Document, request: web.Request) -> Document:
@@ -263,7 +263,7 @@ class ApiServer:
             new = _PATCHES[request.content_type](old, body)
             return self.store.update(target.resource, target.namespace, target.name, new, target.part)
         if request.content_type != "application/apply-patch+yaml" or target.part != "status":
-            raise ApiError(415, "UnsupportedMediaType", "only status is applied to, by application/apply-patch+yaml")
+            raise ApiError(415, "UnsupportedMediaType", "only status can be applied, as application/apply-patch+yaml")
         new = devices.applied(old, devices.identity(body), request.query["fieldManager"])
         rules, release = self.options.rules, tuple(map(int, self.options.version.split(".")))
         for driver in devices.changed_drivers(new, old) if rules is not None and release >= (1, 36) else ():
@@ -334,10 +334,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.fakes.apiserver", description=__doc__)
     parser.add_argument("--port-file", type=Path)
     parser.add_argument("--kubeconfig-out", type=Path)
-    parser.add_argument("--address", default="127.0.0.1", help="where it listens")
-    parser.add_argument("--gate-off", action="append", default=[], help="a feature gate that is off")
-    parser.add_argument("--gate-on", action="append", default=[], help="a feature gate that is on")
-    parser.add_argument("--version", default="1.36", help="release of Kubernetes that is played")
-    parser.add_argument("--node-socket", type=Path, help="where the node executes commands (apiserver_exec)")
-    parser.add_argument("--node", action="append", default=[], help="a Node to create at the start")
+    parser.add_argument("--address", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--gate-off", action="append", default=[], help="feature gate to turn off")
+    parser.add_argument("--gate-on", action="append", default=[], help="feature gate to turn on")
+    parser.add_argument("--version", default="1.36", help="Kubernetes release to imitate")
+    parser.add_argument("--node-socket", type=Path, help="socket of the node that executes commands (apiserver_exec)")
+    parser.add_argument("--node", action="append", default=[], help="Node to create at the start")
     asyncio.run(_main(parser.parse_args()))

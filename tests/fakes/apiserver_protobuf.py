@@ -182,7 +182,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
         elif tag & 7 == 2:
             size, at = _varint(data, at)
             if at + size > len(data):
-                raise ValueError("it is cut off")
+                raise ValueError("it is truncated")
             yield tag >> 3, data[at : at + size]
             at += size
         else:

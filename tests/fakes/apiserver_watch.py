@@ -29,7 +29,7 @@ def matches(resource: Resource, request: web.Request, document: Document | None)
     for term in filter(None, request.query.get("labelSelector", "").split(",")):
         key, _, wanted = term.replace("==", "=").partition("=")
         if not wanted or key.endswith("!"):
-            raise ApiError(400, "BadRequest", f"this server knows labels that are equal only, not {term}")
+            raise ApiError(400, "BadRequest", f"this server supports only equality in label selectors, not {term}")
         if labels.get(key) != wanted and document is not None:
             return False
     return document is not None

@@ -142,7 +142,7 @@ class Kubelet:
         names = {claim.uid: claim.name for claim in claims}
         for uid, entry in answers.items():
             if uid not in names:
-                raise failure(f"{driver} answered for a claim that it was not asked for: {uid}")
+                raise failure(f"{driver} returned a claim that was not in the request: {uid}")
             if entry.error:
                 raise failure(f"{driver} failed to {verb.lower()} claim {names[uid]}: {entry.error}")
         if len(answers) < len(claims):
@@ -188,10 +188,12 @@ def _shown(one: Endpoint) -> Document:
 
 
 async def _main() -> None:
-    parser = argparse.ArgumentParser(description="A kubelet, as far as a DRA driver sees one.")
+    parser = argparse.ArgumentParser(description="The part of a kubelet that a DRA driver sees.")
     parser.add_argument("--root", type=Path, required=True, help="the kubelet's root directory")
-    parser.add_argument("--control", type=Path, required=True, help="unix socket for calls, one JSON line each")
-    parser.add_argument("--poll-seconds", type=float, default=0.05, help="between looks at the plugin registry")
+    parser.add_argument("--control", type=Path, required=True, help="unix socket for calls as JSON lines")
+    parser.add_argument(
+        "--poll-seconds", type=float, default=0.05, help="time between two scans of the plugin registry"
+    )
     arguments = parser.parse_args()
     stop = stopping()
     kubelet = Kubelet(arguments.root, KubeletSettings(poll=arguments.poll_seconds))

@@ -167,10 +167,10 @@ class Plugins:
 
     def _accept(self, info: registration_pb.PluginInfo, path: Path) -> Endpoint:
         if info.type != "DRAPlugin":
-            raise RefusedPluginError(f"no one here takes plugins of type {info.type!r}")
+            raise RefusedPluginError(f"no handler is registered for plugins of type {info.type!r}")
         service = next((name for name in info.supported_versions if name in self.settings.services), None)
         if service is None:
-            raise RefusedPluginError(f"none of the services {list(info.supported_versions)} is known here")
+            raise RefusedPluginError(f"none of the services {list(info.supported_versions)} is supported")
         address = info.endpoint or str(path)
         if any(endpoint.driver == info.name and endpoint.path == address for endpoint in self.endpoints):
             raise RefusedPluginError(f"driver {info.name} has already registered {address}")

@@ -106,7 +106,7 @@ def _load(path: Path) -> dict[str, Any]:
             raise InvalidSpecError(f"device {device['name']!r} has empty edits")
         _check_edits(device["containerEdits"])
     if _VERSIONS.index(version) < _VERSIONS.index(needed := _minimum(document)):
-        raise InvalidSpecError(f"version {version} is below {needed}, which the content needs")
+        raise InvalidSpecError(f"version {version} is below {needed}, which the content requires")
     return dict(document)
 
 

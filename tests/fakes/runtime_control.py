@@ -147,18 +147,20 @@ async def _serve(options: RuntimeOptions, control: Path, running: "Running") -> 
 
 def main(running: "Running") -> None:
     """Parses the command line of the fake and runs it."""
-    parser = argparse.ArgumentParser(prog="tests.fakes.runtime", description="A stand-in for containerd's side of NRI.")
-    parser.add_argument("--socket", type=Path, required=True, help="where plugins connect")
-    parser.add_argument("--control", type=Path, required=True, help="where JSON lines are taken")
+    parser = argparse.ArgumentParser(prog="tests.fakes.runtime", description="A fake of containerd's side of NRI.")
+    parser.add_argument("--socket", type=Path, required=True, help="socket for plugins")
+    parser.add_argument("--control", type=Path, required=True, help="socket for calls as JSON lines")
     parser.add_argument("--level", choices=sorted(LEVELS), default="0.12", help="NRI release")
-    parser.add_argument("--cdi-dirs", type=Path, nargs="*", default=[], help="later ones win")
-    parser.add_argument("--cgroup-root", type=Path, help="make an imitated cgroup tree here")
+    parser.add_argument("--cdi-dirs", type=Path, nargs="*", default=[], help="later directories take precedence")
+    parser.add_argument("--cgroup-root", type=Path, help="directory for a fake cgroup tree")
     parser.add_argument("--cgroup-driver", choices=("systemd", "cgroupfs"), default="systemd")
     parser.add_argument("--machine-cpus", default="0-7", help="CPU list of the root cgroup")
     parser.add_argument("--machine-mems", default="0-1", help="node list of the root cgroup")
-    parser.add_argument("--hugepage-sizes", nargs="*", default=["2MB", "1GB"], help="as in hugetlb.<size>.max")
-    parser.add_argument("--partitions", action="store_true", help="cgroups have the files of cpuset partitions")
-    parser.add_argument("--request-seconds", type=float, default=2.0, help="patience for one call of a plugin")
+    parser.add_argument(
+        "--hugepage-sizes", nargs="*", default=["2MB", "1GB"], help="page sizes as in hugetlb.<size>.max"
+    )
+    parser.add_argument("--partitions", action="store_true", help="create the files of cpuset partitions in cgroups")
+    parser.add_argument("--request-seconds", type=float, default=2.0, help="timeout for one plugin call")
     given = vars(parser.parse_args())
     control = given.pop("control")
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}

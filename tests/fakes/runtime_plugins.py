@@ -164,7 +164,7 @@ class PluginPeer:
             raise
         except DecodeError as error:
             outcome = "error"
-            raise RpcError(INTERNAL, f"cannot read the answer: {error}") from error
+            raise RpcError(INTERNAL, f"cannot read the response: {error}") from error
         except TimeoutError as error:
             outcome = "timeout"
             raise self.close(f"failed to handle {method}: context deadline exceeded") from error

@@ -145,7 +145,7 @@ def allocate(
 def _slots(request: Document, classes: Mapping[str, Document]) -> list[Slot]:
     name, wish = request["name"], request["exactly"]
     if wish.get("allocationMode", "ExactCount") != "ExactCount":
-        raise ValueError(f"request {name}: this scheduler knows allocationMode ExactCount only")
+        raise ValueError(f"request {name}: this scheduler supports only allocationMode ExactCount")
     if wish["deviceClassName"] not in classes:
         raise UnschedulableError(f"request {name}: there is no DeviceClass {wish['deviceClassName']}")
     return [Slot(name, wish, classes[wish["deviceClassName"]])] * int(wish.get("count", 1))

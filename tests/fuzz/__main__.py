@@ -106,10 +106,10 @@ def main() -> int:
     """Runs the command and returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of a run that is to be repeated")
-    parser.add_argument("--folder", type=Path, default=Path("build/fuzz"), help="where failing inputs go")
-    parser.add_argument("--input", type=Path, help="try only this one")
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help="some of them (default: all)")
+    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="seed of the run to repeat")
+    parser.add_argument("--folder", type=Path, default=Path("build/fuzz"), help="directory for failing inputs")
+    parser.add_argument("--input", type=Path, help="run only this input")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="targets to run (default: all)")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if given.input:

@@ -205,14 +205,16 @@ class Machine:
         except RejectedError as error:
             rejection = str(error)
         if rejection is not None:
-            assert rejection.strip(), f"the {what} of {box.id} was rejected without a text"
+            assert rejection.strip(), f"the {what} of {box.id} was rejected without a message"
             if before is not None and before.power.dead:
                 # The instance died while it was moving other containers. A real instance would not have answered.
                 verdict = None
-            assert verdict is not True, f"the {what} of {box.id} was rejected, and nothing is against it: {rejection}"
+            assert verdict is not True, f"the {what} of {box.id} was rejected without a valid reason: {rejection}"
             return False
         asked = before is not None and before is self.world.active
-        assert verdict is not False or not asked, f"the {what} of {box.id} was accepted with {[*box.named]}"
+        assert verdict is not False or not asked, (
+            f"the {what} of {box.id} was accepted although it must be rejected; claims: {[*box.named]}"
+        )
         return True
 
     async def start(self, first: int, _second: int) -> None:

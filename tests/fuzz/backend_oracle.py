@@ -63,8 +63,8 @@ def _claim_verdict(world: World, box: Box, uid: str) -> bool | None:
         uid in other.held and other.pod.uid == box.pod.uid and world.exists(other) for other in users
     ):
         return False
-    # If a creation fails after the backend has accepted the container, the backend keeps that container until its pod or
-    # its next attempt ends, so it may own the claim.
+    # If a creation fails after the backend has accepted the container, the backend keeps that container until its pod
+    # or its next attempt ends, so it may own the claim.
     phantom = any(user != box.user and user[0] == box.pod.uid for user in world.phantoms)
     alone = not phantom and record.owner is None and len(record.reserved_for) == 1
     return True if alone and (record.sharing == "pod" or not users) else None
@@ -144,7 +144,7 @@ def _check_partition(world: World, box: Box) -> None:
     CPUs and removed it from its list of partitions (remote_partition_disable()), so its end is harmless.
     """
     text = world.kernel.get(box.path, PARTITION) if isinstance(world.kernel, PartitionTree) else ""
-    assert "invalid" not in text or "hotplug" in text, f"{box.id} ({box.phase}) is a partition that is {text}"
+    assert "invalid" not in text or "hotplug" in text, f"{box.id} ({box.phase}) is a partition in state {text}"
 
 
 def check_limits(world: World) -> None:
@@ -185,7 +185,7 @@ def check_exact(world: World, box: Box) -> None:
     nodes = {part.numa_node for record in records for part in record.memory}
     if nodes and box.held == set(box.named):
         mems = parse_cpu_list(world.kernel.get(box.path, "cpuset.mems.effective"))
-        assert mems == nodes, f"{box.id} has memory of nodes {_text(mems)}; its claims have {nodes}"
+        assert mems == nodes, f"{box.id} has memory on nodes {_text(mems)}; its claims have {nodes}"
 
 
 def _no_overlap(world: World, owner: Box, other: Box) -> None:
@@ -202,7 +202,7 @@ def _no_overlap(world: World, owner: Box, other: Box) -> None:
     ]
     common = (exclusive(world, owner) - _cpus(shared)) & world.cpus(other)
     text = f"{other.id} ({other.container.name} of {other.pod.uid}, {other.phase}) runs on {_text(common)}"
-    assert not common, f"{text}, which is of a claim of {owner.id} ({owner.phase})"
+    assert not common, f"{text}, which belongs to a claim of {owner.id} ({owner.phase})"
 
 
 def _check_pool(world: World, box: Box) -> None:
@@ -240,7 +240,7 @@ def check_end(world: World) -> None:
     assert not problems, problems
     if world.partitions and world.kernel.has(TOP, EXCLUSIVE):
         kept = world.kernel.get(TOP, EXCLUSIVE)
-        assert not kept, f"{TOP} keeps the CPUs {kept} from others, and no partition is below it"
+        assert not kept, f"{TOP} still reserves the CPUs {kept}, although no partition is below it"
     left = world.online - world.config.reserved_cpus
     for box in world.living():
         if box.pod.uid == OWN_POD:
@@ -248,9 +248,9 @@ def check_end(world: World) -> None:
         shown, path = world.cpus(box), cgroup_directory(box.pod.cgroup_parent)
         lazy = world.config.pool_growth == "lazy"
         right = shown and shown <= left if lazy else shown == left
-        assert right, f"{box.id} runs on {_text(shown)} after all claims, and on {_text(left)} before"
+        assert right, f"{box.id} runs on {_text(shown)} after all claims have ended; the pool is {_text(left)}"
         limit, text = world.limits[path], world.kernel.get(path, PAGES)
-        assert text == limit, f"{path}/{PAGES} is {text} after all claims; the kubelet wrote {limit}"
+        assert text == limit, f"{path}/{PAGES} is {text} after all claims have ended; the kubelet wrote {limit}"
 
 
 def _text(cpus: frozenset[int]) -> str:

@@ -444,7 +444,7 @@ class World:
                     await self.bury(instance)
                 continue
             except TimeoutError as error:
-                raise RejectedError("the creation was not answered in time") from error
+                raise RejectedError("CreateContainer was not answered in time") from error
             self.phantoms.add(box.user)
             env = (*one.env, *(f"{key}={value}" for key, value in answer.env.items()))
             one = replace(one, env=env, resources=_merged(one.resources, answer.resources))
@@ -557,7 +557,7 @@ class World:
             if not instance.task.done():
                 continue
             error = None if instance.task.cancelled() else instance.task.exception()
-            assert isinstance(error, KilledError), f"the task of enforcement has ended: {error!r}"
+            assert isinstance(error, KilledError), f"the enforcement task has ended: {error!r}"
             await self.bury(instance)
         self.unquiet = 0.0 if seconds >= self.unquiet else self.unquiet
         self.doubt = 0.0 if seconds >= self.doubt else self.doubt

@@ -116,7 +116,7 @@ class Server(Claims):
             await asyncio.sleep(self.delay / 10)
         if self.endless:
             await asyncio.sleep(120)
-            raise UnavailableError("list resourceclaims", "the list does not end within 120 s")
+            raise UnavailableError("list resourceclaims", "the list did not end within 120 s")
 
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[dict[str, Any]], dict[str, Any] | None]

@@ -56,7 +56,9 @@ def check(target: Target, data: bytes) -> float:
             return spent
         spent = min(spent, _once(target, data))
     if spent > target.milliseconds:
-        raise FuzzError(f"{target.name}: {len(data)} bytes cost {spent:.0f} ms of CPU, {target.milliseconds:g} allowed")
+        raise FuzzError(
+            f"{target.name}: {len(data)} bytes took {spent:.0f} ms of CPU time, {target.milliseconds:g} allowed"
+        )
     return spent
 
 
@@ -69,7 +71,7 @@ def _once(target: Target, data: bytes) -> float:
     except target.allowed:
         pass
     except _StuckError:
-        raise FuzzError(f"{target.name}: {len(data)} bytes cost more than {patience:g} s of CPU") from None
+        raise FuzzError(f"{target.name}: {len(data)} bytes took more than {patience:g} s of CPU time") from None
     except Exception as error:
         raise FuzzError(f"{target.name}: {error!r:.300}") from error
     return (time.thread_time() - began) * 1000

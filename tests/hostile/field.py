@@ -138,6 +138,6 @@ class Field:
             assert len(given) == 4
             self.patiently(pod.run).comes_to(given)
             # CPUs of claims that were released earlier may still become free.
-            wait_for("the pool for others", lambda: plain.cpus() == self.pool - self.held())
+            wait_for("the plain container to have the whole pool", lambda: plain.cpus() == self.pool - self.held())
             uid = pod.claim_uid
         wait_for("the release", lambda: not self.stage.held(uid))

@@ -45,7 +45,7 @@ def with_entries(field: Field, *entries: Callable[[Path], object]) -> Iterator[s
     try:
         for path, make in zip(paths, entries, strict=True):
             make(path)
-        wait_for("both to tell of them", lambda: all(_told(field).count(name) >= 2 for name in names))
+        wait_for("both processes to report every entry", lambda: all(_told(field).count(name) >= 2 for name in names))
         time.sleep(_SCANS)
         heard = _told(field)
     finally:

@@ -95,7 +95,7 @@ def _cgroups_away(field: Field) -> Iterator[str]:
         time.sleep(2.0)
         aside.rename(root)
         plain.comes_to(field.pool - given)
-        wait_for("both to run", lambda: _states(field) == "running running")
+        wait_for("both containers to run", lambda: _states(field) == "running running")
         yield _states(field)
 
 

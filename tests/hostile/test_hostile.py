@@ -27,8 +27,8 @@ def test_other_tenants_are_not_affected(field: Field, attack: Attack) -> None:
     before = field.spent()
     with attack.run(field) as heard:
         spent = [round(now - then, 2) for now, then in zip(field.spent(), before, strict=True)]
-        print(f"heard {heard[:400]!r}, frontend and backend took {spent} s")
+        print(f"output {heard[:400]!r}, CPU time of frontend and backend {spent} s")
         assert re.search(attack.expects, heard), heard[:2000]
-        assert max(spent) <= attack.seconds, f"frontend and backend took {spent} s"
+        assert max(spent) <= attack.seconds, f"frontend and backend took {spent} s of CPU time"
         field.works()
     field.unharmed = not attack.spoils_the_node

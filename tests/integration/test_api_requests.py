@@ -58,7 +58,7 @@ def test_a_node_sends_few_requests(open_stage: OpenStage) -> None:
         stage.add_ready_instance()
         first.frontend.stop()
         first.backend.stop()
-        wait_for("the claim to be compared", lambda: (asked(stage) - claimed)["get", "resourceclaims"], 30)
+        wait_for("the frontend to compare the claim", lambda: (asked(stage) - claimed)["get", "resourceclaims"], 30)
         taken_over = settled(stage)
         assert dict(taken_over - claimed) == TAKE_OVER
         pod.end()

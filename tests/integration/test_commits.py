@@ -22,7 +22,7 @@ AREAS = commits.AREAS | commits.sources(commits.ROOT)
         "chart: " + "x" * 64,
     ],
 )
-def test_subjects_of_this_form_are_accepted(subject: str) -> None:
+def test_valid_subjects_are_accepted(subject: str) -> None:
     assert commits.fault(subject, AREAS) == ""
 
 
@@ -40,7 +40,7 @@ def test_subjects_of_this_form_are_accepted(subject: str) -> None:
         ("chart: " + "x" * 65, "has 72 characters, at most 71"),
     ],
 )
-def test_other_subjects_are_faults(subject: str, why: str) -> None:
+def test_invalid_subjects_are_rejected_with_the_reason(subject: str, why: str) -> None:
     assert why in commits.fault(subject, AREAS)
 
 

@@ -80,7 +80,7 @@ class Project:
         for inside, place in places.items():
             if value == inside or value.startswith(f"{inside}/"):
                 return f"{option}={place}{value.removeprefix(inside)}"
-        assert not value.startswith("/"), f"{word} is in no volume"
+        assert not value.startswith("/"), f"{word} is not in any volume"
         return word
 
     def wait(self, what: str, condition: Callable[[], bool], seconds: float) -> None:

@@ -61,7 +61,7 @@ def test_commands_work_without_the_service(open_stage: OpenStage) -> None:
             screens = [line for line, _ in zip(watching.stdout, range(25), strict=False) if line.startswith("DEVICE ")]
             watching.send_signal(signal.SIGINT)
             watching.communicate(timeout=10 * PATIENCE)
-        assert (len(screens), watching.returncode) == (2, 0), "drawn again until somebody ends it"
+        assert (len(screens), watching.returncode) == (2, 0), "the status is printed again until SIGINT"
         instance.frontend.kill()
         code, found = run(stage, "doctor")
         assert (code, results(found)["driver.endpoint"]) == (1, "problem")

@@ -46,12 +46,12 @@ def test_files_are_created_and_removed_as_documented(open_stage: OpenStage) -> N
     with claim_pod(stage, "db", cpus(4)) as pod:
         pod.prepare()
         pod.run()
-        wait_for("the files of the claim", lambda: files(stage) >= OF_A_CLAIM)
+        wait_for("the claim's files to exist", lambda: files(stage) >= OF_A_CLAIM)
         metadata = {one for one in files(stage) - installed if "/dra-device-metadata" in one}
         assert any(one.endswith("/metadata.json") for one in metadata)
         empty = {"run/backend/enforcement-records", "kubelet/plugins/dra.cpu/dra-device-metadata"}
         assert files(stage) == installed | OF_A_CLAIM | empty | metadata
-    wait_for("the end of the claim", lambda: files(stage) == installed | empty, 30)
+    wait_for("the claim's files to be removed", lambda: files(stage) == installed | empty, 30)
     for process in instance.processes:
         process.stop()
-    wait_for("the end of the driver", lambda: files(stage) == DIRECTORIES | KEPT | empty)
+    wait_for("the driver's files to be removed", lambda: files(stage) == DIRECTORIES | KEPT | empty)

@@ -129,7 +129,7 @@ def test_a_claim_passes_from_one_pod_to_the_next(stage: Stage) -> None:
             except AnsweredError:
                 return None
 
-        box = wait_for("the claim to pass on", starts)
+        box = wait_for("the claim to pass to the next pod", starts)
         assert box is not None
         box.start()
         assert box.cpus() == given == stage.held(second.claim_uid)
@@ -152,7 +152,7 @@ def test_unprepare_of_a_claim_in_use_keeps_its_cpus_held(stage: Stage) -> None:
             assert not plain.cpus() & given
             box.remove()
             free = {"pool", "withheld"}
-            wait_for("the CPUs to be free", lambda: {one["use"] for one in stage.state("/v1/cpus")} == free)
+            wait_for("the claimed CPUs to be free", lambda: {one["use"] for one in stage.state("/v1/cpus")} == free)
             new.prepare()
             assert stage.held(new.claim_uid) == given
         plain.comes_to(ALL)
@@ -233,7 +233,7 @@ def test_a_kill_becomes_one_event_that_names_the_numa_node(stage: Stage) -> None
         stage.kill_backend(instance)
         instance.backend.start()
         stage.wait_ready(instance)
-        wait_for("the new backend to tell of the first", lambda: told_of_kill(stage, boxes["old"]), 40.0)
+        wait_for("the new backend to report the first kill", lambda: told_of_kill(stage, boxes["old"]), 40.0)
         # Kills are reported in the order in which they were observed, so an Event for the first kill would exist before
         # this one.
         kill(new)

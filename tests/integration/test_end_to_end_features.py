@@ -79,7 +79,9 @@ def test_reserves_that_leave_nothing_are_reported(open_stage: OpenStage) -> None
 
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("release", ["1.36", "1.37"])
-def test_limits_are_the_same_whether_or_not_the_kubelet_counts_claims(open_stage: OpenStage, release: str, gate: bool) -> None:
+def test_limits_are_the_same_whether_or_not_the_kubelet_counts_claims(
+    open_stage: OpenStage, release: str, gate: bool
+) -> None:
     """The record states whether the kubelet counts claims, which depends on the server and the Node; the limits of pod
     and container are equal in both cases.
     """

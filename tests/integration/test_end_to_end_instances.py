@@ -35,9 +35,9 @@ def test_only_one_of_two_instances_enforces_and_the_other_takes_over(open_stage:
         assert pod.run().cpus() == given
         for process in old.processes:
             process.kill()
-        wait_for("the standby to act", lambda: _active(stage, new), 3.0)
+        wait_for("the standby to become active", lambda: _active(stage, new), 3.0)
         assert {cpu["cpu"] for cpu in stage.state("/v1/cpus", new) if cpu["use"] == "claimed"} == given
-        wait_for("state.sock to lead to it", lambda: _leads_to(stage, new))
+        wait_for("state.sock to point to the new instance", lambda: _leads_to(stage, new))
         with claim_pod(stage, "next", cpus(4)) as following:
             following.prepare()
             assert not following.run().cpus() & given
@@ -54,7 +54,7 @@ def test_all_processes_die_and_the_claim_files_are_lost(open_stage: OpenStage) -
         box = pod.run()
         given = box.cpus()
         stage.kill_backend(instance)
-        wait_for("the lease to end", lambda: not stage.state("/v1/backend")["live"], 15.0)
+        wait_for("the lease to expire", lambda: not stage.state("/v1/backend")["live"], 15.0)
         with ThreadPoolExecutor() as threads:
             waiting = threads.submit(following.prepare)
             with pytest.raises(TimeoutError):

@@ -97,7 +97,7 @@ def test_the_rejection_of_a_second_pod_names_the_first(stage: Stage, flags: list
         text = refusal()
         assert "default/both" in text
         assert "recorded for pod default/holder and not for this pod" in text
-        wait_for("the record to name both", lambda: "belongs to container app of pod default/holder" in refusal())
+        wait_for("the record to name both pods", lambda: "belongs to container app of pod default/holder" in refusal())
         status, found = document(flags, "pod/default/second")
         assert (status, [one["problem"] for one in found["problems"]]) == (
             1,

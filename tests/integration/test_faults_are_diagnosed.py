@@ -55,7 +55,7 @@ def ask_for(stage: Stage, name: str, count: int) -> None:
 def nri_off(stage: Stage) -> None:
     """The runtime no longer serves NRI's socket."""
     next(one for one in stage.stand_ins if one.name == "runtime").kill()
-    wait_for("the service to notice", lambda: stage.state("/v1/backend")["problem"])
+    wait_for("the service to notice the lost connection", lambda: stage.state("/v1/backend")["problem"])
 
 
 def gate_off(stage: Stage) -> None:

@@ -174,7 +174,7 @@ def test_a_frontend_that_dies_loses_nothing(node: Node) -> None:
     instance.frontend.start()
     node.stage.wait_back(instance)
     second.unprepare()
-    wait_for("the pages of the other claim alone", lambda: node.pages == 8, SECONDS)
+    wait_for("only the other claim's pages to remain", lambda: node.pages == 8, SECONDS)
     release(node, first)
 
 

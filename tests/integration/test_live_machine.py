@@ -184,7 +184,11 @@ def test_pages_of_host_processes_are_not_part_of_the_capacity(stage: Stage, mach
     soon("knowledge", lambda: not stage.state("/v1/machine")["warnings"])
     machine.set_pages(1, 2048, 2048 - 364)
     # Two samples, two seconds apart, must agree.
-    wait_for("64 pages less", lambda: amount(stage, "hugepages-2m-numa001") == f"{(2048 - 64) * 2}Mi", 10.0)
+    wait_for(
+        "the capacity to shrink by 64 pages",
+        lambda: amount(stage, "hugepages-2m-numa001") == f"{(2048 - 64) * 2}Mi",
+        10.0,
+    )
     node = stage.state("/v1/machine")["numaNodes"][1]
     assert {"pageSize": "2Mi", "total": 2048, "free": 1684, "heldByHost": 64} in node["hugepages"]
     machine.set_pages(1, 2048, 2048 - 300)

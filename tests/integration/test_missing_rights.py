@@ -29,7 +29,9 @@ def test_a_missing_permission_is_reported_where_it_has_an_effect(open_stage: Ope
     stage = open_stage()
     forbid(stage, ("create", "resourceslices"))
     instance = stage.add_instance()
-    wait_for("/readyz to name it", lambda: grant("create", "resourceslices") in stage.unready(instance), 60.0)
+    wait_for(
+        "/readyz to name the permission", lambda: grant("create", "resourceslices") in stage.unready(instance), 60.0
+    )
     forbid(stage)
     stage.wait_ready(instance)
     with claim_pod(stage, "db", cpus(2)) as pod:

@@ -126,7 +126,7 @@ def test_claims_are_refused_and_other_containers_start_unchanged(open_stage: Ope
     drivers = [
         one.keys() & {"dra.cpu/observe", "dra.memory/observe"} for one in (each["attributes"] for each in devices)
     ]
-    assert all(drivers), "kubectl numa shows the mode where the API server drops taints"
+    assert all(drivers), "kubectl numa shows the mode even if the API server drops taints"
 
 
 def test_the_scheduler_does_not_choose_a_node_that_only_observes(open_stage: OpenStage) -> None:
@@ -165,4 +165,4 @@ def test_prepared_claims_keep_their_cpus_while_observing(open_stage: OpenStage) 
         kept = {path: one for path, one in before.items() if not path.startswith(gone) and "effective" not in path}
         assert {path: after.get(path) for path in kept} == kept
         db.unprepare()
-        wait_for("the record to be gone", lambda: not list(stage.paths.cdi_dir.glob("*.json")))
+        wait_for("the record to be removed", lambda: not list(stage.paths.cdi_dir.glob("*.json")))

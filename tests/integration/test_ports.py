@@ -25,7 +25,7 @@ def probe(port: int, path: str) -> int:
 
 def becomes(port: int, path: str, status: int) -> None:
     """Waits until a probe returns a status."""
-    wait_for(f"{status} of {path}", lambda: probe(port, path) == status, 15)
+    wait_for(f"{path} to return {status}", lambda: probe(port, path) == status, 15)
 
 
 def at(template: str, port: int) -> str:

@@ -78,7 +78,7 @@ def test_a_frontend_that_cannot_start_reports_why_and_waits(base: Path) -> None:
             for words in wanted:
                 assert words in text
                 assert words in log.read_text()
-            assert log.read_text().count("cannot start") == 1, "said once, and not at each look"
+            assert log.read_text().count("cannot start") == 1, "the reason is logged once and not at each check"
             doctor = subprocess.run([*PROGRAM, *flags, "doctor"], capture_output=True, text=True, check=False)
             assert "[driver.pod]" in doctor.stdout
             screen = subprocess.run([*PROGRAM, *flags, "status"], capture_output=True, text=True, check=False)

@@ -358,7 +358,7 @@ async def test_a_device_is_not_published_without_its_binding_conditions(rig: Rig
         await eventually(lambda: rig.shape()[0][3] == ["a", "b"])
         await eventually(lambda: not publisher.notes)
     assert [reason for reason, _ in rig.notices] == ["BindingConditionsUnsupported"]
-    assert all(one[3] != ["b"] for one in rig.shape()), "the dry run left nothing"
+    assert all(one[3] != ["b"] for one in rig.shape()), "the dry run stored nothing"
 
 
 def listed() -> Document:
@@ -422,7 +422,7 @@ async def test_whether_claims_are_counted_depends_on_server_and_kubelet(
     (both,) = mapped()
     both["spec"]["devices"][0]["attributes"] |= listed()["spec"]["devices"][0]["attributes"]
     async with rig.publisher({NODE: [both]}) as publisher:
-        assert publisher.counted, "nobody knows better yet"
+        assert publisher.counted, "counting is assumed before the server has been asked"
         await rig.published(publisher, 1)
         assert publisher.counted is kept
     (slice_,) = rig.slices()

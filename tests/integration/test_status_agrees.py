@@ -96,11 +96,11 @@ def test_all_sources_agree_in_each_state_of_a_node(open_stage: OpenStage) -> Non
     _, kubelet, runtime = stage.stand_ins
     kubelet.kill()
     instance = stage.add_instance()
-    wait_for("the state socket", instance.state_socket.exists, 60.0)
+    wait_for("the state socket to exist", instance.state_socket.exists, 60.0)
     agrees(stage, instance, StatusCode.NOT_REGISTERED)
     stage.paths.kubelet_control.unlink()
     kubelet.start()
-    wait_for("the kubelet to serve", lambda: accepts(stage.paths.kubelet_control), 60.0)
+    wait_for("the kubelet to accept connections", lambda: accepts(stage.paths.kubelet_control), 60.0)
     stage.wait_registered()
     stage.wait_ready(instance)
     found = look(stage, instance)

@@ -22,7 +22,7 @@ LAST_REPORT = pytest.StashKey[Callable[[], dict[str, str]]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     if not MARKER.exists():
-        pytest.exit("these tests change the machine they run on: use tests/node/run.sh", returncode=4)
+        pytest.exit("these tests modify the machine that they run on: use tests/node/run.sh", returncode=4)
     shutil.rmtree(LOGS, ignore_errors=True)
 
 

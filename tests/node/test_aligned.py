@@ -44,7 +44,7 @@ def test_pods_one_after_another_are_all_aligned(cluster: Cluster) -> None:
         began = time.monotonic()
         pod = cluster.pod(cpus(2), memory(16 * MIB), hugepages(4 * MIB))
         box = pod.run(command=HOLD, image="python")
-        until(box.log, "the program told what it holds")
+        until(box.log, "the program has printed its memory")
         if fault := misplaced(pod, box):
             faults[number] = fault
         used += box.mems_allowed
@@ -54,6 +54,6 @@ def test_pods_one_after_another_are_all_aligned(cluster: Cluster) -> None:
         seconds.append(time.monotonic() - began)
     share = ", ".join(f"{used.count(node)} on node {node}" for node in sorted(set(used)))
     figures.note("pods aligned in CPUs, memory and hugepages", f"{COUNT - len(faults)} of {COUNT} ({share})")
-    figures.note("time of such a pod", f"median {statistics.median(seconds):.1f} s, worst {max(seconds):.1f} s")
+    figures.note("time per aligned pod", f"median {statistics.median(seconds):.1f} s, worst {max(seconds):.1f} s")
     assert not faults
     assert set(used) == set(kernel.numa_nodes())

@@ -25,7 +25,7 @@ def test_a_claim_becomes_a_container_on_one_numa_node(cluster: Cluster) -> None:
     """CPUs, memory and hugepages of both sizes come from the claimed NUMA node, and no page exceeds the claim."""
     db = cluster.pod(cpus(2, numa_node=1), memory(64 * MIB), hugepages(6 * MIB), hugepages(GIB, "1g", "gigs"))
     box = db.run(command=HOLD, image="python")
-    until(box.log, "the program told what it holds")
+    until(box.log, "the program has printed its memory")
 
     assert db.cpus < kernel.node_cpus(1)
     assert kernel.siblings(min(db.cpus)) == db.cpus, "a whole core"
@@ -63,13 +63,13 @@ def test_others_leave_the_cpus_before_the_first_instruction(cluster: Cluster) ->
     db.prepare()
     look = f"cat /host{plain.cgroup.path}/cpuset.cpus.effective; exec sleep 1000"
     box = db.run(command=["sh", "-c", look], mounts={"/sys/fs/cgroup": "/host"})
-    assert parse_cpu_list(until(box.log, "the claim's container has looked").strip()) == pool - db.cpus
+    assert parse_cpu_list(until(box.log, "the claim's container has printed the pool").strip()) == pool - db.cpus
     assert box.cpus_allowed == db.cpus
     claimed = db.cpus
     late = cluster.node.pod("late").run()
     assert late.cpus_allowed == late.cgroup.cpus() == plain.cpus_allowed == pool - claimed
     db.end()
-    until(lambda: plain.cpus_allowed == late.cpus_allowed == pool, "the CPUs are given back")
+    until(lambda: plain.cpus_allowed == late.cpus_allowed == pool, "the plain containers have the CPUs back")
 
 
 @both_drivers
@@ -117,4 +117,4 @@ def test_every_free_cpu_can_be_claimed(cluster: Cluster) -> None:
     until(lambda: plain.cpus_allowed == RESERVED, "the plain container shares the reserved CPUs")
     for pod in pods:
         pod.end()
-    until(lambda: plain.cpus_allowed == ALL - RESERVED, "the CPUs are given back")
+    until(lambda: plain.cpus_allowed == ALL - RESERVED, "the plain containers have the CPUs back")

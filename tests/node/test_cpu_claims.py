@@ -57,11 +57,11 @@ def test_all_containers_without_a_claim_leave_its_cpus_and_get_them_back(cluster
         node.pod("batch", qos="besteffort"),
     ]
     boxes = [pod.run() for pod in pods]
-    until(lambda: all(box.cpus_allowed == POOL for box in boxes), "all are in the pool")
+    until(lambda: all(box.cpus_allowed == POOL for box in boxes), "all containers have the whole pool")
 
     claim = cluster.pod(cpus(3, numa_node=1))
     left = POOL - claim.cpus
-    until(lambda: all(box.cpus_allowed == left for box in boxes), "all have made way")
+    until(lambda: all(box.cpus_allowed == left for box in boxes), "all containers have left the claimed CPUs")
     late = node.pod("late")
     assert ended_with(late.run("init", SHOW)) == left
     boxes.append(late.run())
@@ -69,7 +69,7 @@ def test_all_containers_without_a_claim_leave_its_cpus_and_get_them_back(cluster
     boxes[1] = pods[1].run(attempt=1)
     assert all(box.cpus_allowed == left for box in boxes)
     claim.end()
-    until(lambda: all(box.cpus_allowed == POOL for box in boxes), "all have them back")
+    until(lambda: all(box.cpus_allowed == POOL for box in boxes), "all containers have the claimed CPUs back")
 
 
 def test_a_claim_shared_in_a_pod(cluster: Cluster) -> None:
@@ -91,7 +91,7 @@ def test_a_claim_shared_in_a_pod(cluster: Cluster) -> None:
     assert again.cpus_allowed == given
     assert plain.cpus_allowed == POOL - given
     db.end()
-    until(lambda: plain.cpus_allowed == POOL, "freed after the last")
+    until(lambda: plain.cpus_allowed == POOL, "the CPUs are free after the last container has ended")
 
 
 def test_one_claim_with_cpus_of_both_numa_nodes(cluster: Cluster) -> None:

@@ -36,7 +36,7 @@ def test_machine_mode_gives_exactly_the_cpus_that_a_claim_names(cluster: Cluster
             other.prepare()
         other.end()
     slurm.end()
-    until(lambda: plain.cpus_allowed == POOL, "the CPUs are given back")
+    until(lambda: plain.cpus_allowed == POOL, "the plain container has the CPUs back")
 
 
 @by_machine

@@ -50,16 +50,20 @@ def test_a_killed_backend_repairs_everything_after_its_restart(cluster: Cluster)
     cluster.instance.kill_backend()
     boxes[2].start()
     plain = web.run()
-    assert plain.cpus_allowed == ALL, "the gap: nobody tells the runtime where to put it"
+    assert plain.cpus_allowed == ALL, "without a backend, the runtime gives the container all CPUs"
     assert boxes[0].cpus_allowed == running.cpus
-    assert boxes[2].cpus_allowed == started.cpus, "the runtime keeps what CreateContainer was answered"
+    assert boxes[2].cpus_allowed == started.cpus, "the runtime keeps the response to CreateContainer"
 
     began = time.monotonic()
     cluster.instance.backend.start()
-    until(lambda: plain.cpus_allowed == ALL - RESERVED - claimed, "the plain container is moved", every=0.02)
-    figures.note("start of a killed backend until others are moved", f"{time.monotonic() - began:.2f} s")
-    until(lambda: is_true(boxes[2], started, 4 * MIB), "its pages are allowed", every=0.02)
-    figures.note("start of a killed backend until all limits are true", f"{time.monotonic() - began:.2f} s")
+    until(
+        lambda: plain.cpus_allowed == ALL - RESERVED - claimed,
+        "the plain container has left the claimed CPUs",
+        every=0.02,
+    )
+    figures.note("restart of a killed backend until other containers are moved", f"{time.monotonic() - began:.2f} s")
+    until(lambda: is_true(boxes[2], started, 4 * MIB), "the container's limit contains its pages", every=0.02)
+    figures.note("restart of a killed backend until all limits are applied", f"{time.monotonic() - began:.2f} s")
 
     cluster.wait_ready()
     assert is_true(boxes[1].start(), created, 4 * MIB)
@@ -80,7 +84,7 @@ def test_a_killed_frontend_loses_no_claim(cluster: Cluster) -> None:
     frontend.send(signal.SIGSTOP)
     preparing = cluster.at_once(second.prepare)
     box = first.run()
-    assert box.cpus_allowed == given, "nobody decides now, and nobody needs to"
+    assert box.cpus_allowed == given, "no frontend is running, and none is required"
     frontend.kill()
     with pytest.raises(AnsweredError):
         preparing.result(60)
@@ -88,7 +92,7 @@ def test_a_killed_frontend_loses_no_claim(cluster: Cluster) -> None:
     assert first.run().cpus_allowed == given
     began = time.monotonic()
     cluster.wait_ready()
-    figures.note("start of a killed frontend until claims are taken", f"{time.monotonic() - began:.2f} s")
+    figures.note("restart of a killed frontend until claims are prepared", f"{time.monotonic() - began:.2f} s")
     assert cluster.instance.held() == {first.claim_uid: given}
     cluster.kubelet("restart")
     cluster.wait_ready()
@@ -116,9 +120,9 @@ def test_the_plugin_reconnects_after_a_restart_of_the_runtime(cluster: Cluster) 
         known = backend.log().count(SYNCHRONISED)
         restart(cluster.settled())
         began = time.monotonic()
-        until(lambda: backend.log().count(SYNCHRONISED) > known, "the backend is back", every=0.02)  # noqa: B023
+        until(lambda: backend.log().count(SYNCHRONISED) > known, "the backend has reconnected", every=0.02)  # noqa: B023
         cluster.wait_ready()
-        figures.note("containerd answers until the backend enforces", f"{time.monotonic() - began:.2f} s")
+        figures.note("from containerd's first response until the backend enforces", f"{time.monotonic() - began:.2f} s")
         cluster.instance.wait_audited()
         assert box.cpus_allowed == running.cpus
         assert plain.cpus_allowed == pool
@@ -138,7 +142,10 @@ def test_lost_claim_files_are_restored(cluster: Cluster) -> None:
     assert len(files) == 2
     for path in files:
         path.unlink()
-    until(lambda: {p: p.read_bytes() for p in CDI_DIRECTORY.glob("*.json")}.keys() == files.keys(), "files are back")
+    until(
+        lambda: {p: p.read_bytes() for p in CDI_DIRECTORY.glob("*.json")}.keys() == files.keys(),
+        "the claim files exist again",
+    )
     assert box.cpus_allowed == given == db.cpus
     spare.end()
 
@@ -146,11 +153,11 @@ def test_lost_claim_files_are_restored(cluster: Cluster) -> None:
     for path in CDI_DIRECTORY.glob("*.json"):
         path.unlink()
     plain = cluster.node.pod("web").run()
-    assert plain.cpus_allowed == ALL - RESERVED - given, "held by the container that runs"
+    assert plain.cpus_allowed == ALL - RESERVED - given, "the running container keeps its CPUs"
     cluster.wait_ready()
     other = cluster.pod(cpus(2, numa_node=1))
     assert not other.cpus & given
-    until((CDI_DIRECTORY / cdi_file_name(CPU_DRIVER, db.claim_uid)).exists, "the record is rebuilt")
+    until((CDI_DIRECTORY / cdi_file_name(CPU_DRIVER, db.claim_uid)).exists, "the record has been rebuilt")
     assert db.cpus == given == box.cpus_allowed
     box.stop()
     assert db.run().cpus_allowed == given

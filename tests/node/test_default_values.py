@@ -40,7 +40,7 @@ def started(pod: ClaimPod) -> Container:
             return None
 
     try:
-        box = until(attempt, "its container starts", within=30, every=2.0)
+        box = until(attempt, "the container starts", within=30, every=2.0)
     except TimeoutError as error:
         raise AssertionError(f"{error}: {last}") from None
     assert box is not None
@@ -69,4 +69,4 @@ def test_claims_get_every_cpu_on_which_the_driver_runs(cluster: Cluster, mode: s
     for pod in pods:
         pod.end()
     for one in driver:
-        until(lambda: kernel.cpus_allowed(one.pid) == ALL, f"{one.name} has them back")  # noqa: B023
+        until(lambda: kernel.cpus_allowed(one.pid) == ALL, f"{one.name} has all CPUs back")  # noqa: B023

@@ -134,7 +134,7 @@ def test_a_termination_signal_ends_the_command(node: Node, image: str) -> None:
     ctr = ["ctr", "-n", "k8s.io", "run", "--rm", image, "setup-ended", *command]
     with subprocess.Popen(ctr, env=environment(node), stdin=subprocess.PIPE) as process:
         try:
-            until(lambda: handles_termination(node, "setup-ended"), "the command handles the signal", 120)
+            until(lambda: handles_termination(node, "setup-ended"), "the command has a handler for the signal", 120)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60 * PATIENCE) == 128 + signal.SIGTERM
         finally:

@@ -59,7 +59,7 @@ def never_starts(pod: ClaimPod, why: str) -> None:
     box = pod.create()
     with pytest.raises(CriError, match=f"dra-driver-numa: .*{why}"):
         box.start()
-    until(lambda: box.state == "exited", "nothing of it runs")
+    until(lambda: box.state == "exited", "the container has no process")
 
 
 @pytest.mark.core
@@ -95,9 +95,11 @@ def test_foreign_writes_are_repaired(cluster: Cluster) -> None:
     box.cgroup.write("cpuset.mems", "0-1")
     box.cgroup.write("cpuset.cpus", "0-7")
     plain.cgroup.write("cpuset.cpus", "0-7")
-    until(lambda: box.cpus_allowed == db.cpus and plain.cpus_allowed == pool, "the CPUs are right again", within=15)
-    until(lambda: all(g.hugetlb("2MB")["rsvd.max"] == str(2 * MIB) for g in groups), "the limits are", within=30)
-    until(lambda: len(box.mems_allowed) == 1, "the memory node is right again", within=30)
+    until(lambda: box.cpus_allowed == db.cpus and plain.cpus_allowed == pool, "the CPUs are restored", within=15)
+    until(
+        lambda: all(g.hugetlb("2MB")["rsvd.max"] == str(2 * MIB) for g in groups), "the limits are restored", within=30
+    )
+    until(lambda: len(box.mems_allowed) == 1, "the memory node is restored", within=30)
     until(
         lambda: all(instance.counter(f"repaired_{kind}") > count for kind, count in before.items()),
         "the repairs are counted",
@@ -118,11 +120,11 @@ def test_updates_of_other_resources_do_not_affect_a_claim(cluster: Cluster) -> N
         container.update(Resources(cpus="0-7", mems="0", shares=512, memory=256 * MIB))
     assert (box.cpus_allowed, box.mems_allowed) == (db.cpus, {1})
     assert plain.cpus_allowed == pool
-    assert box.cgroup.read("memory.max") == str(256 * MIB), "what is not ours is done"
+    assert box.cgroup.read("memory.max") == str(256 * MIB), "the rest of the update is applied"
     for group in (box.cgroup, db.sandbox.cgroup):
         assert group.hugetlb("2MB")["rsvd.max"] == str(2 * MIB)
     if cluster.node.cgroups.driver == "systemd":
         for container in (box, plain):
             scope = Path(container.cgroup.path).name
             subprocess.run(["systemctl", "set-property", "--runtime", scope, "AllowedCPUs=0-7"], check=True)
-        until(lambda: box.cpus_allowed == db.cpus and plain.cpus_allowed == pool, "the CPUs are right again", within=15)
+        until(lambda: box.cpus_allowed == db.cpus and plain.cpus_allowed == pool, "the CPUs are restored", within=15)

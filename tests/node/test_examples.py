@@ -154,7 +154,7 @@ def check_cpus(
     named = {
         value for key, _, value in (one.partition("=") for one in kernel.environment(box.process)) if "CPUSET" in key
     }
-    assert named, "the program finds its CPUs in its environment"
+    assert named, "the program's environment contains its CPUs"
     exclusivity = {one["cgroup"]: one["exclusivity"] for one in cluster.instance.state("/v1/containers")}
     assert exclusivity[box.cgroup.path.lstrip("/")] == ("partition" if by_kernel else "pool")
 

@@ -34,16 +34,16 @@ def test_host_daemons_leave_claimed_cpus(cluster: Cluster) -> None:
     daemon = int(subprocess.run(["pidof", "-s", "containerd"], check=True, capture_output=True).stdout)
     before = allowed()
     db = cluster.pod(cpus(3, numa_node=1))
-    until(lambda: not (SYSTEM.cpus() | INIT.cpus()) & db.cpus, "both have left")
+    until(lambda: not (SYSTEM.cpus() | INIT.cpus()) & db.cpus, "both slices have left the claimed CPUs")
     assert kernel.cpus_allowed(daemon) == SYSTEM.cpus() == CPUS - db.cpus
     db.run()
     set_property("0-5")
     try:
         subprocess.run(["systemctl", "daemon-reload"], check=True)
         confined = frozenset(range(6)) - db.cpus
-        until(lambda: SYSTEM.cpus() == CPUS - db.cpus and INIT.cpus() == confined, "both are put right")
+        until(lambda: SYSTEM.cpus() == CPUS - db.cpus and INIT.cpus() == confined, "both slices are confined again")
         db.end()
-        until(lambda: allowed() == (before[0], frozenset(range(6))), "both have their own bounds")
+        until(lambda: allowed() == (before[0], frozenset(range(6))), "both slices have their own limits again")
     finally:
         set_property(format_cpu_list(CPUS))
 
@@ -52,9 +52,9 @@ def test_a_killed_backend_leaves_host_daemons_free(cluster: Cluster) -> None:
     """The next backend continues with the stored originals and restores them when the claim ends."""
     before = allowed()
     db = cluster.pod(cpus(2, numa_node=1))
-    until(lambda: not (SYSTEM.cpus() | INIT.cpus()) & db.cpus, "both have left")
+    until(lambda: not (SYSTEM.cpus() | INIT.cpus()) & db.cpus, "both slices have left the claimed CPUs")
     cluster.instance.kill_backend()
     assert not (SYSTEM.cpus() | INIT.cpus()) & db.cpus
     cluster.wait_ready()
     db.end()
-    until(lambda: allowed() == before, "all is as before")
+    until(lambda: allowed() == before, "both slices have their original limits")

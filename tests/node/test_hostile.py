@@ -48,7 +48,7 @@ def test_no_environment_keeps_the_backend_busy(cluster: Cluster, bomb: str) -> N
     assert db.run().cpus_allowed == db.cpus
     assert web.run().cpus_allowed == ALL - RESERVED - db.cpus
     assert time.monotonic() - began < 20 * PATIENCE
-    assert cluster.instance.lease()["active"], "the runtime has not thrown the backend out"
+    assert cluster.instance.lease()["active"], "the runtime has not disconnected the backend"
 
 
 @pytest.mark.core
@@ -62,7 +62,7 @@ def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
     cluster.instance.kill_backend()
     evil = forger.run(env={cpu_env_key(NOBODY, None): format_cpu_list(pool)})
     cluster.wait_ready()
-    until(lambda: evil.cpus_allowed == web.cpus_allowed == pool, "the forger is in the pool")
+    until(lambda: evil.cpus_allowed == web.cpus_allowed == pool, "the forger has the CPUs of the pool")
     for _ in range(2):
         cluster.instance.kill_backend()
         cluster.wait_ready()
@@ -71,7 +71,10 @@ def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
         assert cluster.instance.held() == {db.claim_uid: db.cpus}
     other = cluster.pod(cpus(2, numa_node=0))
     assert other.run().cpus_allowed == other.cpus
-    until(lambda: evil.cpus_allowed == web.cpus_allowed == pool - other.cpus, "the forger makes way as everybody")
+    until(
+        lambda: evil.cpus_allowed == web.cpus_allowed == pool - other.cpus,
+        "the forger leaves the claimed CPUs like any other container",
+    )
 
 
 @contextmanager
@@ -99,29 +102,35 @@ def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
     only instance.
     """
     old, new = cluster.instance, cluster.add_instance().start().wait_ready()
-    until(lambda: new.status.get("synchronized"), "the standby knows the runtime")
+    until(lambda: new.status.get("synchronized"), "the standby is connected to the runtime")
     plain = cluster.node.pod("web").run()
-    until(lambda: cluster.asks(new), "the kubelet asks the newer one")
+    until(lambda: cluster.asks(new), "the kubelet calls the newer instance")
     first = cluster.pod(cpus(1, numa_node=1))
     new.frontend.wait_for_log(first.claim_uid)
     assert first.sandbox.id
 
     with frozen(old.backend):
         early = attempt(first)
-        assert early is None or early.cpus_allowed == first.cpus, "unpinned"
-        until(lambda: new.active, "the standby has taken over", within=40)
+        assert early is None or early.cpus_allowed == first.cpus, "the container has its claim's CPUs"
+        until(lambda: new.active, "the standby is active", within=40)
         box = early or until(lambda: attempt(first), "the claim's container starts", every=1.0)
         assert box is not None
         second = cluster.pod(cpus(1, numa_node=1))
         assert second.run().cpus_allowed == second.cpus
         pool = ALL - RESERVED - first.cpus - second.cpus
-        until(lambda: (box.cpus_allowed, plain.cpus_allowed) == (first.cpus, pool), "all is as the claims say")
+        until(
+            lambda: (box.cpus_allowed, plain.cpus_allowed) == (first.cpus, pool),
+            "every container has the CPUs that the claims leave it",
+        )
 
-    until(lambda: not old.backend.alive, "the former leader notices and ends")
+    until(lambda: not old.backend.alive, "the frozen instance notices the loss of the lock and exits")
     former = old.status.get("instance")  # the lease of a dead process lasts for seconds
     old.start().wait_ready()
-    until(lambda: old.status.get("synchronized") and old.status["instance"] != former, "it is a standby now")
-    until(lambda: [one for one in cluster.instances if one.active] == [new], "the newer one alone acts")
+    until(
+        lambda: old.status.get("synchronized") and old.status["instance"] != former,
+        "the restarted instance is a standby",
+    )
+    until(lambda: [one for one in cluster.instances if one.active] == [new], "only the newer instance is active")
     third = cluster.pod(cpus(1, numa_node=1))
     assert third.run().cpus_allowed == third.cpus
 
@@ -218,4 +227,4 @@ def test_a_full_run_directory_does_not_block_pods(cluster: Cluster, small: Path)
     assert cluster.instance.held() == {kept.claim_uid: claimed, later.claim_uid: later.cpus}
     for pod in (kept, later):
         pod.end()
-    assert not list(CDI_DIRECTORY.iterdir()), "nothing is left behind"
+    assert not list(CDI_DIRECTORY.iterdir()), "no claim file is left"

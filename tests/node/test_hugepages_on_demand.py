@@ -72,7 +72,7 @@ def test_pages_are_allocated_for_a_claim_and_freed_with_it(restored: None, clust
     assert pages(SMALL) == 260
     db.prepare()
     box = db.run(command=HOLD, image="python", mode=None)
-    assert '"nodes": {"1": 260}' in until(box.log, "the program told what it holds")
+    assert '"nodes": {"1": 260}' in until(box.log, "the program has printed its memory")
     db.end()
     until(lambda: pages(SMALL) == 0, "the pages are freed", within=60)
 
@@ -92,5 +92,9 @@ def test_pages_that_cannot_be_allocated_taint_the_device(restored: None, cluster
             return True
 
     until(failed, "the claim fails", within=180)
-    until(lambda: "hugepages-unavailable" in str(cluster.devices()["hugepages-1g-numa001"]), "the taint", within=60)
+    until(
+        lambda: "hugepages-unavailable" in str(cluster.devices()["hugepages-1g-numa001"]),
+        "the device is tainted",
+        within=60,
+    )
     until(lambda: pages(LARGE) == 0, "the pages are freed", within=60)

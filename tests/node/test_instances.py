@@ -27,11 +27,11 @@ def test_only_one_of_two_instances_adjusts_and_the_other_takes_over(cluster: Clu
     box = first.run()
     old = cluster.instance
     new = cluster.add_instance().start().wait_ready()
-    until(lambda: new.status.get("synchronized"), "the standby knows the runtime")
-    until(lambda: active(cluster) == [old], "the older one alone acts")
+    until(lambda: new.status.get("synchronized"), "the standby is connected to the runtime")
+    until(lambda: active(cluster) == [old], "only the older instance is active")
 
     # The kubelet calls the newest instance; the older one's backend adjusts. Both read the same directory.
-    until(lambda: cluster.asks(new), "the kubelet asks the newer one")
+    until(lambda: cluster.asks(new), "the kubelet calls the newer instance")
     second = cluster.pod(cpus(1, numa_node=1), hugepages(2 * MIB))
     new.frontend.wait_for_log(second.claim_uid)
     created = second.create()
@@ -40,8 +40,8 @@ def test_only_one_of_two_instances_adjusts_and_the_other_takes_over(cluster: Clu
     old.kill_backend()
     began = time.monotonic()
     until(lambda: active(cluster) == [new], "the standby takes over", every=0.2)
-    figures.note("death of the active backend until the other is active", f"{time.monotonic() - began:.2f} s")
-    until(lambda: new.counter("audits") > 0, "it has looked at everybody")
+    figures.note("kill of the active backend until the standby is active", f"{time.monotonic() - began:.2f} s")
+    until(lambda: new.counter("audits") > 0, "the backend has audited all containers")
     assert created.start().cpus_allowed == second.cpus
     assert created.cgroup.hugetlb("2MB")["rsvd.max"] == str(2 * MIB)
     assert box.cpus_allowed == first.cpus
@@ -50,15 +50,15 @@ def test_only_one_of_two_instances_adjusts_and_the_other_takes_over(cluster: Clu
     assert plain.cpus_allowed == ALL - RESERVED - first.cpus - second.cpus - third.cpus
 
     old.start().wait_ready()
-    until(lambda: old.status.get("synchronized"), "the other one is a standby now")
-    until(lambda: active(cluster) == [new], "the newer one alone acts")
+    until(lambda: old.status.get("synchronized"), "the restarted instance is a standby")
+    until(lambda: active(cluster) == [new], "only the newer instance is active")
     assert new.stop_backend() == 0
     began = time.monotonic()
     until(lambda: active(cluster) == [old], "the standby takes over", every=0.2)
-    figures.note("end of the active backend until the other is active", f"{time.monotonic() - began:.2f} s")
+    figures.note("shutdown of the active backend until the standby is active", f"{time.monotonic() - began:.2f} s")
     assert new.frontend.stop() == 0
     first.remove_sandbox()
     assert first.run().cpus_allowed == first.cpus
     second.end()
     cpus_back = ALL - RESERVED - first.cpus - third.cpus
-    until(lambda: plain.cpus_allowed == cpus_back, "the CPUs of the claim that ended are given back")
+    until(lambda: plain.cpus_allowed == cpus_back, "the plain container has the ended claim's CPUs back")

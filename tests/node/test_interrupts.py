@@ -68,15 +68,18 @@ def test_interrupts_leave_a_claims_cpus_and_are_restored(cluster: Cluster) -> No
     db = cluster.pod(cpus(3, numa_node=1))
     assert everything() == before
     box = db.run()
-    until(lambda: on(db.cpus) <= managed() and masks() == CPUS - db.cpus, "all that can leave has left")
+    until(
+        lambda: on(db.cpus) <= managed() and masks() == CPUS - db.cpus,
+        "all movable interrupts have left the claimed CPUs",
+    )
     staying = {number for number in managed() if parse_cpu_list(before[0][number]) & db.cpus}
-    until(lambda: metric(cluster, "immovable_interrupts") == len(staying), "those that stay are counted")
+    until(lambda: metric(cluster, "immovable_interrupts") == len(staying), "the immovable interrupts are counted")
     assert metric(cluster, "moved_interrupts") > 0
     assert {n: t for n, t in device_interrupts().items() if not parse_cpu_list(before[0][n]) & db.cpus}.items() <= (
         before[0].items()
-    ), "others are as they were"
+    ), "other interrupts are unchanged"
     box.stop()
-    until(lambda: everything() == before, "all is as before")
+    until(lambda: everything() == before, "all affinities are restored")
 
 
 def test_affinities_are_restored_after_a_kill_of_the_backend(cluster: Cluster) -> None:
@@ -84,12 +87,15 @@ def test_affinities_are_restored_after_a_kill_of_the_backend(cluster: Cluster) -
     before = everything()
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()
-    until(lambda: on(db.cpus) <= managed() and masks() == CPUS - db.cpus, "all that can leave has left")
+    until(
+        lambda: on(db.cpus) <= managed() and masks() == CPUS - db.cpus,
+        "all movable interrupts have left the claimed CPUs",
+    )
     cluster.instance.kill_backend()
     box.stop()
     assert everything() != before
     cluster.wait_ready()
-    until(lambda: everything() == before, "all is as before")
+    until(lambda: everything() == before, "all affinities are restored")
 
 
 def test_affinities_changed_by_others_are_kept(cluster: Cluster) -> None:
@@ -101,7 +107,7 @@ def test_affinities_changed_by_others_are_kept(cluster: Cluster) -> None:
     affinity = IRQS / number / "smp_affinity_list"
     affinity.write_text("0")
     box.stop()
-    until(lambda: masks() == CPUS and device_interrupts() == before | {number: "0"}, "the others are back")
+    until(lambda: masks() == CPUS and device_interrupts() == before | {number: "0"}, "the other interrupts are back")
     affinity.write_text(before[number])
 
 
@@ -112,8 +118,10 @@ def test_a_claim_can_keep_interrupts_on_its_cpus(cluster: Cluster) -> None:
     db = cluster.pod(cpus(2, numa_node=1))
     nic.run()
     db.run()
-    until(lambda: masks() == CPUS - db.cpus, "the claim without the parameter has none")
-    until(lambda: device_interrupts()[number] == format_cpu_list(CPUS - db.cpus), "nor has it one of before")
+    until(lambda: masks() == CPUS - db.cpus, "interrupts have left the claim without the parameter")
+    until(
+        lambda: device_interrupts()[number] == format_cpu_list(CPUS - db.cpus), "the existing interrupt has left, too"
+    )
 
 
 def test_an_operator_can_disable_the_moving_of_interrupts(cluster: Cluster) -> None:
@@ -121,7 +129,7 @@ def test_an_operator_can_disable_the_moving_of_interrupts(cluster: Cluster) -> N
     before = everything()
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()
-    until(lambda: masks() == CPUS - db.cpus, "they have left")
+    until(lambda: masks() == CPUS - db.cpus, "the interrupts have left")
     cluster.configure({"irqs": "keep"})
-    until(lambda: everything() == before, "all is as before")
+    until(lambda: everything() == before, "all affinities are restored")
     assert box.cpus_allowed == db.cpus

@@ -52,11 +52,11 @@ def test_irqbalance_keeps_off_claimed_cpus(cluster: Cluster) -> None:
     """
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()
-    until(lambda: banned() == OWN | db.cpus, "it is told")
-    until(lambda: on(db.cpus) <= managed(), "all that can leave has left")
+    until(lambda: banned() == OWN | db.cpus, "irqbalance has banned the claimed CPUs")
+    until(lambda: on(db.cpus) <= managed(), "all movable interrupts have left the claimed CPUs")
     end = time.monotonic() + 25
     while time.monotonic() < end:
         assert on(db.cpus) <= managed()
         time.sleep(0.5)
     box.stop()
-    until(lambda: banned() == OWN, "it has its own bound")
+    until(lambda: banned() == OWN, "irqbalance has its own ban again")

@@ -42,8 +42,8 @@ def test_slices_follow_cpus_that_go_offline_and_online(cluster: Cluster) -> None
         )
         assert box.cpus_allowed == db.cpus - {taken}
         assert db.cpus == claimed
-        until(lambda: plain.cpus_allowed == POOL - claimed - {free}, "the pool is smaller")
-    noted("CPUs online until the slice is as before", lambda: size_of(cluster, "cpudevnuma001", "dra.cpu/cpu") == "4")
+        until(lambda: plain.cpus_allowed == POOL - claimed - {free}, "the pool has shrunk")
+    noted("CPUs online until the slice is restored", lambda: size_of(cluster, "cpudevnuma001", "dra.cpu/cpu") == "4")
     until(lambda: box.cpus_allowed == claimed, "the claim's container has its CPU back")
     until(lambda: plain.cpus_allowed == POOL - claimed, "the pool has its CPU back")
 

@@ -67,7 +67,7 @@ def test_the_limit_of_the_pod_alone_rejects_a_page_too_many(cluster: Cluster) ->
     finally:
         cluster.instance.backend.send(signal.SIGCONT)
     assert [one["error"] for one in (fits, over, large, too_large)] == [None, "ENOMEM", None, "ENOMEM"]
-    until(lambda: box.cgroup.hugetlb("2MB")["rsvd.max"] == str(4 * MIB), "the audit restores the limit", within=90)
+    until(lambda: box.cgroup.hugetlb("2MB")["rsvd.max"] == str(4 * MIB), "the audit has restored the limit", within=90)
 
 
 def mounted(box: Container, place: str) -> list[str]:
@@ -86,7 +86,7 @@ def test_a_mount_exists_as_long_as_its_container(cluster: Cluster) -> None:
     db = cluster.pod(cpus(1, numa_node=1), hugepages(4 * MIB), config=wish)
     for _ in range(2):
         box = db.run(command=["sh", "-c", "cat /proc/mounts; exec sleep 1000"], image="python")
-        (line,) = until(partial(mounted, box, "/dev/hugepages"), "the mount in the log")
+        (line,) = until(partial(mounted, box, "/dev/hugepages"), "the log contains the mount")
         assert line.split()[2] == "hugetlbfs"
         assert {"pagesize=2M", f"size={4 * MIB}"} <= set(line.split()[3].split(","))
         assert box.exec("python3", "-IS", "-c", KEEP.format(size=4 * MIB)).code == 0
@@ -97,7 +97,7 @@ def test_a_mount_exists_as_long_as_its_container(cluster: Cluster) -> None:
         assert "No space left on device" in over.err or "Cannot allocate memory" in over.err
         box.stop()
         box.remove()
-        until(lambda: free_pages() == before, "the pages are back")
+        until(lambda: free_pages() == before, "the pages are free again")
 
 
 @pytest.mark.core

@@ -81,7 +81,7 @@ def test_a_protected_working_set_survives_a_neighbour(cluster: Cluster, files: P
     """
     left = {name: kept(cluster, files, **what) for name, what in (("min", {"protect": "min"}), ("none", {}))}
     shown = ", ".join(f"{name} {size // MIB} MiB" for name, size in left.items())
-    figures.note(f"left of {WORKING_SET // MIB} MiB under pressure, by protect", shown)
+    figures.note(f"part of {WORKING_SET // MIB} MiB that remains under pressure, by protect", shown)
     assert left["min"] >= WORKING_SET
     assert left["none"] < WORKING_SET // 2
 
@@ -99,7 +99,7 @@ def test_protection_is_set_in_every_ancestor_and_removed_again(cluster: Cluster)
     assert len(levels) == 4
     assert [level.read("memory.min") for level in levels] == [str(96 * MIB)] * 4
     box.stop()
-    until(lambda: {level.read("memory.min") for level in levels[1:]} == {"0"}, "nothing is protected any more")
+    until(lambda: {level.read("memory.min") for level in levels[1:]} == {"0"}, "no memory is protected")
 
 
 @pytest.mark.core
@@ -123,6 +123,6 @@ def test_only_the_container_that_exceeds_its_claim_is_killed(cluster: Cluster) -
     assert "48Mi on NUMA node 1" in note
     assert neighbour.state == "running"
     fits = db.run("main", [*TOUCH, "4K:6000"], image="python", cdi=[tight])
-    until(fits.log, "it has touched its memory", within=60)
+    until(fits.log, "the program has touched its memory", within=60)
     assert fits.cgroup.read("memory.max") == str(48 * MIB)
     assert fits.state == "running"

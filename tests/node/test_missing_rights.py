@@ -101,5 +101,5 @@ def test_a_missing_right_is_named(cluster: Cluster, whole_pod_afterwards: None, 
         line = until(named, "a message", within=120, every=2.0)
     except TimeoutError:
         reported = "\n".join(words(cluster, half))
-        raise AssertionError(f"without {removal} nothing names it:\n{reported[-4000:]}") from None
+        raise AssertionError(f"no message names the missing {removal}:\n{reported[-4000:]}") from None
     figures.note(f"without {removal}", line.strip()[:300])

@@ -46,7 +46,7 @@ def test_observing_changes_nothing_and_enforcing_then_writes_what_was_reported(c
     boxes = [cluster.node.pod(name).run() for name in ("web", "job")]
     instance = cluster.instance
     before, passes = contents(), instance.counter("audits")
-    until(lambda: instance.counter("audits") >= passes + 2, "two more passes", within=60)
+    until(lambda: instance.counter("audits") >= passes + 2, "the backend has made two more audits", within=60)
     after = contents()
     assert {path: after[path] for path in before if path in after} == before
     desired = {
@@ -54,9 +54,9 @@ def test_observing_changes_nothing_and_enforcing_then_writes_what_was_reported(c
         for one in instance.lease()["observation"]["changes"]
         if any(one["cgroup"] == box.cgroup.path.lstrip("/") for box in boxes)
     }
-    assert desired, "both have CPUs that are reserved"
+    assert desired, "the containers run on reserved CPUs, so changes are reported"
     cluster.configure({})
-    until(lambda: contents().items() >= desired.items(), "all that was reported is written")
+    until(lambda: contents().items() >= desired.items(), "all reported changes are written")
     after = contents()
     ours = tuple(f"{box.cgroup.directory}/" for box in boxes)
     changed = {path: text for path, text in after.items() if path.startswith(ours) and text != before[path]}

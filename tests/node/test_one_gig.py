@@ -23,7 +23,7 @@ def test_the_only_page_of_a_node_can_be_claimed_once(cluster: Cluster) -> None:
 
     db = cluster.pod(cpus(1, numa_node=1), hugepages(GIB, "1g"))
     box = db.run(command=HOLD, image="python")
-    assert '"nodes": {"1": 1}' in until(box.log, "the program told what it holds")
+    assert '"nodes": {"1": 1}' in until(box.log, "the program has printed its memory")
     assert box.cgroup.hugetlb("1GB")["rsvd.current"] == db.sandbox.cgroup.hugetlb("1GB")["rsvd.max"] == str(GIB)
     assert [one["error"] for one in box.touch_memory("1G:1")] == ["ENOMEM"]
 

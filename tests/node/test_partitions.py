@@ -83,8 +83,10 @@ def test_cpus_of_an_ended_claim_are_available_to_another_qos_class(cluster: Clus
     taken = first.cpus
     assert plain.cpus_allowed == ALL - RESERVED - taken
     first.remove_sandbox()
-    until(lambda: plain.cpus_allowed == ALL - RESERVED, "given back")
-    until(lambda: [top.read("cpuset.cpus.exclusive") for top in TOPS] == ["", ""], "nothing is left above")
+    until(lambda: plain.cpus_allowed == ALL - RESERVED, "the plain container has the CPUs back")
+    until(
+        lambda: [top.read("cpuset.cpus.exclusive") for top in TOPS] == ["", ""], "no ancestor reserves exclusive CPUs"
+    )
     first.end()
     for top in TOPS:
         top.write("cpuset.cpus.exclusive", format_cpu_list(taken))  # as if a backend had died in between
@@ -111,9 +113,12 @@ def test_a_shared_claim_next_to_a_partition(cluster: Cluster) -> None:
     unseen = [cluster.node.pod(f"unseen-{number}").run("main", BUSY) for number in range(5)]
     alone((one, boxes[2]), seconds=10)
     cluster.wait_ready()
-    until(lambda: not any(box.cpus_allowed & shared.cpus for box in unseen), "the shared claim is kept again")
+    until(
+        lambda: not any(box.cpus_allowed & shared.cpus for box in unseen),
+        "other containers have left the shared claim's CPUs again",
+    )
     shared.end()
-    until(lambda: plain.cpus_allowed == ALL - RESERVED - one.cpus, "the shared CPUs are back")
+    until(lambda: plain.cpus_allowed == ALL - RESERVED - one.cpus, "the plain container has the shared CPUs back")
     one.end()
 
 
@@ -174,7 +179,7 @@ def test_claims_if_no_partition_can_be_created(cluster: Cluster) -> None:
     refused = quiet.create()
     with pytest.raises(CriError, match=r"dra-driver-numa: .*cpuset"):
         refused.start()
-    until(lambda: refused.state == "exited", "nothing of it runs")
+    until(lambda: refused.state == "exited", "the container has no process")
 
 
 def test_the_mode_can_change_while_claims_are_running(cluster: Cluster) -> None:
@@ -189,13 +194,13 @@ def test_the_mode_can_change_while_claims_are_running(cluster: Cluster) -> None:
     left = ALL - RESERVED - db.cpus
     assert plain.cpus_allowed == left
     cluster.configure({"cpuExclusivity": "auto"})
-    until(lambda: box.partition == "root", "made a partition")
+    until(lambda: box.partition == "root", "the container is a partition")
     assert ran_on(db.cpus, [box.cgroup.path], 3) == {}
-    until(lambda: plain.cgroup.cpus("cpuset.cpus") == ALL - RESERVED, "the pool is constant now")
+    until(lambda: plain.cgroup.cpus("cpuset.cpus") == ALL - RESERVED, "the pool no longer shrinks for the claim")
     alone((db, box))
     cluster.configure({"cpuExclusivity": "pool"})
-    assert box.partition == "root", "what runs keeps it"
-    until(lambda: plain.cgroup.cpus("cpuset.cpus") == left, "the pool leaves the claim out again")
+    assert box.partition == "root", "a running container keeps its partition"
+    until(lambda: plain.cgroup.cpus("cpuset.cpus") == left, "the pool excludes the claim's CPUs again")
     alone((db, box))
     db.end()
-    until(lambda: plain.cpus_allowed == ALL - RESERVED, "given back")
+    until(lambda: plain.cpus_allowed == ALL - RESERVED, "the plain container has the CPUs back")

@@ -85,7 +85,7 @@ def test_a_process_cannot_write_the_root_of_its_cgroup_namespace(node: Node) -> 
         done = subprocess.run([sys.executable, "-c", write, *arguments], check=False, capture_output=True, text=True)
         results[group.path == box.cgroup.path] = done.stderr.strip().splitlines()[-1:]
     assert results == {True: ["PermissionError: [Errno 1] Operation not permitted"], False: []}
-    assert box.cpus_allowed == {1, 2}, "by the pod's group"
+    assert box.cpus_allowed == {1, 2}, "the pod's cgroup limits the container"
 
 
 @both_drivers

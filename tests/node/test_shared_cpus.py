@@ -48,7 +48,7 @@ def test_control_threads_follow_the_pool_and_the_data_plane_stays(cluster: Clust
     """
     plain = cluster.node.pod("web").run()
     vpp = cluster.pod(cpus(1, numa_node=1), config=[cpu_config(poolCPUs="numa")])
-    until(lambda: plain.cpus_allowed == POOL - vpp.cpus, "the plain container leaves them at Prepare")
+    until(lambda: plain.cpus_allowed == POOL - vpp.cpus, "the plain container leaves the claimed CPUs at Prepare")
     box = split(vpp)
     assert box.cgroup.cpus() == NEAR
     assert box.cgroup.read("cpuset.cpus.partition") == "member"
@@ -61,11 +61,14 @@ def test_control_threads_follow_the_pool_and_the_data_plane_stays(cluster: Clust
     last = cluster.pod(cpus(1, numa_node=1))
     taken = other.cpus | last.cpus
     last.run()
-    until(lambda: threads(box) == [vpp.cpus, POOL - vpp.cpus - taken], "nothing is left near: all of the pool")
+    until(
+        lambda: threads(box) == [vpp.cpus, POOL - vpp.cpus - taken],
+        "no CPU is left nearby, so the thread has the whole pool",
+    )
     assert plain.cpus_allowed == POOL - vpp.cpus - taken
     if keeper == "auto":
         assert allowed_on(other.cpus, [db.cgroup.path]) == {}
     for pod in (last, other):
         pod.end()
-    until(lambda: threads(box) == [vpp.cpus, NEAR - vpp.cpus], "they come back")
+    until(lambda: threads(box) == [vpp.cpus, NEAR - vpp.cpus], "the CPUs of ended claims are back")
     assert not plain.cpus_allowed & vpp.cpus

@@ -101,7 +101,7 @@ async def test_free_shows_resources_by_numa_node(plugin: Plugin) -> None:
     told = [(row["numaNode"], row["cpus"], row["memoryBytes"]) for row in rows]
     assert told == [(0, 1, OFFERED[0] - GIB), (1, 4, OFFERED[1])]
     ordered = [row["numaNode"] for row in await plugin.rows("free", "--sort-by", "cpus")]
-    assert ordered == [1, 0], "the most free first"
+    assert ordered == [1, 0], "the node with the most free CPUs comes first"
     code, _, err = await plugin.run("free", "nobody")
     assert (code, "node nobody publishes nothing" in err) == (1, True)
 
@@ -128,7 +128,7 @@ async def test_claims_of_the_contexts_namespace_are_listed(plugin: Plugin) -> No
     write_executable(spy, f'#!/bin/sh\necho "$@" >>{log}\nexec {REAL or plugin.path / "kubectl"} "$@"\n')
     await plugin.run("claims", KUBECTL=str(spy))
     asked = re.findall(r"/v1(\S*)/resourceclaims", log.read_text())
-    assert asked == ["/namespaces/default"], "no right in other namespaces is needed"
+    assert asked == ["/namespaces/default"], "no permission in other namespaces is required"
     for flags in (["-A"], ["--all-namespaces"], ["-A", "-n", "other"], ["-n", "ns"]):
         assert [one["claim"] for one in await plugin.rows("claims", *flags)] == ["train"]
     file = plugin.path / "kubeconfig"

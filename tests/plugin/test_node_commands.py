@@ -74,7 +74,7 @@ async def test_doctor_runs_in_an_older_image_without_an_unknown_flag(plugin: Plu
     other = {"FAKE_KUBECTL_ERRORS": "dra-frontend: config.yaml: cannot be read\n", "FAKE_KUBECTL_STATUS": "2"}
     code, out, err = await plugin.run("doctor", NODE, **other)
     assert (code, err) == (2, other["FAKE_KUBECTL_ERRORS"])
-    assert len(out.splitlines()) == 1, "the command is run once"
+    assert len(out.splitlines()) == 1, "the command runs only once"
 
 
 def test_the_configuration_is_read_from_standard_input(tmp_path: Path) -> None:

@@ -69,7 +69,9 @@ def test_an_invalid_quantity_counts_as_zero(text: str) -> None:
     """No string, however long or unusual, ends the command."""
     assert parse_quantity(text) >= 0
     assert parse_quantity("9" * 100_000) == 0
-    assert format_bytes(parse_quantity("1e60")) == "8191.9Pi", "what no server stores is the most that one does"
+    assert format_bytes(parse_quantity("1e60")) == "8191.9Pi", (
+        "a larger value than any server stores is shown as the largest stored one"
+    )
 
 
 def test_bytes_are_short() -> None:

@@ -33,18 +33,18 @@ def test_the_page_explains_each_use_of_a_cpu_in_the_words_of_the_contract() -> N
     assert [*words.USES] == re.findall(r"`([a-z-]+)`", described)
 
 
-def test_the_page_names_what_keeps_others_off_as_the_commands_do() -> None:
+def test_the_page_and_the_commands_name_the_protection_of_cpus_in_the_same_words() -> None:
     assert table_of("details.js", "KEPT_BY") == words.KEPT_BY
     assert {word: render.kept_by(word) for word in words.KEPT_BY} == words.KEPT_BY
     assert render.kept_by("of a newer release") == "of a newer release"
 
 
-def test_page_and_plugin_answer_alike_whether_a_claim_is_enforced() -> None:
+def test_the_page_and_the_plugin_use_the_same_words_for_enforcement() -> None:
     assert {status: word for status, (_, word) in table_of("lists.js", "ENFORCED").items()} == words.ENFORCED
     assert lists.ENFORCED == words.ENFORCED
 
 
-def test_the_page_names_problems_as_status_does() -> None:
+def test_the_page_and_status_use_the_same_words_for_problems() -> None:
     assert {level: word for level, (_, word) in table_of("lists.js", "LEVELS").items()} == words.LEVELS
 
 
@@ -53,7 +53,7 @@ def test_amounts_of_memory_have_the_same_units() -> None:
 
 
 @given(st.integers(0, (1 << 63) - 1))
-def test_plugin_and_commands_format_an_amount_alike(amount: int) -> None:
+def test_the_plugin_and_the_commands_format_an_amount_in_the_same_way(amount: int) -> None:
     assert quantity.format_bytes(amount) == render.format_bytes(amount)
 
 

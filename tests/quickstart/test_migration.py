@@ -64,7 +64,7 @@ def device(shell: Shell, name: str) -> str:
         except UnschedulableError:
             return None
 
-    allocated = wait_for(f"a device for the claim {name}", attempt)
+    allocated = wait_for(f"a device to be published for the claim {name}", attempt)
     assert allocated is not None
     [result] = allocated["status"]["allocation"]["devices"]["results"]
     return str(result["device"])

@@ -47,7 +47,7 @@ def test_every_step_prints_what_the_page_shows(shell: Shell) -> None:
         found = matches(wanted, printed)
         assert found, f"{command}\n{printed}"
         known |= zip([word for word in shown.split() if re.fullmatch(_CPUS, word)], found.groups(), strict=False)
-    assert len(parse_cpu_list(known["0-1,16-17"])) == 4, "of one claim for four CPUs"
+    assert len(parse_cpu_list(known["0-1,16-17"])) == 4, "the claim has four CPUs"
 
 
 def test_the_page_of_the_plugin_shows_what_it_prints(shell: Shell) -> None:

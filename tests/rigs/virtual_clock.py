@@ -25,6 +25,6 @@ class VirtualClock(selectors.DefaultSelector):
         ready = super().select(0)
         if not ready:
             if timeout is None:
-                raise StandstillError("no timer is set and no job is left")
+                raise StandstillError("no timer is set and no job remains")
             self.now += max(timeout, _TURN_SECONDS)
         return ready

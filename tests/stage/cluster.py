@@ -204,7 +204,7 @@ def _command(box: Document) -> str:
     """Returns the stage's command for a container of the driver's pod."""
     kept = [word for word in box["args"] if not word.startswith(_OF_MOUNTS)]
     variables = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in box["env"]}
-    assert variables == {"NODE_NAME": "spec.nodeName", "POD_UID": "metadata.uid"}, "the stage sets these"
+    assert variables == {"NODE_NAME": "spec.nodeName", "POD_UID": "metadata.uid"}, "the stage sets only these variables"
     places = ["--config={config}", "--host-root={host_root}", "--bind-address=off"]
     return " ".join([sys.executable, "-m", _PROGRAMS[box["name"]], *kept, *places])
 

@@ -108,7 +108,7 @@ class Box:
 
     def comes_to(self, cpus: set[int]) -> None:
         """Waits until the container may use exactly these CPUs."""
-        wait_for(f"{self.described['name']} on {sorted(cpus)}", lambda: self.cpus() == cpus)
+        wait_for(f"container {self.described['name']} to have the CPUs {sorted(cpus)}", lambda: self.cpus() == cpus)
 
     def start(self) -> None:
         """Starts the container."""

@@ -38,7 +38,7 @@ def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _
         if value:
             return value
         if (waited := time.monotonic() - began) > seconds * patience():
-            raise StageError(f"waited {waited:.0f} s in vain for {what}")
+            raise StageError(f"timed out after {waited:.0f} s waiting for {what}")
         time.sleep(0.01)
 
 

@@ -56,7 +56,7 @@ def _make_base(in_memory: bool) -> Path:
     for directory in (*memory, tempfile.gettempdir(), "/tmp"):
         if len(directory) + len("/dn-12345678") <= _LONGEST_BASE:
             return Path(tempfile.mkdtemp(prefix="dn-", dir=directory))
-    raise AssertionError("/tmp is short enough")
+    raise AssertionError("no temporary directory has a path that is short enough")
 
 
 class Stage:

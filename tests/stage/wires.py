@@ -51,7 +51,7 @@ def ask_line(path: Path, call: str, **args: Any) -> Any:
         lines.flush()
         line = lines.readline()
     if not line:
-        raise ConnectionError(f"{path} hung up without an answer")
+        raise ConnectionError(f"{path} closed the connection without a response")
     answer = json.loads(line)
     if "error" in answer:
         raise AnsweredError(answer["error"])

@@ -172,7 +172,7 @@ class ClaimPod:
         self.remove_sandbox()
         if self.claims:
             # The resources stay allocated until the containers are reported as ended; a kubelet would retry.
-            until(lambda: self.uid not in self._reported(), f"the containers of {self.name} are reported gone")
+            until(lambda: self.uid not in self._reported(), f"the backend reports no container of {self.name}")
             self.unprepare()
             for claim in self.claims:
                 self._cluster.delete_claim(claim["metadata"]["name"])

@@ -113,7 +113,7 @@ class Cluster:
         self._wait_served("kubelet", _CONTROL)
         sandbox.result()
         self.wait_ready()
-        figures.note("start of stand-ins and services", f"{time.monotonic() - began:.1f} s")
+        figures.note("start of fakes and services", f"{time.monotonic() - began:.1f} s")
 
     def configure(
         self, settings: Mapping[str, Any], values: Mapping[str, Any] | None = None, *, lacking: str = ""
@@ -223,7 +223,7 @@ class Cluster:
         """Starts the missing parts of the first instance, and returns it when it enforces, serves and is registered."""
         instance = self.instance.start().wait_ready()
         until(lambda: instance.active and instance.status.get("synchronized"), "the backend enforces", within=60)
-        until(lambda: instance.counter("audits") > 0, "it has looked at everybody", within=60)
+        until(lambda: instance.counter("audits") > 0, "the backend has audited all containers", within=60)
         until(lambda: all(map(self._registered, DRIVERS)), "both drivers are registered", within=60)
         return instance
 
@@ -313,5 +313,6 @@ class Cluster:
         self._pods.clear()
         # The CPUs of a partition that does not end with its cgroup are lost until a reboot (docs/adr/0029).
         until(
-            lambda: kernel.Cgroup("/").cpus() == kernel.online_cpus(), "all CPUs are back in the root's effective set"
+            lambda: kernel.Cgroup("/").cpus() == kernel.online_cpus(),
+            "the root's effective set contains all CPUs again",
         )

@@ -107,7 +107,7 @@ class DriverContainer:
                     raise
                 return False
 
-        until(ended, f"the runtime knows that {self.name} has ended", every=0.2)
+        until(ended, f"the runtime has noticed that {self.name} has ended", every=0.2)
 
     def probe(self, kind: str) -> str:
         """Runs one probe (startup, liveness, readiness) and returns the reason for its failure, or "" if it succeeded.
@@ -123,7 +123,7 @@ class DriverContainer:
 
     def wait_for_log(self, text: str, within: float = 30.0) -> None:
         """Waits until the log since this start contains a string."""
-        until(lambda: text in self.log(), f"{text!r} in the log of {self.name}", within)
+        until(lambda: text in self.log(), f"{text!r} is in the log of {self.name}", within)
 
     def status(self, field: str) -> str:
         """Returns a field of /proc/PID/status, such as CapEff."""

@@ -46,7 +46,7 @@ def registered(driver: str, root: Path) -> Iterator[None]:
     server.add_insecure_port(f"unix:{socket}")
     server.start()
     try:
-        until(registration.notified.is_set, f"the kubelet registers {driver}")
+        until(registration.notified.is_set, f"the kubelet has registered {driver}")
         yield
     finally:
         server.stop(None).wait()

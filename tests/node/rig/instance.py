@@ -81,7 +81,7 @@ class Instance:
 
     def lease(self) -> dict[str, Any]:
         """Waits for the backend's lease and returns it; on emulated CPUs a lease may expire between two checks."""
-        return until(lambda: self.status, "a live lease")
+        return until(lambda: self.status, "the backend has a live lease")
 
     @property
     def active(self) -> bool:

@@ -403,7 +403,7 @@ def _profile(profile: Fields) -> pb.SecurityProfile:
     """Returns a seccomp or AppArmor profile; the kubelet's default for seccomp is unconfined."""
     kind = profile.take("type", "Unconfined")
     if kind not in ("RuntimeDefault", "Unconfined"):
-        raise UntranslatableError(f"profile of type {kind}")
+        raise UntranslatableError(f"unsupported profile type {kind}")
     return pb.SecurityProfile(profile_type=str(kind))
 
 

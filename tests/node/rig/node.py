@@ -138,7 +138,7 @@ class Node:
         """Kills containerd with SIGKILL and waits until systemd has restarted it."""
         pid = self._containerd_pid()
         subprocess.run(["kill", f"-{signal.SIGKILL.value}", pid], check=True)
-        until(lambda: self._containerd_pid() not in {pid, "0"}, "containerd started again")
+        until(lambda: self._containerd_pid() not in {pid, "0"}, "systemd has restarted containerd")
         self.wait_for_containerd()
 
     def wait_for_containerd(self) -> None:

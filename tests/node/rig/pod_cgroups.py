@@ -83,7 +83,7 @@ class PodCgroups:
         if self.driver == "systemd":
             _start_slice(Path(group.path).name, limits)
             # The call returns when the job is queued; the kubelet's library also waits for its end.
-            until(group.exists, f"systemd made {group.path}", every=0.02)
+            until(group.exists, f"systemd has created {group.path}", every=0.02)
         else:
             group.directory.mkdir()
         _switch_on_controllers(group.parent)

@@ -101,7 +101,7 @@ class Container:
 
     def wait_exited(self, within: float = 30.0) -> int:
         """Waits for the container's end and returns the exit code."""
-        until(lambda: self.state == "exited", f"container {self.name} exited", within)
+        until(lambda: self.state == "exited", f"container {self.name} has exited", within)
         return self.exit_code
 
     @property

@@ -28,7 +28,7 @@ def without(objects: Iterable[Document], removal: str) -> list[Document]:
         return edited
     kept = [mount for mount in container["volumeMounts"] if mount["name"] != what]
     if len(kept) == len(container["volumeMounts"]):
-        raise ValueError(f"no mount {what} in container {name}")
+        raise ValueError(f"container {name} has no mount {what}")
     container["volumeMounts"] = kept
     return edited
 

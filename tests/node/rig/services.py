@@ -56,7 +56,7 @@ class Service(Process):
                 raise AssertionError(f"{self.name} ended without writing {text!r}:\n{self.log()[-2000:]}")
             return False
 
-        until(there, f"{text!r} in the log of {self.name}", within)
+        until(there, f"{text!r} is in the log of {self.name}", within)
 
 
 class Services:

@@ -21,5 +21,5 @@ def until(condition: Callable[[], T], what: str, within: float = 30.0, every: fl
         if answer:
             return answer
         if time.monotonic() > deadline:
-            raise TimeoutError(f"after {within} s still not: {what}")
+            raise TimeoutError(f"timed out after {within} s waiting until {what}")
         time.sleep(every)

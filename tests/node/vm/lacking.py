@@ -17,7 +17,7 @@ from tests.node.vm.image import OCI, Archive
 def read(archive: tarfile.TarFile, name: str) -> bytes:
     file = archive.extractfile(name)
     if file is None:
-        sys.exit(f"{name} of the archive is no file")
+        sys.exit(f"{name} in the archive is not a file")
     return file.read()
 
 

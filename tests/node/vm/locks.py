@@ -50,7 +50,7 @@ def main() -> None:
             line = " ".join([f"{requirement.name}{requirement.specifier}", *(f"--hash={h.strip()}" for h in hashes)])
             if chosen.setdefault(requirement.name, line).split()[0] != line.split()[0]:
                 sys.exit(
-                    f"{lock}: {line.split()[0]} differs from {chosen[requirement.name].split()[0]} of another lock"
+                    f"{lock}: {line.split()[0]} differs from {chosen[requirement.name].split()[0]} in another lock"
                 )
     print("\n".join(chosen[name] for name in sorted(chosen)))
 

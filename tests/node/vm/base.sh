@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# base.sh DIR: makes the layer that comes from Debian alone: root file system, kernel, QEMU, container images. Needs root.
+# base.sh DIR: creates the layer that contains only Debian packages: root file system, kernel, QEMU, container images.
+# Needs root.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/env.sh"
@@ -18,7 +19,8 @@ mkdir -p "$dir/older-debs"
 kernel=$(apt-cache show "linux-image-cloud-amd64/$SUITE" | sed -n 's/^Depends: \(linux-image-[^ ]*\).*/\1/p' | head -1)
 [ -n "$kernel" ] || fail "linux-image-cloud-amd64 of $SUITE names no kernel package"
 download "$kernel/$SUITE"
-# QEMU 7.2 (Debian 12) panics guests with several emulated CPUs (no atomic cmpxchg16b); a current one does not and boots twice as fast.
+# QEMU 7.2 (Debian 12) panics guests with several emulated CPUs (no atomic cmpxchg16b); a current version does not, and
+# boots twice as fast.
 # It is unpacked, not installed, and runs with its own dynamic loader.
 closure "$dir/qemu-debs" -t "$NEWER" "qemu-system-x86/$NEWER"
 "$here/images.sh" "$dir"
@@ -40,7 +42,8 @@ chroot "$dir/rootfs" /bin/sh -euc '
   DEBIAN_FRONTEND=noninteractive dpkg -i containerd_*.deb runc_*.deb
   rm -f /usr/sbin/policy-rc.d *.deb
   rm -rf /var/lib/apt/lists/* /usr/share/doc/* /usr/share/man/* /usr/share/locale/*'
-# The runtime of the base suite lies beside the newer one, for machines that are to have it (guest/usr/local/sbin/use-older-runtime).
+# The base suite's runtime is installed next to the newer one, for profiles that use it
+# (guest/usr/local/sbin/use-older-runtime).
 for deb in "$dir"/older-debs/*.deb; do dpkg -x "$deb" "$dir/rootfs/opt/older-runtime"; done
 rm -rf "$dir/rootfs/opt/older-runtime/usr/share"
 # The pod network: the plugins that guest/etc/cni/net.d names, and the one for the loopback device.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Sourced: makes the cached layers that are missing. A layer is made beside its place and moved there when complete.
+# Sourced: creates the cached layers that do not exist. A layer is created under a temporary name and renamed when
+# complete.
 
-install_tools() { # what a fresh machine lacks
+install_tools() { # installs the tools that a fresh machine does not have
   local missing=()
   command -v debootstrap >/dev/null || missing+=(debootstrap)
   command -v mke2fs >/dev/null || missing+=(e2fsprogs)
@@ -17,7 +18,7 @@ install_tools() { # what a fresh machine lacks
   retry as_root env DEBIAN_FRONTEND=noninteractive apt-get -y -q -o Acquire::Retries=5 --no-install-recommends install "${missing[@]}"
 }
 
-install_site() { # install_site DIR: the locked Python packages as wheels for the guest's Python, unpacked into DIR
+install_site() { # install_site DIR: downloads the locked Python packages as wheels for the guest's Python, and unpacks them into DIR
   local platforms=() glibc
   for glibc in $(seq 5 41); do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
   requirements >"$1.txt"
@@ -26,7 +27,7 @@ install_site() { # install_site DIR: the locked Python packages as wheels for th
     "${platforms[@]}" --platform manylinux2014_x86_64 --platform manylinux1_x86_64 --target "$1" -r "$1.txt"
 }
 
-warm_up() { # warm_up BASE DISK: one boot that imports the container images, so that a run has to import little or nothing
+warm_up() { # warm_up BASE DISK: boots once to import the container images, so that a run has little or nothing to import
   say "first boot, importing container images"
   (
     use_profile default
@@ -38,7 +39,7 @@ warm_up() { # warm_up BASE DISK: one boot that imports the container images, so 
     machine_wait
     guest 'set -e; for name in pause busybox python; do ctr -n k8s.io images import --no-unpack=false /opt/images/$name.tar >/dev/null; done
       rm -r /opt/images'
-    put_driver_images || fail "the driver's images could not be put in"
+    put_driver_images || fail "the driver's images could not be imported"
     guest 'journalctl -q --rotate; journalctl -q --vacuum-time=1s; fstrim / || true'
     machine_stop
   )

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Sourced: which Debian mirror to use, and a private apt state, so that the host's own apt is left alone.
+# Sourced: finds the Debian mirror, and sets up a private apt state, so that the host's own apt is not changed.
 
-retry() { # retry COMMAND...: mirrors have hiccups
+retry() { # retry COMMAND...: retries a command, because mirrors fail now and then
   local n
   for n in 1 2 3; do "$@" && return; say "attempt $n failed: $*"; sleep $((n * 5)); done
-  fail "gave up: $*"
+  fail "failed repeatedly: $*"
 }
 
-# The mirror this machine's apt already uses (one-line .list, deb822 .sources, or a mirror list), else debootstrap's own default.
+# Prints the mirror that this machine's apt uses (one-line .list, deb822 .sources, or a mirror list), else debootstrap's
+# own default.
 debian_mirror() {
   local found
   if [ -n "${NODE_VM_MIRROR:-}" ]; then echo "${NODE_VM_MIRROR%/}"; return; fi
@@ -19,7 +20,7 @@ debian_mirror() {
   echo "${found%/}"
 }
 
-private_apt() { # private_apt DIR: apt-get works on DIR from here on
+private_apt() { # private_apt DIR: makes apt-get use the state in DIR from now on
   local dir=$1 suite mirror
   mkdir -p "$dir"/{lists/partial,cache/archives/partial,empty.d}
   mirror=$(debian_mirror)
@@ -33,7 +34,7 @@ X
   export APT_CONFIG=$dir/apt.conf
   retry apt-get -q update
 }
-closure() { # closure DIR PACKAGE...: downloads packages and all they need into DIR
+closure() { # closure DIR PACKAGE...: downloads packages and their dependencies into DIR
   local dir=$1; shift
   mkdir -p "$dir/partial"
   retry apt-get -y -q -d --no-install-recommends -o "Dir::Cache::archives=$dir" install "$@"

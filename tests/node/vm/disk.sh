@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# disk.sh BASE SITE DIR: makes DIR/disk.img and DIR/ssh_key: the base layer, the Python packages of SITE and the guest's
-# configuration. Needs root. The image is finished by one boot that imports the container images (run.sh does that).
+# disk.sh BASE SITE DIR: creates DIR/disk.img and DIR/ssh_key: the base layer, the Python packages of SITE and the
+# guest's configuration. Needs root. Afterwards run.sh boots the image once to import the container images.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/env.sh"
@@ -32,7 +32,7 @@ install -m 600 "$dir/ssh_key.pub" "$home/.ssh/authorized_keys"
 chroot "$tree" /bin/sh -euc '
   passwd -d root >/dev/null
   systemctl -q enable net ssh containerd
-  # an emulated boot pays for every unit; devtmpfs is enough without udev
+  # every unit slows down an emulated boot; devtmpfs is sufficient without udev
   systemctl -q mask systemd-udevd systemd-udevd-control.socket systemd-udevd-kernel.socket systemd-udev-trigger systemd-udev-settle \
     systemd-timesyncd systemd-networkd-wait-online systemd-journal-flush systemd-update-utmp systemd-random-seed systemd-pcrphase \
     systemd-firstboot systemd-machine-id-commit systemd-hwdb-update systemd-logind systemd-binfmt systemd-repart \

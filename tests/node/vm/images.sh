@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# images.sh DIR: makes DIR/images/{pause,busybox,python}.tar from Debian packages: no registry, no container tool.
-# They are called localhost/NAME:node-vm. Called by base.sh, with apt's private state in force.
+# images.sh DIR: creates DIR/images/{pause,busybox,python}.tar from Debian packages, without a registry or container
+# tools.
+# The images are named localhost/NAME:node-vm. base.sh calls this script while apt uses its private state.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/env.sh"
@@ -21,7 +22,8 @@ for deb in "$dir"/image-debs/*.deb; do
   esac
 done
 [ -e "$python/usr/bin/python3" ] || ln -s "$(cd "$python/usr/bin" && echo python3.*[0-9])" "$python/usr/bin/python3"
-# The image's files get time 0, so bytecode must not be checked against them; without it a start takes 2 s longer under emulation.
+# The image's files get the time stamp 0, so bytecode must not be checked against it; without bytecode, a start takes 2
+# s longer.
 chroot "$python" /usr/bin/python3 -m compileall -q --invalidation-mode unchecked-hash /usr/lib
 for name in sh ls cat sleep echo env grep sed head tail id ps true false taskset nproc mkdir rm cp kill dd sort wc cut; do
   [ -e "$python/usr/bin/$name" ] || ln -s busybox "$python/usr/bin/$name"

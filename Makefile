@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# Every target does its own set-up; "make help" lists them.
+# Every target does its own set-up; "make help" lists the targets.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 SHELL := /bin/sh
 PYTHON ?= python3
-# It makes the environments. Scripts have a variable of the same name for a Python that has pip, which .venv has.
+# PYTHON creates the environments. Scripts use a variable of the same name for an interpreter with pip, such as .venv's.
 unexport PYTHON
 JOBS ?= auto
-# Of the tests with processes most time is waiting: a node's timers run out, sockets come and go.
+# Tests with processes mostly wait for timers and sockets, so more of them run at the same time than there are CPUs.
 WAITERS ?= $(shell expr $$(nproc) + 2)
 MINUTES ?= 60
 BIN := .venv/bin
@@ -23,53 +23,53 @@ help: ## List the targets
 demo: .venv/.done ## Run the main job on this machine's topology: no root, no cluster, under a minute
 	@$(BIN)/python -m tests.demo
 
-test: $(ENVIRONMENTS) ## Unit, integration, chart, fuzz and hostile tests; no root. Units run in their own service's environment
+test: $(ENVIRONMENTS) ## Run unit, integration, chart, fuzz and hostile tests; no root. Unit tests run in their service's environment
 	.venv-frontend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/numa_node tests/unit/dra_frontend tests/unit/numa_tools
 	.venv-backend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/numa_node tests/unit/nri_backend
 	$(BIN)/pytest -q -n $(WAITERS) --dist loadgroup tests/unit/test_*.py tests/hostile tests/fuzz tests/integration tests/plugin tests/chart
 
-test-image: .venv/.done ## Unit, fuzz and hostile tests with the Python and the packages of the images (root)
+test-image: .venv/.done ## Run unit, fuzz and hostile tests with the Python and the packages from the images (root)
 	hack/test_image.sh
 
-test-node: .venv/.done ## Tests on a real kernel and a real containerd, in a virtual machine (root; first run makes the image)
+test-node: .venv/.done ## Run tests on a real kernel and containerd in a virtual machine (root; the first run creates its disk)
 	tests/node/run.sh
 
-test-node-core: .venv/.done ## Of these the rules a release must never break, on one machine
+test-node-core: .venv/.done ## Run the node tests of rules that no release may break, on one machine (root)
 	tests/node/run.sh --profile default -m core
 
-noise: .venv/.done ## Measure how quiet claimed CPUs are, and what a change of a partition costs others (root)
+noise: .venv/.done ## Measure disturbances on claimed CPUs, and delays that a partition change causes for other containers (root)
 	PATIENCE=$${PATIENCE:-3} tests/node/run.sh --profile noise
 
 .PHONY: page-check
-page-check: .venv/.done ## Look at the page with headless Chromium (apt-get, as root); pictures go to build/page
+page-check: .venv/.done ## Test the page with headless Chromium (installed with apt-get, as root); screenshots are in build/page
 	command -v chromium >/dev/null || { apt-get -q -y update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -q -y install --no-install-recommends chromium fonts-dejavu-core; }
 	$(BIN)/pytest -q -n 2 tests/page
 
 .PHONY: plugin plugin-check
-plugin: .venv/.done ## Make kubectl-numa and its archive in dist/, with REPOSITORY=ADDRESS also the manifest for krew
+plugin: .venv/.done ## Build kubectl-numa and its archive in dist/; with REPOSITORY=ADDRESS also the manifest for krew
 	$(BIN)/python -m hack.plugin dist $(REPOSITORY)
 
-plugin-check: .venv/.done ## Test kubectl-numa with a real kubectl (from Debian where there is none)
+plugin-check: .venv/.done ## Test kubectl-numa with a real kubectl (from Debian if none is installed)
 	KUBECTL=$$(hack/kubectl.sh) && export KUBECTL && $(BIN)/pytest -q -n 2 tests/plugin/test_commands.py
 
 .PHONY: quickstart-check
-quickstart-check: .venv/.done ## Run the command blocks of the pages about installing: real kubectl and Helm, a cluster of fakes
+quickstart-check: .venv/.done ## Run the command blocks of the installation pages with real kubectl and Helm on a cluster of fakes
 	KUBECTL=$$(hack/kubectl.sh) && export KUBECTL && $(BIN)/pytest -q -rs -n 2 --dist loadfile tests/quickstart
 
-images: .venv/.done ## Build both images from Debian packages, without an engine, with an SBOM each (root)
+images: .venv/.done ## Build both images and their SBOMs from Debian packages, without a container engine (root)
 	hack/images.sh
 
-release: .venv/.done ## Make all files of a release in dist/ (root; REPOSITORY=, REGISTRY=, ARCHITECTURES=: docs/release.md)
+release: .venv/.done ## Build all files of a release in dist/ (root; REPOSITORY=, REGISTRY=, ARCHITECTURES=: docs/release.md)
 	hack/release.sh
 
-release-check: .venv/.done ## Make a release twice from nothing; the digests must be the same (root, 20 minutes)
+release-check: .venv/.done ## Build a release twice from scratch and compare the digests (root, 20 minutes)
 	hack/release.sh --check
 
-fuzz: .venv/.done ## Fuzz parsers of hostile input and traces of a node for MINUTES=60; failing inputs go to build/fuzz
+fuzz: .venv/.done ## Fuzz parsers of hostile input and traces of a node for MINUTES=60; failing inputs are stored in build/fuzz
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
-check: .venv/.done check-fast ## Linters, types, import law, drift of generated code and locks
+check: .venv/.done check-fast ## Run linters and type checks; check import rules, generated files and locks
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy $(CHECKED)
@@ -78,7 +78,7 @@ check: .venv/.done check-fast ## Linters, types, import law, drift of generated 
 	$(BIN)/shellcheck hack/*.sh hack/image/*.sh locks/*.sh
 	UV=$(BIN)/uv locks/compile.sh --check
 
-check-fast: .venv/.done ## Of these what takes seconds and needs all files; pre-commit runs it
+check-fast: .venv/.done ## Run the checks that take seconds and read all files; pre-commit runs them, too
 	$(BIN)/lint-imports --no-cache
 	PYTHONPATH=services/kubectl-numa/src $(BIN)/lint-imports --no-cache --config services/kubectl-numa/.importlinter
 	$(BIN)/python -m hack.house
@@ -90,13 +90,13 @@ check-fast: .venv/.done ## Of these what takes seconds and needs all files; pre-
 	$(BIN)/python -m hack.configuration_table --check
 	$(BIN)/python -m hack.version --check
 
-bench: .venv/.done ## Measure the driver: bench.html, bench.json; AGAINST_REVISION=e3e15ce or AGAINST="COMMAND..." beside it; QUICK=1
+bench: .venv/.done ## Measure the driver; compare with AGAINST_REVISION=e3e15ce or AGAINST="COMMAND..."; QUICK=1 for a short run
 	@$(BIN)/python -m tests.bench $(OPTIONS) $(if $(QUICK),--quick) $(if $(DRIVERS),--drivers '$(DRIVERS)') \
 	  $(if $(AGAINST_REVISION),--against-revision '$(AGAINST_REVISION)') \
 	  $(if $(AGAINST),--against '$(AGAINST)' --against-backend '$(AGAINST_BACKEND)' --against-name '$(AGAINST_NAME)' \
 	  $(if $(DRIVERS),,--drivers dra.cpu))
 
-lock: .venv/.done ## Renew the locks from the pyproject files
+lock: .venv/.done ## Update the locks from the pyproject files
 	UV=$(BIN)/uv locks/compile.sh
 
 proto: .venv/.done ## Generate code from proto/
@@ -122,16 +122,16 @@ manifests: .venv/.done ## Render everything that the chart installs to build/dra
 	@mkdir -p build
 	HELM=$(BIN)/helm hack/manifests.sh $(if $(VALUES),--values $(VALUES)) >build/dra-driver-numa.yaml
 
-docs: .venv-docs/.done ## Build the site of docs/ in build/site, with every link checked (REPOSITORY=ADDRESS of the sources' tree)
+docs: .venv-docs/.done ## Build the site from docs/ in build/site and check every link (REPOSITORY=ADDRESS of the source tree)
 	NO_MKDOCS_2_WARNING=1 REPOSITORY=$(REPOSITORY) .venv-docs/bin/mkdocs build -q --strict -f hack/site/mkdocs.yml
 
-kind-up: ## Make a kind cluster with the driver in it (docker, kind, kubectl, helm)
+kind-up: ## Create a kind cluster with the driver (docker, kind, kubectl, helm)
 	hack/kind.sh up
 
-kind-down: ## Delete it
+kind-down: ## Delete the kind cluster
 	hack/kind.sh down
 
-clean: ## Remove environments and caches
+clean: ## Remove environments, caches and build output
 	rm -rf .venv .venv-frontend .venv-backend .venv-docs .mypy_cache .ruff_cache .hypothesis build dist
 
 .venv/.done: locks/dev.txt shared/pyproject.toml services/dra-frontend/pyproject.toml services/nri-backend/pyproject.toml

@@ -3,11 +3,11 @@
 # images.sh [TARGET...]
 # images.sh --where     prints the directory of the results
 #
-# Builds targets of the Dockerfile (default: both images) without a container engine: buildah, from Debian packages, runs
-# in a chroot. mmdebstrap creates the base image, under the name that the Dockerfile uses, from the mirror of this
+# Builds targets of the Dockerfile (default: both images) without a container engine: buildah, from Debian packages,
+# runs in a chroot. mmdebstrap creates the base image, under the name that the Dockerfile uses, from the mirror of this
 # machine's apt. Python packages are downloaded by this machine's pip from its configured index and installed offline.
-# Neither mirror nor index appears in an image. The results of a target are TARGET.tar (for docker load or ctr import) and
-# TARGET.cdx.json (its SBOM). A target is rebuilt if one of its sources has changed.
+# Neither mirror nor index appears in an image. The results of a target are TARGET.tar (for docker load or ctr import)
+# and TARGET.cdx.json (its SBOM). A target is rebuilt if one of its sources has changed.
 # IMAGES_ARCH=arm64 builds for that architecture; QEMU then emulates the programs that run during the build.
 # Variables: IMAGES_CACHE (buildah's storage, wheels, results), NODE_VM_MIRROR (Debian mirror), PYTHON (with pip).
 set -euo pipefail
@@ -46,10 +46,10 @@ install_emulator() {
   retry env DEBIAN_FRONTEND=noninteractive apt-get -y -q -o Acquire::Retries=5 --no-install-recommends install \
     qemu-user-static binfmt-support arch-test
   [ -e "/proc/sys/fs/binfmt_misc/qemu-$MACHINE" ] ||
-    fail "the kernel runs no $MACHINE programs: mount binfmt_misc, then update-binfmts --enable qemu-$MACHINE"
+    fail "the kernel cannot run $MACHINE programs: mount binfmt_misc, then run update-binfmts --enable qemu-$MACHINE"
 }
 
-private() { # private COMMAND...: runs it in a private mount namespace, which ends with it
+private() { # private COMMAND...: runs a command in a private mount namespace, which ends with the command
   BUILDAH_ISOLATION=chroot TMPDIR=$CACHE/tmp unshare --mount --propagation private "$@"
 }
 storage() { printf -- '--root %s/storage --runroot %s/run' "$CACHE" "$CACHE"; }
@@ -91,7 +91,7 @@ fetch_wheels() {
   echo "$key" >"$CACHE/wheels/key"
 }
 
-sources() { # sources TARGET: lists the sources of its image
+sources() { # sources TARGET: lists the source files of the target
   local of=(services/nri-backend/src tests/fakes tests/stage tests/demo services/dra-frontend locks/dra-frontend.txt)
   [ ! -d "$ROOT/services/$1" ] || of=("services/$1" "locks/$1.txt")
   cd "$ROOT" && find Dockerfile .dockerignore hack/image hack/images.sh locks/build.txt shared "${of[@]}" \
@@ -108,7 +108,8 @@ build() { # build TARGET
     --target "$target" -t "localhost/$target:$VERSION" "$ROOT" >"$CACHE/$target.log" 2>&1 ||
     { tail -n 30 "$CACHE/$target.log" >&2; fail "$target failed: $CACHE/$target.log"; }
   rm -f "$OUT/$target.tar"
-  # Not compressed: unpacking takes minutes on an emulated processor, and registries compress anyway.
+  # The layers are not compressed: unpacking takes minutes on an emulated processor, and registries compress layers
+  # anyway.
   engine push --quiet "localhost/$target:$VERSION" "docker-archive:$OUT/$target.tar:localhost/$target:$VERSION" 2>>"$CACHE/$target.log"
   container=$(engine from "localhost/$target:$VERSION")
   # shellcheck disable=SC2016 # for the inner shell
@@ -119,7 +120,7 @@ build() { # build TARGET
 }
 
 prepare() { # prepares everything that a build needs
-  [ -x "$PYTHON" ] || fail "no $PYTHON: run make, or set PYTHON to one with pip and packaging"
+  [ -x "$PYTHON" ] || fail "$PYTHON does not exist: run make, or set PYTHON to an interpreter with pip and packaging"
   VERSION=$("$PYTHON" "$ROOT/hack/version.py")
   mkdir -p "$CACHE"/{tmp,run} "$OUT"
   exec 9>"$CACHE/lock"

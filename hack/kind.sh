@@ -1,9 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# kind.sh up|down: creates or deletes a kind cluster with the driver from this tree. Needs docker, kind, kubectl and helm.
+# kind.sh up|down: creates or deletes a kind cluster with the driver from this tree. Needs docker, kind, kubectl and
+# helm.
 #
 # Builds both images from this tree, as localhost/NAME:VERSION, unless FRONTEND_IMAGE or BACKEND_IMAGE names an existing
-# image (NAME:TAG, known to docker). KIND_NODE_IMAGE is a node image of Kubernetes 1.34 or later (default: that of kind).
+# image (NAME:TAG, known to docker). KIND_NODE_IMAGE is a node image of Kubernetes 1.34 or later (default: that of
+# kind).
 set -eu
 cd "$(dirname "$0")/.."
 cluster=dra-driver-numa namespace=dra-driver-numa
@@ -44,7 +46,7 @@ wait_for_slices() {
     [ "$publishing" -lt "$nodes" ] || return 0
     sleep 2
   done
-  fail "$publishing of $nodes nodes publish CPUs; kubectl -n $namespace logs daemonset/dra-driver-numa -c frontend says why"
+  fail "$publishing of $nodes nodes publish CPUs; kubectl -n $namespace logs daemonset/dra-driver-numa -c frontend shows why"
 }
 
 down() {
@@ -54,5 +56,5 @@ down() {
 
 case ${1:-} in
   up | down) "$1" ;;
-  *) fail "say up or down" ;;
+  *) fail "use up or down" ;;
 esac

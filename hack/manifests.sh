@@ -9,7 +9,7 @@ namespace=dra-driver-numa
 chart=${CHART:-charts/dra-driver-numa}
 cat <<END
 # SPDX-License-Identifier: Apache-2.0
-# Made from charts/dra-driver-numa by "make manifests". Change it there, or with values.
+# Generated from charts/dra-driver-numa by "make manifests". To change it, edit the chart or set values.
 ---
 apiVersion: v1
 kind: Namespace

@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 DIST=$(realpath -m "${DIST:-dist}")
 PYTHON=${PYTHON:-$PWD/.venv/bin/python}
 HELM=${HELM:-$PWD/.venv/bin/helm}
-TIME=315532800 # of every file in an archive, as in the images
+TIME=315532800 # modification time of every file in an archive, as in the images
 export PYTHON HELM
 umask 022
 
@@ -45,7 +45,7 @@ chart() { # chart VERSION: chart, SBOM and manifests; repacks the archive of "he
   rm -r "$dir"
 }
 
-provenance() { # provenance VERSION: of all other files
+provenance() { # provenance VERSION: writes the provenance of all other files
   local file; file=$(mktemp)
   "$PYTHON" -m hack.provenance "$DIST" "$(git rev-parse HEAD)" >"$file"
   mv "$file" "$DIST/dra-driver-numa-$1.provenance.json"

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# install.sh common               installs the packages of both services' locks into /opt/app, with byte code. Run in /src.
+# install.sh common               installs the packages of both services' locks into /opt/app, with byte code. Run in
+# /src.
 # install.sh libraries SERVICE    adds the rest of a service's lock, and copies the new files to /libraries
 # install.sh SERVICE              adds the service itself, and copies the new files to /own
 set -eu
@@ -14,7 +15,8 @@ common | libraries)
   for part in api models; do
     find /opt/app/lib -path "*/kubernetes_asyncio/client/$part/*" -type f ! -name __init__.py -delete
   done
-  # It also requires these, which no module that the driver imports needs (tests/integration/test_release.py).
+  # The client also requires these packages, but no module that the driver imports uses them
+  # (tests/integration/test_release.py).
   unused="certifi"
   # shellcheck disable=SC2086 # words
   pip --python /opt/app/bin/python3 uninstall -q -y $unused

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Generates tests/node/_pb from cri.proto; "--check" compares with a fresh one instead.
+# Generates tests/node/_pb from cri.proto; "--check" compares it with newly generated code instead.
 # The mapped include path makes the modules import themselves as tests.node._pb.
 set -eu
 cd "$(dirname "$0")/../.."

@@ -5,11 +5,12 @@
 # run.sh [--profile NAME]... --stop            end the machines that --keep left running (default: all of them)
 #
 # Runs the node tests inside a virtual machine with a real kernel, a real containerd and several NUMA nodes; one
-# machine after another when several profiles are named (default: all). pytest arguments count from tests/node/.
+# machine after another if several profiles are named (default: all). Paths in pytest arguments are relative to
+# tests/node/.
 #   --keep    leave the machine running and use it again next time
-# Variables: NODE_VM_CACHE (layers and logs), NODE_VM_MIRROR (Debian mirror), PYTHON (with pip; default .venv/bin/python),
-# ALIGNED_PODS (how many pods test_aligned.py runs; default 12), PATIENCE (how many times as long everything may take; default 1),
-# EXCLUSIVITY (cpuExclusivity of tests that do not say another; default auto).
+# Variables: NODE_VM_CACHE (layers and logs), NODE_VM_MIRROR (Debian mirror), PYTHON (with pip; default
+# .venv/bin/python), ALIGNED_PODS (how many pods test_aligned.py runs; default 12), PATIENCE (factor for all time
+# limits; default 1), EXCLUSIVITY (cpuExclusivity of tests that do not set another value; default auto).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/vm/env.sh"
@@ -21,25 +22,25 @@ here=$(cd "$(dirname "$0")" && pwd)
 PATIENCE=${PATIENCE:-1}
 PHASES=()
 begun=$EPOCHREALTIME
-phase() { # phase NAME: the time since the last phase ended was this one's
+phase() { # phase NAME: records the time since the end of the previous phase
   local now=$EPOCHREALTIME
   PHASES+=("$(awk -v a="$begun" -v b="$now" -v n="${PROFILE:+$PROFILE: }$1" 'BEGIN { printf "%8.1f s  %s", b - a, n }')")
   begun=$now
 }
 
-push_source() { # the project's code and the machine's description, as they are now
+push_source() { # copies the current source code and the machine's description to the guest
   (cd "$ROOT" && tar --exclude=__pycache__ --exclude='*.egg-info' -cf - shared/src services/*/src docs examples tests/node tests/fakes tests/rigs tests/stage) |
     guest 'rm -rf /opt/numa/src && mkdir -p /opt/numa/src && tar -xf - -C /opt/numa/src' || return
   guest 'cat >/opt/numa/profile.env' <<<"NAME=$PROFILE NUMA=$NUMA SOCKETS=$SOCKETS DIES=$DIES CORES=$CORES THREADS=$THREADS MEM_GIB=$MEM_GIB HP2M=$HP2M HP1G=$HP1G"
 }
 
-serve_chart() { # Helm runs here, where it takes a tenth of a second; the guest asks for what it needs (sets CHART, ends with this script)
+serve_chart() { # runs Helm on the host, where it takes a tenth of a second, for the guest (sets CHART; ends with this script)
   if [ -n "${CHART:-}" ]; then return; fi
   coproc RENDERER { cd "$ROOT" && exec "$PYTHON" -m tests.node.vm.chart 8>&- 9>&-; }
   read -r CHART <&"${RENDERER[0]}"
 }
 
-push_package() { # push_package NAME LIBRARY...: a package of Debian, and the libraries of it that the guest lacks, into /opt/NAME
+push_package() { # push_package NAME LIBRARY...: copies a Debian package, and those of its libraries that the guest does not have, to /opt/NAME
   local dir=$CACHE/$1 deb
   if [ ! -d "$dir" ]; then
     rm -rf "$dir-part"
@@ -54,7 +55,7 @@ push_package() { # push_package NAME LIBRARY...: a package of Debian, and the li
   tar -C "$dir" --exclude=usr/share -cf - usr | guest "rm -rf /opt/$1 && mkdir /opt/$1 && tar -xf - -C /opt/$1"
 }
 
-collect_logs() { # what the guest knows about a failure
+collect_logs() { # copies the guest's logs after a failure
   local to=$CACHE/logs/$PROFILE
   rm -rf "$to"
   mkdir -p "$to"
@@ -63,13 +64,13 @@ collect_logs() { # what the guest knows about a failure
   say "logs: $to"
 }
 
-run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
+run_profile() { # run_profile NAME PYTEST-ARGUMENT...: runs the tests on one machine and returns the status of pytest
   local status=0
   use_profile "$1"; shift
   exec 8>"$RUN/lock"
   flock -n 8 || {
     local taken=$PROFILE
-    PROFILE= # what ends at the exit is this run's machine, not the other's
+    PROFILE= # the machine belongs to another run, so this script must not end it
     fail "another run uses the machine $taken"
   }
   if ! alive || [ -z "$KEEP" ]; then
@@ -79,21 +80,21 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
     [ -z "$OLDER_RUNTIME" ] || guest /usr/local/sbin/use-older-runtime || fail "the older runtime does not start"
     phase boot
   fi
-  push_source || fail "the source could not be copied in"
+  push_source || fail "the source could not be copied to the guest"
   phase "copying the source"
-  put_driver_images || fail "the driver's images could not be put in"
+  put_driver_images || fail "the driver's images could not be imported"
   phase "images"
   if [[ "$*" == *irqbalance* ]]; then
-    push_package irqbalance libglib2.0-0t64 libpcre2-8-0 libatomic1 || fail "irqbalance could not be put in"
+    push_package irqbalance libglib2.0-0t64 libpcre2-8-0 libatomic1 || fail "irqbalance could not be copied to the guest"
     phase "irqbalance"
   fi
   if [ "$PROFILE" = noise ]; then
-    push_package rt-tests || fail "cyclictest could not be put in"
+    push_package rt-tests || fail "cyclictest could not be copied to the guest"
     phase "cyclictest"
   fi
   serve_chart || fail "the chart cannot be rendered"
   guest "cd /opt/numa/src/tests/node && exec env ALIGNED_PODS=${ALIGNED_PODS:-12} PATIENCE=$PATIENCE EXCLUSIVITY=${EXCLUSIVITY:-auto} CHART=http://10.0.2.2:$CHART python3 -m pytest -o timeout=$((480 * PATIENCE))${1+$(printf ' %q' "$@")}" </dev/null &
-  wait $! || status=$? # in the background, so that a signal to this script is heard at once
+  wait $! || status=$? # in the background, so that this script handles signals immediately
   phase tests
   guest 'cat /var/log/numa-node/figures.txt 2>/dev/null' || true
   ((status == 0 || status == 5)) || collect_logs
@@ -123,16 +124,16 @@ main() {
   ((${#profiles[@]})) || profiles=(default one-gig containerd-1.7)
   trap '[ -n "$KEEP" ] || [ -z "$PROFILE" ] || machine_kill' EXIT
   trap 'exit 130' INT TERM
-  [ -x "$PYTHON" ] || fail "no $PYTHON: run make test-node, or set PYTHON to one with pip and packaging"
+  [ -x "$PYTHON" ] || fail "$PYTHON does not exist: run make test-node, or set PYTHON to an interpreter with pip and packaging"
   install_tools
   phase "tools"
   build_layers
   for profile in "${profiles[@]}"; do
     run_profile "$profile" ${arguments[@]+"${arguments[@]}"} && ran=yes || last=$?
-    ((last == 0 || last == 5)) || status=$last # 5: no test of this selection is for this machine
+    ((last == 0 || last == 5)) || status=$last # 5: no selected test is for this machine
   done
   [ -n "$ran$status" ] || status=$last
-  printf '%s\n' '' 'time of each phase' "${PHASES[@]}"
+  printf '%s\n' '' 'time per phase' "${PHASES[@]}"
   return "${status:-0}"
 }
 main "$@"

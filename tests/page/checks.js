@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Evaluated in the page by tests: which texts are hard to read (contrast by WCAG 2.2, relative luminance).
+// Evaluated in the page by tests: finds text that is hard to read (contrast by WCAG 2.2, relative luminance).
 ({
   canvas: document.createElement("canvas").getContext("2d", { willReadFrequently: true }),
 
@@ -12,7 +12,7 @@
     return [red, green, blue, alpha / 255];
   },
 
-  /** Returns what lies behind an element: the nearest opaque background. */
+  /** Returns the background of an element, which is the nearest opaque one. */
   behind(element) {
     for (let one = element; one; one = one.parentElement) {
       const found = this.parts(getComputedStyle(one).backgroundColor);
@@ -29,7 +29,7 @@
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
   },
 
-  /** Returns texts with a contrast below 4.5 to 1, each with its contrast. */
+  /** Returns each piece of text with a contrast below 4.5 to 1, and the contrast. */
   faint() {
     const found = new Set();
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);

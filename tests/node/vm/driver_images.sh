@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Sourced: the driver's two images, as hack/images.sh builds them, in the guest's containerd.
+# Sourced: imports the driver's two images, as hack/images.sh builds them, into the guest's containerd.
 
-put_driver_images() { # what the guest lacks of them: nothing is unpacked twice, which takes an emulated processor minutes
+put_driver_images() { # imports only layers that the guest does not have, because unpacking takes minutes on an emulated processor
   local image archives
   "$ROOT/hack/images.sh" >&2 || return
   archives=$("$ROOT/hack/images.sh" --where)

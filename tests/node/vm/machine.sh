@@ -12,7 +12,7 @@ machine_arguments() { # sets MACHINE (QEMU arguments) and CMDLINE from the profi
       -numa "node,nodeid=$node,memdev=m$node,cpus=$first-$((first + per - 1))")
     pages_2m+="${pages_2m:+,}$node:$HP2M" pages_1g+="${pages_1g:+,}$node:$HP1G"
   done
-  for ((node = 0; node < NUMA; node++)); do # QEMU wants every node declared first
+  for ((node = 0; node < NUMA; node++)); do # QEMU requires that all nodes are declared first
     for ((other = 0; other < NUMA; other++)); do
       distance=$((node / (NUMA / SOCKETS) == other / (NUMA / SOCKETS) ? 12 : 21))
       ((node == other)) || MACHINE+=(-numa "dist,src=$node,dst=$other,val=$distance")
@@ -23,15 +23,16 @@ machine_arguments() { # sets MACHINE (QEMU arguments) and CMDLINE from the profi
   CMDLINE+=" hugepagesz=1G hugepages=$pages_1g hugepagesz=2M hugepages=$pages_2m"
 }
 
-machine_start() { # machine_start BASE DISK on|off (on: what the guest writes is thrown away)
+machine_start() { # machine_start BASE DISK on|off (on: the guest's writes are discarded)
   local base=$1 disk=$2 snapshot=$3 lib=$1/qemu/usr/lib/x86_64-linux-gnu
   local clock=(-accel tcg,thread=multi,tb-size=1024)
-  [ -z "$COUNTED" ] || clock=(-accel tcg,thread=single,tb-size=1024 -icount shift=1,sleep=off) # 2 ns an instruction
+  [ -z "$COUNTED" ] || clock=(-accel tcg,thread=single,tb-size=1024 -icount shift=1,sleep=off) # 2 ns per instruction
   machine_arguments
   [ -s "$RUN/sockets" ] && [ -d "$(cat "$RUN/sockets")" ] || mktemp -d /tmp/node-vm.XXXXXX >"$RUN/sockets" # socket names are limited to 107 bytes
   "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])' >"$RUN/port"
   install -m 600 "$(dirname "$disk")/ssh_key" "$RUN/ssh_key"
-  # CPU: what Debian's amd64 packages and PyPI's wheels may use, and no more: each further feature costs emulation time
+  # CPU: only the features that Debian's amd64 packages and PyPI's wheels may use, since each additional one slows down
+  # emulation
   QEMU_MODULE_DIR=$lib/qemu TMPDIR=$RUN setsid nohup "$lib/ld-linux-x86-64.so.2" --library-path "$lib" "$base/qemu/usr/bin/qemu-system-x86_64" \
     -L "$base/qemu/usr/share/seabios" -L "$base/qemu/usr/share/qemu" \
     -nodefaults -no-user-config -display none -no-reboot -machine q35,hpet=off,vmport=off,smm=off \
@@ -43,25 +44,25 @@ machine_start() { # machine_start BASE DISK on|off (on: what the guest writes is
   echo $! >"$RUN/pid"
 }
 
-machine_wait() { # until ssh answers and systemd has nothing left to start
+machine_wait() { # waits until ssh responds and systemd has started all units
   local begin=$SECONDS
   until alive || ((SECONDS - begin > 10)); do sleep 0.1; done # on a busy host the new process may not be QEMU yet
   until guest true 2>/dev/null; do
-    alive || { tail -n 20 "$RUN/qemu.log" "$RUN/console.log" >&2; fail "the machine ended before ssh answered"; }
+    alive || { tail -n 20 "$RUN/qemu.log" "$RUN/console.log" >&2; fail "the machine ended before ssh responded"; }
     ((SECONDS - begin < 300 * PATIENCE)) || { tail -n 20 "$RUN/console.log" >&2; fail "no ssh after $((300 * PATIENCE)) s"; }
     sleep 0.5
   done
   guest systemctl is-system-running --wait >/dev/null || { guest systemctl --failed --no-legend >&2; fail "units failed in the guest"; }
 }
 
-machine_stop() { # power off, so that the disk is whole
+machine_stop() { # powers the machine off, so that the file system on its disk is consistent
   local n
   guest 'sync; systemctl poweroff' 2>/dev/null || true
   for n in $(seq 120); do alive || break; sleep 0.5; done
   machine_kill
 }
 
-machine_kill() { # end QEMU by its pid and forget the machine; enough where the disk is thrown away
+machine_kill() { # ends QEMU by its pid and removes the machine's run files; sufficient if the disk is discarded
   local n
   [ -s "$RUN/pid" ] || return 0
   ssh_options; ssh "${SSH_OPTIONS[@]}" -O exit root@127.0.0.1 2>/dev/null || true

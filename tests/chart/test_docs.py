@@ -80,7 +80,7 @@ def test_a_settings_table_lists_its_allowed_values() -> None:
         assert found == words[key], key
 
 
-def test_flags_exist() -> None:
+def test_documented_flags_exist() -> None:
     """Every flag in a page belongs to one of the two commands."""
     frontend = argparse.ArgumentParser()
     add_run_arguments(frontend)

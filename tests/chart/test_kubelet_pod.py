@@ -41,7 +41,7 @@ def backend(template: Document) -> Document:
 
 
 @pytest.mark.parametrize("values", [{}, {**EVERYTHING}, {"appArmorProfile": "RuntimeDefault"}], ids=str)
-def test_every_field_of_the_chart_is_translated_or_excepted(values: Document) -> None:
+def test_every_field_of_the_chart_is_translated_or_listed(values: Document) -> None:
     """With the default values and with every option on, every field of the pod template is translated or excepted."""
     helper = ["hugepages"] if "hugepagesOnDemand" in values.get("driverConfig", {}) else []
     assert [one.name for one in translated(**values).containers] == ["frontend", "backend", *helper]

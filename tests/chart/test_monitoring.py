@@ -96,7 +96,7 @@ def selected(tree: object) -> set[str]:
     return set(re.findall(r"\bdra_[a-z_]+", str(tree)))
 
 
-def test_every_expression_is_valid_promql_of_existing_metrics() -> None:
+def test_every_expression_is_valid_promql_for_existing_metrics() -> None:
     """Renaming a metric thus requires changing its alerts and panels."""
     known = series()
     for expression in expressions():
@@ -105,7 +105,7 @@ def test_every_expression_is_valid_promql_of_existing_metrics() -> None:
         assert read <= known, expression
 
 
-def test_queries_of_the_page_are_valid_promql_of_existing_metrics() -> None:
+def test_queries_on_the_page_are_valid_promql_for_existing_metrics() -> None:
     """Readers copy them unchanged. A query may span several lines."""
     blocks = re.findall(r"^```promql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     queries = [query for block in blocks for query in re.sub(r"\n  +", " ", block).splitlines()]

@@ -375,7 +375,7 @@ def _report(*drivers: str) -> Report:
     )
 
 
-def test_the_page_of_a_driver_alone_has_no_ratio() -> None:
+def test_the_page_for_a_single_driver_has_no_ratio() -> None:
     """Names of the driver, the machine and its threads are escaped."""
     page = _Page(render(_report("<mine>")))
     assert page.open == []
@@ -398,7 +398,7 @@ def test_an_outlier_does_not_compress_the_other_samples() -> None:
     assert sum(one.get("class") == "beyond" for one in page.all("path")) == 1
 
 
-def test_a_budget_that_is_missed_is_named() -> None:
+def test_a_missed_budget_is_named() -> None:
     """The median of this driver is compared with the budget, not that of the other driver."""
     assert _report("mine").missed() == ["Waiting & more"]
     assert "2 ms (median)" in table(_report("mine"))

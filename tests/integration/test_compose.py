@@ -46,7 +46,7 @@ def test_the_two_services_share_only_the_cdi_and_the_run_directory(compose: dict
     assert set(compose["volumes"]) == set(volumes(services["stand-ins"]))
 
 
-def test_targets_and_modules_are_those_of_the_dockerfile(compose: dict[str, Any]) -> None:
+def test_targets_and_modules_match_the_dockerfile(compose: dict[str, Any]) -> None:
     """Each service is built from an existing target whose entry point this test starts."""
     stages = (ROOT / "Dockerfile").read_text().split("\nFROM ")
     for name, service in compose["services"].items():

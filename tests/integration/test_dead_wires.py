@@ -109,13 +109,11 @@ ELSEWHERE: dict[str, str] = {
     BackendCode.SYS_ADMIN_IN_EFFECT: (
         "tests/unit/nri_backend/node/test_privileges.py::test_a_capability_that_cannot_be_lowered_is_a_problem"
     ),
-    BackendCode.DAC_OVERRIDE_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_dac_override",
+    BackendCode.DAC_OVERRIDE_MISSING: f"{_REMEDIES}::test_a_missing_dac_override_is_a_node_problem",
     BackendCode.CLAIMS_DIRECTORY_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_cdi_directory_names_the_volume",
     BackendCode.READ_ONLY_FILE_SYSTEM: f"{_REMEDIES}::test_the_remedy_for_a_read_only_mount_names_its_volume",
-    BackendCode.INTERRUPTS_NOT_MOVED: (
-        f"{_REMEDIES}::test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem"
-    ),
-    BackendCode.KERNEL_WORKERS_STAY: f"{_REMEDIES}::test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem",
+    BackendCode.INTERRUPTS_NOT_MOVED: (f"{_REMEDIES}::test_interrupts_under_a_read_only_mount_are_a_problem"),
+    BackendCode.KERNEL_WORKERS_STAY: f"{_REMEDIES}::test_interrupts_under_a_read_only_mount_are_a_problem",
     # A kernel that rejects values that the fake's files accept, or that has lost CPUs; a full file system.
     BackendCode.NODE_IS_CONTAINER: f"{_REMEDIES}::test_a_kernel_without_partitions_is_a_limit_of_the_node",
     BackendCode.PERMISSION_DENIED: (

@@ -43,7 +43,7 @@ def test_only_one_of_two_instances_enforces_and_the_other_takes_over(open_stage:
             assert not following.run().cpus() & given
 
 
-def test_all_processes_die_and_the_claim_files_are_lost(open_stage: OpenStage) -> None:
+def test_no_claim_is_lost_if_all_processes_die_and_claim_files_are_removed(open_stage: OpenStage) -> None:
     """The node uses cgroupfs and an older NRI. No claim is prepared while no backend enforces, and no claim is lost
     with its file.
     """

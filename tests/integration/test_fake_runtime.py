@@ -21,7 +21,7 @@ def _spec(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("level", "events"), [("0.8", 0x8FF), ("0.12", 0x4000)])
-async def test_a_plugin_with_unknown_event_bits_is_closed(tmp_path: Path, level: str, events: int) -> None:
+async def test_a_plugin_with_unknown_event_bits_is_disconnected(tmp_path: Path, level: str, events: int) -> None:
     """NRI has no negotiation: the plugin is disconnected during its registration."""
     socket = tmp_path / "nri.sock"
     async with running(RuntimeOptions(socket, level=level)) as runtime, other_plugin(socket, events=events):
@@ -30,7 +30,7 @@ async def test_a_plugin_with_unknown_event_bits_is_closed(tmp_path: Path, level:
         assert runtime.plugins == []
 
 
-async def test_a_plugin_that_does_not_acknowledge_a_part_is_closed(tmp_path: Path) -> None:
+async def test_a_plugin_that_does_not_acknowledge_a_part_is_disconnected(tmp_path: Path) -> None:
     """The response to an intermediate part must set ``more``."""
 
     async def whole(_payload: bytes) -> Message:

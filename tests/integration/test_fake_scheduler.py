@@ -61,7 +61,7 @@ def results(allocated: Document) -> list[tuple[str, str, Any]]:
 
 
 @pytest.mark.parametrize(("asked", "given"), [("100m", "1"), ("1500m", "2"), ("8", "8")])
-def test_ranges_round_up(asked: str, given: str) -> None:
+def test_requests_are_rounded_up_to_the_valid_range(asked: str, given: str) -> None:
     """Requests are raised to min and then to the next step, and printed with binary suffixes."""
     assert results(allocate(claim(request("cpu", cpu=asked)), PUBLISHED, CLASSES)) == [("cpu", "cpu0", {"cpu": given})]
     assert results(allocate(claim(request("mem", size="8000")), PUBLISHED, CLASSES))[0][2] == {"size": "8Ki"}
@@ -77,13 +77,13 @@ def test_capacity_is_shared_until_it_is_used_up() -> None:
         allocate(claim(request("cpu", cpu="3")), PUBLISHED, CLASSES, others=[first, second, third])
 
 
-def test_keys_are_literal() -> None:
-    """A request with a capacity key that no device has cannot be allocated."""
+def test_capacity_keys_are_matched_literally() -> None:
+    """A request fails if no device has exactly the capacity key that it names."""
     with pytest.raises(UnschedulableError):
         allocate(claim(request("cpu", **{"cpu.example/cpu": "1"})), PUBLISHED, CLASSES)
 
 
-def test_a_count_takes_several_devices() -> None:
+def test_a_count_allocates_several_devices() -> None:
     """Each device has the requested amount."""
     two = {"name": "cpu", "exactly": {"deviceClassName": "cpu", "count": 2, "capacity": {"requests": {"cpu": "5"}}}}
     assert [one[1] for one in results(allocate(claim(two), PUBLISHED, CLASSES))] == ["cpu0", "cpu1"]

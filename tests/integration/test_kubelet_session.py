@@ -99,7 +99,7 @@ async def test_two_drivers_of_one_process_serve_a_pod(short_root: Path) -> None:
     ]
 
 
-async def test_the_kubelet_does_not_call_for_the_second_pod_of_a_shared_claim(short_root: Path) -> None:
+async def test_the_kubelet_does_not_call_the_driver_for_the_second_pod_of_a_claim(short_root: Path) -> None:
     """The kubelet calls the driver for the first pod and after the last one; both pods get the same ids."""
     door = Door("r")
     shared = claim("u", "dra.cpu", pods=["pod-a", "pod-b"])

@@ -92,7 +92,7 @@ def test_a_claimed_cpu_that_goes_offline_stays_claimed(stage: Stage, machine: Ho
         soon("health again", lambda: health(stage, "cpudevnuma001") == ("HEALTHY", "online"))
 
 
-def test_a_start_with_a_reserved_cpu_offline(stage: Stage, machine: HostDirectory) -> None:
+def test_a_reserved_cpu_that_is_offline_at_the_start_is_a_warning(stage: Stage, machine: HostDirectory) -> None:
     """SMT is off, or a core has failed: the frontend starts with a warning, and claims can be unprepared."""
     instance = stage.instances[0]
     with claim_pod(stage, "kept", cpus(2)) as pod:

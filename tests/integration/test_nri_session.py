@@ -32,7 +32,7 @@ def _session(hooks: RecordingHooks, observer: RecordingObserver, **options: Any)
 
 
 @pytest.mark.parametrize("level", _LEVELS)
-async def test_a_containers_life_at_every_api_level(tmp_path: Path, level: str) -> None:
+async def test_a_container_starts_and_ends_at_every_api_level(tmp_path: Path, level: str) -> None:
     """From 0.6 to 0.12 the same hooks are called in the same order, whatever form the events have on the wire.
 
     Later updates by the kubelet are adjusted. An eviction, or an update outside an event, would be logged.
@@ -113,7 +113,7 @@ async def test_configure_may_precede_the_response_to_the_registration(tmp_path: 
         forever.cancel()
 
 
-async def test_the_plugin_reconnects_after_every_restart_of_the_runtime(tmp_path: Path) -> None:
+async def test_the_plugin_reconnects_after_every_runtime_restart(tmp_path: Path) -> None:
     """The plugin reconnects to the new socket within 2 s, with one registration each time; existing containers are
     synchronized and not created again. dra-driver-memory gives up after the sixth restart.
     """
@@ -197,7 +197,7 @@ async def test_a_rejected_registration_is_retried_and_reported(tmp_path: Path) -
         forever.cancel()
 
 
-async def test_a_missing_runtime_is_waited_for(tmp_path: Path) -> None:
+async def test_the_session_waits_for_a_missing_runtime(tmp_path: Path) -> None:
     """Until the runtime starts, the status contains the path of the socket, and the hooks are not called."""
     socket = tmp_path / "nri.sock"
     hooks, observer = RecordingHooks(), RecordingObserver()

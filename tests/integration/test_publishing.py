@@ -137,7 +137,7 @@ async def rig(tmp_path: Path) -> AsyncGenerator[Rig, None]:
             yield Rig(server, client)
 
 
-async def test_publishes_all_pools_owned_by_the_node(rig: Rig) -> None:
+async def test_all_pools_are_published_and_owned_by_the_node(rig: Rig) -> None:
     """The first publication contains every pool, complete and in order, at generation 1, owned by the Node.
 
     A second start on the same machine writes nothing, not even a dry run.
@@ -215,7 +215,7 @@ ODD = (
 
 @pytest.mark.parametrize("verb", ["list", "watch", "create", "get"])
 @pytest.mark.parametrize("body", ODD, ids=map(str, range(len(ODD))))
-async def test_unexpected_responses_are_survived(rig: Rig, verb: str, body: str) -> None:
+async def test_the_publisher_survives_unexpected_responses(rig: Rig, verb: str, body: str) -> None:
     """A proxy that returns 200 with unrelated JSON counts as an outage: it is reported as such, requests are retried,
     and nothing is deleted.
     """
@@ -227,7 +227,7 @@ async def test_unexpected_responses_are_survived(rig: Rig, verb: str, body: str)
     assert rig.asked("delete") == 0
 
 
-async def test_an_unknown_exception_is_survived(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_publisher_survives_an_unknown_exception(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """An internal error in one round is logged with its traceback, and the next round is tried."""
     async with rig.publisher({NODE: [{"metadata": {"name": "x"}}]}) as publisher:
         await eventually(lambda: publisher.error)
@@ -472,8 +472,8 @@ async def test_published_devices_are_valid_and_unchanged(rig: Rig, driver: str, 
     assert {ALLOCATABLE in each for one in rig.slices() for each in one["spec"]["devices"]} == {counted}
 
 
-async def test_outage_at_the_start_is_waited_out(rig: Rig) -> None:
-    """All kinds of transient errors are retried with growing waits until the server has recovered."""
+async def test_the_publisher_waits_for_the_end_of_an_outage_at_the_start(rig: Rig) -> None:
+    """All kinds of transient errors are retried after growing waits until the server has recovered."""
     for answer in ("drop", 500, 429):
         rig.server.fail_next(2, answer)
     async with rig.publisher() as publisher:
@@ -542,7 +542,7 @@ async def test_slices_that_can_no_longer_be_written_are_a_warning(rig: Rig) -> N
         await eventually(lambda: not publisher.notes)
 
 
-async def test_a_missing_node_is_waited_for(rig: Rig) -> None:
+async def test_the_publisher_waits_for_a_missing_node(rig: Rig) -> None:
     """A driver that starts before the kubelet has registered its Node publishes once the Node exists."""
     rig.server.store.delete(NODES, "", NODE)
     async with rig.publisher() as publisher:

@@ -163,7 +163,7 @@ def locked(service: str) -> set[str]:
     return set(re.findall(r"^[a-z0-9-]+==\S+", (ROOT / f"locks/{service}.txt").read_text(), re.MULTILINE))
 
 
-def test_all_of_the_backends_packages_are_the_frontends_too() -> None:
+def test_the_frontend_has_all_packages_of_the_backend() -> None:
     """Both images contain the backend's packages in a shared layer, so a node stores them once."""
     assert len(locked("nri-backend")) > 5
     assert locked("nri-backend") <= locked("dra-frontend")

@@ -88,7 +88,7 @@ def test_the_remedy_for_a_missing_privilege_names_it(
     assert (problem.code, remedy in cause.remedy, cause.kernel) == (code, True, False), problem
 
 
-def test_the_remedy_for_a_missing_dac_override(tmp_path: Path) -> None:
+def test_a_missing_dac_override_is_a_node_problem(tmp_path: Path) -> None:
     """The missing capability is a node problem, and a kernel error for the same reason has the same remedy."""
     refused = KernelTree(tmp_path / "cgroup")
     refused.make("a")
@@ -169,7 +169,7 @@ async def test_the_remedy_for_a_read_only_mount_names_its_volume(
 
 
 @pytest.mark.parametrize(("irqs", "reported"), [("move", True), ("keep", False)])
-def test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem(
+def test_interrupts_under_a_read_only_mount_are_a_problem(
     irqs: Literal["move", "keep"], reported: bool, tmp_path: Path
 ) -> None:
     """The configuration asks for interrupts to be moved; otherwise only the startup log would mention it."""

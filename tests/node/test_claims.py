@@ -52,7 +52,7 @@ def test_a_claim_becomes_a_container_on_one_numa_node(cluster: Cluster) -> None:
 
 @pytest.mark.core
 @both_drivers
-def test_others_leave_the_cpus_before_the_first_instruction(cluster: Cluster) -> None:
+def test_other_containers_leave_the_cpus_before_the_first_instruction(cluster: Cluster) -> None:
     """The first instruction of the claim container finds no other container on its CPUs; after Unprepare, other
     containers get the CPUs back.
     """
@@ -86,7 +86,7 @@ def test_a_restarted_container_gets_the_same_resources(cluster: Cluster) -> None
 
 
 @pytest.mark.core
-def test_no_other_container_gets_into_a_claim(cluster: Cluster) -> None:
+def test_no_other_container_can_use_a_claim(cluster: Cluster) -> None:
     """A second container, another pod with the claim's devices, and a pod that forges the variable are rejected."""
     db = cluster.pod(cpus(2))
     box = db.run()

@@ -72,9 +72,9 @@ def test_all_containers_without_a_claim_leave_its_cpus_and_get_them_back(cluster
     until(lambda: all(box.cpus_allowed == POOL for box in boxes), "all containers have the claimed CPUs back")
 
 
-def test_a_claim_shared_in_a_pod(cluster: Cluster) -> None:
-    """With sharing: pod, the init container, the sidecar and the main container have the same CPUs until the last one
-    ends; no other pod gets them.
+def test_all_containers_that_share_a_claim_have_the_same_cpus(cluster: Cluster) -> None:
+    """With sharing: pod, the init container, the sidecar and the main container of the pod have the claim's CPUs until
+    the last one ends; no other pod gets them.
     """
     plain = cluster.node.pod("web").run()
     db = cluster.pod(cpus(2, numa_node=1), config=[cpu_config(sharing="pod")])
@@ -94,9 +94,9 @@ def test_a_claim_shared_in_a_pod(cluster: Cluster) -> None:
     until(lambda: plain.cpus_allowed == POOL, "the CPUs are free after the last container has ended")
 
 
-def test_one_claim_with_cpus_of_both_numa_nodes(cluster: Cluster) -> None:
+def test_a_container_gets_the_cpus_of_the_requests_that_it_uses(cluster: Cluster) -> None:
     """A container that uses one request of a claim gets that request's CPUs, and one that uses both requests gets the
-    CPUs of both; its variables contain the CPUs.
+    CPUs of both. Its variables contain the CPUs.
     """
     near, far = cpus(2, "near", numa_node=0), cpus(3, "far", numa_node=1)
     db = cluster.pod(near, far, aligned=False, config=[cpu_config(sharing="pod")])

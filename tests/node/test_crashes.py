@@ -107,7 +107,7 @@ def test_a_killed_frontend_loses_no_claim(cluster: Cluster) -> None:
 
 @pytest.mark.core
 @in_pool_mode
-def test_the_plugin_reconnects_after_a_restart_of_the_runtime(cluster: Cluster) -> None:
+def test_the_plugin_reconnects_after_the_runtime_restarts(cluster: Cluster) -> None:
     """Whether stopped or killed, containerd restarts with running containers and prepared claims, and the backend
     reconnects.
     """

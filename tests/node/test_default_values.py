@@ -50,7 +50,7 @@ def started(pod: ClaimPod) -> Container:
 @pytest.mark.core
 @pytest.mark.timeout(480 * PATIENCE)
 @each_mode
-def test_claims_get_every_cpu_on_which_the_driver_runs(cluster: Cluster, mode: str) -> None:
+def test_claims_can_get_every_cpu_that_the_driver_runs_on(cluster: Cluster, mode: str) -> None:
     """A claim for everything that each NUMA node offers starts, and the driver continues on the remaining CPUs."""
     driver = cluster.instance.pod.containers.values()
     assert all(kernel.cpus_allowed(one.pid) == ALL for one in driver)

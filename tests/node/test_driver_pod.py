@@ -78,7 +78,7 @@ def runtime_spec(pod: DriverPod, container: DriverContainer) -> dict[str, Any]:
     return found
 
 
-def test_privileges_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
+def test_privileges_match_the_chart(pod: DriverPod, spec: dict[str, Any]) -> None:
     """Capabilities, user, no_new_privs and the seccomp filter are exactly those of the security contexts."""
     whole = spec["securityContext"]
     for container, wanted in each(pod, spec):
@@ -99,7 +99,7 @@ def test_privileges_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None
         assert set(container.status("Gid").split()) == {str(whole["runAsGroup"])}
 
 
-def test_mounts_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
+def test_mounts_match_the_chart(pod: DriverPod, spec: dict[str, Any]) -> None:
     """Each volume is at its path, writable or read-only as rendered, without propagation; nothing else from the node is
     mounted.
     """
@@ -122,7 +122,7 @@ def test_mounts_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
         assert {one for one in strange if not one.endswith("/thermal_throttle")} == set()
 
 
-def test_commands_and_environments_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
+def test_commands_and_environments_match_the_chart(pod: DriverPod, spec: dict[str, Any]) -> None:
     """The arguments follow the image's entry point, and the downward API has filled in the pod's own values."""
     fields = {"spec.nodeName": NODE_NAME, "metadata.uid": pod.uid}
     for container, wanted in each(pod, spec):
@@ -137,7 +137,7 @@ def test_commands_and_environments_are_the_charts(pod: DriverPod, spec: dict[str
         assert others <= RUNTIME_VARIABLES
 
 
-def test_namespaces_are_those_of_a_pod(pod: DriverPod, spec: dict[str, Any]) -> None:
+def test_namespaces_are_those_of_an_ordinary_pod(pod: DriverPod, spec: dict[str, Any]) -> None:
     """Each container has its own cgroup, mount and PID namespaces; both share the pod's network namespace, not the
     node's.
     """
@@ -157,7 +157,7 @@ def test_namespaces_are_those_of_a_pod(pod: DriverPod, spec: dict[str, Any]) -> 
         assert container.status("NSpid").split()[1:] == ["1"]
 
 
-def test_limits_are_the_charts(pod: DriverPod, spec: dict[str, Any]) -> None:
+def test_limits_match_the_chart(pod: DriverPod, spec: dict[str, Any]) -> None:
     """Memory, CPU weight and OOM score are those that a kubelet computes from the rendered resources and priority."""
     total = sum(quantity(one["resources"]["limits"]["memory"]) for one in spec["containers"])
     shares = {one["name"]: int(quantity(one["resources"]["requests"]["cpu"]) * 1024) for one in spec["containers"]}

@@ -82,7 +82,7 @@ def test_interrupts_leave_a_claims_cpus_and_are_restored(cluster: Cluster) -> No
     until(lambda: everything() == before, "all affinities are restored")
 
 
-def test_affinities_are_restored_after_a_kill_of_the_backend(cluster: Cluster) -> None:
+def test_affinities_are_restored_after_the_backend_is_killed(cluster: Cluster) -> None:
     """The claim ends while no backend is running: the next one restores the stored affinities."""
     before = everything()
     db = cluster.pod(cpus(2, numa_node=1))
@@ -124,7 +124,7 @@ def test_a_claim_can_keep_interrupts_on_its_cpus(cluster: Cluster) -> None:
     )
 
 
-def test_an_operator_can_disable_the_moving_of_interrupts(cluster: Cluster) -> None:
+def test_an_operator_can_disable_moving_interrupts(cluster: Cluster) -> None:
     """With irqs: keep all affinities are restored, even while the claim's container is running."""
     before = everything()
     db = cluster.pod(cpus(2, numa_node=1))

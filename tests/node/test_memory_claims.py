@@ -52,7 +52,7 @@ def test_sizes_nodes_and_claims_are_summed(cluster: Cluster) -> None:
     assert [one["error"] for one in more] == ["ENOMEM", "ENOMEM"]
 
 
-def test_the_limit_of_the_pod_alone_rejects_a_page_too_many(cluster: Cluster) -> None:
+def test_the_pods_limit_alone_rejects_an_extra_page(cluster: Cluster) -> None:
     """If the container's own limit is missing for a moment, the pod's limit still makes mmap fail with ENOMEM, for both
     sizes.
     """

@@ -97,7 +97,7 @@ def test_cpus_of_an_ended_claim_are_available_to_another_qos_class(cluster: Clus
     alone((again, box))
 
 
-def test_a_shared_claim_next_to_a_partition(cluster: Cluster) -> None:
+def test_a_shared_claim_is_enforced_next_to_a_partition(cluster: Cluster) -> None:
     """The shared claim is enforced by the pool and the other one by the kernel; no other container gets the CPUs of
     either.
     """
@@ -122,7 +122,7 @@ def test_a_shared_claim_next_to_a_partition(cluster: Cluster) -> None:
     one.end()
 
 
-def test_a_sidecar_without_a_claim_next_to_a_claim_for_all_cpus(cluster: Cluster) -> None:
+def test_a_sidecar_next_to_a_claim_for_all_cpus_gets_the_reserved_cpus(cluster: Cluster) -> None:
     """CPUs inside a pod must not overlap, because the partition would be invalid, so the sidecar gets the reserved
     ones.
     """
@@ -156,7 +156,7 @@ def test_an_invalidated_partition_is_repaired(cluster: Cluster) -> None:
     alone((db, box))
 
 
-def test_claims_if_no_partition_can_be_created(cluster: Cluster) -> None:
+def test_without_partitions_an_exclusive_claim_uses_the_pool_and_an_isolated_one_fails(cluster: Cluster) -> None:
     """An exclusive claim is enforced by the pool and reports the reason; the container of an isolated claim never
     runs.
     """

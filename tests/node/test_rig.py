@@ -36,7 +36,7 @@ def library_version(package: str, library: str) -> str:
 
 @pytest.mark.core
 @every_machine
-def test_the_machine_agrees_with_the_profile(node: Node) -> None:
+def test_the_machine_matches_the_profile(node: Node) -> None:
     """The guest has the NUMA nodes, CPUs, threads and hugepages of the profile."""
     profile = node.profile
     assert len(kernel.numa_nodes()) == profile.numa_nodes
@@ -51,7 +51,7 @@ def test_the_machine_agrees_with_the_profile(node: Node) -> None:
 
 @pytest.mark.core
 @each_runtime
-def test_the_runtime_is_the_profiles_and_has_nri(node: Node) -> None:
+def test_the_runtime_matches_the_profile_and_has_nri(node: Node) -> None:
     """The profile's release of containerd serves CRI and has its NRI socket."""
     name, version = node.runtime.version()
     assert name == "containerd"
@@ -130,7 +130,7 @@ def test_stock_containerd_drops_hugepage_limits_but_not_unified_keys(node: Node,
 
 
 @each_runtime
-def test_limits_in_a_plugins_response(node: Node, services: Services) -> None:
+def test_stock_containerd_applies_only_the_unified_limits_of_a_plugin(node: Node, services: Services) -> None:
     """Stock containerd drops a plugin's hugepage limits; its unified keys reach the kernel."""
     plugin = services.module("answering", "tests.node.rig.answering_plugin", env={"PYTHONPATH": str(SOURCE)})
     plugin.start().wait_for_log("synchronised")

@@ -170,7 +170,7 @@ async def test_flags_may_precede_the_command(plugin: Plugin) -> None:
         assert cli.build_parser().parse_args(arguments).context == "c"
 
 
-async def test_lists_have_the_forms_of_kubectl(plugin: Plugin) -> None:
+async def test_lists_have_the_output_formats_of_kubectl(plugin: Plugin) -> None:
     """YAML has the same content as JSON, kubectl accepts the printed names, and headings can be switched off."""
     for words in (["nodes"], ["free"], ["claims", "-A"]):
         rows = await plugin.rows(*words)

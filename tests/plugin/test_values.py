@@ -39,7 +39,7 @@ ODD = st.recursive(
 
 
 @given(st.integers(0, 1 << 60), st.booleans())
-def test_quantities_are_parsed_as_by_the_driver(amount: int, binary: bool) -> None:
+def test_quantities_are_parsed_as_in_the_driver(amount: int, binary: bool) -> None:
     """Published values have the same meaning in the plugin."""
     assert parse_quantity(quantity.format_quantity(amount, binary=binary)) == amount
 
@@ -74,7 +74,7 @@ def test_an_invalid_quantity_counts_as_zero(text: str) -> None:
     )
 
 
-def test_bytes_are_short() -> None:
+def test_formatted_bytes_are_short() -> None:
     """Formatted bytes have about three digits and a unit."""
     sizes = (0, 512, 1536, 62 << 30, 3 << 29, (1 << 63) - 1)
     assert [format_bytes(size) for size in sizes] == ["0", "512", "1.5Ki", "62Gi", "1.5Gi", "8191.9Pi"]
@@ -213,7 +213,7 @@ def test_a_deep_claim_does_not_hide_the_others(deep: str) -> None:
     assert found[2]["text"] == ']}"['
 
 
-def test_the_limit_on_nesting_is_the_drivers() -> None:
+def test_the_nesting_limit_equals_the_drivers() -> None:
     """The plugin is installed without the driver's packages, so it repeats the number."""
     assert MAX_NESTING == documents.MAX_NESTING
 

@@ -77,7 +77,7 @@ def owners(shell: Shell) -> dict[str, str | None]:
     return {one["metadata"]["name"]: one["metadata"].get("annotations", {}).get(release) for one in items}
 
 
-def test_from_dra_driver_cpu_and_back(shell: Shell) -> None:
+def test_migration_from_dra_driver_cpu_and_back(shell: Shell) -> None:
     """A claim that was pending during the migration is allocated afterwards, in both directions."""
     shell.typed(CPU_INSTALL)
     publish(shell)
@@ -101,7 +101,7 @@ def test_from_dra_driver_cpu_and_back(shell: Shell) -> None:
     assert device(shell, "after") == "cpudevnuma000"
 
 
-def test_from_dra_driver_memory_and_back(shell: Shell) -> None:
+def test_migration_from_dra_driver_memory_and_back(shell: Shell) -> None:
     """If only the DaemonSet is deleted, its classes stay, and the chart refuses to install next to them.
     --take-ownership fails as well: Helm 3.17 would report success and leave the selectors unchanged.
     """

@@ -75,7 +75,7 @@ def older_chart(directory: Path) -> Path:
     return chart
 
 
-def test_each_upgrade_accepts_a_release_of_a_chart_with_fewer_values(shell: Shell, tmp_path: Path) -> None:
+def test_each_upgrade_accepts_a_release_of_an_older_chart(shell: Shell, tmp_path: Path) -> None:
     """Settings of the release are kept; with --reuse-values Helm would keep the old defaults and miss the new ones."""
     blocks = documented.blocks("upgrade", documented.CLUSTER)
     older, upgrade = older_chart(tmp_path), "helm upgrade dra-driver-numa -n dra-driver-numa"
@@ -113,7 +113,7 @@ def test_the_driver_is_uninstalled(shell: Shell) -> None:
     shell.until(script(shell, slices), lambda printed: "dra." not in printed)
 
 
-def test_one_block_is_not_run() -> None:
+def test_only_one_block_is_not_run() -> None:
     """The block pulls an image from the reader's own registry. Another block that is marked "not run" fails here."""
     not_run = [block for page in documented.PAGES for block in documented.blocks(page, documented.NOWHERE)]
     assert [block.text.strip() for block in not_run] == ["crictl pull REGISTRY/dra-frontend:VERSION"]

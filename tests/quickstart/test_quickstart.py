@@ -50,7 +50,7 @@ def test_every_step_prints_what_the_page_shows(shell: Shell) -> None:
     assert len(parse_cpu_list(known["0-1,16-17"])) == 4, "the claim has four CPUs"
 
 
-def test_the_page_of_the_plugin_shows_what_it_prints(shell: Shell) -> None:
+def test_the_page_about_the_plugin_shows_its_output(shell: Shell) -> None:
     """The page's samples come from the cluster where the quickstart has started its pod."""
     text = (documented.DOCS / "kubectl-numa.md").read_text().replace(' "', " ").replace('",', " ").replace('"\n', "\n")
     steps = [step for block in documented.blocks_of("kubectl-numa", text) for step in block.commands() if step[1]]
@@ -60,7 +60,7 @@ def test_the_page_of_the_plugin_shows_what_it_prints(shell: Shell) -> None:
         assert matches(pattern(shown, {}), printed), f"{command}\n{printed}"
 
 
-def test_the_page_of_the_state_endpoint_shows_what_it_answers(shell: Shell) -> None:
+def test_the_page_about_the_state_endpoint_shows_its_responses(shell: Shell) -> None:
     """The page's samples come from the same node. The claim's UID differs between clusters."""
     steps = [step for block in documented.blocks("state-endpoint") for step in block.commands() if step[1]]
     assert steps
@@ -95,7 +95,7 @@ def test_documented_queries_are_answered(shell: Shell) -> None:
         assert "PROBLEM" not in shell.typed(command.replace("> node.tar.gz", "| wc -c"))
 
 
-def test_the_last_step_leaves_nothing(shell: Shell) -> None:
+def test_the_last_step_removes_everything(shell: Shell) -> None:
     """The page's last command deletes the pod with its claim; uninstalling removes the driver."""
     [command] = re.findall(r"`(kubectl delete [^`]+)`", (documented.DOCS / "quickstart.md").read_text())
     assert 'pod "cpus" deleted' in shell.typed(command)

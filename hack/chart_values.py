@@ -183,9 +183,9 @@ class RollingUpdate(Values):
     """The ``rollingUpdate`` of a DaemonSet."""
 
     max_surge: Fraction
-    """Nodes where a second pod may start before the first one ends."""
+    """Number or percentage of nodes where a second pod may start before the first one ends."""
     max_unavailable: Fraction
-    """Nodes that may be without a ready pod."""
+    """Number or percentage of nodes that may be without a ready pod."""
 
 
 class UpdateStrategy(Values):
@@ -339,7 +339,7 @@ class Tests(Values):
 
 
 class Global(BaseModel):
-    """Values that a chart shares with its dependencies. Other charts may have other values here."""
+    """Values that a chart shares with its dependencies. Other charts may put their own values here."""
 
     model_config = ConfigDict(extra="allow", alias_generator=to_camel, use_attribute_docstrings=True)
 
@@ -363,7 +363,7 @@ class ChartValues(Values):
     driver_config: Config
     """The configuration file of both containers; see docs/configuration.md."""
     groups: list[Group]
-    """Groups of nodes that need other values; see docs/fleet.md."""
+    """Groups of nodes that need different values; see docs/fleet.md."""
     service_account: ServiceAccount
     rbac: Creation
     """The ClusterRole of the ServiceAccount, and its binding."""

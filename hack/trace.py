@@ -2,7 +2,7 @@
 """Prints the functions that the frontend calls for one Prepare: ``python -m hack.trace``.
 
 Starts the driver in the test environment of ``tests/stage``, prepares claims with one CPU request each, and prints the
-functions that the frontend calls for the last of them, from the kubelet's call to the answer. Comprehensions and
+functions that the frontend calls for the last of them, from the kubelet's call to the response. Comprehensions and
 lambdas are left out, but their module is counted even if nothing else in it is called.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints the functions called for one CreateContainer and its StartContainer: ``python -m hack.trace_container``.
 
-Recording begins with the bytes that the multiplexer receives and ends with the bytes of the answer. The container is
+Recording begins with the bytes that the multiplexer receives and ends with the bytes of the response. The container is
 the first one of its pod and has one claim for CPUs and one for hugepages; other pods have run before. The socket and
 the audit that runs alongside the hooks are not included.
 """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a one-layer OCI image archive, standard library only: image.py NAME OUT.tar [--entrypoint CMD] SRC:DST...
+"""Creates a one-layer OCI image archive with only the standard library: image.py NAME OUT.tar [--entrypoint CMD]
+SRC:DST...
 
-SRC is a file or a folder, DST its place in the image. Import with `ctr -n k8s.io images import OUT.tar`.
-The layer is not compressed: importing inside an emulated machine is then twice as fast.
+SRC is a file or a folder, DST its path in the image. Import with `ctr -n k8s.io images import OUT.tar`. The layer is
+not compressed: importing inside an emulated machine is then twice as fast.
 """
 
 import argparse

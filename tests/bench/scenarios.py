@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measurements, each on a stage that is ready. All times are those that kubelet and runtime see."""
+"""The measurements, each on a stage that is ready. All times are measured from the side of the kubelet and the
+runtime.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

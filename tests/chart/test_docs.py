@@ -52,7 +52,9 @@ def test_documented_defaults_are_correct(key: str) -> None:
 
 @pytest.mark.parametrize("group_by", ["numanode", "socket", "machine", "l3", "coretype"])
 def test_the_page_names_every_attribute(group_by: str) -> None:
-    """Authors of claims find every attribute for selectors, including those of few machines or modes."""
+    """Authors of claims find every attribute for selectors, including attributes that exist only on some machines or in
+    some modes.
+    """
     page = (ROOT / "docs/devices.md").read_text()
     modes = ({"groupBy": group_by, "allocator": "external"}, {"cpuDeviceMode": "individual"})
     for mode in modes:

@@ -22,16 +22,16 @@ WIDTH = 120
 
 @pytest.fixture
 def passed_on(tmp_path: Path) -> str:
-    """Returns the kubelet's configuration as the plugin passes it on; the CPU manager is static."""
+    """Returns the kubelet's configuration, which has the static CPU manager policy, in the form in which the plugin
+    passes it to the driver's pod.
+    """
     path = tmp_path / "configz.json"
     path.write_text(json.dumps({"kubeletconfig": {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}}))
     return str(path)
 
 
 async def printed(kubelet: str) -> str:
-    """Returns the output of ``kubectl numa doctor`` as the driver's pod prints it, where no file of the host is
-    mounted.
-    """
+    """Returns the output of ``kubectl numa doctor`` as the driver's pod prints it if no host file is mounted."""
     node = AilingNode()
     try:
         for path in ("etc/containerd", "usr/lib/systemd"):

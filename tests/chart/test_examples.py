@@ -158,7 +158,7 @@ async def test_devices_that_are_joined_by_two_attributes_are_near_each_other() -
 
 
 def test_every_kind_is_applied_or_exempt() -> None:
-    """An object of a new kind is not silently skipped, and an exception is removed with its last example."""
+    """An object of a new kind is not silently skipped, and an exemption is removed together with its last example."""
     kinds = {document["kind"] for path in EXAMPLES for document in documents(path)}
     assert kinds - PATHS.keys() == NOT_SERVED
 

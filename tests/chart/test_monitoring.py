@@ -116,7 +116,7 @@ def test_queries_on_the_page_are_valid_promql_for_existing_metrics() -> None:
 
 
 def test_the_page_lists_every_metric_with_its_type() -> None:
-    """Names, types and labels are public, because dashboards and alerts of users depend on them."""
+    """Names, types and labels are public, because users' dashboards and alerts depend on them."""
     families = {one.name: one for one in text_string_to_metric_families(worked().render().decode())}
     described = documented()
     assert {name: one.type for name, one in families.items()} == {name: kind for name, (kind, _) in described.items()}

@@ -332,7 +332,7 @@ def test_the_pods_can_use_the_network_of_their_node() -> None:
     ],
 )
 def test_null_removes_a_default(key: str) -> None:
-    """Setting a value to null removes its default in every chart."""
+    """As in every chart, setting a value to null removes its default."""
     pod = pod_of(render({key: None}))
     assert key in {"podLabels", "podAnnotations", "extraVolumes"} or key not in pod
 

@@ -57,7 +57,7 @@ def spans(text: str) -> Iterator[str]:
 
 
 def commands(line: str) -> Iterator[list[str]]:
-    """Returns the single commands of a line. A synopsis counts as the command with all optional parts."""
+    """Splits a line into its single commands. A synopsis counts as the command with all optional parts."""
     line = re.sub(r"(^|\s)#.*", "", line)
     if "[" in line and "'" not in line:
         line = re.sub(r"\|[\w|]+", "", line.replace(" | ", " ").translate({ord("["): None, ord("]"): None}))

@@ -185,8 +185,8 @@ def test_an_error_contains_a_remedy(config: list[Document], text: str) -> None:
     ],
 )
 def test_valid_and_foreign_parameters_are_allowed(config: list[Document]) -> None:
-    """Covers other drivers' parameters, no parameters, and one entry for all requests next to one for a request by its
-    name.
+    """Other drivers' parameters, no parameters, and an entry for all requests together with an entry for one named
+    request are allowed.
     """
     assert verdict(*config) == ALLOWED
     assert judge(PARAMETERS, "CREATE", {"kind": "ResourceClaim", "spec": {}}) == ALLOWED

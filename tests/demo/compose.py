@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The third service of docker-compose.yaml: fakes of API server, kubelet and runtime, and the demo in a loop.
 
-Both drivers are separate services, which are reached through the directories that they share. Everything that is shown
-has been checked.
+The frontend and the backend are two other services, which share directories with this one. Everything that is shown has
+been checked.
 """
 
 import argparse
@@ -38,7 +38,7 @@ class SharedStage(Stage):
         return self._shared
 
     def add_instance(self) -> Instance:
-        """Returns the drivers' pod when it is ready."""
+        """Returns the pod of the frontend and the backend when it is ready."""
         instance = Instance(self._pod_uid, self.paths.run_dir / self._pod_uid / "state.sock")
         wait_for("both drivers", lambda: not self.unready(instance), _STARTING)
         return instance

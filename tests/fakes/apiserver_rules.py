@@ -83,9 +83,8 @@ def _prepare_claim(gates: Mapping[str, bool], new: Document, old: Document | Non
 
 
 def _drop(gates: Mapping[str, bool], spec: Document, old: Document) -> None:
-    """Drops fields of a disabled gate, unless the stored object uses them already.
-
-    Only the name of a list attribute remains, without a value, and validation then rejects the slice.
+    """Drops fields of a disabled gate, unless the stored object already uses them. If an attribute is a list, its name
+    remains without a value, so validation then rejects the slice.
     """
     for gate, fields in _DEVICE_FIELDS.items():
         if gates[gate] or any(field in device for device in old.get("devices") or [] for field in fields):

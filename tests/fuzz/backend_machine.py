@@ -188,7 +188,7 @@ class Machine:
         known = [uid for uid in named if (claim := world.claims.get(uid)) is not None and claim.record is not None]
         box = world.describe(number, "ab"[first >> 2 & 1], known, forged=second & 0x38 == 0x38)
         earlier = [one for one in world.boxes.values() if one.user == box.user and one.phase in ("created", "running")]
-        # If the kubelet was restarted before it started a container, it creates another one.
+        # If the kubelet was restarted before it started a container, it creates another container.
         if any(one.phase == "running" or not first & 0x40 for one in earlier):
             return None
         if not await self._answered("creation", box, partial(world.create, box)):
@@ -407,8 +407,8 @@ def trace(data: bytes) -> None:
 
 def written(head: int, script: str) -> bytes:
     """Returns a trace given as events of the form ``name first second pause``. The pause is t for an audit tick, f for
-    a full audit, or omitted. A number that is omitted is 0. A number chooses among the containers in the right phase,
-    oldest first; 0 is the driver's own container.
+    a full audit, or omitted. A number that is omitted is 0. A number chooses among the containers in the phase that the
+    event requires, oldest first; 0 is the driver's own container.
     """
     events = [event.split() for event in script.split(";")]
     found = bytearray((head, 0))

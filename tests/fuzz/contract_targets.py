@@ -50,7 +50,7 @@ def _record(data: bytes) -> None:
 
 
 class _Directory:
-    """A CDI directory with one claim file of any content. No input makes reading it an error."""
+    """A CDI directory with one claim file of any content. Reading it never raises an error."""
 
     def __init__(self) -> None:
         self._held = tempfile.TemporaryDirectory(prefix="fuzz")

@@ -139,12 +139,15 @@ class Oracle:
     @property
     def excused(self) -> bool:
         """The only exception to the rule about hugepages: files and journal were lost, and the scheduler
-        over-allocates. Then nothing on the node or in the cluster shows which of the allocated claims was prepared.
+        over-allocates. In that case nothing on the node or in the cluster shows which of the allocated claims was
+        prepared.
         """
         return self.over_allocating and self.journal_was_lost and self.claim_was_lost
 
     def lose_journal(self) -> None:
-        """Records the loss: without the journal, an allocated claim may be mistaken for a prepared one."""
+        """Records the loss of the journal. Without the journal, an allocated claim may be mistaken for a prepared
+        one.
+        """
         self.journal_was_lost = True
         self.unprepared.clear()
 
@@ -190,7 +193,9 @@ class Oracle:
         self.leaving.discard(key)
 
     def note_capacity(self, capacity: Mapping[str, int]) -> None:
-        """Records the node's bytes before they change; claims may get their pages before the next check."""
+        """Records the node's bytes before they change, because a claim may get its pages before the change and be
+        checked only afterwards.
+        """
         for device, size in capacity.items():
             self._capacity[device] = max(size, self._capacity.get(device, 0))
 

@@ -164,7 +164,7 @@ class Claim:
     pages: Mapping[str, int]
     near: frozenset[int]
     exists: bool = True
-    """True while the API server contains it, allocated and with this UID."""
+    """True while the API server contains the claim with this UID and the claim is allocated."""
     called: set[str] = field(default_factory=set)
     """Drivers that the kubelet has called for the claim since it was unprepared."""
 

@@ -25,7 +25,7 @@ def reduced(target: Target, data: bytes, seconds: float = SECONDS) -> bytes:
                 data = shorter
             else:
                 start += size * target.unit
-        # An event may become superfluous only after a later one was removed.
+        # An event may become superfluous only after a later one has been removed.
         size = size if size == 1 and len(data) < before else size // 2
     return data
 

@@ -50,7 +50,7 @@ class Attack:
     seconds: float = 0.5
     """Permitted CPU time for each of the two processes."""
     spoils_the_node: bool = False
-    """Whether the next attack needs a fresh node, because the node takes long to recover from this one."""
+    """Whether the next attack needs a fresh node, because the node takes a long time to recover from this attack."""
 
 
 SETTINGS: dict[Actor, StageSettings] = {

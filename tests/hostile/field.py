@@ -58,7 +58,7 @@ class Field:
         return [process.pid for process in self.processes]
 
     def spent(self) -> list[float]:
-        """Returns the CPU seconds used so far by each of them, in user and kernel mode."""
+        """Returns the CPU seconds that the frontend and the backend have each used so far, in user and kernel mode."""
         return [process.cpu_seconds() for process in self.processes]
 
     def name(self, prefix: str) -> str:
@@ -102,7 +102,7 @@ class Field:
         self.stage.kill_backend(self.instance)
 
     def start_backend(self) -> None:
-        """Starts the backend again as the kubelet does, and waits until both are ready."""
+        """Starts the backend again as the kubelet does, and waits until the frontend and the backend are ready."""
         self.instance.backend.start()
         self.ready()
         self._pids = self._present()

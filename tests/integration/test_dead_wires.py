@@ -188,7 +188,7 @@ class Play:
         self.until(path, lambda: self.witness.differs(path, default))
 
     def counts(self, name: str, value: float | None = None, **labels: str) -> None:
-        """Waits until a metric has a value other than 0, or this value."""
+        """Waits until a metric has a value other than 0, or the given value."""
 
         def counted() -> bool:
             samples = self.witness.samples[name]

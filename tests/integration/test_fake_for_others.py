@@ -152,7 +152,7 @@ async def test_a_streaming_list_ends_with_a_bookmark(client: aiohttp.ClientSessi
 async def test_options_of_a_streaming_list_depend_on_each_other(
     client: aiohttp.ClientSession, query: dict[str, str]
 ) -> None:
-    """client-go falls back to an ordinary list when they are rejected."""
+    """client-go falls back to an ordinary list if the options are rejected."""
     asked = {key: value for key, value in {**STREAMING, **query}.items() if value or key == "resourceVersion"}
     async with client.get(SLICES, params=asked) as answer:
         assert (answer.status, (await answer.json())["reason"]) == (422, "Invalid")

@@ -38,7 +38,7 @@ _DOCTOR = {
     "runtime.nri": {"BackendNotConnected"},
     "claims.refused": {"ContainerRefused"},
 }
-"""Codes by the doctor's check that reports them."""
+"""For each check of the doctor, the codes that it reports."""
 
 
 def command(stage: Stage, instance: Instance, *words: str) -> Any:

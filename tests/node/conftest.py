@@ -150,7 +150,7 @@ def cluster(request: pytest.FixtureRequest, node: Node, running_cluster: Running
     try:
         cluster.clean()
     except BaseException:
-        # The next test starts a new one.
+        # The next test starts a new cluster.
         running_cluster.end()
         raise
 

@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "extended-resource": INDIVIDUAL,
     "named-cpus": {"allocator": "external"},
 }
-"""The driverConfig that an example needs, as its first lines say."""
+"""The driverConfig that an example needs, as its first lines state."""
 VALUES: dict[str, dict[str, Any]] = {"extended-resource": {"deviceClasses": {"extendedResource": "dra-numa/cpu"}}}
 """Other chart values that an example needs, as its first lines state."""
 FOREIGN = {"gpu.nvidia.com": ("resource.kubernetes.io/numaNode", 0), "dra.net": ("dra.net/numaNode", 1)}
@@ -64,7 +64,7 @@ def launcher(machine: Document) -> Document:
 
 
 def pods_of(name: str, documents: list[Document]) -> list[Document]:
-    """Returns the pods of an example, after the admission policy that it needs."""
+    """Returns the pods of an example after the admission policy that it needs has been applied."""
     pods = list(pod_templates(documents))
     if name == "claimed-by-policy":
         return [claimed_by_policy(one, "numa-cpus-4") for one in pods]

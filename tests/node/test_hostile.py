@@ -154,8 +154,8 @@ def makes_way(cluster: Cluster, box: Container, claims: int) -> None:
 
 
 def test_a_cgroup_named_container_affects_only_its_own_pod(cluster: Cluster) -> None:
-    """A privileged container that creates such a cgroup inside its own blocks no claim, and leaves claimed CPUs like
-    any other container.
+    """A privileged container that creates a cgroup with that name inside its own cgroup blocks no claim, and leaves
+    claimed CPUs like any other container.
     """
     dind = privileged(cluster, "mkdir $d/container")
     assert (dind.cgroup.directory / "container").is_dir()

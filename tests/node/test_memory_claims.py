@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and hugepages of claims: sums, refusals and their time, and mounts."""
+"""Memory and hugepages of claims: sums, the time at which excess pages are refused, and mounts."""
 
 import signal
 from functools import partial
@@ -78,8 +78,8 @@ def mounted(box: Container, place: str) -> list[str]:
 @pytest.mark.core
 @each_runtime
 def test_a_mount_exists_as_long_as_its_container(cluster: Cluster) -> None:
-    """A hugetlbfs of the claim's size is mounted at the first instruction; its pages are free when the container has
-    ended.
+    """A hugetlbfs of the claim's size is already mounted when the first instruction runs; its pages are free when the
+    container has ended.
     """
     before = free_pages()
     wish = [memory_config("pages", mount={"path": "/dev/hugepages"})]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One right that the chart grants is missing: each case produces a message that names it.
 
-The pod is the rendered one with a single capability or mount removed. A message counts where an operator looks: in the
-log of the container that lacks the right, in its failing probe, or among the problems of the backend. The complete pod
-must not report it, so a pattern that always matches fails the test.
+The pod is the rendered one with a single capability or mount removed. A message counts only if it is where an operator
+looks: in the log of the container that lacks the right, in its failing probe, or among the problems of the backend. The
+complete pod must not report it, so a pattern that always matches fails the test.
 """
 
 import re

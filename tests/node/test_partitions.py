@@ -61,7 +61,8 @@ def test_the_kernel_keeps_partitions_without_a_backend(cluster: Cluster, new_pod
     with kernel.offline(max(first.cpus)):
         assert both[0][1].cpus_allowed == first.cpus - {max(first.cpus)}
     alone(*both, seconds=5)
-    # A cgroup next to the first one uses some of its CPUs: its partition becomes invalid, and no backend repairs that.
+    # A sibling of the first container's cgroup uses some of the container's CPUs, so the container's partition becomes
+    # invalid, and no backend repairs it.
     thief = first.sandbox.cgroup.directory / "thief"
     thief.mkdir()
     (thief / "cpuset.cpus").write_text(format_cpu_list(first.cpus | RESERVED))

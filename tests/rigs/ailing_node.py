@@ -164,7 +164,7 @@ class AilingNode:
         return report(name, **(known | more)).model_dump(mode="json", by_alias=True)
 
     def note_in_journal(self, name: str) -> None:
-        """Writes a journal in which a claim is prepared that has no file."""
+        """Writes a journal that contains a prepared claim without a claim file."""
         entry = (CPU_DRIVER, f"uid-{name}"), ("ns", name)
         Journal(self.run / CLAIMS_JOURNAL).write(Entries(present=dict([entry])))
 

@@ -57,8 +57,8 @@ def holding(*records: AllocationRecord, containers: tuple[ContainerReport, ...] 
 
 
 def lost(uid: str, seen: Mapping[str, frozenset[int]], driver: str = "dra.cpu") -> Ledger:
-    """Returns a ledger without a record of a claim whose container runs on these CPUs, by request ("" for a single
-    one).
+    """Returns a ledger that has lost the record of a claim. The claim's container runs on these CPUs, given by request
+    ("" for a single request).
     """
     uses = [ClaimUse(uid=uid, driver=driver, requests=(r,) if r else (), cpus=cpus) for r, cpus in seen.items()]
     return Ledger({}, containers=(report(unknown_claims=uses),))

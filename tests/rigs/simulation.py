@@ -28,7 +28,7 @@ _FILE_OPERATIONS: Final = frozenset(
 
 
 class KilledError(BaseException):
-    """The process of this task was killed. Derives from BaseException, so that no code of the process handles it."""
+    """The process of this task was killed. Derives from BaseException, so no code of the process handles it."""
 
 
 class Process:

@@ -68,7 +68,9 @@ class MemoryTree:
         return None
 
     def changed(self, changes: Mapping[str, str | bytes | None]) -> "MemoryTree":
-        """Returns a copy with files written or, for None, removed (for a directory with everything below it)."""
+        """Returns a copy with some files changed. A path whose new content is None is removed; a directory is removed
+        with everything in it.
+        """
         removed = tuple(path for path, content in changes.items() if content is None)
         files = {
             path: content

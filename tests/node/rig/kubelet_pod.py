@@ -164,7 +164,7 @@ class _Pod:
             self._spec.take(name)
         whole = self._spec
         self._check_dns(whole.take("dnsPolicy", "ClusterFirst"))
-        whole.take("enableServiceLinks")  # the only service, set in either case
+        whole.take("enableServiceLinks")  # the kubelet sets the variables of the only service in either case
         self._grace = int(whole.take("terminationGracePeriodSeconds", 30))
         self._network = pb.NODE if whole.take("hostNetwork", False) else pb.POD
         self._read_context(whole.inside("securityContext"))
@@ -250,7 +250,7 @@ class _Pod:
             return Volume(name, self._own("projected", name), files=self._projected(volume.inside("projected")))
         if volume.has("emptyDir"):
             return Volume(name, self._own("empty-dir", name))
-        return Volume(name, "")  # its type remains, so finish() reports it
+        return Volume(name, "")  # the field with the volume's type remains unread, so finish() reports it
 
     def _own(self, kind: str, name: str) -> str:
         return f"{self._directory}/volumes/kubernetes.io~{kind}/{name}"

@@ -24,15 +24,15 @@ class Fields:
         return cls(copy.deepcopy(dict(document)))
 
     def take(self, key: str, default: Any = None) -> Any:
-        """Removes a field and returns its whole value; the default if it is absent."""
+        """Removes a field and returns its whole value, or the default if the field is absent."""
         return self._content.pop(key, default)
 
     def inside(self, key: str) -> "Fields":
-        """Returns the fields of a mapping inside this one, empty if it is absent."""
+        """Returns the fields of a mapping inside this one, or no fields if that mapping is absent."""
         return Fields(self._content.setdefault(key, {}), f"{self._path}.{key}")
 
     def each(self, key: str) -> list["Fields"]:
-        """Returns the fields of each mapping in a list, none if it is absent."""
+        """Returns the fields of each mapping in a list, or an empty list if the list is absent."""
         items = self._content.get(key) or []
         return [Fields(item, f"{self._path}.{key}[{item.get('name', number)}]") for number, item in enumerate(items)]
 

@@ -287,7 +287,7 @@ def _forbidden(verb: str, resource: str, target: Target) -> ApiError:
 def _check_accept(request: web.Request) -> None:
     accepted = request.headers.get("Accept", "*/*")
     if not any(kind in accepted for kind in ("json", "*/*", "application/*")):
-        text = f"this server answers in application/json only, {accepted} is accepted"
+        text = f"this server responds only with application/json, but the client accepts {accepted}"
         raise ApiError(406, "NotAcceptable", text)
 
 

@@ -34,7 +34,7 @@ def routes(node: Path | None) -> Iterable[web.RouteDef]:
             raise web.HTTPNotFound
         socket = web.WebSocketResponse(protocols=[_PROTOCOL])
         if _PROTOCOL not in request.headers.get("Sec-WebSocket-Protocol", ""):
-            raise web.HTTPForbidden(text=f"this server executes by WebSocket with {_PROTOCOL} only")
+            raise web.HTTPForbidden(text=f"this server supports exec only over WebSocket with {_PROTOCOL}")
         await socket.prepare(request)
         what = {key: request.match_info[key] for key in ("namespace", "pod")}
         command = request.query.getall("command")

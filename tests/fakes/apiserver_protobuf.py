@@ -128,7 +128,7 @@ def read_object(body: bytes) -> Document:
         envelope = _read("Unknown", body.removeprefix(_MAGIC))
         kind = envelope["typeMeta"]["kind"]
         if kind not in _KINDS:
-            text = f"this server reads {', '.join(_KINDS)} as protobuf, and {kind} as JSON only"
+            text = f"this server accepts only {', '.join(_KINDS)} as protobuf: send {kind} as JSON"
             raise ApiError(415, "UnsupportedMediaType", text)
         return {**envelope["typeMeta"], **_read(kind, envelope.get("raw", b""))}
     except (ValueError, LookupError, TypeError) as error:

@@ -127,7 +127,7 @@ def _keys(value: Any, known: set[str], needed: set[str], what: str) -> None:
     if unknown := set(value) - known:
         raise InvalidSpecError(f"unknown key {min(unknown)!r} in a {what}")
     if missing := needed - set(value):
-        raise InvalidSpecError(f"a {what} lacks {min(missing)!r}")
+        raise InvalidSpecError(f"a {what} has no {min(missing)!r}")
 
 
 def _minimum(document: Mapping[str, Any]) -> str:

@@ -268,7 +268,7 @@ class Node:
         key, text = (call.driver, claim.uid), answer.error
         self.steps.append(f"{call.kind} {key}: {text or 'ok'}")
         if text is not None:
-            demand(claim.name in text, f"{call.kind} of {key} failed without its name: {text}")
+            demand(claim.name in text, f"{call.kind} of {key} failed without the claim's name in the message: {text}")
             demand("internal error" not in text and "report this bug" not in text, text)
         elif call.kind == "unprepare":
             claim.called.discard(call.driver)

@@ -172,7 +172,7 @@ class Oracle:
                 self.claim_was_lost = True
                 promise.survives = False
                 if key not in self.damaged:
-                    self.faults.append(f"the file of {key} is gone, and only the frontends wrote it")
+                    self.faults.append(f"the file of {key} is gone, although only the frontends have written it")
 
     def answer(self, key: Key, promise: Promise) -> None:
         """Checks a successful response to Prepare."""
@@ -182,13 +182,18 @@ class Oracle:
         promise.survives = file is not None and file.whole
         promise.cpus = file.cpus if file else frozenset()
         if known is not None:
-            demand(known.devices == promise.devices, f"{key} got another answer: {known.devices}, {promise.devices}")
+            demand(
+                known.devices == promise.devices, f"{key} got a different response: {known.devices}, {promise.devices}"
+            )
             same = not (known.survives and promise.survives) or known.cpus == promise.cpus
             demand(same, f"{key} had CPUs {sorted(known.cpus)} and got {sorted(promise.cpus)}")
             if known.survives and not promise.survives:
                 promise.survives, promise.cpus = True, known.cpus
         if promise.survives and key[1] not in self.running and known is None:
-            demand(promise.cpus <= promise.near, f"{key} got {sorted(promise.cpus)}, joined to {sorted(promise.near)}")
+            demand(
+                promise.cpus <= promise.near,
+                f"{key} got {sorted(promise.cpus)}, but its constraint allows {sorted(promise.near)}",
+            )
         self.promises[key] = promise
         self.leaving.discard(key)
 
@@ -221,7 +226,9 @@ class Oracle:
             former = self._holders.get(device, frozenset())
             new, total = holders.keys() - former, sum(holders.values())
             most = max(size, self._capacity.get(device, 0))
-            demand(self.excused or not new or total <= most, f"{total} of {most} bytes of {device} promised: {holders}")
+            demand(
+                self.excused or not new or total <= most, f"{total} of {most} bytes of {device} are promised: {holders}"
+            )
             lost = frozenset(uid for driver, uid in self.leaving | self.damaged if driver == KINDS["memory"])
             self._holders[device] = frozenset(holders) | (frozenset() if new else former & lost)
         self._capacity = dict(capacity)
@@ -231,7 +238,10 @@ class Oracle:
         for node, made in enumerate(pages):
             device = f"hugepages-2m-numa{node:03d}"
             promised = sum(promise.pages.get(device, 0) for promise in self.promises.values())
-            demand(promised <= made * page_bytes, f"{promised} bytes of {device} promised, {made} pages made")
+            demand(
+                promised <= made * page_bytes,
+                f"{promised} bytes of {device} are promised, but the kernel has {made} pages",
+            )
 
     def check(self) -> None:
         """Checks the rules about CPUs, about records that must stay, and about claims that must not come back."""
@@ -257,4 +267,4 @@ class Oracle:
         for cpu, holders in owners.items():
             demand(len(holders) < 2, f"CPU {cpu} belongs to several claims: {holders}")
         back = self.unprepared & files.keys()
-        demand(not back, f"unprepared claims came back: {sorted(back)}")
+        demand(not back, f"unprepared claims have files again: {sorted(back)}")

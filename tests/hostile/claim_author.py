@@ -79,7 +79,7 @@ ATTACKS = [
         f"{_SHORT}.*unknown field",
     ),
     _attack(
-        "a value that forges a line of the log",
+        "a value that forges a log line",
         with_parameters(_cpu({"strategy": "x\n2026-01-01 ERROR forged\x1b[31m"})),
         r"refused.*x\\n2026",
     ),
@@ -89,7 +89,7 @@ ATTACKS = [
         f"{_SHORT}.*absolute path without",
     ),
     _attack(
-        "amounts that are none",
+        "invalid amounts",
         partial(_odd_amounts, amounts=["0", "-1", "1500m", "1e18", "1e400", "1e999999999", "9" * 400, "9" * 60_000]),
         r"(?s)\A(?!.*prepared).*9999.*refused",
         seconds=1.0,

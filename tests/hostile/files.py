@@ -120,7 +120,7 @@ ATTACKS = [
         "(?s)(?=.*nested more than 64 levels deep).*more than 1048576 bytes",
     ),
     _attack(
-        "amounts that cannot be, in the record of a running container",
+        "impossible amounts in the record of a running container",
         with_records(
             _memory(pageBytes=0),
             _memory(pageBytes=1000, hugepages=True),

@@ -109,8 +109,8 @@ _attack = partial(Attack, Actor.HOST)
 ATTACKS = [
     _attack("every socket is removed", _sockets_removed, "are back"),
     _attack("the CDI directory is replaced", _cdi_directory_replaced, "again"),
-    _attack("the journal holds garbage", _journal_garbage, "again", 2.0),
+    _attack("the journal contains garbage", _journal_garbage, "again", 2.0),
     _attack("the journal is a FIFO", _journal_fifo, "again", 1.0),
-    _attack("cgroups are away for a moment", _cgroups_away, r"\Arunning running\Z", 1.0),
-    _attack("a file of /sys hangs", _with_fifo(_PAGES), "ready"),
+    _attack("the cgroup tree disappears for a moment", _cgroups_away, r"\Arunning running\Z", 1.0),
+    _attack("a file in /sys hangs", _with_fifo(_PAGES), "ready"),
 ]

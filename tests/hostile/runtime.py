@@ -34,7 +34,7 @@ def sends(field: Field, *data: bytes) -> Iterator[str]:
             assert field.stage.runtime("send_bytes", data=one.hex()) == 1
             time.sleep(0.1)
             field.ready()
-    yield f"it came back {len(data)} times"
+    yield f"the plugin reconnected {len(data)} times"
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def _reconnects(field: Field) -> Iterator[str]:
         for _ in range(20):
             field.stage.runtime("restart", down_seconds=0.05)
         field.ready()
-    yield "it came back"
+    yield "the plugin reconnected"
 
 
 @taking
@@ -94,23 +94,25 @@ _PINNED = r"runs on \d|refused"
 _attack = partial(Attack, Actor.RUNTIME)
 
 ATTACKS = [
-    _attack("frames that are none", sends(b"\xff" * 5000, _MUX_TOO_LONG, _TTRPC_TOO_LONG), "came back 3 times", 2.0),
     _attack(
-        "unrequested answers, unknown connections, unreadable calls",
+        "bytes that are not frames", sends(b"\xff" * 5000, _MUX_TOO_LONG, _TTRPC_TOO_LONG), "reconnected 3 times", 2.0
+    ),
+    _attack(
+        "unrequested responses, unknown connections, unreadable calls",
         sends(_ANSWERS, b"\0\0\0\x09\0\0\0\0" * 500, _NONSENSE * 100),
-        "came back 3 times",
+        "reconnected 3 times",
         2.0,
     ),
-    _attack("a storm of reconnections", _reconnects, "came back", 3.0),
+    _attack("many reconnections in a short time", _reconnects, "reconnected", 3.0),
     _attack(
         "a container whose pod is not listed",
         lists(_UNKNOWN, _UNKNOWN | {"id": "e" * 64, "env": []}),
         "unknown-pod",
         3.0,
     ),
-    _attack("one id twice", lists({"id": "VICTIM"}, _UNKNOWN, _UNKNOWN), "unknown-pod", 3.0),
+    _attack("two containers with one id", lists({"id": "VICTIM"}, _UNKNOWN, _UNKNOWN), "unknown-pod", 3.0),
     _attack(
-        "odd values in a container",
+        "invalid values in a container",
         lists(
             _UNKNOWN
             | {

@@ -201,7 +201,7 @@ class Stage:
         except (AnsweredError, OSError) as error:
             return str(error)
         if backend["status"] and backend["status"]["instance"] in self._killed:
-            return "the lease is that of a backend that was killed"
+            return "the lease belongs to a killed backend"
         return str(backend["problem"])
 
     def kill_backend(self, instance: Instance) -> None:

@@ -89,7 +89,7 @@ def test_a_claimed_cpu_that_goes_offline_stays_claimed(stage: Stage, machine: Ho
         pod.prepare()
         assert [one["cpus"] for one in stage.state(f"/v1/claims/{pod.claim_uid}")[0]["cpus"]] == [format_cpu_list(held)]
         machine.take_online({lost})
-        soon("health again", lambda: health(stage, "cpudevnuma001") == ("HEALTHY", "online"))
+        soon("the device to become healthy again", lambda: health(stage, "cpudevnuma001") == ("HEALTHY", "online"))
 
 
 def test_a_reserved_cpu_that_is_offline_at_the_start_is_a_warning(stage: Stage, machine: HostDirectory) -> None:
@@ -100,7 +100,7 @@ def test_a_reserved_cpu_that_is_offline_at_the_start_is_a_warning(stage: Stage, 
         machine.take_offline({16})
         instance.frontend.kill()
         instance.frontend.start()
-        wait_for("readiness", lambda: not stage.unready(instance), 20.0)
+        wait_for("the pod to become ready", lambda: not stage.unready(instance), 20.0)
         assert "warning: reservedCPUs: CPU 16 is offline" in ask_unix(instance.state_socket, "/readyz")
         pod.unprepare()
         machine.take_online({16})
@@ -133,7 +133,7 @@ def test_a_pool_that_shrinks_below_its_claims_is_tainted(stage: Stage, machine: 
         taint = ("dra.memory/overclaimed", "true", "NoSchedule")
         soon("a taint", lambda: taints(stage, "hugepages-2m-numa001") == [taint])
         assert amount(stage, "hugepages-2m-numa001") == "200Mi"
-        soon("ill health", lambda: health(stage, "hugepages-2m-numa001")[0] == "UNHEALTHY")
+        soon("the device to become unhealthy", lambda: health(stage, "hugepages-2m-numa001")[0] == "UNHEALTHY")
         assert "default/db-claim" in health(stage, "hugepages-2m-numa001")[1]
         machine.set_pages(1, 0, 0)
         soon("one page for show", lambda: amount(stage, "hugepages-2m-numa001") == "2Mi")
@@ -156,7 +156,7 @@ def test_memory_errors_keep_new_claims_away(stage: Stage, machine: HostDirectory
         taint = ("dra.memory/hardware-errors", "uncorrected", "NoSchedule")
         wait_for("a taint", lambda: taints(stage, "hugepages-2m-numa001") == [taint], ERRORS_SECONDS)
         assert (taints(stage, "memory-numa001"), taints(stage, "memory-numa000")) == ([taint], [])
-        soon("ill health", lambda: health(stage, "memory-numa001")[0] == "UNHEALTHY")
+        soon("the device to become unhealthy", lambda: health(stage, "memory-numa001")[0] == "UNHEALTHY")
         _, reason = health(stage, "memory-numa001")
         assert (label in reason, "1 uncorrected errors" in reason) == (True, True)
         shown = {one["name"]: one for one in stage.state("/v1/devices")}
@@ -169,7 +169,7 @@ def test_memory_errors_keep_new_claims_away(stage: Stage, machine: HostDirectory
         pod.prepare()
         stage.instances[0].frontend.kill()
         stage.instances[0].frontend.start()
-        wait_for("readiness", lambda: not stage.unready(stage.instances[0]), 20.0)
+        wait_for("the pod to become ready", lambda: not stage.unready(stage.instances[0]), 20.0)
         assert taints(stage, "memory-numa001") == [taint]
         machine.set_errors(1, "Skylake Socket#1 IMC#0", label)
         wait_for("no taint", lambda: taints(stage, "memory-numa001") == [], ERRORS_SECONDS)

@@ -117,5 +117,5 @@ def test_all_sources_agree_in_each_state_of_a_node(open_stage: OpenStage) -> Non
     agrees(stage, instance, StatusCode.BACKEND_NOT_CONNECTED)
     instance.backend.kill()
     agrees(stage, instance, StatusCode.BACKEND_SILENT)
-    wait_for("unreadiness", lambda: not stage.state("/v1/status", instance)["ready"], 30.0)
+    wait_for("the pod to become unready", lambda: not stage.state("/v1/status", instance)["ready"], 30.0)
     agrees(stage, instance, StatusCode.BACKEND_SILENT)

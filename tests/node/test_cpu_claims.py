@@ -27,7 +27,7 @@ def shown_cpus(text: str) -> frozenset[int]:
 def ended_with(box: Container) -> frozenset[int]:
     """Returns the CPUs that a container with the command SHOW had, once it has ended."""
     assert box.wait_exited() == 0
-    return shown_cpus(until(box.log, "its log"))
+    return shown_cpus(until(box.log, "the container has printed its CPUs"))
 
 
 @pytest.mark.core

@@ -91,7 +91,7 @@ def test_the_runtime_page_finds_and_repairs_a_disabled_nri(node: Node, image: st
     )
     disable_nri(configuration)
     run(node, "systemctl restart containerd")
-    until(node.runtime.answers, "containerd answers")
+    until(node.runtime.answers, "containerd responds")
     before = containers(node)
 
     found = run(node, check)

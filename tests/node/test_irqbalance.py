@@ -37,7 +37,7 @@ def irqbalance(services: Services) -> Iterator[None]:
     Path("/run/irqbalance").mkdir(exist_ok=True)
     env = {"LD_LIBRARY_PATH": f"{IRQBALANCE}/usr/lib/x86_64-linux-gnu", "IRQBALANCE_BANNED_CPULIST": "1"}
     daemon = services.add("irqbalance", [f"{IRQBALANCE}/usr/sbin/irqbalance", "--foreground"], env).start()
-    until(lambda: banned() == OWN, "it answers")
+    until(lambda: banned() == OWN, "irqbalance responds")
     yield
     daemon.kill()
     for number, text in before.items():

@@ -118,7 +118,7 @@ def test_only_the_container_that_exceeds_its_claim_is_killed(cluster: Cluster) -
     assert box.wait_exited(60) == 137
     # The runtime's report is not sufficient: its shim may read the cgroup's events after the cgroup is gone.
     assert "oom_kill 1" in db.sandbox.cgroup.read("memory.events").splitlines()
-    (note,) = until(lambda: told(cluster, db), "an event")
+    (note,) = until(lambda: told(cluster, db), "the Event exists")
     assert "Container main was OOM-killed" in note
     assert "48Mi on NUMA node 1" in note
     assert neighbour.state == "running"

@@ -98,7 +98,7 @@ def test_a_missing_right_is_named(cluster: Cluster, whole_pod_afterwards: None, 
         return found[0] if found else ""
 
     try:
-        line = until(named, "a message", within=120, every=2.0)
+        line = until(named, "a message names the missing right", within=120, every=2.0)
     except TimeoutError:
         reported = "\n".join(words(cluster, half))
         raise AssertionError(f"no message names the missing {removal}:\n{reported[-4000:]}") from None

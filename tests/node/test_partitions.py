@@ -71,7 +71,7 @@ def test_the_kernel_keeps_partitions_without_a_backend(cluster: Cluster, new_pod
     alone(*both, seconds=5)
     thief.rmdir()
     cluster.wait_ready()
-    until(lambda: both[0][1].partition == "root", "valid again")
+    until(lambda: both[0][1].partition == "root", "the partition is valid again")
     alone(*both, seconds=5)
     assert cluster.instance.lease()["partitioned"] == format_cpu_list(first.cpus | second.cpus)
 
@@ -149,11 +149,11 @@ def test_an_invalidated_partition_is_repaired(cluster: Cluster) -> None:
     sidecar, box = db.run("sidecar", cdi=[]), db.run()
     assert box.partition == "root"
     sidecar.cgroup.write("cpuset.cpus", format_cpu_list(db.cpus | RESERVED))
-    until(lambda: box.partition == "root", "valid again")
+    until(lambda: box.partition == "root", "the partition is valid again")
     assert not sidecar.cpus_allowed & db.cpus
     alone((db, box))
     box.cgroup.write("cpuset.cpus.partition", "member")
-    until(lambda: box.partition == "root", "made again")
+    until(lambda: box.partition == "root", "the container is a partition again")
     alone((db, box))
 
 

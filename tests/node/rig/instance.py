@@ -103,7 +103,7 @@ class Instance:
     def wait_audited(self) -> None:
         """Waits for the next full audit; before that, the start of a claim container may be delayed."""
         before = self.counter("audits")
-        until(lambda: self.counter("audits") > before, "an audit", every=0.25)
+        until(lambda: self.counter("audits") > before, "the backend has audited all containers", every=0.25)
 
     def kill_backend(self) -> None:
         """Kills the backend with SIGKILL and keeps its measurements. Its lease outlives it by up to ten seconds."""

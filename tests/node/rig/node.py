@@ -142,7 +142,7 @@ class Node:
         self.wait_for_containerd()
 
     def wait_for_containerd(self) -> None:
-        until(self.runtime.answers, "containerd answers")
+        until(self.runtime.answers, "containerd responds")
         until(NRI_SOCKET.exists, f"{NRI_SOCKET} there")
 
     def _containerd_pid(self) -> str:

@@ -90,8 +90,10 @@ def test_each_device_has_the_class_of_its_kind() -> None:
         "device.driver",
     ],
 )
-def test_the_simulated_subset_of_cel_agrees(expression: str) -> None:
-    """Two implementations evaluate the same expressions to true, to false, or to an error."""
+def test_both_cel_implementations_agree(expression: str) -> None:
+    """The tests contain two CEL implementations. Both evaluate the same expressions to true, to false, or to an
+    error.
+    """
     attributes = {"numCPUs": {"int": 8}, "resource.kubernetes.io/numaNode": {"int": 0}}
     device = presented("dra.cpu", attributes)
     mine = {**device["device"], "attributes": Domains(device["device"]["attributes"])}

@@ -22,7 +22,7 @@ WORDS = (
 
 @pytest.mark.parametrize("word", WORDS)
 def test_a_term_has_an_anchor_and_a_definition(word: str) -> None:
-    """Other pages link to ``concepts.md#word``."""
+    """Other pages link to ``concepts.md#term``."""
     glossary = PAGE.split("## Glossary")[1].split("## See also")[0]
     texts = dict(re.findall(r"^### (.+)\n\n((?:(?!^#).*\n)+)", glossary, re.MULTILINE))
     assert sorted(texts) == sorted(WORDS)

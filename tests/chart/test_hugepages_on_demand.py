@@ -62,7 +62,7 @@ def test_frontend_and_helper_share_only_the_socket(run_dir: str) -> None:
 
 
 def test_without_pools_there_is_neither_helper_nor_policy() -> None:
-    """This is the default."""
+    """By default there are no pools."""
     documents = render()
     assert names(documents) == ["frontend", "backend"]
     assert not any(one["kind"].startswith("Mutating") for one in documents)
@@ -166,7 +166,7 @@ def test_the_label_is_the_one_that_the_driver_selects() -> None:
 
 
 def test_the_policy_can_be_left_out() -> None:
-    """This is for operators who set the label themselves; the helper stays."""
+    """This is for operators who set the label themselves. The helper container remains."""
     documents = render({**ON, "hugepagesOnDemand": {"labelPolicy": {"enabled": False}}})
     assert not any(one["kind"].startswith("Mutating") for one in documents)
     assert names(documents) == ["frontend", "backend", "hugepages"]

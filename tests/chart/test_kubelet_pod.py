@@ -42,7 +42,9 @@ def backend(template: Document) -> Document:
 
 @pytest.mark.parametrize("values", [{}, {**EVERYTHING}, {"appArmorProfile": "RuntimeDefault"}], ids=str)
 def test_every_field_of_the_chart_is_translated_or_listed(values: Document) -> None:
-    """With the default values and with every option on, every field of the pod template is translated or excepted."""
+    """With the default values and with every option on, every field of the pod template is translated, or is listed as
+    one that another component reads.
+    """
     helper = ["hugepages"] if "hugepagesOnDemand" in values.get("driverConfig", {}) else []
     assert [one.name for one in translated(**values).containers] == ["frontend", "backend", *helper]
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``driverConfig.enforcement`` in the chart: while observing, no container writes, and NOTES contains the mode."""
+"""``driverConfig.enforcement`` in the chart: while observing, no container changes the node, and NOTES.txt contains the
+mode.
+"""
 
 import json
 import shutil

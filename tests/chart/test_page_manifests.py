@@ -41,7 +41,7 @@ def printed(page: str) -> list[list[Any]]:
 
 @pytest.mark.parametrize(("page", "example"), [("workloads.md", "one-numa-node.yaml"), ("memory.md", "memory.yaml")])
 def test_a_printed_manifest_equals_the_example(page: str, example: str) -> None:
-    """A manifest that is copied from a page has therefore been tested."""
+    """A manifest that a reader copies from a page has therefore been tested."""
     assert printed(page) == [manifests((ROOT / "examples" / example).read_text())]
 
 

@@ -22,7 +22,7 @@ class Published:
     name: str
     numa_node: int
     capacity: int
-    """CPUs or bytes."""
+    """Capacity in CPUs or bytes."""
     page: str
     """Hugepage size; empty for CPUs and plain memory."""
     step: int
@@ -63,9 +63,9 @@ class Plan:
     numa_node: int
     cpus: int
     memory: int
-    """Bytes."""
+    """Bytes of plain memory."""
     hugepages: dict[str, int]
-    """Bytes by page size."""
+    """Bytes of hugepages, by page size."""
 
     @property
     def requests(self) -> list[Document]:

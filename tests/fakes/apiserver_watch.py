@@ -107,7 +107,7 @@ class Watch:
 
     def _check_options(self) -> None:
         """Validates the two options as the server does (KEP-3157): sendInitialEvents requires resourceVersionMatch,
-        which is valid only for that.
+        which is valid only together with sendInitialEvents.
         """
         match = self.request.query.get("resourceVersionMatch", "")
         if "sendInitialEvents" in self.request.query and match != "NotOlderThan":

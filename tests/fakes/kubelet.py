@@ -152,7 +152,7 @@ class Kubelet:
 
 def _any_order(claims: Sequence[CachedClaim]) -> list[str]:
     drivers = sorted({driver for claim in claims for driver in claim.drivers})
-    random.shuffle(drivers)  # the real kubelet iterates over a map
+    random.shuffle(drivers)  # random, because the real kubelet iterates over a Go map
     return drivers
 
 

@@ -27,9 +27,9 @@ class Limits:
     """The limits that the kubelet states for a cgroup; None means no limit."""
 
     cpu_quota: int | None = None
-    """Microseconds per period."""
+    """CPU quota in microseconds per period."""
     memory: int | None = None
-    """Limit in bytes."""
+    """Memory limit in bytes."""
     hugepages: Amounts = field(default_factory=dict)
     """Bytes by page size, such as ``2Mi``; a missing size has a limit of 0."""
 

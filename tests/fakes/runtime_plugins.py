@@ -46,7 +46,7 @@ class HookCall:
 
 
 class PluginPeer:
-    """A connection of a process that wants to be a plugin."""
+    """A connection from a process that may become a plugin."""
 
     def __init__(
         self,

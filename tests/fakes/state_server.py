@@ -20,7 +20,7 @@ class StateServer:
     path: Path
     instance: str = "frontend-1"
     requests: list[tuple[str, str]] = field(default_factory=list)
-    """Method and path."""
+    """Method and path of each request."""
     leases: list[dict[str, Any]] = field(default_factory=list)
     """Leases without their containers; ``complete`` is True if a synchronized backend's containers are known."""
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)

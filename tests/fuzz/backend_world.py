@@ -79,7 +79,9 @@ class PoolKernel(KernelTree):
     power = Power()
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Writes as the kernel would let the instance write."""
+        """Writes a file for the instance, unless the instance dies before this write. Writing ``cgroup.kill`` ends the
+        processes.
+        """
         self.power.spend()
         super().write(path, name, text)
         if name == "cgroup.kill":

@@ -77,7 +77,7 @@ TARGETS = [
                 st.sampled_from(["healthy", "unhealthy", "\x1b[2J\x07", "a\nPROBLEM  b", "\u202e", "\ud800"]),
             )
         ).map(written),
-        # Only the person who runs the command has to wait.
+        # The limit is generous, because only the person who runs the command has to wait.
         milliseconds=1000,
         bombs=(json.dumps(_many).encode(), b'{"claims":' + b"[" * 60_000, b'{"devices":[' + b"{}," * 20_000 + b"{}]}"),
     ),

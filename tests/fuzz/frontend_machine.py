@@ -44,7 +44,7 @@ _NUMA: Final = "resource.kubernetes.io/numaNode"
 _FEWER_PAGES: Final = (PAGES, PAGES, PAGES * 3 // 4, PAGES // 4)
 """Hugepages of each NUMA node before and after its pool is shrunk."""
 _SIZES: Final = (32, 64, 128, 200, 256, 400)
-"""MiB of hugepages that a claim requests, of 512."""
+"""MiB of hugepages that a claim may request; a NUMA node has 512 MiB."""
 _OFFLINE: Final = (frozenset[int](), frozenset({3}), frozenset({5}), frozenset({3, 7}))
 """Sets of CPUs that are offline."""
 _ERRORS: Final[tuple[type[KubeError], ...]] = (
@@ -85,7 +85,7 @@ class Trace(Node):
         self.check()
 
     def check(self) -> None:
-        """Checks the rules."""
+        """Checks the oracle's rules."""
         self.oracle.check()
         # One of two instances may have completed a release that the other one does not know of yet.
         releasing = self.journal.read().releasing.values()

@@ -504,8 +504,9 @@ TARGETS = [
         _manifests,
         st.lists(spoilt(_manifests_made), max_size=3).map(lambda found: b"\n---\n".join(map(written, found))),
         (ConfigError, ManifestError),
-        # Only the person who runs the command passes files to it; PyYAML reads 64 KiB of the smallest tokens in this
-        # time. Hundreds of inputs of that length would take minutes, so only the bombs are that long.
+        # The limit is generous, because only the person who runs the command passes files to it. PyYAML reads 64 KiB of
+        # the smallest tokens in this time. Hundreds of inputs of that length would take minutes, so only the bombs are
+        # that long.
         milliseconds=3000,
         most_bytes=8 << 10,
         bombs=(
@@ -538,7 +539,7 @@ TARGETS = [
             st.booleans(),
         ),
         (ArchiveError,),
-        # 64 KiB that expand to 64 MiB of zeros.
+        # The time for 64 KiB that expand to 64 MiB of zeros.
         milliseconds=1500,
         bombs=(
             gzip.compress(b"\0" * (60 << 20)),
@@ -554,7 +555,8 @@ TARGETS = [
         _slices,
         spoilt(st.lists(st.just(_slice), max_size=3).map(_listed)).map(written),
         (KubeError,),
-        # A page of 4 MiB of the smallest tokens; the parts that claims' authors control fill a tenth of that.
+        # The time for a page of 4 MiB of the smallest tokens; the parts that claims' authors control fill a tenth of
+        # that.
         milliseconds=5000,
         most_bytes=answers.MAX_BYTES,
         bombs=(_DEEP, _WIDE, _DENSE, b'"' + b'\\"' * 2 * _MIB, b"{}" * 2 * _MIB),
@@ -564,7 +566,7 @@ TARGETS = [
         _watch,
         spoilt(st.just({"type": "MODIFIED", "object": _slice})).map(written).map(lambda line: line + b"\n" + line),
         (KubeError,),
-        # A stream; the data that arrives between two chunks is a sixtieth of this.
+        # The time for a stream; the data that arrives between two chunks is a sixtieth of this.
         milliseconds=2500,
         most_bytes=answers.MAX_BYTES + 1,
         bombs=(_DEEP, _EVENTS, b"\n" * _MIB),
@@ -590,7 +592,7 @@ TARGETS = [
         _state,
         spoilt(st.sampled_from((_lease, _lease_with_changes))).map(written),
         (MalformedError,),
-        # Only root writes it; 500 containers need a twentieth of the limit.
+        # Only root writes this document; 500 containers need a twentieth of the limit.
         milliseconds=2000,
         most_bytes=MAX_STATE_BYTES,
         bombs=(

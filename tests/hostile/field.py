@@ -25,7 +25,9 @@ _PATIENCE = 20.0 * PATIENCE
 
 
 def commands(ports: tuple[int, int]) -> tuple[str, str]:
-    """Returns both commands, each with an open port and with the lowest file limit that a container runtime may set."""
+    """Returns the commands of the frontend and the backend, each with an open port and with the lowest file limit that
+    a container runtime may set.
+    """
 
     def bound(command: str, port: int) -> str:
         at = command.replace("--bind-address=off", f"--bind-address=127.0.0.1:{port}")
@@ -50,7 +52,7 @@ class Field:
 
     @property
     def processes(self) -> list[Process]:
-        """Returns frontend and backend."""
+        """Returns the processes of the frontend and the backend."""
         assert len(self.instance.processes) == 2
         return self.instance.processes
 
@@ -94,7 +96,7 @@ class Field:
         return all(ask_http(f"http://127.0.0.1:{port}", "/healthz") == "ok\n" for port in self.ports)
 
     def ready(self) -> None:
-        """Waits until both are ready again."""
+        """Waits until the frontend and the backend are ready again."""
         self.stage.wait_back(self.instance)
 
     def kill_backend(self) -> None:

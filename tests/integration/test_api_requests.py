@@ -11,8 +11,8 @@ from tests.stage.stage import OpenStage, Stage
 # Requests by verb and resource. A watch is counted when it ends. Each driver sends a dry run of its first slice; the
 # three slices are CPUs, memory and hugepages, and each write first reads the Node that will own the slice.
 START = {("get", "nodes"): 6, ("list", "resourceslices"): 2, ("create", "resourceslices"): 2 + 3}
-# Each driver reads the claim, and the Node if that was not read in the last ten seconds; status.devices is written
-# once.
+# Each driver reads the claim, and also the Node unless it has read the Node in the last ten seconds; status.devices is
+# written once.
 CLAIM = {("get", "resourceclaims"): 2, ("patch", "resourceclaims"): 1}
 TAKE_OVER = {("get", "nodes"): 1, ("list", "resourceslices"): 2, ("get", "resourceclaims"): 1}
 IDLE_SECONDS = 3.0

@@ -26,7 +26,7 @@ def compose() -> dict[str, Any]:
 
 
 def volumes(service: dict[str, Any]) -> dict[str, str]:
-    """Returns the path in the container by the name of each volume."""
+    """Returns each volume's path in the container, by the name of the volume."""
     return dict(one.split(":")[:2] for one in service["volumes"])
 
 

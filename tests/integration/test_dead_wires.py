@@ -69,7 +69,7 @@ ELSEWHERE: dict[str, str] = {
         "tests/node/test_interrupts.py::test_interrupts_leave_a_claims_cpus_and_are_restored"
     ),
     "/v1/status.leftOut": "tests/unit/dra_frontend/state_endpoint/test_status.py::test_the_list_is_bounded",
-    # This happens when the images are of two releases.
+    # Entries that occur if the images come from two releases.
     "DraNumaVersionsDiffer": "tests/chart/test_monitoring.py::test_versions_of_both_services_are_compared",
     # States that last only for a moment, or that end the process.
     StatusCode.BACKEND_NOT_REPORTED: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",
@@ -89,7 +89,7 @@ ELSEWHERE: dict[str, str] = {
         "tests/integration/test_hugepage_helper.py::test_a_helper_that_is_down_is_reported_until_it_is_back"
     ),
     StatusCode.TASK_FAILING: "tests/unit/dra_frontend/node/test_guard.py::test_a_step_that_succeeds_ends_the_warning",
-    # A backend of another release.
+    # Entries that require a backend from another release.
     StatusCode.BACKEND_PROBLEM: (
         "tests/unit/dra_frontend/state_endpoint/test_status.py::test_a_problem_of_the_backend_has_the_code_of_its_cause"
     ),
@@ -821,7 +821,7 @@ def test_every_scenario_succeeds(played: Played) -> None:
 
 @pytest.mark.parametrize("reason", documented_reasons())
 def test_every_documented_event_can_be_provoked(played: Played, reason: str) -> None:
-    """The Event's cause occurs outside the driver."""
+    """Some scenario causes the Event from outside the driver."""
     assert reason in played[0].reasons or excused(reason)
 
 

@@ -194,12 +194,12 @@ def test_a_container_reads_the_metadata_of_its_own_devices_only(stage: Stage) ->
 
 
 def killed(stage: Stage, pod: StagePod) -> list[dict[str, Any]]:
-    """Returns the Events about kills in a pod."""
+    """Returns the Events about OOM kills in a pod."""
     return [one for one in stage.events("OutOfClaimedMemory") if one["regarding"]["uid"] == pod.uid]
 
 
 def told_of_kill(stage: Stage, box: Box) -> bool:
-    """Returns True if the backend reports that a container is still running after one kill."""
+    """Returns True if the backend reports that a container is still running after one OOM kill."""
     told = [(one["id"], one["state"], one["memoryKills"]) for one in stage.state("/v1/containers")]
     return (box.id, "running", 1) in told
 

@@ -210,7 +210,7 @@ def fill(file: Path) -> None:
 
 
 def test_a_full_run_directory_does_not_block_pods(cluster: Cluster, small: Path) -> None:
-    """Without space a claim can be unprepared and a plain pod starts; with space again, everything works."""
+    """Without free space a claim can be unprepared and a plain pod starts; with free space again, everything works."""
     db, kept = cluster.pod(cpus(2, numa_node=1)), cluster.pod(cpus(1, numa_node=1))
     db.run()
     box, claimed = kept.run(), kept.cpus

@@ -43,7 +43,7 @@ def restored(at_boot: dict[Path, str], cluster: Cluster) -> Iterator[None]:
 
 
 def path(pod: ClaimPod) -> str:
-    """Returns the address of the pod's claim."""
+    """Returns the API path of the pod's claim."""
     return f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{pod.claims[0]['metadata']['name']}"
 
 

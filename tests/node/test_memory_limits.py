@@ -69,7 +69,7 @@ def kept(cluster: Cluster, files: Path, **parameters: str) -> int:
 
 
 def told(cluster: Cluster, pod: ClaimPod) -> list[str]:
-    """Returns the notes of the pod's Events about kills."""
+    """Returns the notes in the pod's Events about OOM kills."""
     events = cluster.api("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
     mine = [event for event in events if event["regarding"].get("uid") == pod.uid]
     return [event["note"] for event in mine if event["reason"] == "OutOfClaimedMemory"]

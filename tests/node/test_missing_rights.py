@@ -67,7 +67,7 @@ def test_every_right_of_the_rendered_pod_is_tried(cluster: Cluster) -> None:
 
 
 def test_the_complete_pod_reports_no_missing_right(cluster: Cluster) -> None:
-    """No pattern matches by chance."""
+    """No pattern in MESSAGES matches a report of the complete pod."""
     cluster.configure({})
     matches = {
         removal: line
@@ -80,7 +80,7 @@ def test_the_complete_pod_reports_no_missing_right(cluster: Cluster) -> None:
 
 
 def test_without_the_token_the_kubeconfig_is_used(cluster: Cluster, whole_pod_afterwards: None) -> None:
-    """The pod becomes ready."""
+    """The pod becomes ready without the token."""
     cluster.configure({}, lacking="frontend mount token")
 
 

@@ -78,7 +78,7 @@ def measure(state: str, priority: int) -> tuple[Delays, list[float]]:
 @pytest.mark.parametrize("others", [0, 250])
 @pytest.mark.parametrize("priority", [0, 80], ids=["ordinary", "fifo"])
 def test_measure_delays_of_other_containers(node: Node, others: int, priority: int) -> None:
-    """Only measures; fails if changing the partition type is rejected."""
+    """This test only measures. It fails only if changing the partition type is rejected."""
     size = f"{len(kernel.online_cpus())} CPUs, {others} containers, {'FIFO' if priority else 'ordinary'}"
     with tree(others):
         for state in ("member", "root", "isolated"):

@@ -18,7 +18,7 @@ from tests.fakes.waiting import eventually
 _PROGRAM: Final = "chromium"
 _FLAGS: Final = (
     "--headless=new",
-    "--no-sandbox",  # root in a CI container; the page is the project's own
+    "--no-sandbox",  # required for root in a CI container, and safe, because the page is the project's own
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
@@ -91,7 +91,7 @@ class Tab:
             await self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=codes[key], **more)
 
     async def screen(self, width: int, height: int, scheme: str) -> None:
-        """Sets the size of the window in pixels, and ``light`` or ``dark``."""
+        """Sets the window size in pixels, and the colour scheme: ``light`` or ``dark``."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         await self.call("Emulation.setDeviceMetricsOverride", **size)
         features = [{"name": "prefers-color-scheme", "value": scheme}]

@@ -121,7 +121,7 @@ class Paths:
 _FILES = {
     "config": "config.yaml",
     "kubeconfig": "kubeconfig",
-    "port": "port",  # of the API server; exists as soon as the server is ready
+    "port": "port",  # contains the API server's port; exists as soon as the server is ready
     "kubelet_root": "kl",
     "cdi_dir": "cdi",
     "run_dir": "run",

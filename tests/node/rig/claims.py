@@ -143,7 +143,7 @@ class ClaimPod:
         """
         box = self.create(name, command, **options).start()
         if (wanted := self._mode() if mode == "" else mode) and options.get("cdi", self.cdi):
-            with suppress(FileNotFoundError, ProcessLookupError):  # of a container that has ended
+            with suppress(FileNotFoundError, ProcessLookupError):  # the container has ended
                 assert box.partition == wanted
         return box
 

@@ -15,15 +15,14 @@ from numa_contract.cpuset import format_cpu_list
 from tests.node.rig.kernel import Cgroup
 
 _PROGRAM = "/opt/rt-tests/usr/bin/cyclictest"  # Installed by run.sh.
-_LONGEST = 200_000  # resolution in microseconds
+_LONGEST = 200_000  # microseconds, the longest delay in the histogram
 
 
 def cyclictest(cpus: Collection[int], *, every: int, seconds: int = 0, priority: int = 0) -> list[str]:
     """Returns a command with a thread on each CPU that wakes up at this interval in microseconds and writes JSON at the
     end.
 
-    `seconds` is the duration, or None to run until SIGINT. `priority` is that of SCHED_FIFO, or 0 for an ordinary
-    thread.
+    `seconds` is the duration, or 0 to run until SIGINT. `priority` is that of SCHED_FIFO, or 0 for an ordinary thread.
     """
     policy = [f"-p{priority}"] if priority else ["--policy=other"]
     places = ["-a", format_cpu_list(cpus), "-t", str(len(cpus))]

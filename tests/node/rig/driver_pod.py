@@ -118,7 +118,7 @@ class DriverContainer:
         return "" if probe is None else probed(self._pod.address, probe)
 
     def log(self) -> str:
-        """Returns the log of this start."""
+        """Returns the container's log since its latest start."""
         return cri_log(self._log)
 
     def wait_for_log(self, text: str, within: float = 30.0) -> None:

@@ -69,7 +69,7 @@ class _Registration(pluginregistration_pb2_grpc.RegistrationServicer):
 
 
 class _Plugin(dra_v1_pb2_grpc.DRAPluginServicer):
-    """Prepares every claim with no device."""
+    """Prepares every claim without returning a device."""
 
     def NodePrepareResources(self, request: Any, _context: Any) -> Any:  # noqa: N802 - name of the protocol
         answer = dra_v1_pb2.NodePrepareResourcesResponse()

@@ -70,16 +70,16 @@ class Identity:
     name: str
     uid: str
     attempt: int = 0
-    """Attempt of the sandbox."""
+    """Attempt number of the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A directory that exists before the containers."""
+    """A directory that must exist before the containers start."""
 
     name: str
     path: str
-    """Path on the node."""
+    """Path of the volume on the node."""
     host_type: str | None = None
     """Type of a hostPath volume, "" without a check; None for a volume that the kubelet creates."""
     files: Mapping[str, str] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Container:
     hosts_file: str
     """Path on the node; the kubelet writes the file when it knows the pod's address."""
     termination_log: str
-    """Path on the node."""
+    """Path of the termination log on the node."""
 
     def started(self, attempt: int) -> pb.ContainerConfig:
         """Returns the configuration of a start: a restarted container is a new one with a higher attempt."""

@@ -109,7 +109,7 @@ class PodResources:
             cpu_quota=_quota(limits.get("cpu", Decimal(0))),
             cpu_shares=cpu_shares(requests.get("cpu", Decimal(0))),
             memory_limit_in_bytes=memory,
-            memory_swap_limit_in_bytes=memory,  # without swap, the sum of both is the memory alone
+            memory_swap_limit_in_bytes=memory,  # memory and swap together; without swap, this is the memory alone
             oom_score_adj=self._oom_score(requests),
             hugepage_limits=[
                 pb.HugepageLimit(page_size=size, limit=int(limits.get(f"hugepages-{size.removesuffix('B')}i", 0)))

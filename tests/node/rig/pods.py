@@ -24,7 +24,7 @@ class Resources:
     cpus: str = ""
     mems: str = ""
     shares: int = 0
-    quota: int = 0  # microseconds of every 100000
+    quota: int = 0  # microseconds per period of 100000
     memory: int = 0  # bytes
     hugepages: Mapping[str, int] = field(default_factory=dict)  # "2MB" -> bytes
     unified: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ def cri_log(path: Path) -> str:
 
 
 class Container:
-    """A created container."""
+    """A container that has been created."""
 
     def __init__(self, runtime: Runtime, container_id: str, name: str, log: Path) -> None:
         self._runtime = runtime

@@ -20,7 +20,7 @@ class Fields:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
-        """Returns the fields of a document's copy."""
+        """Returns the fields of a copy of a document."""
         return cls(copy.deepcopy(dict(document)))
 
     def take(self, key: str, default: Any = None) -> Any:

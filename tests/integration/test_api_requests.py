@@ -19,7 +19,7 @@ IDLE_SECONDS = 3.0
 
 
 def asked(stage: Stage) -> Counter[tuple[str, str]]:
-    """Returns the requests of the frontends so far."""
+    """Returns the requests that the frontends have sent so far."""
     served = stage.api("/fake", "POST", {"served": True})["served"]
     found = Counter((one["verb"], one["resource"]) for one in served if "dra" in one["agent"])
     found.pop(("watch", "resourceslices"), None)

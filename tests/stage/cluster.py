@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a cluster that a stage lacks: DaemonSets get pods, pods get their claims and run, and ``kubectl exec``
-works.
+"""The parts of a cluster that a stage does not have: DaemonSets get pods, pods get their claims and run, and ``kubectl
+exec`` works.
 
 For the driver's DaemonSet, the stage runs the driver's own processes, with the arguments, environment and ConfigMap of
 its pod template. The processes have no mounts, so the paths in the configuration are replaced by those of the stage.

@@ -117,7 +117,7 @@ def table(services: dict[str, dict[str, int]]) -> str:
     names = {name for found in services.values() for name, kib in found.items() if kib >= _MIN_KIB}
     ordered = sorted(names, key=lambda name: -max(found.get(name, 0) for found in services.values()))
     rows = [(name, _cells(services, {name}), REASONS.get(name, "")) for name in ordered]
-    rows += [("all others", _cells(services, every - names), ""), ("sum", _cells(services, every), "")]
+    rows += [("all others", _cells(services, every - names), ""), ("total", _cells(services, every), "")]
     head = f"| package | {', '.join(services)}: MB | why it stays |\n|---|---|---|\n"
     return head + "\n".join(f"| {' | '.join(row).rstrip()} |" for row in rows)
 

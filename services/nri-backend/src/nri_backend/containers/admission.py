@@ -310,8 +310,8 @@ def unenforced(
         return None if leader.fresh else tracked.rejection
     cpus, mems = tracked.entitlement.cpus & state.host.online, tracked.entitlement.mems
     most = cpus | state.pool.beside(tracked.entitlement.near, tracked.excluded)
-    # The answer to CreateContainer also contains the offline CPUs of the claim, so that the container can use them once
-    # they are online again.
+    # The answer to CreateContainer also contains the claim's offline CPUs, so that the container can use them once they
+    # are online again.
     shown = seen.cpus & state.host.online if seen is not None and seen.cpus is not None else None
     pinned = seen is not None and (not cpus or (shown is not None and cpus <= shown <= most))
     true = pinned and (not mems or (seen is not None and seen.mems == mems))

@@ -105,7 +105,7 @@ def _row(phase: Phase, **changes: Phase) -> Mapping[Event, Phase]:
     return dict.fromkeys(Event, phase) | {Event[name.upper()]: after for name, after in changes.items()}
 
 
-# Next phases for Synchronize's events. Most phases have the same ones.
+# Next phases for Synchronize's events, as in most rows of the table.
 _LISTING: Final = {"list_created": Phase.LISTED, "list_running": Phase.RUNNING}
 
 TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {

@@ -185,7 +185,7 @@ class Pool:
 
     @property
     def left(self) -> frozenset[int]:
-        """CPUs on which containers without a claim run now: the reserved ones if partitions have taken all others."""
+        """CPUs on which containers without a claim run now: the reserved CPUs if partitions have taken all others."""
         return self.shared - self.partitioned or self.reserved
 
     @property

@@ -16,7 +16,7 @@ A round does this, in this order:
 4. At a tick it releases the exclusive CPUs of ended partitions, compares cgroups with their plans (``audit``), and
    applies the limits of pods in which a container with a claim has ended.
 5. It counts killed processes in pods with a memory event.
-6. It marks containers as stopped whose last process has ended (``_reap``).
+6. It marks containers as stopped if their last process has ended (``_reap``).
 
 A standby omits steps 2 to 5. How much ``audit`` compares depends on the time. Each tick covers the CPUs and nodes of
 containers for which no event reports a change. A *full* audit adds limits and the cgroups above containers. It is due

@@ -85,7 +85,8 @@ class Enforcer:
         return tuple(filter(None, parts))
 
     async def activate(self) -> None:
-        """Makes this instance active, with a full audit. Claim containers wait until the audit has seen all others.
+        """Makes this instance active, with a full audit. Claim containers wait until the audit has seen all other
+        containers.
 
         With ``enforcement: observe`` the audit compares no cgroups; the passes in enforcement/observer.py compare them
         instead.
@@ -202,7 +203,7 @@ class Enforcer:
         except RejectedError:
             raise
         except BaseException:
-            # This is usually the cancellation at the deadline. CRI-O starts the container despite the error.
+            # The exception is usually the cancellation at the deadline. CRI-O starts the container despite the error.
             await self._start_failed(pod, container)
             raise
 
@@ -227,7 +228,7 @@ class Enforcer:
         return [] if resources == Resources() else [Update(container.id, resources)]
 
     async def stop_container(self, _pod: Pod, container: Container) -> list[Update]:
-        """Ends enforcement for the container; its claims stay held by their records."""
+        """Ends enforcement for the container. Its claims' CPUs and pages stay held because of the claim records."""
         if (tracked := self.state.containers.get(container.id)) is None:
             return []
         if self.signals.active:

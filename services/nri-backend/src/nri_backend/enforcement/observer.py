@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the changes that enforcement would make on a node with ``enforcement: observe``, without making them.
 
-The tree of such an instance records writes instead of making them (node/node_files.py). The audit is not active: it
-only reads the machine and the claim files, and detects that containers have ended. The hooks are those of
-``standby.ObservedHooks``: they change nothing in their answers, and reject containers with a claim.
+On such a node the instance's ``CgroupTree`` records writes instead of making them (node/node_files.py). The audit is
+not active: it only reads the machine and the claim files, and detects that containers have ended. The hooks are those
+of ``standby.ObservedHooks``: they change nothing in their answers, and reject containers with a claim.
 
 `Observer` repeats a *pass*. A pass applies the plans of all cgroups to the recording tree, as the first audit of an
 enforcing instance would: the cgroups above containers first, then every running container, then interrupts and host

@@ -24,7 +24,7 @@ first turns its partition back into a member (``cpuset_css_killed()``), which wa
 partition file, and only then marks the cgroup as dying (``kill_css()`` in kernel/cgroup/cgroup.c). If the woken backend
 made the cgroup a partition again before that mark, the kernel would never end this second partition. Its CPUs would be
 in no effective set, and the kernel's list of remote partitions would keep a pointer to freed memory. The next change of
-the list would then crash the kernel ("list_add corruption") or overwrite memory of another object (docs/adr/0029). A
+the list would then crash the kernel ("list_add corruption") or overwrite another object's memory (docs/adr/0029). A
 cgroup that is being removed contains no process, and none can enter it, so ``cgroup.events`` identifies it.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps cgroups in sync with the state: computes plans, runs the jobs that apply them, and stores the outcomes.
 
-Every change of a container's cgroup except ``cgroup.kill`` (start.py) goes through here. Its scope depends on the
+Every change to a container's cgroup except ``cgroup.kill`` (start.py) goes through here. Its scope depends on the
 cause: a hook changes one container, the audit those that may differ from their plans, a change to the shared pool those
 that are misplaced, and a partition event the containers in one pod. The blocking part is apply.py, which node/worker.py
 runs one job at a time.

@@ -21,8 +21,8 @@ back. It is written again, by the hook or an audit, if the claims, the ``answere
 container with claimed hugepages, CreateContainer already writes a record. It contains only the mark, since nothing has
 been applied yet.
 
-``EnforcementRecords`` reads and writes the files; each of its methods blocks. ``Recorder`` decides when, on the event
-loop, and calls them in threads.
+``EnforcementRecords`` reads and writes the files; each of its methods blocks. ``Recorder`` decides on the event loop
+when to do so, and calls these methods in threads.
 """
 
 import asyncio
@@ -152,7 +152,7 @@ class EnforcementRecords:
         self._tree = tree
 
     def write(self, records: Sequence[EnforcementRecord]) -> dict[str, OSError | None]:
-        """Writes records. If a record names a cgroup, its inode is first set to the cgroup's current one.
+        """Writes records. If a record names a cgroup, the record's inode is first set to the cgroup's current inode.
 
         Returns, by container id, each record's error, or None for a record that was written. A record that is too large
         to be read back is not written and is an error. Records whose cgroup is gone, and records with invalid ids, are
@@ -360,7 +360,7 @@ class Recorder:
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with the state that was restored from their enforcement records.
 
-        This state consists of the claims that were enforced, and of whether this plugin answered when the container was
+        The restored state is the claims that were enforced, and whether this plugin answered when the container was
         created. The stored pins are also added: they cannot be derived from the runtime's list, because the cpusets in
         it already include this plugin's answers.
         """

@@ -108,7 +108,7 @@ class HttpConnection:
     async def request(
         self, method: str, target: str, body: bytes = b"", seconds: float = REQUEST_SECONDS
     ) -> tuple[int, bytes]:
-        """Sends a request and returns status and body of the response. Raises the same errors as ask()."""
+        """Sends a request and returns the response's status and body. Raises the same errors as ask()."""
         status, answer = 0, bytearray()
         async with asyncio.timeout(seconds):
             await self._send(method, target, body)

@@ -8,7 +8,7 @@ Interrupts (with workqueues and irqbalance) are one class, the slices with host 
 2. plans the new ones (plan.py),
 3. saves the originals of all movables that it is about to change, in a file (originals.py),
 4. writes the new affinities,
-5. removes the originals that were restored from the file, and reverts the entries of movables whose write failed.
+5. removes the restored originals from the file again, and reverts the entries of movables whose write failed.
 
 Since step 3 precedes step 4, an instance that is killed at any point leaves a file from which the next active instance
 can restore every original. If step 3 fails, nothing is moved.
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class Movables(Protocol):
-    """The movables of one class, by name. The methods block."""
+    """Reads and writes the affinities of one class of movables, which are identified by name. The methods block."""
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> Mapping[str, Cpus | None]:
         """Returns the affinities of the ``moved`` movables and of at least all others that use CPUs to vacate.

@@ -2,7 +2,8 @@
 """Parses a container's cgroup path and limits as the runtime sends them.
 
 The format of a cgroup path depends on the cgroup driver. With the systemd driver it is ``slice:prefix:id``, and a
-slice's name contains the names of the slices above it (systemd.slice(5)). With the cgroupfs driver it is the path.
+slice's name contains the names of the slices above it (systemd.slice(5)). With the cgroupfs driver it is the path
+itself.
 """
 
 from collections.abc import Mapping

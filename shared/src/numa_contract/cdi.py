@@ -34,7 +34,8 @@ from numa_contract.records import AllocationRecord, parse_record
 CDI_VERSION: Final = "0.6.0"
 RECORD_ANNOTATION: Final = "dra-driver-numa/record"
 MAX_CLAIM_FILE: Final = 1 << 20
-"""Maximum size in bytes. The largest record (32 results of a claim, each with metadata) takes about 100 KB."""
+"""Maximum size of a claim file in bytes. The largest record (32 results of a claim, each with metadata) takes about 100
+KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class ClaimFile:
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by memory device."""
     cpus_by_request: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """CPUs by the request in the CDI name, which is "" in a claim with only one request. Without a record, the CPUs
+    """CPUs by request name as in the CDI device's name: "" in a claim with only one request. Without a record, the CPUs
     come from the environment.
     """
 
@@ -171,8 +172,8 @@ def _evidence(environment: list[str]) -> tuple[dict[str, frozenset[int]], dict[s
 def parse_claim_file(name: str, data: bytes) -> ClaimFile:
     """Parses a claim's file from its name and content.
 
-    An unreadable record is reported in ``problem`` if the CDI part is readable. Its CPUs and memory then come from the
-    environment and stay allocated. Raises MalformedError if the file is not a CDI document of this driver.
+    An unreadable record is reported in ``problem`` if the CDI part is readable. The claim's CPUs and memory then come
+    from the environment and stay allocated. Raises MalformedError if the file is not a CDI document of this driver.
     """
     identity = parse_cdi_file_name(name)
     if identity is None:

@@ -128,7 +128,8 @@ Bytes = Annotated[int, Field(ge=0, strict=True), BeforeValidator(_bytes, json_sc
 
 
 class Section(BaseModel):
-    """Base of the configuration: frozen, camelCase, unknown keys rejected, types as in the chart's schema.
+    """Base class of the configuration's sections: frozen, camelCase, unknown keys rejected, types as in the chart's
+    schema.
 
     A key without a value (``key:``) or with null is treated as absent.
     """
@@ -197,7 +198,7 @@ class HardwareErrors(Section):
     check."""
 
     uncorrected: Annotated[int, Field(ge=0)] = 1
-    """Uncorrected errors of one counter since it was reset, usually at boot."""
+    """Number of uncorrected errors in one counter since the counter was reset, usually at boot."""
     corrected_per_hour: Annotated[int, Field(ge=0)] = 1000
 
 
@@ -276,7 +277,7 @@ class Config(Section):
     nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
     """The container runtime's NRI socket."""
     cgroup_root: AbsolutePath = "/sys/fs/cgroup"
-    """Mount of cgroup v2."""
+    """Mount point of cgroup v2."""
     page_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """TCP port that serves the web page on the loopback address of the frontend's pod. Without a port, only the state
     socket serves the page."""

@@ -15,7 +15,7 @@ from numa_contract.errors import MalformedError, shown
 
 _ITEM = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
 MAX_CPU: Final = 8191
-"""Highest number of a CPU or NUMA node, since CONFIG_NR_CPUS is at most 8192."""
+"""Highest possible number of a CPU or NUMA node, since CONFIG_NR_CPUS is at most 8192."""
 MAX_LIST: Final = 32 << 10
 """Maximum length of a list in bytes. A list of every second CPU of the largest machine takes 20 KB."""
 # The caches stay below 4 MB in any case: 256 sets of 512 CPUs share their ints, as do 8 sets of 8192.

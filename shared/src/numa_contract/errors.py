@@ -12,7 +12,8 @@ _SHOWN_BITS: Final = 64
 def shown(text: object, most: int = SHOWN_CHARACTERS) -> str:
     """Quotes an untrusted string for errors, logs, Events and reports: on one line and truncated.
 
-    So the author of the string (in a pod, a claim or a file name) can neither forge a log line nor fill an Event.
+    This way, the string's author (who may control a pod, a claim or a file name) can neither forge a log line nor fill
+    an Event.
     """
     whole = text if isinstance(text, str) else str(text)
     quoted = repr(whole[:most])

@@ -50,13 +50,13 @@ RUN_DIRECTORY: Final = "/run/dra-driver-numa"
 CDI_DIRECTORY: Final = "/var/run/cdi"
 STATE_SOCKET: Final = "state.sock"
 BACKEND_DIRECTORY: Final = "backend"
-"""Subdirectory of the run directory that only the backend writes. The frontend writes everything else."""
+"""Subdirectory of the run directory that only the backend writes to. Everything else is written by the frontend."""
 ACTIVE_LOCK: Final = "active.lock"
 CLAIMS_LOCK: Final = "claims.lock"
 CLAIMS_JOURNAL: Final = "claims.journal"
 
 METADATA_DIRECTORY: Final = "dra-device-metadata"
-"""Subdirectory of a driver's plugin directory, shared with the kubelet's own helper."""
+"""Subdirectory of a driver's plugin directory, also used by the kubelet's helper library for drivers."""
 METADATA_MOUNTS: Final = "/var/run/kubernetes.io/dra-device-attributes"
 """Directory of metadata files in containers (KEP-5304)."""
 
@@ -87,7 +87,7 @@ def check_uid(uid: str) -> str:
 
 
 def cdi_device_name(uid: str, request: str | None) -> str:
-    """Returns the name of the claim's CDI device. ``request`` is None if the claim has only one for the driver."""
+    """Returns the name of the claim's CDI device; ``request`` is None for the claim's only request to the driver."""
     return f"claim-{check_uid(uid)}" + (f"-{request}" if request else "")
 
 

@@ -37,7 +37,7 @@ _MAX_RESULTS: Final = 32
 _MAX_PODS: Final = 256
 """Maximum number of entries in reservedFor (ResourceClaimReservedForMaxSize)."""
 _MAX_SETS: Final = 1024
-"""Maximum number of cached field sets. In practice each model has few different ones."""
+"""Maximum number of cached field sets. In practice, each model has few different sets."""
 _SMALLEST_PAGE: Final = 1 << 10
 _MAX_PAGE: Final = 1 << 40
 
@@ -281,11 +281,11 @@ class MemoryMount(RecordPart):
     path: str
     """Mount point in the container."""
     mode: str = "0770"
-    """Octal permissions of its root directory."""
+    """Octal permissions of the mount's root directory."""
 
 
 def hiding_mounts(paths: Iterable[str]) -> tuple[str, str] | None:
-    """Returns two mount paths of which the first would hide the second or equals it, or None if there are none."""
+    """Returns two mount paths such that the first would hide or equals the second, or None if there is no such pair."""
     # In this order, the paths under a directory directly follow the directory itself.
     ordered = sorted(f"{path}/" for path in paths)
     return next(((a[:-1], b[:-1]) for a, b in pairwise(ordered) if b.startswith(a)), None)
@@ -313,7 +313,7 @@ _MEMORY_DEFAULTS: Final = MemoryParameters()
 
 
 class MetadataFile(RecordPart):
-    """The device metadata of a request (KEP-5304): a file on the host that its containers mount read-only."""
+    """The device metadata of a request (KEP-5304): a file on the host that the request's containers mount read-only."""
 
     host_path: str
     """Path of the file on the host."""
@@ -336,7 +336,7 @@ class AllocationRecord(RecordPart):
     """Pods that the claim was reserved for when the frontend last read it. The backend rejects the first container of
     another pod, and the frontend then reads the claim again."""
     results: Annotated[tuple[AllocationResult, ...], Field(max_length=_MAX_RESULTS)] = ()
-    """Allocation results from which the record was made. A repeated Prepare compares the claim with them."""
+    """Allocation results from which the record was made. A repeated Prepare compares the claim with these results."""
     cpus: Annotated[tuple[CpuAllocation, ...], Field(max_length=_MAX_RESULTS)] = ()
     """Allocated CPUs by result; empty in a record of ``dra.memory``."""
     memory: Annotated[tuple[MemoryAllocation, ...], Field(max_length=_MAX_RESULTS)] = ()
@@ -381,17 +381,17 @@ class AllocationRecord(RecordPart):
     def cdi_id(self, request: str) -> str:
         """Returns the qualified CDI device of a request (base name), ``dra.k8s.io/cpu=claim-<uid>``.
 
-        The kubelet stores these in its checkpoint.
+        The kubelet stores these names in its checkpoint.
         """
         return f"{CDI_KINDS[self.driver]}={cdi_device_name(self.claim.uid, self.device_request(request))}"
 
     def cpus_of(self, requests: Iterable[str] | None = None) -> frozenset[int]:
-        """Returns the CPUs of the given requests, or of all by default."""
+        """Returns the CPUs of the given requests, or of all requests by default."""
         wanted = None if requests is None else set(requests)
         return frozenset().union(*(a.cpus for a in self.cpus if wanted is None or a.request in wanted))
 
     def memory_of(self, requests: Iterable[str] | None = None) -> tuple[MemoryAllocation, ...]:
-        """Returns the memory of the given requests, or of all by default."""
+        """Returns the memory of the given requests, or of all requests by default."""
         wanted = None if requests is None else set(requests)
         return tuple(a for a in self.memory if wanted is None or a.request in wanted)
 

@@ -12,7 +12,7 @@ REPORT_VERSION: Final = 1
 LEASE_SECONDS: Final = 10.0
 """Time without a report after which the lease expires."""
 RENEW_SECONDS: Final = 6.0
-"""Interval between reports of a backend whose state does not change.
+"""Interval between reports from a backend whose state does not change.
 
 A lost report is noticed after 2 s (the backend's request timeout) and repeated at once. This interval and the timeout
 together must be below LEASE_SECONDS, so that one lost report does not end the lease.
@@ -38,7 +38,7 @@ MAX_OBSERVED: Final = 512
 MEASUREMENTS: Final = frozenset({"counters", "metrics", "observation"})
 """Fields of BackendStatus that a report may omit. A frontend that reads changes keeps their previous values."""
 CHANGES: Final = "changes"
-"""Key of the ContainerChanges in a body. A body has either this key or CONTAINERS, or neither."""
+"""Key of the ContainerChanges in a body. A body has this key, CONTAINERS, or neither."""
 
 
 _MAX_PROBLEMS: Final = 64
@@ -137,7 +137,7 @@ class ContainerReport(Document):
     fallback_reason: Text = ""
     """Reason why the pool enforces the claims although the kernel could; empty otherwise."""
     fallback_code: Code = ""
-    """Code of the cause, as in ``cause`` of ``/v1/status``; empty if there is none or the backend is older."""
+    """Code for the cause, as in ``cause`` in ``/v1/status``; empty if there is none or the backend is too old."""
     pool_requested_by: Text = ""
     """Setting in the container's claims that requests the pool although the kernel could otherwise enforce them; empty
     if there is none.
@@ -154,7 +154,7 @@ class ContainerReport(Document):
     refused: Text = ""
     """Reason why the container was refused; empty if it was not."""
     refused_code: Code = ""
-    """Code of the cause, as in ``cause`` of ``/v1/status``; empty if there is none or the backend is older."""
+    """Code for the cause, as in ``cause`` in ``/v1/status``; empty if there is none or the backend is too old."""
     memory_kills: int = 0
     """Number of the container's processes that the kernel has killed because the container was out of memory; counted
     only if it uses a memory claim.
@@ -162,7 +162,7 @@ class ContainerReport(Document):
 
     @property
     def named_claims(self) -> frozenset[str]:
-        """UIDs of all claims that the container uses, requests or was refused."""
+        """UIDs of all claims that the container uses or requests, or that it was refused."""
         used = {use.uid for use in (*self.claims, *self.unknown_claims)}
         return frozenset(used.union(one.uid for one in self.refused_claims))
 
@@ -290,9 +290,7 @@ class BackendStatus(Document):
     connected).
     """
     registration_timeout: float | None = None
-    """Seconds after which the runtime abandons the registration of a plugin; null if the runtime does not report
-    this.
-    """
+    """Seconds after which the runtime abandons a plugin's registration; null if the runtime does not report this."""
     pool: CpuSet = frozenset()
     """CPUs of the shared pool, which containers without a CPU claim may use, in the kernel's list format."""
     partitioned: CpuSet = frozenset()
@@ -306,7 +304,7 @@ class BackendStatus(Document):
     remedy; otherwise empty. With ``cpuExclusivity: partition``, CPU claims for one container are then refused.
     """
     exclusivity_code: Code = ""
-    """Code of the cause, as in ``cause`` of ``/v1/status``; empty if there is none or the backend is older."""
+    """Code for the cause, as in ``cause`` in ``/v1/status``; empty if there is none or the backend is too old."""
     kubelet_pins: Texts = ()
     """Managers that assign CPUs (``cpu``) or NUMA nodes (``memory``) to containers: the kubelet's static managers, or
     another NRI plugin in their place.
@@ -366,6 +364,6 @@ class RecordsAnswer(Document):
     """Changes to claim records."""
 
     generation: int
-    """Current generation of the records. It grows with every change, also across restarts of the frontend."""
+    """Current generation of the records. It grows with every change, even across restarts of the frontend."""
     changes: tuple[RecordChange, ...] = ()
     """Changes after the requested generation, as far back as the frontend retains them."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cached view of the claim files in the CDI directory, cheap enough to be refreshed in every hook.
 
-Safety rule: a claim's CPUs stay allocated as long as its file exists, readable or not. A file that was readable once
-and no longer is keeps its previous content. Only the removal of the file releases the CPUs.
+Safety rule: a claim's CPUs stay allocated as long as its file exists, readable or not. If a file that was once readable
+no longer is, its previous content stays in effect. Only the removal of the file releases the CPUs.
 
 Change detection uses time stamps. The frontend replaces files by rename, so every change updates the directory's
 modification time, and a refresh needs one stat(2) if that time is unchanged. But the kernel's time stamps advance in
@@ -12,9 +12,9 @@ ticks of up to 10 ms, so two changes within one tick have the same stamp:
   events      write A   scan   write B      write C
   stamp             t              t            t+1        B would be missed if the scan trusted stamp t
 
-Therefore the coarse clock from which stamps are taken is read before each scan. A stamp that is older than this reading
-cannot be reused by a later change, so as long as it stays the same, nothing has changed. The same holds for a stamp far
-in the future, which remains if the clock was set back. Any other stamp proves nothing, and the directory is scanned
+Therefore the coarse clock from which stamps are taken is read before each scan. No later change can have a stamp that
+is older than this reading, so as long as an older stamp stays the same, nothing has changed. The same holds for a stamp
+far in the future, which remains if the clock was set back. Any other stamp proves nothing, and the directory is scanned
 again (timekeeping.rst, ktime_get_coarse_real_ts64; multigrain stamps are never older).
 """
 
@@ -38,7 +38,8 @@ from numa_node.files import read_regular
 MAX_CLAIM_FILES: Final = 4096
 """Maximum number of claim files that are read; any more are reported as a problem. A node has a few hundred pods."""
 _CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python has no name for it
-# If a clock was set back, stamps may lie in the future. The clock may reach a stamp again within this time.
+# If the clock was set back, stamps may lie in the future. A stamp that is no further ahead than this may soon be
+# reached by the clock, so it proves nothing.
 _FUTURE_NS: Final = 10**9
 _Stamp = tuple[int, ...]
 _log = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ class ClaimDirectory:
         return self._show({"": problem} if problem else {})
 
     def note(self, key: ClaimKey, file: ClaimFile | None) -> None:
-        """Updates the view with a file that this process has written or removed (None), which saves the next scan.
+        """Updates the view with a file that this process has written, or removed (None), which saves the next scan.
 
         A change by another process within the same clock tick is then seen only by the next thorough refresh. Writers
         exclude each other with a lock and learn of each other's changes by other means. Never raises.
@@ -243,7 +244,7 @@ class DirectoryReader:
     """Reads the claim files for callers on an event loop. One thread reads at a time; waiting callers share its result.
 
     A caller never gets the result of a read that began before its call, since that read may have missed a change that
-    the caller knows of. It shares the next read with all callers that arrive in the meantime.
+    the caller knows of. The caller shares the next read with all callers that arrive in the meantime.
     """
 
     def __init__(self, directory: ClaimDirectory, changed: Callable[[Mapping[ClaimKey, ClaimFile]], object]) -> None:
@@ -280,7 +281,7 @@ class DirectoryReader:
         asked = self._reads
         await self._reading.acquire()
         if self._reads > asked and not thorough:
-            # Another caller's read has begun after this call and has ended.
+            # Another caller's read began after this call and has already ended.
             self._reading.release()
             return self._directory.view
         self._reads += 1

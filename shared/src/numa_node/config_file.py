@@ -29,7 +29,7 @@ from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 MAX_FILE: Final = 1 << 20
-"""Maximum size in bytes. A configuration fills about a screen; a larger file was mounted by mistake."""
+"""Maximum size of a file in bytes. A configuration fills about one screen; a larger file was mounted by mistake."""
 MAX_VALUES: Final = 200_000
 """Maximum number of values in one document with its aliases expanded. The largest Kubernetes object has fewer."""
 _MAX_NUMBER: Final = 40
@@ -42,7 +42,8 @@ DEPRECATED_FLAGS: Final = {
     "--cpu-device-mode": "cpuDeviceMode",
     "--cpu-device-group-by": "groupBy",
 }
-"""Keys by flag of dra-driver-cpu. Both services accept these flags, which take precedence over the file."""
+"""The configuration key for each of dra-driver-cpu's flags. Both services accept these flags, which take precedence
+over the file."""
 
 
 # Words and numbers in plain scalars, as in resolve.go of go.yaml.in/yaml/v2.
@@ -143,7 +144,7 @@ class _StrictLoader(yaml.SafeLoader):
 
     def reject(self, node: Any) -> Any:
         """Raises ConstructorError for a tag whose value has no equivalent in JSON."""
-        text = f"the tag {node.tag.replace(_tag(''), '!!')} is not allowed, its value cannot be written as JSON"
+        text = f"the tag {node.tag.replace(_tag(''), '!!')} is not allowed: its value cannot be written as JSON"
         raise ConstructorError(None, None, text, node.start_mark)
 
     def _number_text(self, node: Any) -> str:

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-# Nearly every file of sysfs fits into one buffer, and an empty read ends it. A larger buffer would be mapped and
+# Nearly every sysfs file fits into one buffer, and an empty read marks its end. A larger buffer would be mapped and
 # unmapped each time, which took a seventh of an idle frontend's CPU time in the node tests' virtual machine.
 _READ_BYTES = 1 << 16
 _FIRST_DELAY: Final = 0.002

@@ -68,7 +68,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._pages = pages
         self._others = others
         self._seconds = seconds
-        # Small, so that one turn of the event loop reads no more than this from a peer.
+        # The buffer is small, because one turn of the event loop may fill it for each peer.
         self._buffer = memoryview(bytearray(_MAX_BYTES))
         self._read = 0
         self._answered = False

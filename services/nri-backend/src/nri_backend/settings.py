@@ -28,9 +28,9 @@ _FLAGS: Final = {
 }
 
 _DESCRIPTION: Final = f"""\
-NRI plugin that enforces the allocations of dra-frontend on containers.
+NRI plugin that enforces dra-frontend's allocations on containers.
 
-Other commands: "{COMMAND} setup-runtime" checks the configuration of containerd (see its --help),
+Other commands: "{COMMAND} setup-runtime" checks containerd's configuration (see its --help), and
 "{COMMAND} version" prints the version."""
 _EPILOG: Final = f"""\
 examples:

@@ -111,12 +111,12 @@ class Telemetry:
         self._rejections.count(reason)
 
     def repaired(self, kind: str) -> None:
-        """Counts a cgroup file that the audit found changed and rewrote."""
+        """Counts a cgroup file that the audit found to be changed and rewrote."""
         self.counters[f"repaired_{kind}"] += 1
         self._repairs.count(kind)
 
     def killed(self, count: int) -> None:
-        """Counts processes of one container that the kernel killed because they were out of memory."""
+        """Counts processes of one container that the kernel killed because the container was out of memory."""
         self.counters["memory_kills"] += count
         self._kills.count(by=count)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``/v1/devices``, ``/v1/cpus`` and ``/v1/memory``: the node's devices and the claims that use them.
 
-A field of these documents that has no value is omitted.
+A field without a value is omitted from these documents.
 """
 
 from numa_contract.records import CpuSet
@@ -56,7 +56,7 @@ class CpuDocument(StateDocument):
     claim_uid: str | None = None
     """UID of the claim that the CPU is allocated to; omitted if there is none."""
     claim: str | None = None
-    """Namespace and name of that claim, ``namespace/name``; empty if its record is lost."""
+    """Namespace and name of the claim, ``namespace/name``; empty if the claim's record is lost."""
     exclusivity: str | None = None
     """Mechanism that keeps other processes off the CPU: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the
     driver). Omitted if no container of the claim runs.

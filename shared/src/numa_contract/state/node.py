@@ -14,7 +14,7 @@ class ProblemDocument(StateDocument):
 
     level: str
     """Level of the problem: ``fault`` (something does not work) or ``warning`` (the driver works, but an operator
-    should know).
+    should know about it).
     """
     code: str
     """Code of the problem or warning, as in ``/v1/status``; empty in the entry that counts the omitted entries."""

@@ -47,8 +47,8 @@ class BackendDocument(StateDocument):
 
 
 class BackendReport(BackendStatus):
-    """A backend report: its lease, its metrics and, if the state of containers has changed, all or only the changed
-    containers.
+    """A report from the backend: its lease, its metrics and, if the containers' state has changed, either all
+    containers or only the changed ones.
     """
 
     model_config = ConfigDict(defer_build=True)

@@ -45,8 +45,8 @@ class StatusCode(StrEnum):
     SOCKET_NOT_PLACED = "SocketNotPlaced"
     """A driver's socket for the kubelet was removed and cannot be created again. Subject: the driver."""
     SLICES_NOT_PUBLISHED = "ResourceSlicesNotPublished"
-    """A driver's ResourceSlices have not been written; as a warning: the written ones are outdated, since later
-    writes fail. Subject: the driver."""
+    """A driver's ResourceSlices have not been written. As a warning: the slices that were written are outdated, since
+    later writes fail. Subject: the driver."""
     FEATURE_GATE_MISSING = "FeatureGateMissing"
     """The API server drops the fields of ``DRAConsumableCapacity``, so nothing is published. Subject: the driver."""
     RUN_DIRECTORY_UNUSABLE = "RunDirectoryUnusable"
@@ -127,8 +127,8 @@ class Notice(StateDocument):
     """A problem or a warning."""
 
     code: str
-    """Code of the problem or warning, for programs: one of these, or one of ``cause`` for a problem that the backend
-    reports. A newer release may add codes.
+    """Code of the problem or warning, for programs: one of the codes that are listed with this field, or one of the codes of
+    ``cause`` for a problem that the backend reports. A newer release may add codes.
     """
     cause: str = ""
     """Code for the cause that the backend reports for ``CPUsKeptByPool``, ``ContainerRefused`` and
@@ -180,6 +180,6 @@ class StatusDocument(StateDocument):
     a missing registration or an unusable journal, are listed only after they have lasted for 10 s.
     """
     warnings: tuple[Notice, ...]
-    """Conditions that an operator should know although the driver works."""
+    """Conditions that an operator should know about although the driver works."""
     left_out: int = 0
     """Number of omitted problems and warnings: at most 100 of each are listed."""

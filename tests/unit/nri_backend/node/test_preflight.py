@@ -91,7 +91,7 @@ def test_a_cgroup_root_with_another_file_system_mounted_over_it_is_an_error(
 ) -> None:
     """A file system mounted inside the tree, and the same tree mounted twice, are accepted."""
     root, host = node(tmp_path, UNIFIED + line, "cpuset memory hugetlb\n")
-    fault = f"at {root}, on top {top}; unmount all but the node's cgroup v2 tree, or set cgroupRoot"
+    fault = f"at {root}, with {top} on top; unmount all but the node's cgroup v2 tree, or set cgroupRoot"
     with pytest.raises(PreflightError, match=f"the cgroup root {root} is ambiguous: .*{fault}"):
         check_node(root, host, [])
     beneath = "29 23 0:40 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"

@@ -20,7 +20,7 @@ A standby that is itself synchronized waits for three heartbeat intervals after 
 or for STALE_SECONDS after the holder has lost the runtime. This grace period restarts if there is a new holder or the
 standby reconnects. Then the standby creates a new file, locks it, writes its heartbeat into it, and renames it to
 ``active.lock``. The old holder still has a lock, but on a file that no longer has a name. When that holder runs again,
-it sees from the inode that it has lost the lock, and exits with LockLostError.
+it notices from the inode that it has lost the lock, and exits with LockLostError.
 
 Both ways to acquire the lock are guarded by a second flock on ``takeover.lock``, under which the condition is checked
 again. Otherwise two standbys could win at once, one with the released old file and one with a new file.

@@ -143,14 +143,15 @@ class CgroupTree:
         return os.path.exists(f"{self.root}/cgroup.controllers")  # noqa: PTH110
 
     def read(self, path: str, name: str) -> str:
-        """Returns a file's text without its end of line.
+        """Returns a file's content without the trailing newline.
 
         Raises CgroupGoneError, MissingFileError or CgroupAccessError.
         """
         try:
-            # This takes two thirds of the time of open() and read() on a file object. One read() returns the content of
-            # a file that fits into its buffer: the kernel formats it as one record, and returns no part of a record
-            # (seq_read_iter() in fs/seq_file.c). In cgroup.procs each process is a record; only the first one matters.
+            # This takes two thirds of the time of open() and read() on a file object. One read() returns the whole
+            # content of a file that fits into the buffer: the kernel formats the content as one record, and never
+            # returns only a part of a record (seq_read_iter() in fs/seq_file.c). In cgroup.procs each process is a
+            # record; only the first one matters.
             descriptor = os.open(f"{self.root}/{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 data = piece = os.read(descriptor, _PIECE_BYTES)
@@ -168,7 +169,7 @@ class CgroupTree:
         return data.decode(errors="replace").strip()
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Writes a file in one system call. Raises the errors of read()."""
+        """Writes a file in one system call. Raises the same errors as read()."""
         if not text or not path:
             # An empty cpuset means the parent's cpuset, and the root cgroup affects all processes: no caller writes
             # either on purpose.
@@ -185,7 +186,7 @@ class CgroupTree:
                 self.seen.pop((path, name), None)
 
     def clear_exclusive(self, path: str) -> None:
-        """Removes all CPUs from ``cpuset.cpus.exclusive`` of a cgroup. Raises the errors of read()."""
+        """Removes all CPUs from a cgroup's ``cpuset.cpus.exclusive``. Raises the same errors as read()."""
         self.write(path, EXCLUSIVE, "\n")
 
     def _translated(self, error: OSError, path: str, name: str, text: str = "") -> Exception:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the node's online CPUs and hugepage sizes, and whether cpuset partitions can be created on it."""
+"""Reads the node's online CPUs and hugepage sizes, and determines whether cpuset partitions can be created."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ def possible_cpus(host_root: str) -> frozenset[int]:
 
 
 def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[], Problem] = lambda: NO_PROBLEM) -> Host:
-    """Reads the node under ``host_root``, and whether partitions can be created in the tree. Raises HostError.
+    """Reads the node under ``host_root``; determines whether partitions can be created in the tree. Raises HostError.
 
     ``partition_obstacle`` returns the reason why this process may not create partitions, or NO_PROBLEM. It is called
     only if the tree's kernel supports them.

@@ -18,7 +18,7 @@ import os
 from typing import Final, NamedTuple
 
 MAX_CHANGES: Final = 4096
-"""Maximum number of changes that are recorded between two calls of ``ObservedFiles.take``."""
+"""Maximum number of changes that are recorded between two calls to ``ObservedFiles.take``."""
 _PIECE_BYTES: Final = 1 << 16
 
 

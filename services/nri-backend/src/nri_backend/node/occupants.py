@@ -27,7 +27,7 @@ class OtherCgroups:
     paths: Mapping[str, str]
     """Paths of the cgroups of containers that do not run in a sandbox."""
     sandboxes: Mapping[str, Sandbox]
-    """Containers that run in the sandbox of their pod."""
+    """The sandbox of each container that runs in its pod's sandbox."""
     online: frozenset[int]
     """Online CPUs."""
     contents: Callable[[Mapping[str, str], str], Mapping[str, bytes]]

@@ -11,11 +11,12 @@ from numa_node.mounts import Mount, mounts_over, parse_mounts
 
 from nri_backend.node.node_files import check_writable
 
-# Without cpuset nothing can be enforced. If another controller is missing, only the claims that need it fail.
+# Without the cpuset controller, nothing can be enforced. If another controller is missing, only the claims that need it
+# fail.
 _REQUIRED: Final = "cpuset"
 # If one of these controllers is bound to cgroup v1, its limits are enforced in a tree that this program does not use.
 _USED: Final = (_REQUIRED, "memory", "hugetlb")
-# With this mount option hugepages count as memory. With a memory limit equal to the claimed bytes, a container that
+# With this mount option, hugepages count as memory. With a memory limit equal to the claimed bytes, a container that
 # uses its claimed pages would then be killed.
 _HUGEPAGE_ACCOUNTING: Final = "memory_hugetlb_accounting"
 
@@ -53,8 +54,8 @@ def check_controllers(root: str, controllers: str | None, mounts: Iterable[Mount
 def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
     """Raises PreflightError if the cgroup v2 mount that contains the cgroup root is not usable.
 
-    Returns the other mount points of the same tree; Cilium, for example, mounts it again, which does no harm. In a
-    container only mounts of its own mount namespace are visible. If no mount above the root is cgroup v2, as in tests,
+    Returns the other mount points of the same tree; Cilium, for example, mounts it again, which does no harm. A
+    container sees only the mounts in its own mount namespace. If no mount above the root is cgroup v2, as in tests,
     there is nothing to check.
     """
     above = mounts_over(root, mounts)
@@ -65,7 +66,7 @@ def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
     if ours.kind != "cgroup2" or len({mount.root for mount in here if mount.kind == "cgroup2"}) > 1:
         raise PreflightError(
             f"the cgroup root {root} is ambiguous: several file systems are mounted over each other at {point}, "
-            f"on top {ours.kind}; unmount all but the node's cgroup v2 tree, or set cgroupRoot to where it is mounted"
+            f"with {ours.kind} on top; unmount all but the node's cgroup v2 tree, or set cgroupRoot to its mount point"
         )
     if ours.read_only:
         raise PreflightError(

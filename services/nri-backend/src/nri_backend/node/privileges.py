@@ -164,8 +164,8 @@ def capability_problem(host_root: str) -> Problem:
     if CAP_DAC_OVERRIDE not in missing_capabilities(host_root):
         return NO_PROBLEM
     text = (
-        "nri-backend lacks the capability DAC_OVERRIDE: it can neither see nor move a container that changes owner or "
-        "mode of its cgroup's files, and then refuses claims for CPUs; the chart adds it (docs/security.md)"
+        "nri-backend lacks the capability DAC_OVERRIDE: it can neither see nor move a container that changes the owner "
+        "or mode of its cgroup's files, and then refuses claims for CPUs; the chart adds it (docs/security.md)"
     )
     return Problem(text, BackendCode.DAC_OVERRIDE_MISSING)
 
@@ -183,7 +183,7 @@ def process_obstacle(host_root: str) -> Problem:
     except OSError:
         users = _IDENTITY_MAP
     if users != _IDENTITY_MAP:
-        text = "nri-backend runs in a user namespace, in which the kernel grants no partition; set hostUsers: true"
+        text = "nri-backend runs in a user namespace, where the kernel grants no partition; set hostUsers: true"
         return Problem(text, BackendCode.USER_NAMESPACE)
     return NO_PROBLEM
 
@@ -191,8 +191,8 @@ def process_obstacle(host_root: str) -> Problem:
 class PartitionRight:
     """Determines whether this process may create partitions on a kernel that supports them.
 
-    Obstacles that lie in the process are determined at once. The kernel is probed only once, on the first call to
-    `obstacle()`. When the process starts, the tree may not show yet that the kernel supports partitions, because the
+    Obstacles in the process itself are determined at once. The kernel is probed only once, on the first call to
+    `obstacle()`. When the process starts, the tree may not yet show that the kernel supports partitions, because the
     cpuset controller is not enabled for any cgroup below the root.
     """
 

@@ -11,8 +11,8 @@ A hook's job usually takes less time than its result takes to travel back throug
 the event loop blocks until such a job ends, for at most HOLD_SECONDS. It could do little else in this time, since
 nearly all of the job is Python code, which runs in one thread at a time.
 
-A kernel call can hang, for example while the kernel waits for a process of the cgroup in an uninterruptible state. Such
-a call cannot be cancelled. After PASS_BY_SECONDS the worker continues without it:
+A kernel call can hang, for example while the kernel waits for one of the cgroup's processes that is in an
+uninterruptible state. Such a call cannot be cancelled. After PASS_BY_SECONDS the worker continues without it:
 
   time       0                PASS_BY_SECONDS
   thread 1   step of c1 hangs in the kernel ·····················  returns: late result

@@ -113,11 +113,11 @@ class LinkStatus:
     runtime_name: str = ""
     runtime_version: str = ""
     nri_version: str = ""
-    """The runtime's NRI version. Empty before NRI 0.12, which introduced the report."""
+    """The runtime's NRI version. Empty if the runtime is older than NRI 0.12, which introduced this field."""
     request_timeout: float | None = None
-    """Seconds that the runtime waits for a hook, or None if it does not report that."""
+    """Seconds that the runtime waits for a hook, or None if the runtime does not report this."""
     registration_timeout: float | None = None
-    """Seconds that the runtime waits for the registration of a plugin, or None."""
+    """Seconds that the runtime waits for a plugin to register, or None if the runtime does not report this."""
     last_end: str = ""
     """Reason why the previous connection ended, or why the last attempt to connect failed."""
 

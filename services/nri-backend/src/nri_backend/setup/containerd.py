@@ -60,7 +60,7 @@ def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) 
 
 
 def _changes(names: Sequence[str], dump: Dump, cdi_dir: str) -> list[Change]:
-    """Returns these settings with their required values, including settings that already have them."""
+    """Returns these settings with their required values, including settings that already have the required value."""
     changes = []
     for setting in (one for one in SETTINGS if one.name in names and matters(one, dump)):
         path = setting.path(dump.cri)
@@ -89,8 +89,8 @@ def warnings(dump: Dump) -> list[str]:
         lines.append(f"containerd's NRI socket is {shown(socket)}: set nriSocket in this driver's configuration to it")
     if dump.of_2_0:
         lines.append(
-            "the dump of containerd 2.0.0 to 2.0.5 lacks settings of a config.toml of version 2: if this is one of "
-            'them, use the output of "containerd config migrate" instead, or update containerd'
+            "the dump of containerd 2.0.0 to 2.0.5 lacks settings from a config.toml of version 2: for these "
+            'releases, use the output of "containerd config migrate" instead, or update containerd'
         )
     return lines
 

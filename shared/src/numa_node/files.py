@@ -47,7 +47,8 @@ def read_regular(path: str, most_bytes: int, *, follow: bool = False) -> bytes:
 
 
 def replace_file(path: str, data: bytes, mode: int, *, sync: bool = False) -> None:
-    """Replaces a file atomically: a reader sees the previous or the new content. Raises OSError if nothing was changed.
+    """Replaces a file atomically: a reader sees either the old or the new content. Raises OSError if nothing was
+    changed.
 
     The temporary file is in the same directory and has a hidden name with another extension. So container runtimes,
     which watch for renames inside the directory, see the new file, and no process reads it half written.

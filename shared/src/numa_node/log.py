@@ -24,7 +24,7 @@ class _Lines(logging.Formatter):
         self._form = form
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line. In pairs, a value that has other than plain characters is written as a JSON string.
+        """Returns the line. In pairs, a value with special characters is written as a JSON string.
 
         Fields that are None are omitted from pairs, and a mapping is written as ``key:value,key:value``.
         """
@@ -76,7 +76,7 @@ class Complaints:
         self._told: dict[Hashable, str] = {}
 
     def say(self, item: Hashable, message: str, error: BaseException | str) -> None:
-        """Logs the error of an item, with the traceback if its type is not an expected one."""
+        """Logs an item's error, with the traceback if the error's type is not an expected one."""
         text = str(error) or repr(error)
         if self._told.get(item) != text:
             self._told = dict([*self._told.items(), (item, text)][-_MAX_COMPLAINTS:])
@@ -101,7 +101,7 @@ class Complaints:
 
 
 class LimitedLog:
-    """Logs at most ``most`` warnings per ``seconds``, for warnings that untrusted input can trigger."""
+    """Logs at most ``most`` warnings in ``seconds`` seconds, for warnings that untrusted input can trigger."""
 
     def __init__(
         self, logger: logging.Logger, most: int, seconds: float, clock: Callable[[], float] = time.monotonic

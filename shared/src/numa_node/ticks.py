@@ -13,7 +13,7 @@ from typing import Final
 
 TICK_SECONDS: Final = 2.0
 QUIET_SECONDS: Final = 4.0
-"""Interval of quiet ticks, a multiple of TICK_SECONDS, so that quiet tasks wake up together with busy ones."""
+"""Interval between quiet ticks, a multiple of TICK_SECONDS, so that quiet tasks wake up together with busy ones."""
 
 
 def until_tick(period: float = TICK_SECONDS) -> float:

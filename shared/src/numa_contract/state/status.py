@@ -127,7 +127,7 @@ class Notice(StateDocument):
     """A problem or a warning."""
 
     code: str
-    """Code of the problem or warning, for programs: one of the codes that are listed with this field, or one of the codes of
+    """Code of the problem or warning, for programs: one of the codes listed with this field, or one of the codes of
     ``cause`` for a problem that the backend reports. A newer release may add codes.
     """
     cause: str = ""

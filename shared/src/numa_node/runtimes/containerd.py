@@ -5,16 +5,16 @@ There are two sources. A dump is the output of ``containerd config dump``: conta
 renamed old sections and filled in its defaults. Files are config.toml and its imports, which the releases read
 differently:
 
-* 1.7 replaces a whole section with an imported one. The last file with a ``version`` line determines for all of them
-  whether sections have short names (1) or full ones (2). It accepts no higher version (mergeConfig and ValidateV2 in
-  services/server/config, Decode).
+* 1.7 replaces a whole section with an imported one. The last file with a ``version`` line determines for all files
+  whether sections have short names (version 1) or full names (version 2). containerd 1.7 accepts no higher version
+  (mergeConfig and ValidateV2 in services/server/config, Decode).
 * 2.0 to 2.2 merge key by key; lists are replaced. The last file with a ``version`` line determines for the merged
   result whether the CRI section of 1.7 is used. 2.0.0 and 2.0.1 then replace the whole new section with it, while later
   releases only fill in the keys that the new section lacks. A file of version 1 or without a ``version`` line only gets
   full names for its sections (mergeConfig in cmd/containerd/server/config, configMigration in plugins/cri/runtime).
 * 2.3 and 2.4 convert the CRI section of 1.7 in each file before they merge.
 
-In every release, ``disabled_plugins`` of all files are combined. Files are read breadth first: the files that
+In every release, the ``disabled_plugins`` lists of all files are combined. Files are read breadth first: the files that
 config.toml imports come before the files that those import, and each file is read only once.
 """
 
@@ -34,8 +34,8 @@ CRI_OF_1: Final = "io.containerd.grpc.v1.cri"
 """CRI plugin of containerd 1; containerd 2 has only its gRPC service under this name."""
 CRI_OF_2: Final = "io.containerd.cri.v1.runtime"
 CRI_OF_DUMP: Final = {2: CRI_OF_1, 3: CRI_OF_2, 4: CRI_OF_2}
-"""Section that contains the CDI settings, by the version of a dump: 2 is 1.7, 3 is 2.0 to 2.2, 4 is 2.3 and later
-(version/version.go).
+"""Section that contains the CDI settings, by the version in a dump: 2 for containerd 1.7, 3 for 2.0 to 2.2, 4 for 2.3
+and later (version/version.go).
 """
 DUMP_OF_1_7: Final = 2
 NRI_SOCKET: Final = "/var/run/nri/nri.sock"
@@ -119,7 +119,7 @@ class Effective:
 
     plugins: Table
     cri: str
-    """Section with CDI and the hugetlb controller."""
+    """Section with the settings for CDI and the hugetlb controller."""
     nri: str
     """NRI's section."""
     disabled: frozenset[str]
@@ -134,7 +134,7 @@ class Effective:
         return self.nri not in self.disabled
 
     def value(self, plugin: str, *path: str) -> Any:
-        """Returns the value of a key, or None. Raises UndeterminedError if it may have another spelling."""
+        """Returns the value of a key, or None. Raises UndeterminedError if the key may have another spelling."""
         found: Any = self.plugins.get(plugin)
         for part in path:
             if found is None:
@@ -159,7 +159,7 @@ class Rules:
     """Name of the releases, for messages."""
     first: Release
     last: Release
-    """Last release. Without a patch number, every patch release of this minor release is included."""
+    """Last release in the range. Without a patch number, every patch release of this minor release is included."""
     read: Callable[[Documents], Effective]
 
     def covers(self, release: Release) -> bool:

@@ -15,9 +15,9 @@ from numa_node.runtimes.containerd import CDI_DIRECTORIES, DUMP_OF_1_7, NRI, NRI
 CONTAINERD: Final = "containerd"
 CRI_O: Final = "CRI-O"
 OLDEST: Final[dict[str, Release]] = {CONTAINERD: (1, 7, 16), CRI_O: (1, 30, 0)}
-"""First release, by runtime, whose NRI has all functions that the backend needs."""
+"""For each runtime, the first release whose NRI has all functions that the backend requires."""
 VALIDATING: Final[dict[str, Release]] = {CONTAINERD: (2, 2), CRI_O: (1, 34)}
-"""First release, by runtime, with NRI's default validator, which can require plugins."""
+"""For each runtime, the first release with NRI's default validator, which can require plugins."""
 MIN_SECONDS: Final = {"plugin_registration_timeout": 5, "plugin_request_timeout": 2}
 """Minimum NRI timeouts, which are the runtimes' defaults (nri/pkg/adaptation). Hooks are answered within 1.5 s."""
 
@@ -33,9 +33,9 @@ class Setting:
     key: tuple[str, ...]
     """Path in containerd's section."""
     former: Any
-    """Default of containerd 1.7."""
+    """Default in containerd 1.7."""
     default: Any
-    """Default of containerd 2 and CRI-O."""
+    """Default in containerd 2 and CRI-O."""
     crio: tuple[str, ...] = ()
     """Path in CRI-O's file under ``[crio]``. If empty, CRI-O always has the default."""
     is_negative: bool = False
@@ -113,7 +113,7 @@ REQUIRE_PLUGIN: Final = ("validator", "required", "tolerated")
 
 
 def required_value(name: str, found: Any, cdi_dir: str) -> Any:
-    """Returns the required value of a setting, given its current value. Both are equal if nothing is missing.
+    """Returns the required value of a setting, given its current value. The two are equal if nothing is missing.
 
     Lists keep their entries. Any socket is accepted.
     """

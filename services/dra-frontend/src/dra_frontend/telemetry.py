@@ -136,7 +136,7 @@ class NodeGauges(Collector):
             counted.add_metric([one.source, "uncorrected"], one.uncorrected)
         yield counted
         faults = (([one.source, one.kind], 1) for one in self.watch.errors.faults)
-        text = "1 while the errors of this source exceed a threshold and its devices are tainted."
+        text = "1 while this source's errors exceed a threshold, so its devices are tainted."
         yield _gauge("dra_numa_hardware_faults", text, _ERROR, faults)
 
 

@@ -148,7 +148,7 @@ _REMEDIES: Final = {
     StatusCode.BACKEND_NOT_REPORTED: _BACKEND_LOG,
     StatusCode.BACKEND_SILENT: _BACKEND_LOG,
     StatusCode.BACKEND_INCOMPLETE: f"wait a few seconds; if it persists, {_LOG}",
-    StatusCode.BACKEND_REPORT_UNREADABLE: "use images of one release: see driver.versions",
+    StatusCode.BACKEND_REPORT_UNREADABLE: "use images from the same release: see driver.versions",
     StatusCode.NO_BACKEND_ENFORCES: (
         "a standby takes over within 30 s; if none does, delete the driver's pods on this node"
     ),

@@ -102,7 +102,7 @@ IDS = "topology/physical_package_id"
     ("changes", "second", "doubt"),
     [
         ({"cpu3/topology/package_cpus": "f0\n"}, 1, "cpu3/topology/package_cpus: does not include CPU 3 itself"),
-        ({f"cpu2/{IDS}": "1\n"}, 1, f"cpu2/{IDS}: is 1, but CPU 0 of the same package has another ID"),
+        ({f"cpu2/{IDS}": "1\n"}, 1, f"cpu2/{IDS}: is 1, but CPU 0 of the same package has a different ID"),
         ({"cpu3/topology": None}, 1, ""),
         (each("topology", None), 0, ""),
         # POWER and s390 report -1, and s390 repeats ids in each book: packages are numbered by their lowest CPU.

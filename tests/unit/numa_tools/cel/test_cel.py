@@ -96,7 +96,7 @@ def test_errors(expression: str, text: str) -> None:
     ("expression", "text"),
     [
         ("device.driver ==", "at its end"),
-        ("a b", "cannot be read at 'b'"),
+        ("a b", "cannot be parsed at 'b'"),
         ("", "at its end"),
         ("(" * 5000 + ")" * 5000, "nested too deep"),
         ("-" * 5000 + "1 == 1", "nested too deep"),

@@ -171,33 +171,33 @@ def test_errors(expression: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("expression", "text"),
     [
-        (f'{OURS}.coreType.find("p.*") == "p"', r"the function find\(\) is not understood"),
+        (f'{OURS}.coreType.find("p.*") == "p"', r"the function find\(\) is not supported"),
         ('"%d".format([1]) == "1"', r"the function format\(\)"),
         ('duration("1s") == duration("1000ms")', r"the function duration\(\)"),
         ("int == type(1)", "the type int"),
         ("math.greatest(1, 2) == 2", r"the function math.greatest\(\)"),
         ("ip('10.0.0.1').family() == 4", r"the function (family|ip)\(\)"),
         ("[1].transformList(i, v, v)[0] == 1", r"the function transformList\(\)"),
-        ("[1].all(x, true, true, true)", r"the macro all\(\) of 4 arguments"),
+        ("[1].all(x, true, true, true)", r"the macro all\(\) with 4 arguments"),
         ("1.or(true)", "not optional"),
         ("string(1.5) == '1.5'", r"string\(\) of a float"),
         ("1.0 / 0.0 > 1.0", "quotient of a float and zero"),
         ("quantity('1.5Gi').isInteger()", "quantity with decimals"),
         ("{1: 2}[1] == 2", "keys other than strings"),
         ("Device{name: 'a'}.name == 'a'", "the message Device"),
-        ("b'a' == b'a'", "a literal of bytes"),
+        ("b'a' == b'a'", "a bytes literal"),
         ('"\\q" == "q"', "the escape"),
         ("99999999999999999999u == 1u", "more than 64 bits"),
         ("'aba'.indexOf('a', 1) == 2", r"the function indexOf\(\)"),
-        ("'a'.matches('(?=a)')", "the pattern cannot be read"),
+        ("'a'.matches('(?=a)')", "the pattern cannot be parsed"),
         ("'a'.matches('a**')", "repeats a repetition"),
         ("'a'.matches('a{9999}')", "repeats too often"),
         ("'a'.matches('(a{1000}){1000}')", "the pattern is too large"),
         ("'a'.matches('((){1000}){1000}')", "the pattern is too large"),
         (f"'a'.matches('[{'a' * 5000}]')", r"matches\(\): the pattern is too large"),
         (f"'a'.matches('{'(' * 50}{')' * 50}')", "the pattern is nested too deep"),
-        (r"'a'.matches('\\pL')", "the pattern cannot be read"),
-        ("'a'.matches('(?i)é')", "only known for ASCII"),
+        (r"'a'.matches('\\pL')", "the pattern cannot be parsed"),
+        ("'a'.matches('(?i)é')", "only supported for ASCII"),
         ("unknown() && true", r"the function unknown\(\)"),
         # An unknown part may decide the result in the cluster, in which case a failing part is ignored.
         (f"{OURS}.missing == 1 || unknown()", r"the function unknown\(\)"),
@@ -208,7 +208,7 @@ def test_errors(expression: str, text: str) -> None:
     ],
 )
 def test_the_value_of_other_expressions_is_unknown(expression: str, text: str) -> None:
-    """A part that is not understood is neither true nor false nor an error, and the message contains it."""
+    """A part that is not supported is neither true nor false nor an error, and the message contains it."""
     with pytest.raises(CelUnsupportedError, match=text):
         selected(expression, DEVICE)
 

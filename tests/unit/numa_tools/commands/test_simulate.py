@@ -210,12 +210,12 @@ def test_exit_statuses_of_selectors(
 
 
 def test_an_unknown_outcome_names_the_selector(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The text contains the expression and the part that is not understood; the summary contains the count."""
+    """The text contains the expression and the part that is not supported; the summary contains the count."""
     odd = claim("odd", request("a", amount=2, selectors=[{"cel": {"expression": ODD}}]))
     later, large = claim("later", request("a", amount=2)), claim("large", request("a", amount=99))
     file = written(tmp_path / "c.yaml", odd, later)
     why, disputed = (
-        "the function odd() is not understood",
+        "the function odd() is not supported",
         "may be allocated to an earlier claim whose outcome is unknown",
     )
     assert cli.main(["simulate", "--host-root", str(root), "--claim", file]) == 4

@@ -58,9 +58,7 @@ def test_without_a_release_a_value_needs_the_agreement_of_all() -> None:
     found = of(None, f"version = 2\n{ON}")
     assert (found["nri"], found["cdi"]) == (True, True)
     found = of(None, f"version = 2\n[plugins.'{NRI}']\nplugin_request_timeout = '5s'")
-    reason = (
-        "its release is not known, and the value is false for containerd 1.7 and true for containerd 2.0.0 and 2.0.1"
-    )
+    reason = "its release is unknown, and the value is false for containerd 1.7 and true for containerd 2.0.0 and 2.0.1"
     assert found["nri"].reason.startswith(reason)
 
 
@@ -196,7 +194,7 @@ def test_the_report_for_the_archive_has_plain_values() -> None:
     runtime = RuntimeConfig(CONTAINERD, "/f", "command", of(None, "version = 2"), (2, 1, 4), ("/f",))
     report = json.loads(json.dumps(settings_report(runtime)))
     assert (report["release"], report["files"], report["settings"]["validator"]) == ("2.1.4", ["/f"], False)
-    assert "not known" in report["settings"]["nri"]["unclear"]
+    assert "unknown" in report["settings"]["nri"]["unclear"]
 
 
 @pytest.mark.parametrize("text", ["[", "", "version = 2", "a = " + "[" * 100_000, json.dumps({})])

@@ -321,7 +321,7 @@ def test_a_selector_that_cannot_be_evaluated() -> None:
     """Neither the devices nor the claim are reported as fitting or not fitting; the problem names the selector."""
     odd = {"name": "r", "exactly": {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": "1 +"}}]}}
     found, problems = pending(knowing(prepared(asked(14))), waiting(odd))
-    why = "request r: selectors[0]: cannot be evaluated: cannot be read at its end: '1 +'"
+    why = "request r: selectors[0]: cannot be evaluated: cannot be parsed at its end: '1 +'"
     assert problems == [why]
     rows = [(one["device"], one["fits"], one["unknown"]) for one in found["requests"][0]["devices"]]
     assert rows == [("cpudevnuma000", None, why), ("cpudevnuma001", None, why)]

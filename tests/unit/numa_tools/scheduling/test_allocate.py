@@ -217,7 +217,7 @@ def test_an_unknown_selector_makes_the_outcome_unknown(requests: list[dict[str, 
     fitting.
     """
     found = undecided(searching(device("a", 0), device("b", 1)), *requests)
-    assert "cannot be evaluated: the function odd() is not understood: " in found
+    assert "cannot be evaluated: the function odd() is not supported: " in found
     assert "device.odd()" in found
 
 

@@ -103,7 +103,7 @@ def read_packages(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> d
         for cpu, group in groups.items():
             if len({ids[cpu], ids[min(group)]} - {-1}) > 1:
                 path = f"{CPU_DIRECTORY}/cpu{cpu}/topology/physical_package_id"
-                raise HostTreeError(path, f"is {ids[cpu]}, but CPU {min(group)} of the same package has another ID")
+                raise HostTreeError(path, f"is {ids[cpu]}, but CPU {min(group)} of the same package has a different ID")
     except HostTreeError as error:
         reader.doubts["socket"] = str(error)
         groups = {}

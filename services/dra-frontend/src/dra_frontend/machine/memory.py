@@ -84,7 +84,7 @@ def _node_cpu_files(reader: Reader, directory: str, online: frozenset[int]) -> f
     by_mask = reader.cpu_mask(f"{directory}/cpumap")
     cpus = by_list if by_mask is None else by_mask
     if cpus is None:
-        raise HostTreeError(f"{directory}/cpumap", "is missing: the CPUs of the node are unknown")
+        raise HostTreeError(f"{directory}/cpumap", "is missing: the node's CPUs are unknown")
     if by_list is not None and by_list & online != cpus & online:
         raise HostTreeError(f"{directory}/cpulist", "and cpumap contradict each other")
     return cpus & online
@@ -102,7 +102,7 @@ def _read_gpu_nodes(reader: Reader) -> set[int]:
 def _read_memory(reader: Reader, path: str) -> int:
     text = reader.text(path)
     if text is None:
-        raise HostTreeError(path, "is missing: the memory of this machine is unknown")
+        raise HostTreeError(path, "is missing: the size of this machine's memory is unknown")
     match = _MEM_TOTAL.search(text)
     if match is None:
         raise HostTreeError(path, "has no line 'MemTotal: <number> kB'")

@@ -130,7 +130,7 @@ def _container_faults(config: Config, mounts: tuple[Mount, ...]) -> Iterator[Fau
     lock = Path(config.run_dir, "backend", "active.lock")
     if os.path.exists(lock):  # noqa: PTH110 - Path.exists raises PermissionError
         yield Fault(
-            f"the frontend sees {lock} of the backend, so an attacker in the frontend could lock the backend out",
+            f"the frontend sees the backend's {lock}, so an attacker in the frontend could lock the backend out",
             f"mount an empty volume over {lock.parent} in the container frontend (the chart's volume hidden)",
             fatal=False,
         )

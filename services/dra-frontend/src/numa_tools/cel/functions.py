@@ -78,7 +78,9 @@ def _includes(place: Any, item: Any) -> bool:
     if not isinstance(place, list):
         return equal(place, item)
     if len(place) > MAX_ATTRIBUTE_VALUES:
-        raise CelUnsupportedError(f"includes() of more than {MAX_ATTRIBUTE_VALUES} values differs between releases")
+        raise CelUnsupportedError(
+            f"the result of includes() for more than {MAX_ATTRIBUTE_VALUES} values differs between releases"
+        )
     return any(equal(each, item) for each in place)
 
 
@@ -160,7 +162,7 @@ def _is_valid(make: Function) -> Function:
 
 def _fits_int(quantity: Quantity) -> bool:
     if quantity.value.denominator == 1 and not quantity.whole:
-        raise CelUnsupportedError("whether a quantity with decimals converts to an integer is not known")
+        raise CelUnsupportedError("whether a quantity with decimals converts to an integer is unknown")
     return quantity.value.denominator == 1 and -INT_END <= quantity.value < INT_END
 
 
@@ -191,7 +193,7 @@ _semver = _by_type(
 # Type conversions.
 def _string(value: Any) -> str:
     if isinstance(value, float):
-        raise CelUnsupportedError("string() of a float is not known")
+        raise CelUnsupportedError("string() of a float is not supported")
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str | int):
@@ -214,7 +216,7 @@ def _integer(value: Any, low: int = -INT_END, high: int = INT_END) -> int:
 def _double(value: Any) -> float:
     if isinstance(value, str):
         if not re.fullmatch(r"[+-]?\d{1,30}(\.\d{1,30})?", value, re.ASCII):
-            raise CelUnsupportedError(f"double() of {shown(value)} is not known")
+            raise CelUnsupportedError(f"double() of {shown(value)} is not supported")
     elif not is_number(value):
         raise TypeError
     return float(value)
@@ -238,7 +240,7 @@ def _value(optional: Maybe) -> Any:
 
 def _nonzero(value: Any) -> Maybe:
     if isinstance(value, Quantity | Maybe) or not isinstance(value, str | int | float | list | Mapping | None):
-        raise CelUnsupportedError("optional.ofNonZeroValue() of this type is not known")
+        raise CelUnsupportedError("optional.ofNonZeroValue() of this type is not supported")
     return Maybe(value) if value else NONE
 
 

@@ -100,7 +100,7 @@ class Parser:
 
     def _unexpected(self) -> CelUnsupportedError:
         found = repr(self._token()[1][:40]) if self._place < len(self._tokens) else "its end"
-        return CelUnsupportedError(f"cannot be read at {found}")
+        return CelUnsupportedError(f"cannot be parsed at {found}")
 
     def _take(self, *wanted: str) -> str:
         text = self._peek()
@@ -208,7 +208,7 @@ class Parser:
         """Returns a node whose value is unknown. The expression still has a value if other operands decide it."""
 
         def fail(_: Scope) -> Any:
-            raise CelUnsupportedError(f"{what} is not understood")
+            raise CelUnsupportedError(f"{what} is not supported")
 
         return self._above(fail)
 
@@ -224,7 +224,7 @@ class Parser:
             bodies = self._arguments(")")
         weight = 1 + self._place - start
         if len(bodies) not in MACROS[name]:
-            return self._unknown(f"the macro {name}() of {len(names) + len(bodies)} arguments")
+            return self._unknown(f"the macro {name}() with {len(names) + len(bodies)} arguments")
         evaluate = partial(LOOPS[name], target, tuple(names), bodies, weight)
         return self._above(evaluate, target, *bodies, added=2)
 
@@ -247,7 +247,7 @@ class Parser:
         if kind == "name":
             return self._named(text)
         if kind == "bytes":
-            return self._unknown("a literal of bytes")
+            return self._unknown("a bytes literal")
         value = LITERALS[kind](text)
         return lambda _: value
 
@@ -266,7 +266,7 @@ class Parser:
             made = MapLiteral()
             for key, value in ((key(scope), value(scope)) for key, value in entries):
                 if not isinstance(key, str):
-                    raise CelUnsupportedError("a map with keys other than strings is not understood")
+                    raise CelUnsupportedError("a map with keys other than strings is not supported")
                 if key in made:
                     raise CelError("a key is repeated in a map")
                 made[key] = value
@@ -280,7 +280,7 @@ class Parser:
         if name in _SPACES and name not in self._bound and self._peek() == "." and self._token(1)[0] == "name":
             return self._function_of(name)
         if self._take("{"):
-            raise CelUnsupportedError(f"the message {name} is not understood")
+            raise CelUnsupportedError(f"the message {name} is not supported")
         if self._take("("):
             return self._call(name)
         if name in _TYPES and name not in self._bound:

@@ -136,7 +136,7 @@ def _compile(pattern: str) -> Pattern:
     fold = pattern.startswith("(?i)")
     body = pattern[4:] if fold else pattern
     if fold and not body.isascii():
-        raise CelUnsupportedError("(?i) is only known for ASCII patterns")
+        raise CelUnsupportedError("(?i) is only supported for ASCII patterns")
     reader = _Reader(body, fold)
     tree = reader.alternatives()
     if reader.place < len(body):
@@ -158,7 +158,7 @@ class _Reader:
 
     def unreadable(self) -> CelUnsupportedError:
         """Returns an error that quotes the pattern from the current position."""
-        return CelUnsupportedError(f"the pattern cannot be read at {self._pattern[self.place :][:20]!r}")
+        return CelUnsupportedError(f"the pattern cannot be parsed at {self._pattern[self.place :][:20]!r}")
 
     def _take(self, text: str) -> bool:
         taken = self._pattern.startswith(text, self.place)

@@ -52,7 +52,7 @@ def tokens(expression: str) -> list[tuple[str, str]]:
     while place < len(expression):
         match = _TOKEN.match(expression, place)
         if match is None:
-            raise CelUnsupportedError(f"cannot be read at {expression[place : place + 20]!r}")
+            raise CelUnsupportedError(f"cannot be parsed at {expression[place : place + 20]!r}")
         found.append((str(match.lastgroup), match[str(match.lastgroup)]))
         place = _end_of_blank(expression, match.end())
     return found
@@ -80,7 +80,7 @@ def _unescaped(match: re.Match[str]) -> str:
     if len(escape) == 3 and escape.isdigit():
         number = int(escape, 8)
     if not 0 <= number < 0x110000 or number in _SURROGATES:
-        raise CelUnsupportedError(f"the escape \\{escape} is not known")
+        raise CelUnsupportedError(f"the escape \\{escape} is not supported")
     return chr(number)
 
 

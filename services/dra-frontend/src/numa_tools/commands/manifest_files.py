@@ -22,7 +22,7 @@ def read_manifests(files: Sequence[str]) -> Manifests:
 def add_manifests(found: Manifests, data: bytes, source: str) -> None:
     """Adds a file's documents. Raises ConfigError."""
     if len(data) > MAX_FILE:
-        raise ConfigError(source, [f"is larger than {MAX_FILE} bytes; leave out what is not simulated"])
+        raise ConfigError(source, [f"is larger than {MAX_FILE} bytes; omit objects that are not simulated"])
     for document in parse_yaml_documents(data, source):
         try:
             found.add(document)

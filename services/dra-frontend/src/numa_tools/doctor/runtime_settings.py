@@ -190,7 +190,7 @@ def _agreed(found: Mapping[str, Any]) -> Any:
         return faults[0]
     if all(one == values[0] for one in values):
         return values[0]
-    return Unclear(f"its release is not known, and the value is {' and '.join(_differing(found))}")
+    return Unclear(f"its release is unknown, and the value is {' and '.join(_differing(found))}")
 
 
 def _differing(found: Mapping[str, Any]) -> Iterator[str]:
@@ -233,4 +233,4 @@ def _before_validator(name: str, found: Any, release: Release | None) -> Any:
     default = next(one.default for one in SETTINGS if one.name == name)
     if release is not None or found == default or isinstance(found, Unclear):
         return default if release is not None else found
-    return Unclear("its release is not known, and CRI-O before 1.34 ignores [crio.nri.default_validator]")
+    return Unclear("its release is unknown, and CRI-O before 1.34 ignores [crio.nri.default_validator]")

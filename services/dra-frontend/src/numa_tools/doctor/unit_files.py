@@ -50,7 +50,7 @@ def parse_service(texts: Sequence[str], unit: str) -> Service:
             if key in lists:
                 value = _specified(value, unit)
             if key == "EnvironmentFile" and "%" in value:
-                raise UnitError(f"the value of a specifier in {value[:200]} is not known")
+                raise UnitError(f"the value of a specifier in {value[:200]} is unknown")
             if key in lists and not value:
                 lists[key].clear()
             elif key == "Environment":

@@ -86,14 +86,14 @@ def _same_version(backend: BackendStatus, service: Service) -> Iterator[Finding]
         yield note(
             f"The frontend is {frontend}, the backend {backend.software}, this command {__version__}.",
             "only adjacent releases work together, as during a roll-out",
-            "use images of one release in the chart",
+            "use images from the same release in the chart",
         )
 
 
 def _hand_over(run_directory: RunDirectory) -> Iterator[Finding]:
     active, where = run_directory.active, f"{run_directory.path}/state.sock"
     if not run_directory.instances.get(active or "", False):
-        leads = f"leads to {active}, which is not responding" if active else "is not there"
+        leads = f"points to {active}, which is not responding" if active else "does not exist"
         why = "requests to the node's state endpoint fail; the active instance should have set the link within 2 s"
         yield problem(f"The link {where} {leads}.", why, f"see driver.status; {_LOG}")
 

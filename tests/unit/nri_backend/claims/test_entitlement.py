@@ -105,7 +105,7 @@ def test_a_mount_that_hides_the_mount_of_another_claim_is_a_fault(one: str, othe
     ]
     memory = entitlement_of(*records).memory
     assert memory is not None
-    text = f"the mount of one claim at /h would hide that of another at {max(one, other)}; give each its own directory"
+    text = f"one claim's mount at /h would hide another's at {max(one, other)}; give each its own directory"
     assert memory.fault == (text if hidden else "")
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the claims that a container holds from the claim records. Pure: nothing here reads the kernel."""
+"""Determines, from the claim records, which claims a container holds. Pure: nothing here reads from the kernel."""

@@ -34,7 +34,7 @@ from nri_backend.problems import Problem
 MAX_CLAIMS: Final = 64
 """Maximum number of this driver's claims that a container may name."""
 _PODS_SHOWN: Final = 3
-"""Maximum number of pods that a rejection names."""
+"""Maximum number of pods that a rejection message names."""
 
 
 class Variable(NamedTuple):
@@ -103,11 +103,11 @@ class Rejection:
     about: tuple[ClaimUse, ...] = ()
     """All claims that the container names but may not use."""
     cause: BackendCode | None = None
-    """Code of the problem that caused the rejection, or None if no problem did; ``reason`` then determines the code."""
+    """Code of the problem that caused the rejection. If it is None, ``reason`` determines the code."""
 
     @property
     def problem(self) -> Problem:
-        """The message with its code: that of ``cause``, or else that of ``reason``."""
+        """The message, with the code in ``cause`` if there is one, otherwise with the code for ``reason``."""
         return Problem(self.text, self.cause or _CODES[self.reason])
 
 
@@ -142,11 +142,11 @@ class Claims:
         return changed
 
     def owner(self, held: Held, user: Owner) -> Owner | None:
-        """Returns the container that owns a claim when ``user`` wants to use it: the recorded owner, else the first
-        user, else None.
+        """Returns the current owner of a claim that ``user`` wants to use: the recorded owner, otherwise the claim's
+        first user, otherwise None.
 
-        An owner whose pod has been removed from reservedFor is ignored. So is an owner in the user's own pod that has
-        ended, such as an init container.
+        Two kinds of owners are ignored: a container whose pod has been removed from reservedFor, and a container in the
+        user's own pod that has ended, such as an init container.
         """
         for owner in (held.record.owner, self.first_users.get(held.key)):
             if owner is None or owner.pod_uid not in held.share.pods:
@@ -188,8 +188,8 @@ def read_evidence(env: Sequence[str]) -> Evidence:
 def authorize(
     evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()
 ) -> tuple[Entitlement, tuple[ClaimUse, ...], Rejection | None]:
-    """Returns a container's entitlement, the claims in it that no record allows any longer (the container is their
-    orphan), and the rejection of claims that the container may not use.
+    """Returns a container's entitlement, the claims in that entitlement that no record allows any longer (the container
+    is an orphan with respect to these), and the rejection for claims that the container may not use.
 
     The rejection is None if the container may use every claim that the environment names. ``proven`` contains the
     claims that have been enforced for the container since it started; these stay in the entitlement even if they are
@@ -245,7 +245,7 @@ kubelet retries"
 
 
 def use(claim: ClaimKey, variables: Sequence[Variable]) -> ClaimUse:
-    """Returns the claim that these variables name, with its requests in the order of the variables."""
+    """Returns the claim that these variables name, with its requests in variable order."""
     requests = dict.fromkeys(variable.key.request for variable in variables if variable.key.request)
     return ClaimUse(uid=claim[1], driver=claim[0], requests=tuple(requests))
 
@@ -255,13 +255,14 @@ def _name_of(record: AllocationRecord) -> str:
 
 
 def _not_reserved(record: AllocationRecord, variables: Sequence[Variable]) -> Rejection:
-    """Returns the rejection for a container whose pod is not among those that the record reserves the claim for.
+    """Returns the rejection for a container in a pod for which the record does not reserve the claim.
 
     Either the claim has been reserved for this pod since the record was written, or the variable is forged.
     """
     text = f"{_name_of(record)} is recorded for {_pods(record)} and not for this pod (seen in {variables[0].name}). If \
-the pod names the claim in spec.resourceClaims, dra-frontend now reads from the API server which pods it is reserved \
-for, and the answer decides the kubelet's next attempt. If it does not, remove the variable from the pod and the image"
+the pod names the claim in spec.resourceClaims, dra-frontend now reads from the API server for which pods the claim is \
+reserved, and the result determines whether the kubelet's next attempt succeeds. If the pod does not \
+name it, remove the variable from the pod and the image"
     return Rejection(Reason.NOT_RESERVED, text, (use((record.driver, record.claim.uid), variables),))
 
 
@@ -279,8 +280,8 @@ def _owned(record: AllocationRecord, owner: Owner, user: Owner) -> Rejection:
     pods = {pod.uid: f"{record.claim.namespace}/{pod.name}" for pod in record.reserved_for}
     text = f"{_name_of(record)} belongs to container {owner.container} of pod {pods.get(owner.pod_uid, owner.pod_uid)}"
     if owner.pod_uid == user.pod_uid:
-        remedy = "give this container a claim of its own, share the claim in the pod (sharing: pod), or have an \
-init container end before this one uses it"
+        remedy = "give this container a claim of its own, share the claim in the pod (sharing: pod), or use it \
+in an init container that ends before this container starts"
         return Rejection(Reason.SHARED, f"{text} while that container is running; {remedy}")
     remedy = "give this pod a claim of its own, as resourceClaimTemplateName does, or delete that pod"
     return Rejection(Reason.SHARED, f"{text}, and pods cannot share it; {remedy}")
@@ -295,7 +296,7 @@ def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[
         name = variable.name
         if name in expected:
             if variable.value != expected[name][1]:
-                return f"{name}={shown(variable.value)} is not the claim's allocation"
+                return f"{name}={shown(variable.value)} does not match the claim's allocation"
             seen.add(name)
         elif variable.key.driver == CPU_DRIVER and variable.key.request is None:
             unions.append(variable)

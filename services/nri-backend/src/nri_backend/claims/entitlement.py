@@ -3,9 +3,9 @@
 
 ``share_of()`` computes a container's share of one claim from the claim's record. When a claim's file is read, the share
 is computed for a container that names all of the claim's requests. For a container that names only some of them, a
-share of its own is computed in the same way. Hooks only add up the shares of the claims that a container holds
-(``entitlement_from()``) and check rules that involve several claims, for example that their values of ``isolation`` do
-not contradict each other.
+separate share is computed in the same way. Hooks only add up the shares of the claims that a container holds
+(``entitlement_from()``) and check the rules that involve several claims, for example that the claims' ``isolation``
+values are compatible.
 
 A memory claim determines the container's NUMA nodes or its memory policy, a memory limit, and memory protection. The
 parameters ``limit``, ``high`` and ``protect`` apply to plain memory; hugepages have separate limits. A cgroup has one
@@ -26,7 +26,7 @@ from numa_contract.records import AllocationRecord, CpuParameters, MemoryAllocat
 from nri_backend.nri.model import MemoryPolicy
 
 PROTECTIONS: Final = {"low": "memory.low", "min": "memory.min"}
-"""Cgroup file for each value of the parameter ``protect``."""
+"""Cgroup file for each value of the ``protect`` parameter."""
 _KNOWN: Final = {
     "binding": ("strict", "preferred", "interleave"),
     "limit": ("none", "claim"),
@@ -94,7 +94,7 @@ class Share:
     """
 
     pods: frozenset[str]
-    """UIDs of the pods that the record reserves the claim for."""
+    """UIDs of the pods for which the record reserves the claim."""
     expected: Mapping[str, str]
     """Environment variables that CDI sets in the container."""
     env: Mapping[str, str]
@@ -104,7 +104,7 @@ class Share:
     cpus: frozenset[int]
     """CPUs of the requests; empty for a memory claim."""
     near: tuple[frozenset[int], ...]
-    """For each request whose container also uses the shared pool, the CPUs of the pool that it prefers
+    """For each request whose containers may also use the shared pool, the pool CPUs that these containers prefer
     (``PoolCpus.near``).
     """
     interrupted: frozenset[int]
@@ -114,9 +114,9 @@ class Share:
     shared: bool
     """True if other containers in the pod may use the CPUs as well."""
     parts: tuple[_Part, ...]
-    """Memory of each request, for adding up the memory of several claims."""
+    """Memory of each request. It is used to add up the memory of several claims."""
     memory: MemoryGrant | None
-    """The grant that results from ``parts`` alone, or None for a CPU claim."""
+    """Memory grant for this claim alone, or None for a CPU claim."""
     hugepages: Mapping[Pages, int]
     """Claimed hugepages in bytes, rounded down to whole pages."""
     counted: Counted
@@ -125,7 +125,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A claim, with the requests (base names) that a container uses."""
+    """A claim, together with those of its requests (base names) that a container uses."""
 
     record: AllocationRecord
     requests: tuple[str, ...]
@@ -140,7 +140,7 @@ class Held:
 
 
 def share_of(record: AllocationRecord, requests: Sequence[str]) -> Share:
-    """Returns the share of a container that holds these requests (base names) of a claim."""
+    """Returns the share that a container has of a claim if it holds these of the claim's requests (base names)."""
     for_cpus = record.driver == CPU_DRIVER
     cpus, memory = record.cpus_of(requests), record.memory_of(requests)
     parts = tuple((record.claim.uid, one, record.memory_parameters_of(one.request)) for one in memory)
@@ -243,7 +243,7 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
     grants = [share.memory for share in shares if share.memory is not None]
     memory = grants[0] if grants else None
     if len(grants) > 1:
-        # Limits, nodes and the memory policy follow from the requests of all claims together.
+        # Limits, nodes and the memory policy are derived from the requests of all claims together.
         memory = _granted([part for share in shares for part in share.parts], hugepages)
     return Entitlement(
         claims=claims,
@@ -310,7 +310,7 @@ def _whole_pages(allocation: MemoryAllocation) -> int:
 def _high(plain: Sequence[_Part]) -> int:
     wanted = sum(a.size * (1 if p.high is None else p.high) for _, a, p in plain)
     page = plain[0][1].page_bytes
-    # With memory.high at 0 the kernel would throttle the container from its first page.
+    # With memory.high set to 0, the kernel would throttle the container from its first page on.
     return max(int(wanted) // page, 1) * page
 
 
@@ -328,8 +328,6 @@ def _fault(parts: Sequence[_Part]) -> str:
         return "its claims ask for binding: preferred and binding: interleave, but a process has only one memory policy"
     mounts = {(uid, a.request): parameters.mount.path for uid, a, parameters in parts if parameters.mount}
     if pair := hiding_mounts(mounts.values()):
-        # The runtime would mount both, and only one of them would be visible.
-        return (
-            f"the mount of one claim at {pair[0]} would hide that of another at {pair[1]}; give each its own directory"
-        )
+        # The runtime would mount both, but only one of the two mounts would be visible.
+        return f"one claim's mount at {pair[0]} would hide another's at {pair[1]}; give each its own directory"
     return ""

@@ -49,7 +49,7 @@ async def test_claimed_pages_are_rejected_while_the_memory_claim_of_a_sibling_is
     async with auditing(node):
         await run_without_record(node, record)
         env = node.claim(PAGES)
-        with pytest.raises(RejectedError, match=r"container a of the same pod .* no record, .* delete the pod"):
+        with pytest.raises(RejectedError, match=r"container a in the same pod .* no record, .* delete the pod"):
             await node.run("b", *env, name="b")
         await node.run("c", *node.claim(cpu_record("u2", "cpus=3")), name="c")
         node.claim(record)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission of a container: determines which other containers must leave its CPUs first, and builds rejections and
-answers to the runtime.
+"""Admission of a container: determines which other containers must leave its CPUs first, and builds the rejection or
+the answer to the runtime.
 
 A container with exclusive CPUs is admitted once no other container is or may be on these CPUs. The check is made once
-per cpuset class (state.py). Answers are adjustments and updates of a container's resources.
+per cpuset class (state.py). Answers are adjustments and updates to a container's resources.
 """
 
 import logging
@@ -39,9 +39,9 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
     starts.
 
     Two kinds of containers may stay. The first are containers that the kernel moves when the claim container becomes a
-    partition. The second are earlier runs of the claim container and containers that share its claim. Even such a
-    container must leave if it has ended and its cgroup or the claim container's is a partition or is about to become
-    one.
+    partition. The second are earlier runs of the claim container and containers that share its claim. There is an
+    exception: a container of the second kind must leave if it has ended but may still have processes, and either its
+    own cgroup is a partition or the claim container's cgroup is about to become one.
     """
     if not (own := tracked.entitlement.cpus):
         return []
@@ -52,14 +52,13 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
         if (kind.cpus is None or not own.isdisjoint(kind.cpus)) and _must_leave(state, tracked, kind)
         for i in ids
     ]
-    # Most of these containers, up to hundreds, are in other pods. All of those must leave, so they are not checked one
-    # by one.
+    # There may be hundreds of these containers, most of them in other pods. All containers in other pods must leave, so
+    # they are not checked one by one.
     return [one for one in others if one.identity.pod.uid != pod_uid or not _may_stay(state, tracked, one)]
 
 
 def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> dict[str, str]:
-    """Returns the containers that were last seen off a claim container's CPUs, but would have to leave if they were on
-    them.
+    """Returns the containers that must not use a claim container's CPUs and were not on these CPUs when last observed.
 
     The result maps container ids to cgroups. With ``in_pod`` the result contains only containers in the same pod. In
     pool mode it can contain every container on the node, so whole classes are copied instead of checking each
@@ -98,10 +97,12 @@ def _may_stay(state: NodeState, tracked: Tracked, sibling: Tracked) -> bool:
 
 
 def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:
-    """Returns True if the containers of a class must leave the container's CPUs first, because the kernel would not
-    move them, or would leave them only held CPUs.
+    """Returns True if the containers in a cpuset class must leave the CPUs of ``tracked`` first: either the kernel
+    would not move them, or it would leave them no CPU and therefore let them run on their parent cgroup's CPUs, which
+    include held CPUs.
 
-    The kernel never moves siblings: an overlap inside a pod prevents the partition.
+    The kernel never moves siblings: if the cpuset of a container in the same pod overlaps, the partition cannot be
+    created.
     """
     if not state.partition_for(tracked):
         return True
@@ -116,7 +117,7 @@ def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:
 
 
 def adjustment(tracked: Tracked, state: NodeState) -> Adjustment:
-    """Returns the answer to CreateContainer."""
+    """Returns the adjustment to send in answer to CreateContainer."""
     memory = tracked.entitlement.memory
     policy = memory.policy if memory is not None else None
     return Adjustment(resources_for(tracked, state, huge=True), dict(tracked.entitlement.env), policy)
@@ -147,7 +148,7 @@ def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
     They include the claim's offline CPUs, unlike the expected effective CPUs in plan.cpuset_of().
     """
     if tracked.identity.own_pod:
-        # The driver's own containers get no cpuset: they inherit their pod's cpuset, which apply.py writes.
+        # No cpuset is set for the driver's own containers: they inherit their pod's cpuset, which apply.py writes.
         return frozenset()
     if own := tracked.entitlement.cpus:
         return own | state.pool.beside(tracked.entitlement.near, tracked.excluded)
@@ -174,7 +175,8 @@ def needed_updates(containers: Iterable[Container], state: NodeState) -> list[Up
     """Returns updates for the containers whose stored cpuset is not the desired one.
 
     Containers with exclusive CPUs come first. The runtime writes each update to the cgroup as well. With a lazy pool,
-    an update to a pool member therefore contains those of its stored CPUs that are in the pool, if there are any.
+    the update for a pool member therefore contains only those of its stored CPUs that are still in the pool, or the
+    whole pool if none of them is.
     """
     updates = []
     for container in containers:
@@ -253,14 +255,15 @@ def _unknown_sibling(tracked: Tracked, state: NodeState) -> Rejection | None:
     if not unknown:
         return None
     name = unknown[0].identity.name
-    text = f"the memory of its claim cannot be guaranteed, since container {name} of the same pod runs with a memory \
+    text = f"the memory of its claim cannot be guaranteed, since container {name} in the same pod runs with a memory \
 claim for which this node has no record, and the pod's limits are the sum of both; dra-frontend rebuilds the record \
 from the API server and the kubelet retries; if that claim no longer exists, delete the pod"
     return Rejection(Reason.NO_RECORD, text)
 
 
 def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
-    """Returns a rejection that names the containers (at least one) that still run on the claim's CPUs.
+    """Returns a rejection that names the containers that are still running on the claim's CPUs. ``occupants`` must not
+    be empty.
 
     The message states that they are being moved. If one of them cannot be moved, it contains the kernel's error
     instead.
@@ -299,9 +302,8 @@ def unenforced(
 ) -> Rejection | None:
     """For a standby: returns a rejection if no active instance has set up a claim container, else None.
 
-    ``seen`` contains the CPUs and nodes that the container would run on. On StartContainer (``starting``), they must be
-    those of its claims. On CreateContainer, they are only checked if the active instance, if any, must have answered
-    first.
+    ``seen`` contains the CPUs and nodes that the container would run on. They must match its claims. On CreateContainer
+    (``starting`` is False), they are not checked if there is an active instance that the runtime calls after this one.
     """
     if not tracked.identity.evidence.claims or (not starting and leader.fresh and not leader.first):
         return None
@@ -310,8 +312,8 @@ def unenforced(
         return None if leader.fresh else tracked.rejection
     cpus, mems = tracked.entitlement.cpus & state.host.online, tracked.entitlement.mems
     most = cpus | state.pool.beside(tracked.entitlement.near, tracked.excluded)
-    # The answer to CreateContainer also contains the claim's offline CPUs, so that the container can use them once they
-    # are online again.
+    # Offline CPUs are left out of the comparison. The answer to CreateContainer contains the claim's offline CPUs, so
+    # that the container can use them once they are online again.
     shown = seen.cpus & state.host.online if seen is not None and seen.cpus is not None else None
     pinned = seen is not None and (not cpus or (shown is not None and cpus <= shown <= most))
     true = pinned and (not mems or (seen is not None and seen.mems == mems))

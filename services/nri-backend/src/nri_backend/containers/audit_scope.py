@@ -16,21 +16,21 @@ class AuditScope:
     def __init__(self, state: NodeState) -> None:
         self._state = state
         self.misplaced = Derived(state, lambda: [one.id for one in misplaced(state)])
-        """Running containers that were last seen on wrong CPUs; those on held CPUs come first."""
+        """Running containers that were last seen on the wrong CPUs; those on CPUs that the pool excludes come first."""
         self.running = Derived(state, lambda: [one.id for one in self._started()])
         """Containers whose cgroups are kept in sync, as NodeState.started() returns them."""
         self.dependent = {full: Derived(state, partial(self._dependent, full=full)) for full in (False, True)}
-        """Containers that every audit with limits (True) or without (False) reads: a claim depends on their files, and
-        no event reports a change that another process makes to these files.
+        """Containers whose files every audit reads, for audits with limits (key True) and without (key False): a claim
+        depends on these files, and no event reports when another process changes them.
         """
         self.refused = Derived(state, lambda: [one.id for one in self._started() if self._is_refused(one)])
-        """Containers whose partition the kernel has refused. An audit of all containers tries to create it again."""
+        """Containers whose partition the kernel has refused. An audit of all containers retries the partition."""
         self.ended = Derived(state, lambda: [one for one in state if one.phase in ENDED])
         """Containers that have ended, or whose cgroup is gone."""
         self.ending = Derived(state, lambda: _cgroups_of_ending(state))
-        """Cgroups that may still contain a process although the runtime has reported the container's end."""
+        """Cgroups that may still contain a process although the runtime has reported that the container has ended."""
         self.needs_ticks = Derived(state, lambda: any(map(_needs_ticks, state)))
-        """True if ticks are needed to keep some container's CPUs, memory or limits in sync."""
+        """True if ticks are needed to keep any container's CPUs, memory or limits in sync."""
         self.problems = Derived(state, lambda: tuple(state.problems))
         """Container problems to report to the operator."""
 

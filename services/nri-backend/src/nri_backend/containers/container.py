@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A container: its identity from the runtime, its entitlement from the claims, its observation from the kernel.
 
-The three parts change at different times and come from different sources, so each is a frozen value of its own.
+The three parts change at different times and come from different sources, so each is a separate frozen object.
 ``Identity`` is fixed by the runtime when the container is created. The entitlement follows from the claim records and
-is computed again whenever one of them changes. ``Observation`` is the last reading of the container's cgroup. The phase
+is recomputed whenever one of them changes. ``Observation`` is the last reading of the container's cgroup. The phase
 (lifecycle.py) determines which of them are valid.
 """
 
@@ -30,7 +30,7 @@ NO_LIMITS: Final = RuntimeLimits()
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a container, as the runtime reports it."""
+    """A container's identity, as the runtime reports it."""
 
     id: str
     name: str
@@ -47,7 +47,7 @@ class Identity:
     own_pod: bool = False
     """True for the driver's own containers."""
     user: Owner = field(init=False, repr=False, compare=False)
-    """The container as a user of claims. The value stays the same when the container is restarted."""
+    """The container as a user of claims. The value does not change when the container is restarted."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "user", Owner(pod_uid=self.pod.uid, container=self.name))
@@ -75,7 +75,7 @@ class Observation:
     mems: frozenset[int] | None = None
     """NUMA nodes in ``cpuset.mems.effective``."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
-    """Limits that the container's claims have set, by file."""
+    """Current values of the limits that the container's claims determine, by file."""
     partition: PartitionKind = ""
     """Partition type of the container's cgroup. The kernel keeps all other processes off a partition's CPUs."""
     exclusive: frozenset[int] = frozenset()
@@ -102,9 +102,9 @@ class Tracked:
     entitlement: Entitlement = NOTHING
     """Claims that the container holds, with the sum of their CPUs and memory."""
     orphaned: tuple[ClaimUse, ...] = ()
-    """Claims in the entitlement whose record is gone or no longer allows the use."""
+    """Claims in the entitlement whose record is gone or no longer allows the container to use them."""
     rejection: Rejection | None = None
-    """Rejection of claims that the container names but may not use. While the container runs, its other claims are
+    """Rejection for the claims that the container names but may not use. While the container runs, its other claims are
     still enforced.
     """
     enforced: tuple[Held, ...] = ()
@@ -120,7 +120,7 @@ class Tracked:
 
     @property
     def id(self) -> str:
-        """The container's ID in the runtime."""
+        """ID that the runtime has assigned to the container."""
         return self.identity.id
 
     def after(self, event: Event) -> "Tracked":
@@ -133,7 +133,7 @@ class Tracked:
         return replace(self, observed=replace(self.observed, **changes))
 
     def without_claims(self) -> "Tracked":
-        """Returns a copy that names no claims; it has to be authorized again."""
+        """Returns a copy that names no claims. The copy has to be authorized again."""
         without = replace(self, identity=replace(self.identity, evidence=NO_EVIDENCE), enforced=())
         return without.seen(exclusive=frozenset())
 
@@ -190,7 +190,9 @@ class Tracked:
 
     @property
     def fallback_reason(self) -> Problem:
-        """Reason why the pool enforces the container's claims although a partition could; otherwise empty."""
+        """Reason why the pool enforces the container's claims although a partition could; empty if the pool does
+        not.
+        """
         return self.fallback if self.entitlement.partition else NO_PROBLEM
 
     @property
@@ -248,7 +250,7 @@ def tracked_as(
 
 
 def problem_of(tracked: Tracked) -> Problem:
-    """Returns the container's problem for the operator, or NO_PROBLEM if it has none."""
+    """Returns the container's problem to report to the operator, or NO_PROBLEM if it has none."""
     found = tracked.observed.failure or tracked.identity.cgroup_error
     if not found and tracked.rejection is not None:
         found = tracked.rejection.problem

@@ -24,7 +24,7 @@ class Derived(Generic[Value]):
 
     @property
     def value(self) -> Value:
-        """Value for the current state. It is the same object until the state changes."""
+        """The value for the current state. The same object is returned until the state changes."""
         if self._as_of != self._state.changes:
             as_of = self._state.changes
             self._value = self._compute()

@@ -14,14 +14,14 @@ assume.
                                                                             └────────EMPTY──────────> ABSENT
 
 One rule decides most entries: **a container keeps its CPUs until the kernel shows that its last process has ended.**
-When the runtime reports the end, one of the container's processes may still be running. So STOP leads to ENDING and
-REMOVE to LINGERING, and only EMPTY, which the kernel reports, leads to a phase without CPUs. A container that has never
-run (CREATED) has no process to wait for.
+When the runtime reports that a container has ended, one of its processes may still be running. So STOP leads to ENDING
+and REMOVE to LINGERING, and only EMPTY, which the kernel reports, leads to a phase without CPUs. A container that has
+never run (CREATED) has no process to wait for.
 
 Every (phase, event) pair has an entry, because events repeat and overtake each other: StopContainer may come twice or
-for a container that never started, an audit may find a cgroup gone while the hook that reports the end is running, and
-a snapshot from the runtime may contradict all of these. An entry that leads to its own phase means that the event has
-no effect there.
+for a container that never started, an audit may find that a cgroup is gone while the hook that reports the container's
+end is still running, and a snapshot from the runtime may contradict all of these. An entry that leads to its own phase
+means that the event has no effect in that phase.
 """
 
 from collections.abc import Mapping
@@ -40,15 +40,16 @@ class _HashedByIdentity(Enum):
 
 
 class Phase(_HashedByIdentity):
-    """The state of a container's processes that enforcement has to assume."""
+    """The state that enforcement assumes a container's processes to be in."""
 
     ABSENT = auto()
     """Not tracked: never seen, forgotten, or an attempt that a hook has rejected."""
     CREATED = auto()
     """CreateContainer was answered. None of the container's processes has run, and none will before StartContainer."""
     STARTING = auto()
-    """The start hook is running: the container's cgroup exists and is being set up, and its process waits for the
-    answer."""
+    """The start hook is running: the container's cgroup exists and is being set up, and its process is waiting for the
+    hook's answer.
+    """
     LISTED = auto()
     """The runtime listed the container as created when this instance connected. It may start at any time without an
     event, so it is treated as running. A cgroup that has never been seen does not mean that the container has ended.
@@ -56,12 +57,14 @@ class Phase(_HashedByIdentity):
     RUNNING = auto()
     """The container's process may run."""
     ENDING = auto()
-    """The runtime has reported the container's end, or its processes were killed; one of them may still exist."""
+    """The runtime has reported that the container has ended, or its processes have been killed; one of them may still
+    exist.
+    """
     LINGERING = auto()
     """Like ENDING, but the runtime no longer knows the container, so no event will report its removal."""
     VANISHED = auto()
-    """The container's cgroup is gone, so it has no process. The runtime has not reported its end, and the cgroup may
-    reappear if it was only hidden by a mount.
+    """The container's cgroup is gone, so the container has no process. The runtime has not reported that it has ended,
+    and the cgroup may reappear if it was only hidden by a mount.
     """
     STOPPED = auto()
     """The container has ended and has no process left. The runtime still lists it."""
@@ -85,7 +88,7 @@ class Event(_HashedByIdentity):
     UNLISTED = auto()
     """Synchronize does not list the container, or lists it as stopped."""
     APPLIED = auto()
-    """The container's cgroup was set up and its process may run, or it is unknown whether the process runs."""
+    """The container's cgroup was set up, so its process may run, or it is unknown whether the process is running."""
     CREATE_REJECTED = auto()
     """CreateContainer was answered with a rejection."""
     START_REJECTED = auto()
@@ -93,15 +96,15 @@ class Event(_HashedByIdentity):
     KILLED = auto()
     """The container's processes were killed: SIGKILL was sent to all of them (``cgroup.kill``)."""
     EMPTY = auto()
-    """No process is in the container's cgroup, or the cgroup does not exist."""
+    """The container's cgroup contains no process, or does not exist."""
     POPULATED = auto()
-    """A process is in the container's cgroup, or the kernel does not show whether there is one."""
+    """The container's cgroup contains a process, or the kernel does not show whether it does."""
     CGROUP_GONE = auto()
     """The container's cgroup existed and no longer exists."""
 
 
 def _row(phase: Phase, **changes: Phase) -> Mapping[Event, Phase]:
-    """Returns a row of the table. Events that are not in ``changes`` lead to the same phase."""
+    """Returns a row of the table. Events that are not in ``changes`` leave the phase unchanged."""
     return dict.fromkeys(Event, phase) | {Event[name.upper()]: after for name, after in changes.items()}
 
 
@@ -122,7 +125,7 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {
         start_rejected=Phase.ABSENT,
         **_LISTING,
     ),
-    # If the hook is cancelled, it is unknown whether the process runs: APPLIED then means that it may run.
+    # If the hook is cancelled, it is unknown whether the process is running: APPLIED then means that it may be.
     Phase.STARTING: _row(
         Phase.STARTING,
         applied=Phase.RUNNING,
@@ -200,7 +203,7 @@ PENDING: Final = frozenset({Phase.CREATED, Phase.STARTING})
 MAY_RUN: Final = frozenset({Phase.LISTED, Phase.RUNNING})
 """Phases in which the container's cgroup is kept in sync with its entitlement, as a partition if possible."""
 OCCUPYING: Final = MAY_RUN | {Phase.ENDING, Phase.LINGERING}
-"""Phases in which a process of the container may run on its CPUs: no container with a claim starts there."""
+"""Phases in which a process of the container may run on its CPUs: no claim container may start on these CPUs."""
 ENDED: Final = frozenset({Phase.ENDING, Phase.LINGERING, Phase.VANISHED})
 """Phases in which reap() asks the kernel whether the container still has a process."""
 OVER: Final = frozenset({Phase.ABSENT, Phase.VANISHED, Phase.STOPPED})

@@ -2,19 +2,19 @@
 """Computes plans (the desired files of a container's cgroup and of the cgroups above it), and compares observed files
 with them.
 
-A plan is computed from the state at the moment when its job begins, not when the job was requested, and is then applied
-in a thread while the state may change. It is therefore immutable and contains everything that the thread needs.
+A plan is computed from the state when its job begins, not when the job was requested. It is then applied in a thread,
+while the state may change. It is therefore immutable and contains everything that the thread needs.
 
 A container's plan contains its desired cpuset (``cpuset_of``), the limits of its claims, its partition type and the
 page sizes that it must not reserve. A limit has no effect while a cgroup above has a lower one, so a container's claims
 also change the cgroups above it (``groups_above``). Their plans are *raises* relative to the kubelet's original limits
-(limits/claimed.py), which only the thread can read: a pod's cgroup gets the sum of its living containers' claims, and
-every cgroup up to the root passes on memory protection. While a running container's claims are unknown, because their
-record is missing, the sums are too low. Raises with ``lower=False`` are then applied: limits are raised for known
-claims and never lowered.
+(limits/claimed.py), which only the thread can read: the limits of a pod's cgroup are raised by the sum of its living
+containers' claims, and every cgroup up to the root passes on memory protection. While a running container's claims are
+unknown, because their record is missing, the sums are too low. Raises with ``lower=False`` are then applied: limits are
+raised for known claims and never lowered.
 
-Starts and audits compare a plan with the observed files of each cgroup (``differences``). Between audits ``misplaced``
-compares the desired CPUs of all containers with those on which they were last seen.
+Starts and audits compare a plan with the observed files of each cgroup (``differences``). Between audits, ``misplaced``
+compares every container's desired CPUs with the CPUs on which it was last seen.
 """
 
 from collections.abc import Iterable, Mapping
@@ -58,7 +58,7 @@ class Desired:
     shown: frozenset[int] = frozenset()
     """Expected ``cpuset.cpus.effective`` after the write: ``cpus`` without offline CPUs."""
     own: frozenset[int] = frozenset()
-    """Claimed CPUs in ``shown``. All of them must be effective; of the pool's CPUs, some may be missing."""
+    """Claimed CPUs in ``shown``. All of them must be effective, whereas some of the pool's CPUs may be missing."""
     shared: bool = False
     """True if the container uses the shared pool. The observed CPUs may then be fewer than desired, if the parent
     allows only some of the pool.
@@ -68,9 +68,11 @@ class Desired:
     The effective set cannot be compared on a node with partitions, since other cgroups' partitions remove CPUs from it.
     """
     lazy: bool = False
-    """True if a pool member may run on only a part of the pool. CPUs that the pool has gained are then not added."""
+    """True if a pool member may run on only part of the pool. CPUs that the pool has gained are then not added to its
+    cpuset.
+    """
     needs_cpuset: bool = True
-    """True if a missing ``cpuset.cpus`` is a difference. False for pool members while no CPU is held."""
+    """True if a missing ``cpuset.cpus`` is a difference. False for pool members while the pool excludes no CPU."""
     exact: bool = False
     """True if ``cpuset.cpus`` itself must equal ``cpus``, regardless of the effective set: the kernel creates no
     partition next to a cgroup whose configured CPUs overlap with those of the partition, even if that cgroup is itself
@@ -124,12 +126,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Raises:
-    """Raises for the limits of one cgroup. A limit that was raised earlier and is not in ``files`` is set to its
-    original value again.
+    """The increases to make to one cgroup's limits. A limit that was raised earlier and is not in ``files`` is reset to
+    its original value.
     """
 
     files: Mapping[str, Raise] = field(default_factory=dict)
-    """Raises by file."""
+    """The increases, by file."""
     lower: bool = True
     """False while the claims of a container below the cgroup are unknown: limits are then raised but not lowered."""
 
@@ -144,11 +146,11 @@ class Plan:
     enforcement/apply.py adds them.
     """
     groups: Mapping[str, Raises | None] = field(default_factory=dict)
-    """Raises to apply first in the cgroups above, by path; None for a cgroup that no longer belongs to a pod."""
+    """Raises to apply first to the cgroups above, by path; None for a cgroup that no longer belongs to its pod."""
     claimed: Mapping[int, int] | None = None
     """Claimed hugepages by page size; None for a container without a memory claim."""
     guarded: tuple[int, ...] = ()
-    """Sizes of hugepages that the container must not reserve, since the kubelet has set no limit or a limit of 0 for
+    """Hugepage sizes that the container must not reserve, since the kubelet has set either no limit or a limit of 0 for
     them.
     """
     page_sizes: tuple[int, ...] = ()
@@ -165,13 +167,13 @@ class Plan:
     cgroup becomes a member even if the partition is valid.
     """
     beside: frozenset[str] = frozenset()
-    """The cgroups of the pod's other containers; only set for a container in its pod's sandbox."""
+    """The cgroups of the pod's other containers; only set for a container that runs in its pod's sandbox."""
     online: frozenset[int] = frozenset()
     """Online CPUs; only set for the driver's own containers."""
 
 
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
-    """Returns the desired cpuset of a container: CPUs and nodes.
+    """Returns a container's desired cpuset: its CPUs and NUMA nodes.
 
     A running container whose claimed CPUs are all offline is a pool member: the kernel would otherwise let it run on
     all CPUs of its parent cgroup (cpuset, cgroup-v2.rst).
@@ -197,7 +199,8 @@ def _pool_part(mems: frozenset[int], pool: frozenset[int], claims: bool, lazy: b
 
 
 def misplaced(state: NodeState) -> list[Tracked]:
-    """Returns the running containers that were last seen on wrong CPUs. Those on held CPUs come first.
+    """Returns the running containers that were last seen on the wrong CPUs. Those on CPUs that the pool excludes come
+    first.
 
     Their desired CPUs, as in cpuset_of(), are computed once per cpuset class (state.py).
     """
@@ -234,13 +237,14 @@ def _plan(
     full: bool,
     again: bool = False,
 ) -> Plan:
-    """Returns a container's plan with the given cpuset and the given raises for the cgroups above it."""
+    """Returns a container's plan, including the given cpuset and the given raises for the cgroups above it."""
     partition = state.partition_for(tracked, again=again)
     if tracked.identity.own_pod:
         return Plan(tracked, desired, full=full, online=state.host.online)
     if tracked.identity.sandboxed:
         return Plan(tracked, desired, full=full, beside=state.cgroups_beside(tracked))
-    # A partition whose CPUs are all offline is created again when one of those CPUs comes online.
+    # A partition is not released because all of its CPUs are offline: it is created again when one of them comes
+    # online.
     superseded = tracked.identity.evidence == NO_EVIDENCE
     ended = bool(tracked.observed.partition) and not partition
     releases = ended and (superseded or state.is_partition(tracked))
@@ -295,10 +299,10 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
 
 
 def needs_no_thread(tracked: Tracked) -> bool:
-    """Returns True if a start reads only the container's own cgroup, and writes only limits if the cpuset is in sync.
+    """Returns True if starting a container reads only its own cgroup, and writes only limits if the cpuset is in sync.
 
-    That is the case for a container that has no claims and has not been a partition. It is not the case for a container
-    in a sandbox, whose cgroup is that of the pod, or for one in the driver's own pod.
+    That is the case if the container has no claims and has not been a partition, unless it runs in a sandbox, where its
+    cgroup is the pod's, or belongs to the driver's own pod.
     """
     identity = tracked.identity
     special = identity.own_pod or identity.sandboxed or tracked.observed.partition
@@ -325,8 +329,8 @@ def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str,
 
     The value is None for a cgroup that no longer belongs to its pod; its limits are not changed.
     """
-    # A pod's cgroup depends on its own containers only; a loop over all of the node's containers would slow down every
-    # start.
+    # The limits of a pod's cgroup depend only on the pod's own containers. Looping over all of the node's containers
+    # would slow down every start.
     whose = (
         state
         if None in groups.values()
@@ -343,7 +347,7 @@ def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str,
 
 
 def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
-    """Returns the sizes of hugepages that a container without a memory claim must not reserve."""
+    """Returns the hugepage sizes that a container without a memory claim must not reserve."""
     if not state.config.hugepage_guard:
         return ()
     if any(other.unsettled for other in state.containers.of_pod(tracked.identity.pod.uid)):
@@ -401,8 +405,8 @@ def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
         if kept == seen:
             return []
         wanted = format_cpu_list(kept)
-    # The file is correct, but the parent allows only a part of the pool, or a CPU has just gone offline. There is
-    # nothing to repair.
+    # The file is correct, but the parent allows only part of the pool, or a CPU has just gone offline. There is nothing
+    # to repair.
     narrowed = desired.shared and seen and desired.own <= seen <= desired.shown
     if narrowed and observed.configured == desired.cpus:
         return []

@@ -11,10 +11,10 @@ partition. The CPUs of all other claims stay in the pool, so that no container h
 or disappears: when its container becomes a partition, the kernel removes the CPUs from the effective cpusets of all
 other containers, and it returns them when the partition ends.
 
-Arithmetic. The pool is ``online - reserved - held``. If this is empty, it is ``reserved - held``, and if that is empty
-as well, containers without a claim cannot start. A pool whose CPUs are all claimed is treated as empty while any CPU is
-held: partitions may take all of its CPUs at any time, and the kernel then lets its members run on the CPUs of their
-parent cgroup, which include the held ones (docs/adr/0013-partitions.md). A pool member's own cpuset also excludes the
+Arithmetic. The pool is ``online - reserved - held``. If that set is empty, the pool is ``reserved - held``. If that is
+empty as well, containers without a claim cannot start. A pool whose CPUs are all claimed is treated as empty while any
+CPU is held: partitions may take all of its CPUs at any time, and the kernel then lets its members run on the CPUs of
+their parent cgroup, which include held CPUs (docs/adr/0013-partitions.md). A pool member's own cpuset also excludes the
 CPUs of other claims in its pod (``Tracked.excluded``), unless no CPU would remain.
 
 An example with eight CPUs, of which CPU 0 is reserved. Claim A has CPUs 1-3, and its container is a partition. Claim B
@@ -47,7 +47,7 @@ Weight = tuple[frozenset[int], PartitionKind]
 
 
 class NodeClaims(Claims):
-    """The node's claims, with indexes. Owned by NodeState."""
+    """The node's claims, with indexes by CPU and pod. Owned by NodeState."""
 
     def __init__(self, is_alive: Callable[[Owner], bool]) -> None:
         """Starts without claims. ``is_alive`` returns True if the owner's pod has a living container with the owner's
@@ -57,7 +57,7 @@ class NodeClaims(Claims):
         self.cpus = claimed_cpus(())
         """CPUs of all claims."""
         self.fallbacks: dict[ClaimKey, Problem] = {}
-        """For each CPU claim that the shared pool enforces although a partition could, the reason."""
+        """For each CPU claim that the shared pool enforces although a partition could: the reason why."""
         self.cpus_by_pod: Mapping[str, frozenset[int]] = {}
         """For each pod UID, the CPUs of the claims that are reserved for the pod."""
         self.counted_by_pod: Mapping[str, Mapping[ClaimKey, Counted]] = {}
@@ -86,7 +86,7 @@ class NodeClaims(Claims):
         self.first_users = {key: user for key, user in first_users if key in self.files or key in used}
 
     def note_users(self, tracked: Tracked) -> None:
-        """Records a container as the first user of those of its claims that have no owner."""
+        """Records a container as the first user of each of its claims that has no owner."""
         user = tracked.identity.user
         for held in tracked.rightful:
             first = self.first_users.get(held.key)
@@ -114,8 +114,8 @@ class NodeClaims(Claims):
     def end_requested_fallback(self, before: Tracked) -> bool:
         """Forgets a fallback that an ended container's claims had requested. Returns True if there was one.
 
-        Such a fallback was caused by a setting in the container's claims and not by the kernel, so the next container
-        that uses the claim may become a partition.
+        Such a fallback was caused by a setting in the container's claims rather than by the kernel, so the next
+        container that uses the claim may become a partition.
         """
         ended = [one.key for one in before.entitlement.claims if self.fallbacks.get(one.key) == before.fallback]
         for key in ended if before.pool_requested_by else ():
@@ -168,24 +168,27 @@ class Pool:
     """The division of the node's CPUs between claims and the shared pool."""
 
     shared: frozenset[int] = frozenset()
-    """CPUs of containers without a claim; never any of ``held``.
+    """CPUs that containers without a claim use. None of them is in ``held``.
 
-    If no other CPU is left, these are the reserved CPUs. If there are no reserved CPUs either, the set is empty, and a
-    container without a claim cannot start: every runtime interprets an empty cpuset as "no change"."""
+    If no other CPUs are left, these are the reserved CPUs. If there are no reserved CPUs either, the set is empty, and
+    a container without a claim cannot start: every runtime interprets an empty cpuset as "no change".
+    """
     reserved: frozenset[int] = frozenset()
     """Reserved CPUs that are online and not held."""
     held: frozenset[int] = frozenset()
     """CPUs that the pool excludes."""
     partitioned: frozenset[int] = frozenset()
-    """CPUs of partitions, which the kernel keeps all other containers off."""
+    """CPUs of partitions. The kernel keeps all other containers off these CPUs."""
     by_kernel: bool = False
     """True in partition mode: a claim is enforced by a partition if that is possible."""
     claimed: frozenset[int] = frozenset()
-    """CPUs of all claims, held or not. A partition may remove them from other containers at any time."""
+    """CPUs of all claims, whether held or not. A partition may remove them from other containers at any time."""
 
     @property
     def left(self) -> frozenset[int]:
-        """CPUs on which containers without a claim run now: the reserved CPUs if partitions have taken all others."""
+        """CPUs on which containers without a claim currently run: the reserved CPUs if partitions have taken all
+        others.
+        """
         return self.shared - self.partitioned or self.reserved
 
     @property
@@ -194,18 +197,19 @@ class Pool:
         return self.by_kernel and not self.held
 
     def without_claim(self, apart: frozenset[int], *, own_pod: bool) -> frozenset[int]:
-        """Returns the CPUs of a container without a claim. The driver's own containers use reserved CPUs, if any.
+        """Returns the CPUs for a container without a claim. The driver's own containers use reserved CPUs, if there are
+        any.
 
         The CPUs ``apart`` are excluded, unless no CPU would remain.
         """
         cpus = self.reserved if own_pod and self.reserved else self.shared
         remaining = cpus - apart
         # If all of a container's CPUs are in partitions, the kernel lets it run on its parent cgroup's CPUs, which
-        # include held ones: docs/adr/0013-partitions.md.
+        # include held CPUs: docs/adr/0013-partitions.md.
         if remaining - self.claimed if self.held else remaining:
             return remaining
-        # While any CPU is held, a container must not be left with claimed CPUs only. It uses the reserved CPUs instead.
-        # If there are none, the set is empty, and no container without a claim can start.
+        # While any CPU is held, a container must not be left with nothing but claimed CPUs. It uses the reserved CPUs
+        # instead. If there are none, the set is empty, and no container without a claim can start.
         return self.reserved - apart or (self.reserved if self.held else cpus - apart or cpus)
 
     def beside(self, near: frozenset[int], apart: frozenset[int]) -> frozenset[int]:

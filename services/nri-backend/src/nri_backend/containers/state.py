@@ -32,9 +32,9 @@ from nri_backend.problems import NO_PROBLEM, Problem
 
 _log = logging.getLogger(__name__)
 MAX_REJECTED: Final = 64
-"""Maximum number of stored rejected attempts; the kubelet retries each container after seconds to minutes."""
+"""Maximum number of rejected attempts to store; the kubelet retries each container within seconds or minutes."""
 MAX_TOUCHED: Final = 4096
-"""Maximum number of stored container changes: about as many as two pool changes cause on a full node."""
+"""Maximum number of container changes to store: about as many as two pool changes cause on a full node."""
 
 
 class CpusetClass(NamedTuple):
@@ -47,7 +47,7 @@ class CpusetClass(NamedTuple):
     own_pod: bool
     """True for the driver's own containers."""
     excluded: frozenset[int]
-    """CPUs of other claims in the containers' pod, which they must not use."""
+    """CPUs of other claims in the containers' pod, which these containers must not use."""
     shared_near: frozenset[int]
     """CPUs of the shared pool that the containers use in addition to their own, as in ``Entitlement.near``; empty if
     they use none of the pool.
@@ -55,7 +55,7 @@ class CpusetClass(NamedTuple):
 
 
 class ContainerIndex:
-    """The tracked containers, in order of insertion."""
+    """The tracked containers, in insertion order."""
 
     def __init__(self) -> None:
         self.classes: dict[CpusetClass, dict[str, str]] = {}
@@ -66,9 +66,9 @@ class ContainerIndex:
         """Weights by container id. Only containers with exclusive CPUs have one."""
         self.by_id: dict[str, Tracked] = {}
         self.with_problem: set[str] = set()
-        """Ids of the containers that have a problem for the operator."""
+        """Ids of the containers that have a problem to report to the operator."""
         self.with_pins: set[str] = set()
-        """Ids of the containers for which a request has revealed one of the kubelet's static managers."""
+        """Ids of the containers whose requests have revealed one of the kubelet's static managers."""
         self._by_pod: dict[str, dict[str, Tracked]] = {}
 
     def __iter__(self) -> Iterator[Tracked]:
@@ -134,9 +134,9 @@ class ChangeLog:
 
     def __init__(self, changed: Callable[[], object]) -> None:
         self.count = 0
-        """Number of changes to single containers and rejected attempts so far."""
+        """Number of changes to individual containers and rejected attempts so far."""
         self.end_idle: Callable[[], object] | None = None
-        """Function to call after each change while the audit runs at its idle pace, else None."""
+        """Function to call after each change while the audit's ticks are IDLE_SECONDS apart, otherwise None."""
         self._changed = changed
         self._ids = deque[str](maxlen=MAX_TOUCHED)
         """Ids of the containers and attempts of the latest changes, oldest first."""
@@ -164,7 +164,7 @@ class NodeState:
     """The node's state. Mutable; only the event loop changes it."""
 
     def __init__(self, config: Config | None = None, changed: Callable[[], object] = lambda: None) -> None:
-        """Creates the state of a node about which nothing is known yet. ``changed`` is called after each change."""
+        """Creates the state for a node about which nothing is known yet. ``changed`` is called after each change."""
         self.config = config or Config()
         self.host = Host()
         self.claims = NodeClaims(self._is_alive)
@@ -178,13 +178,16 @@ class NodeState:
         self.rejected: dict[Owner, Tracked] = {}
         """The latest rejected attempt of each container, oldest first."""
         self.kernel_damage = NO_PROBLEM
-        """Problem with the CPUs that the kernel has lost, and the remedy; NO_PROBLEM if none are lost.
+        """Problem to report if the kernel has lost CPUs, with the remedy; NO_PROBLEM if it has not.
 
-        It stays set even if the CPUs return, since the kernel's list of partitions is damaged."""
+        It stays set even if the CPUs return, since the kernel's list of partitions is damaged.
+        """
         self.pool_changed: Callable[[], object] = lambda: None
-        """Function to call after the shared pool has changed."""
+        """Function to call whenever the shared pool has changed."""
         self._replacing = False
-        """True while all containers are replaced: the pool is then computed once and not for each container."""
+        """True while all containers are being replaced: the pool is then computed once instead of once per
+        container.
+        """
 
     def __iter__(self) -> Iterator[Tracked]:
         return iter(self.containers)
@@ -230,8 +233,8 @@ class NodeState:
             if (tracked.fallback or tracked.observed.partition) and self.claims.note_fallback(tracked):
                 self._recompute()
         if (weight_now := self.containers.weights.get(container_id)) != weight_before:
-            # A claim's CPUs are held from the time when its file appears. So a container that begins to use them
-            # changes the pool only if it is a partition, or if the file is gone.
+            # A claim's CPUs are held as soon as its file appears. So a container that begins to use them changes the
+            # pool only if it is a partition, or if the claim's file is gone.
             if weight_before is not None or weight_now is None or weight_now[1] or not weight_now[0] <= self.pool.held:
                 self._recompute()
             self._exclude_in_pod(tracked)
@@ -257,7 +260,7 @@ class NodeState:
 
         The attempt is stored until the pod is removed or the container is created, since the frontend rereads the
         records of the claims that the attempt names. Its evidence is dropped, since the evidence of MAX_REJECTED
-        attempts may take megabytes.
+        attempts could take up megabytes.
         """
         if (earlier := self.rejected.pop(tracked.identity.user, None)) is not None:
             self.change_log.report(earlier.id)
@@ -303,7 +306,7 @@ class NodeState:
             self._recompute()
 
     def forget_views(self) -> None:
-        """Forgets the observed CPUs and nodes of running containers, since these may be out of date."""
+        """Forgets the observed CPUs and nodes of running containers, since the observations may be out of date."""
         for tracked in self:
             if tracked.phase in MAY_RUN:
                 self.put(tracked.seen(cpus=None, mems=None))
@@ -330,7 +333,7 @@ class NodeState:
         # The pool comes first: even if authorizing a container fails, the pool must exclude the CPUs of new claims.
         self._recompute()
         self.claims.forget_users({held.key for one in self if one.phase in ALIVE for held in one.entitlement.claims})
-        # In order of insertion: if two containers name the same claim, the first one gets it.
+        # Containers come in insertion order: if two of them name the same claim, the first one gets it.
         for tracked in self:
             identity = tracked.identity
             concerned = identity.pod.uid in pods or not changed.isdisjoint(identity.evidence.claims)
@@ -357,14 +360,15 @@ class NodeState:
         return claimed.union(*siblings) - tracked.entitlement.cpus - tracked.observed.exclusive
 
     def _exclude_in_pod(self, tracked: Tracked) -> None:
-        """Updates the excluded CPUs of a container's siblings."""
+        """Updates the CPUs that a container's siblings must not use."""
         for other in self.containers.of_pod(tracked.identity.pod.uid):
             if other.id != tracked.id and (excluded := self._excluded_for(other)) != other.excluded:
                 self.put(replace(other, excluded=excluded))
 
     def _ended(self, before: Tracked) -> None:
-        """Repeats the decisions that depended on a container while it was alive, after it has ended."""
-        # A container that has not run may merely have failed to start: its CPUs stay held for the next attempt.
+        """After a container has ended, repeats the decisions that depended on its being alive."""
+        # If the container has not run, an attempt to start it may merely have failed: its CPUs stay held for the next
+        # attempt.
         if before.phase not in PENDING and self.claims.end_requested_fallback(before):
             self._recompute()
         # The ended container may have owned a claim for which another container in its pod was rejected.
@@ -373,7 +377,7 @@ class NodeState:
             for one in self.containers.of_pod(before.identity.pod.uid)
             if one.phase in ALIVE and one.rejection is not None
         }
-        # In order of insertion: if two containers name the same claim, the first one gets it.
+        # Containers come in insertion order: if two of them name the same claim, the first one gets it.
         for tracked in self if rejected else ():
             if tracked.id in rejected and (now := self.authorized(tracked)) != tracked:
                 self.put(now)
@@ -396,7 +400,7 @@ class NodeState:
                 self.pool_changed()
 
     def without_claim(self, excluded: frozenset[int], *, own_pod: bool) -> frozenset[int]:
-        """Returns the CPUs of containers without a claim, as Pool.without_claim() does.
+        """Returns the CPUs for a container without a claim, as Pool.without_claim() does.
 
         ``excluded`` only applies in partition mode, where an overlap with a sibling's partition would end that
         partition.
@@ -417,7 +421,7 @@ class NodeState:
 
     @property
     def lazy(self) -> bool:
-        """True if running pool members get released CPUs only when their cpuset is written anyway."""
+        """True if released CPUs are added to a running pool member's cpuset only when that cpuset is written anyway."""
         return self.config.pool_growth == "lazy" and not (self.pool.by_kernel and self.pool.held)
 
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
@@ -434,7 +438,9 @@ class NodeState:
         return kind if again or starts or not tracked.fallback else ""
 
     def must_be_partition(self, tracked: Tracked) -> bool:
-        """Returns True if the container must be a partition to run: the pool must not enforce its claims instead."""
+        """Returns True if the container must be a partition in order to run, so the pool must not enforce its claims
+        instead.
+        """
         kind = tracked.entitlement.partition
         return kind == "isolated" or (bool(kind) and self.config.cpu_exclusivity == "partition")
 

@@ -9,8 +9,8 @@ from this backend instance. While this acknowledged generation is the current on
 request with containers had the acknowledged generation, only the changes since then are sent. In all other cases, such
 as on a new connection, all containers are sent. If the answer to a request without all containers acknowledges another
 generation, the frontend has restarted, or it cannot merge the changes; all containers are then sent at once. A backend
-sends generation 0 while the runtime has not sent its containers yet: it reports no containers then, and the frontend
-retains those that it has.
+sends generation 0 until the runtime has sent its list of containers: until then it reports no containers, and the
+frontend retains those that it has.
 
 A report is sent after each change to the status or a container, at most ten times a second. Parts of the status change
 without an event, so the status is also compared with the last reported one at every tick, or every RENEW_SECONDS while
@@ -25,9 +25,9 @@ generation N of the records, or after MAX_RECORDS_WAIT_SECONDS. A change makes t
 once, so that other containers leave the CPUs of a new claim before its container is created. This only reduces latency,
 because CreateContainer, StartContainer and every tick check the directory as well.
 
-The frontend may be absent for any length of time. Both loops then try to reconnect with a growing delay, and one
-warning is logged. The end of a connection is noticed at once, even between two reports, so a restarted frontend gets a
-report as soon as it listens again.
+The frontend may be absent for any length of time. Both loops then try to reconnect with increasing delays, and one
+warning is logged. A closed connection is detected at once, even between two reports, so a restarted frontend gets a
+report as soon as it is listening again.
 """
 
 import asyncio
@@ -52,7 +52,9 @@ released.
 RATE_PER_SECOND: Final = 6
 """Maximum number of reports per second after a burst."""
 RECORDS_PAUSE_SECONDS: Final = 0.02
-"""Delay after each answer about records, so that a frontend that always answers at once does not cause a busy loop."""
+"""Delay after each answer to ``GET /v1/records``, so that a frontend that always answers at once does not cause a busy
+loop.
+"""
 RETRY_SECONDS: Final = 0.05
 """Longest delay between attempts to report while the frontend has been absent for less than RESTART_SECONDS. The
 frontend is probably starting then, and it registers with the kubelet only after the first report.
@@ -83,10 +85,9 @@ class FrontendClient:
     """The two loops that report state and follow records, each on its own connection to the same socket.
 
     The owner sets ``state_changed`` to have a report sent. ``records_changed`` is called when claim records have
-    changed, and after reconnecting, since a change may have been missed. ``lease`` returns the status without
-    counters and metrics, which takes less time; by default it is ``status``. ``is_idle`` returns True while the node
-    has no claims. In that case a status change without an event may be reported a few seconds later, since no
-    claim depends on it.
+    changed, and after reconnecting, since a change may have been missed. ``lease`` returns the status without counters
+    and metrics, which is faster; it defaults to ``status``. ``is_idle`` returns True while the node has no claims. In
+    that case a status change without an event may be reported a few seconds later, since no claim depends on it.
     """
 
     def __init__(

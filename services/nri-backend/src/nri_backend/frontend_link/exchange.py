@@ -11,21 +11,20 @@ from numa_node.ticks import TICK_SECONDS
 from nri_backend.frontend_link.reports import Reports
 
 _LATE_SECONDS: Final = 0.5
-"""Tolerance for the age of a report. A regular report is sent a moment after a tick, and this moment varies. Without
-the tolerance, a report that is due at the next tick could already be considered overdue at that time, and would be sent
-one tick early.
+"""Tolerance for the age of a report. Regular reports are sent shortly after a tick, and the delay varies. Without the
+tolerance, a report that is not due until the next tick could be considered overdue and sent one tick early.
 """
 
 
 class Exchange:
-    """The reports and answers on one connection. Times are in seconds of the monotonic clock."""
+    """Keeps track of the reports and answers on one connection. Times are in seconds of the monotonic clock."""
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
         self._lease: BackendStatus | None = None
         """The status in the last report, without counters and metrics; None before the first report."""
         self._generation = 0
-        """Generation of the containers' state at the last report."""
+        """Generation of the containers' state in the last report."""
         self._acked = 0
         """Generation of the containers that the frontend has; 0 if all containers have to be sent."""
         self._reads_changes = False

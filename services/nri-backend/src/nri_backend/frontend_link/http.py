@@ -15,8 +15,8 @@ from numa_contract.records import Document
 from pydantic import ValidationError
 
 REQUEST_SECONDS: Final = 2.0
-"""Default timeout of a request. It is far below LEASE_SECONDS, so that the backend can reconnect to a hanging frontend
-before the backend's lease expires.
+"""Default timeout for a request. It is far below LEASE_SECONDS, so that the backend can reconnect if the frontend
+hangs, before the backend's lease expires.
 """
 _MAX_HEAD_BYTES: Final = 8 << 10
 # h11 applies its own limit only while a head is incomplete, and its pattern for header values takes quadratic time on a
@@ -94,8 +94,8 @@ class HttpConnection:
     ) -> _Answer:
         """Sends a request and returns the document in the response body.
 
-        Raises FrontendError unless the status is 200 and the body is such a document, and OSError (including
-        TimeoutError) or h11.ProtocolError if the request fails.
+        Raises FrontendError unless the status is 200 and the body is a valid document of the type ``answer``. Raises
+        OSError (including TimeoutError) or h11.ProtocolError if the request fails.
         """
         status, data = await self.request(method, target, body, seconds)
         if status != 200:
@@ -120,7 +120,7 @@ class HttpConnection:
                 elif isinstance(event, h11.Data):
                     answer += event.data
                     if len(answer) > _MAX_BODY_BYTES:
-                        raise FrontendError(f"the answer to {method} {target} has more than {_MAX_BODY_BYTES} bytes")
+                        raise FrontendError(f"the answer to {method} {target} is larger than {_MAX_BODY_BYTES} bytes")
                 elif isinstance(event, h11.ConnectionClosed):
                     raise ConnectionResetError("the frontend closed the connection")
         return status, bytes(answer)
@@ -138,13 +138,13 @@ class HttpConnection:
         await self._writer.drain()
 
     async def _head(self) -> bytes:
-        """Reads a response's head. Returns an incomplete head if the connection ends early."""
+        """Reads the head of a response. Returns an incomplete head if the connection ends early."""
         try:
             head = await self._reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError as error:
             head = error.partial
         except asyncio.LimitOverrunError as error:
-            raise FrontendError(f"the head of an answer has more than {_MAX_HEAD_BYTES} bytes") from error
+            raise FrontendError(f"the head of an answer is larger than {_MAX_HEAD_BYTES} bytes") from error
         if _BLANKS.search(head):
-            raise FrontendError("the head of an answer has a long run of blanks")
+            raise FrontendError("the head of an answer contains a long run of blanks")
         return head

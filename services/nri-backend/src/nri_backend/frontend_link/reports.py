@@ -7,7 +7,7 @@ describes the protocol.
 
 The node's ``ChangeLog`` (containers/state.py) counts the changes to individual containers and rejected attempts, and
 stores the ids of the latest ones. ``refresh`` looks only at the ids that were added since its last call, so its cost
-depends on the number of changes and not on the number of containers; on a quiet node it costs nothing. A change may
+depends on the number of changes rather than on the number of containers; on a quiet node it costs nothing. A change may
 leave the container's report as it was, since most of a container's state is not in the report: the generation is
 incremented only if the serialized reports differ. If more changes have been made than are stored, ``refresh`` looks at
 all containers.
@@ -43,8 +43,8 @@ from nri_backend.limits.claimed import limit_text
 from nri_backend.problems import NO_PROBLEM
 
 MAX_UNKNOWN: Final = 16
-"""Maximum number of claims in a container's report that the container names but does not hold. The pod's author
-controls how many it names.
+"""Maximum number of claims to include in a container's report that the container names but does not hold. The list is
+limited because the pod's author controls how many claims a container names.
 """
 _STATES: Final[dict[Phase, ContainerState]] = {
     Phase.ABSENT: "unknown",
@@ -70,7 +70,7 @@ class Reports:
 
     def __init__(self, state: NodeState) -> None:
         self.generation = 0
-        """Incremented whenever a report changes. 0 until the runtime has sent its containers."""
+        """Number that is incremented whenever a report changes. 0 until the runtime has sent its list of containers."""
         self._state = state
         self._cache: _Serialized = {}
         """The containers as of the last refresh()."""
@@ -92,7 +92,7 @@ class Reports:
         cache = dict(self._cache)
         changed = state.change_log.since(self._as_of)
         differs, self._as_of = not self.generation, state.change_log.count
-        # A container that could not be killed after its start was rejected is a tracked container and a rejected
+        # A container that could not be killed after its start was rejected is both a tracked container and a rejected
         # attempt. It is reported as rejected.
         rejected = {one.id: one for one in state.rejected.values()}
         if changed is None:
@@ -138,7 +138,9 @@ class Reports:
 
 
 def _merged_order(before: Iterable[str], now: Mapping[str, object]) -> list[str]:
-    """Returns the ids of ``now`` in the order that results from merging: those of ``before`` first, then new ones."""
+    """Returns the ids in ``now`` in the order that results from merging: first those that are also in ``before``, then
+    the new ones.
+    """
     return [id_ for id_ in dict.fromkeys((*before, *now)) if id_ in now]
 
 
@@ -192,7 +194,8 @@ def report(tracked: Tracked) -> ContainerReport:
 
 
 def _claim_use(held: Held, tracked: Tracked) -> ClaimUse:
-    # Usually the claims' CPUs are those of the cgroup, which are reported as ``cpus``. They are then not repeated here.
+    # Usually the claims' CPUs are those of the cgroup, which are reported as ``cpus``. In that case they are not
+    # repeated here.
     cpus = held.record.cpus_of(held.requests) if tracked.entitlement.near else frozenset[int]()
     return ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests, cpus=cpus)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evicts one class of movables (plan.py) from claimed CPUs while there are claims, and restores their affinities later.
+"""Moves interrupts or host daemons off claimed CPUs while there are claims, and restores their affinities later.
 
-Interrupts (with workqueues and irqbalance) are one class, the slices with host daemons another. Each class has an
-`Evictor`, an asyncio task that runs passes of `evict()` in a thread. A pass
+Interrupts (with workqueues and irqbalance) form one class of *movables* (plan.py), the slices with host daemons
+another. Each class has an `Evictor`, an asyncio task that runs passes of `evict()` in a thread. A pass
 
 1. reads the current affinities,
 2. plans the new ones (plan.py),
@@ -15,8 +15,8 @@ can restore every original. If step 3 fails, nothing is moved.
 
 A pass runs when the CPUs to vacate or the online CPUs change. While something is moved it also runs periodically,
 because other programs write the same files: irqbalance writes those of interrupts, and a ``systemctl daemon-reload``
-those of slices. A movable whose write the kernel rejected is unmovable and is not written again before the next such
-change.
+those of slices. A movable whose write the kernel rejected is considered unmovable, and is not written again until the
+CPUs change.
 """
 
 import asyncio
@@ -38,32 +38,37 @@ from nri_backend.problems import NO_PROBLEM, Problem, code_of
 DEBOUNCE_SECONDS: Final = 0.2
 """Delay before each pass, so that hooks run first and a burst of new pods causes only one pass."""
 CONTESTED_PASSES: Final = 3
-"""Number of consecutive passes with contested movables after which a problem is reported."""
+"""Number of consecutive passes in which another program has moved interrupts or slices back, after which a problem is
+reported.
+"""
 _log = logging.getLogger(__name__)
 
 
 class Movables(Protocol):
-    """Reads and writes the affinities of one class of movables, which are identified by name. The methods block."""
+    """Reads and writes the affinities of one class (plan.py): interrupts or slices, each identified by its name. The
+    methods block.
+    """
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> Mapping[str, Cpus | None]:
-        """Returns the affinities of the ``moved`` movables and of at least all others that use CPUs to vacate.
+        """Returns the affinities of the interrupts or slices named in ``moved``, and of at least those others that use
+        CPUs to vacate.
 
-        The value is None for a movable that exists but whose affinity cannot be read now.
+        The value is None if an interrupt or slice exists but its affinity cannot currently be read.
         """
 
     def set_affinity(self, name: str, cpus: Cpus) -> bool:
-        """Writes an affinity. Returns False if the kernel rejects it for this movable.
+        """Writes an affinity. Returns False if the kernel rejects it for this interrupt or slice.
 
-        Raises OSError for a failure that does not depend on the movable.
+        Raises OSError for a failure that does not depend on the interrupt or slice.
         """
 
     def count_on(self, names: Collection[str], cpus: Cpus) -> int:
-        """Returns how many of the named movables currently run on the CPUs."""
+        """Returns how many of the named interrupts or slices currently use the CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredIsolation:
-    """The desired state of an affinity class."""
+    """The desired state for one class of interrupts or slices."""
 
     cpus_to_vacate: Cpus
     """CPUs that everything movable (threads, interrupts) must leave. If the set is empty, the original affinities are
@@ -77,35 +82,35 @@ class EvictionResult:
     """The state after one pass."""
 
     moved: frozenset[str] = frozenset()
-    """Movables whose affinity differs from the original."""
+    """Names of the interrupts or slices whose affinity differs from the original."""
     unmovable: frozenset[str] = frozenset()
-    """Movables whose new affinity the kernel rejected."""
+    """Names of the interrupts or slices whose new affinity the kernel rejected."""
     remaining: int = 0
-    """Number of movables that still run on CPUs to vacate."""
+    """Number of interrupts or slices that still use CPUs to vacate."""
     contested: int = 0
-    """Number of movables that another program has moved back since the previous pass."""
+    """Number of interrupts or slices that another program has moved back since the previous pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class AffinityClass:
-    """A class of movables, with the rules for moving and reporting them."""
+    """One class of movables, interrupts or slices, with the rules for moving and reporting them."""
 
     movables: Movables
     originals: OriginalsFile
     noun: str
-    """Plural noun for log lines and problems."""
+    """Plural noun that names the class in log lines and problems."""
     interval_seconds: float
     """Seconds between two passes while something is moved."""
     may_relocate: bool
-    """True if a movable whose online CPUs must all be vacated may use all other online CPUs. Otherwise it keeps its
-    affinity.
+    """True if an interrupt or slice may use all other online CPUs when all of its own must be vacated. If False, it
+    keeps its affinity.
     """
     not_moved: BackendCode
-    """Code of the problem to report if movables cannot be moved and the error has no code of its own."""
+    """Code of the problem to report if moving fails with an error that has no code of its own."""
     contested: Problem = NO_PROBLEM
-    """Problem to report if another program keeps moving movables back, with the remedy."""
+    """Problem to report if another program keeps moving interrupts or slices back, with the remedy."""
     remaining: Problem = NO_PROBLEM
-    """Problem to report if some movables stay on claimed CPUs, with the reason and the remedy."""
+    """Problem to report if some interrupts or slices stay on claimed CPUs, with the reason and the remedy."""
 
 
 def evict(affinity_class: AffinityClass, desired: DesiredIsolation, unmovable: frozenset[str]) -> EvictionResult:
@@ -120,7 +125,7 @@ def evict(affinity_class: AffinityClass, desired: DesiredIsolation, unmovable: f
     unmovable = unmovable if cpus_to_vacate else frozenset()
     current = affinity_class.movables.affinities(cpus_to_vacate, originals.keys())
     movable = {name: cpus for name, cpus in current.items() if cpus is not None and name not in unmovable}
-    # Movables that this pass skips keep their stored original, so that a later pass can restore it.
+    # Interrupts or slices that this pass skips keep their stored original, so that a later pass can restore it.
     skipped = {name: stored for name, stored in originals.items() if name in current and name not in movable}
     plan = plan_eviction(movable, originals, cpus_to_vacate, desired.online, may_relocate=affinity_class.may_relocate)
     before_writes = {**skipped, **plan.before_writes} if plan.writes else originals
@@ -138,7 +143,7 @@ def evict(affinity_class: AffinityClass, desired: DesiredIsolation, unmovable: f
 
 
 class Evictor:
-    """Task that isolates claimed CPUs from one affinity class. While there are neither claims nor stored originals, it
+    """Task that keeps interrupts or slices off claimed CPUs. While there are neither claims nor stored originals, it
     does no I/O.
     """
 
@@ -152,15 +157,15 @@ class Evictor:
         self._desired = desired
         self._changed = asyncio.Event()
         self._applied: DesiredIsolation | None = None
-        """Desired state of the last pass, successful or not."""
+        """Desired state at the last pass, whether or not the pass succeeded."""
         self._next_pass: float | None = None
-        """Loop time of the next periodic pass, or None if none is needed."""
+        """Time of the next periodic pass on the event loop's clock, or None if none is needed."""
         self._contested_passes = 0
         self._error = NO_PROBLEM
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Problems for the operator, one sentence each."""
+        """Problems to report to the operator, one sentence each."""
         contested = self.affinity_class.contested if self._contested_passes >= CONTESTED_PASSES else NO_PROBLEM
         remaining = self.affinity_class.remaining if self.result.remaining else NO_PROBLEM
         return tuple(filter(None, (self._error, contested, remaining)))
@@ -184,8 +189,8 @@ class Evictor:
 
     async def _run_pass(self, desired: DesiredIsolation) -> None:
         loop = asyncio.get_running_loop()
-        # After a change of the desired state, every movable is tried again: the kernel may have rejected the previous
-        # CPUs only because none of them was online or had a free vector.
+        # If the desired state has changed, writes that the kernel rejected are tried again: it may have rejected the
+        # previous CPUs only because none of them was online or had a free vector.
         unmovable = self.result.unmovable if desired == self._applied else frozenset[str]()
         job = loop.run_in_executor(None, partial(evict, self.affinity_class, desired, unmovable))
         try:

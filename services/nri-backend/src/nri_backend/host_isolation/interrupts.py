@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Affinities of device interrupts, the kernel's unbound workqueues, and irqbalance. Every call blocks.
 
-The kernel describes them in Documentation/core-api/irq/irq-affinity.rst and Documentation/core-api/workqueue.rst.
+The kernel's documentation is in Documentation/core-api/irq/irq-affinity.rst and Documentation/core-api/workqueue.rst.
 """
 
 import contextlib
@@ -18,17 +18,18 @@ from nri_backend.host_isolation.plan import Cpus
 from nri_backend.node.node_files import NodeFiles
 
 DEFAULT_AFFINITY: Final = "default"
-"""Name of the movable for the kernel's default affinity, which applies to interrupts that are requested later."""
+"""Name that is used for the kernel's default affinity, which applies to interrupts that are requested later."""
 WORKQUEUES: Final = "workqueues"
-"""Name of the movable for the unbound workqueues' CPU mask."""
+"""Name that is used for the unbound workqueues' CPU mask."""
 IRQBALANCE: Final = "irqbalance"
-"""Name of the movable for the CPUs that irqbalance may use."""
+"""Name that is used for the CPUs that irqbalance may use."""
 
 
 class Interrupts:
-    """The movables under a root with ``proc/irq`` and ``sys/devices/virtual/workqueue``.
+    """The affinities of interrupts, workqueues and irqbalance under a root that contains ``proc/irq`` and
+    ``sys/devices/virtual/workqueue``.
 
-    The name of an interrupt is its number. The other names are this module's constants.
+    An interrupt's name is its number. The other names are this module's constants.
     """
 
     def __init__(self, root: str, irqbalance: Irqbalance, files: NodeFiles | None = None) -> None:
@@ -45,7 +46,7 @@ class Interrupts:
 
     @property
     def unwritable_workqueues(self) -> str:
-        """Path of the unbound workqueues' CPU mask if it cannot be written, else "".
+        """Path of the unbound workqueues' CPU mask if it cannot be written, otherwise "".
 
         Every kernel has the file. It is missing only if the directory is not mounted.
         """
@@ -58,9 +59,10 @@ class Interrupts:
         return self._irqbalance.directory.is_dir()
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> dict[str, Cpus | None]:
-        """Returns the affinities of moved movables, and of interrupts with a handler that use CPUs to vacate.
+        """Returns the affinities of irqbalance, of future interrupts and of the workqueues, of the interrupts in
+        ``moved``, and of all other interrupts that have a handler and use CPUs to vacate.
 
-        The value is None for an affinity that cannot be read now.
+        The value is None for an affinity that cannot currently be read.
         """
         found: dict[str, Cpus | None] = {}
         # irqbalance comes first, so that the ban is in effect before interrupts are moved, and irqbalance does not move

@@ -37,7 +37,7 @@ class IrqbalanceNotRunningError(Exception):
 
 
 class Irqbalance:
-    """The node's irqbalance, with its sockets in ``run/irqbalance`` under ``root``."""
+    """Client of the node's irqbalance, whose sockets are in ``run/irqbalance`` under ``root``."""
 
     def __init__(self, root: str, host_root: str, files: NodeFiles | None = None) -> None:
         self._files = files or NodeFiles()
@@ -62,8 +62,10 @@ class Irqbalance:
         return None
 
     def allow(self, cpus: Cpus) -> None:
-        """Bans all CPUs except these. Errors are ignored: the next `allowed()` shows whether the ban is in effect."""
-        # NULL removes the ban, and irqbalance uses the list in its environment again.
+        """Bans all CPUs except ``cpus``. Errors are ignored: the next `allowed()` shows whether the ban is in
+        effect.
+        """
+        # NULL removes the ban, after which irqbalance uses the list in its environment again.
         with contextlib.suppress(OSError, ValueError, IrqbalanceNotRunningError):
             possible = possible_cpus(self._host_root)
             banned = format_cpu_list(possible - cpus)

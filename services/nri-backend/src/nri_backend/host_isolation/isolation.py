@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 def cpus_without_interrupts(state: NodeState) -> Cpus:
-    """Returns the online CPUs of running claim containers, without those of requests that keep their interrupts."""
+    """Returns the online CPUs of running claim containers, except the CPUs of requests with ``irqs: keep``."""
     running = [one.entitlement for one in state if one.phase in OCCUPYING and one.entitlement.cpus]
     claimed = frozenset[int]().union(*(held.cpus for held in running))
     return (claimed - frozenset().union(*(held.interrupted for held in running))) & state.host.online
@@ -107,7 +107,7 @@ class HostIsolation:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Problems for the operator, one sentence each."""
+        """Problems to report to the operator, one sentence each."""
         mount_problems = self._mount_problems if self._state.config.irqs == "move" else ()
         return mount_problems + self._interrupts.problems + self._slices.problems
 
@@ -156,7 +156,9 @@ class HostIsolation:
     def _desired(
         self, cpus_to_vacate: Callable[[NodeState], Cpus], *, enabled: bool, observing: bool
     ) -> DesiredIsolation | None:
-        """Returns the desired state, or None if this instance must not act. If disabled, originals are restored."""
+        """Returns the desired state, or None if this instance must not act. If ``enabled`` is False, no CPU has to be
+        vacated, so the original affinities are restored.
+        """
         if not ((observing or self._active()) and self._state.told):
             return None
         return DesiredIsolation(cpus_to_vacate(self._state) if enabled else frozenset(), self._state.host.online)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores the original affinities of moved movables in a file, so that they survive restarts. Every call blocks."""
+"""Stores the original affinities of moved interrupts or slices in a file, so that they survive restarts. Every call
+blocks.
+"""
 
 import contextlib
 import os
@@ -15,7 +17,7 @@ _ORIGINALS: Final = TypeAdapter(dict[str, OriginalAffinity])
 
 
 class OriginalsFile:
-    """Stores the originals of one affinity class. The file exists only while something is moved."""
+    """Stores the originals of either interrupts or slices. The file exists only while something is moved."""
 
     def __init__(self, path: str, *, read_only: bool = False) -> None:
         self._path = path
@@ -36,7 +38,7 @@ class OriginalsFile:
             return {}
         except ValidationError as error:
             raise ValueError(
-                f"{self._path} is damaged; restore the affinities that it contains by hand, then remove it"
+                f"{self._path} is damaged; restore the original affinities in it by hand, then remove it"
             ) from error
 
     def save(self, originals: Originals) -> None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the affinity of each movable while some CPUs must be vacated, and the originals to restore later. Pure.
+"""Computes the affinities to write while some CPUs must be vacated, and the originals to restore later. Pure.
 
-A movable is anything with a set of CPUs that the backend may overwrite: an interrupt, the unbound workqueues, a systemd
-slice. The affinity that it had before is its original. Originals are stored in a file before they are overwritten, so
-that a later instance can restore them. Two rules make this safe against crashes and against other programs:
+A *movable* is anything whose set of CPUs (its affinity) the backend may overwrite: an interrupt, the unbound
+workqueues, or a systemd slice. The affinity that it had before is its *original*. Originals are stored in a file before
+they are overwritten, so that a later instance can restore them. Two rules make this safe against crashes and against
+other programs:
 
 * The file contains each original together with the last two affinities that the backend expects to read back: the one
   before its latest write and the one that it wrote. If the process dies between two writes, either of them may be in
@@ -22,11 +23,11 @@ from pydantic import Field
 
 Cpus = frozenset[int]
 Affinities = Mapping[str, Cpus]
-"""Affinities by movable name."""
+"""Affinities by name of the interrupt or slice."""
 
 
 class OriginalAffinity(Document):
-    """The original affinity of a movable that the backend has moved, as it is stored on disk."""
+    """Original affinity of an interrupt or slice that the backend has moved, as stored on disk."""
 
     original: CpuSet = Field(alias="former")
     """Affinity to restore when no CPUs have to be vacated any longer."""
@@ -37,12 +38,12 @@ class OriginalAffinity(Document):
 
 
 Originals = Mapping[str, OriginalAffinity]
-"""Stored originals by movable name."""
+"""Stored originals by name of the interrupt or slice."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionPlan:
-    """The writes of one pass, and the originals to store around them."""
+    """The writes of one pass, and the originals to store before and after these writes."""
 
     writes: Affinities
     before_writes: Originals
@@ -50,15 +51,18 @@ class EvictionPlan:
     these writes.
     """
     after_writes: Originals
-    """Originals to store after the last write: those of movables that are still moved."""
+    """Originals to store after the last write: those of interrupts or slices that are still moved."""
     contested: tuple[str, ...]
-    """Movables that were moved earlier and that another program has moved back to CPUs to vacate."""
+    """Names of the interrupts or slices that were moved earlier, and that another program has moved back to CPUs to
+    vacate.
+    """
 
 
 def reduced_affinity(original: Cpus, cpus_to_vacate: Cpus, online: Cpus, *, may_relocate: bool) -> Cpus:
     """Returns the original affinity without the CPUs to vacate. An empty original means all CPUs.
 
-    If no online CPU remains, the result is every other online CPU with ``may_relocate``, else the unchanged original.
+    If no online CPU remains, the result is all other online CPUs if ``may_relocate`` is set, otherwise the unchanged
+    original.
     """
     if not cpus_to_vacate or (original and original.isdisjoint(cpus_to_vacate)):
         return original
@@ -73,7 +77,7 @@ def plan_eviction(
 ) -> EvictionPlan:
     """Plans the writes that move ``current`` off the CPUs to vacate and restore everything else.
 
-    Originals of movables that are not in ``current`` are dropped: these movables no longer exist.
+    Originals whose name is not in ``current`` are dropped, since the interrupt or slice no longer exists.
     """
     writes, after_writes, contested = {}, {}, []
     new = OriginalAffinity.model_construct  # without validation
@@ -94,5 +98,5 @@ def plan_eviction(
 
 
 def revert_failed(after: Originals, before: Originals, failed: Collection[str]) -> Originals:
-    """Returns ``after``, but with the entries of ``before`` for the movables whose write failed."""
+    """Returns ``after``, but with the entries of ``before`` for the names whose write failed."""
     return {**{n: m for n, m in after.items() if n not in failed}, **{n: before[n] for n in failed if n in before}}

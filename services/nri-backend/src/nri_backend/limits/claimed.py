@@ -21,12 +21,12 @@ written by the kubelet and becomes the new original limit:
   the next audit                        8 GiB    (5, 8)
   both claims end                       5 GiB    none
 
-Therefore a backend restart, or a crash in the middle of a write, never adds a raise to a limit that contains it
-already.
+Therefore a backend restart, or a crash in the middle of a write, never adds a raise to a limit that already includes
+it.
 
 Hugepages. The kubelet limits a container's hugepages to the amount in the pod spec, which does not include claims. A
-container with a claim gets that limit plus the claimed bytes, and its pod's cgroup the original limit plus the claims
-of all its living containers:
+container with a claim gets that limit plus the claimed bytes, and its pod's cgroup gets the original limit plus the
+claims of all its living containers:
 
   pod spec: container a 2 MiB, container b 0; claims: a 4 MiB, b 8 MiB
                        kubelet   with claims
@@ -37,15 +37,15 @@ of all its living containers:
 The kubelet's limit for a container is only known from the runtime (``asked_limits()``). Once this plugin has answered
 CreateContainer, the limit that the runtime stores includes the claimed bytes. Stock containerd drops the kubelet's
 limit; the pod's original limit is then used instead. The usage limit and the reservation limit are set to the same
-value. If pages are short, mmap then fails; without the reservation limit, a later access would kill the process. A
-container that may not use hugepages at all gets a reservation limit of 0 for the same reason (``guard_limits()``).
+value. If too few pages are free, mmap then fails; without the reservation limit, a later access would kill the process.
+A container that may not use hugepages at all gets a reservation limit of 0 for the same reason (``guard_limits()``).
 
 Memory protection is only effective if every cgroup above passes it on (``memory.low`` and ``memory.min``,
 cgroup-v2.rst). A container has no CFS quota if its claimed CPUs cover its CPU limit. Its pod's quota is then raised by
 these CPUs, since the kernel would otherwise throttle the container for the CPU time that its siblings use. A pod's
 author cannot remove the pod's quota unless the operator allows it (docs/adr/0007-cpu-quota.md).
 
-From Kubernetes 1.37 on the kubelet itself may add the claims to its limits (KEP-5517). This amount (``counted``) is
+From Kubernetes 1.37 on, the kubelet itself may add the claims to its limits (KEP-5517). This amount (``counted``) is
 subtracted first, so the result is the same whether or not the kubelet adds it.
 """
 
@@ -82,10 +82,11 @@ class DesiredLimit:
 
     limit: Limit
     rule: Literal["exactly", "at most", "at least"] = "exactly"
-    """Comparison with the observed limit. ``at most`` also accepts a lower limit, ``at least`` a higher one."""
-    needed: bool = False
-    """True if it is a difference when the file does not exist. Otherwise the limit is only written if the file exists.
+    """How the observed limit is compared with ``limit``: ``at most`` also accepts a lower limit, ``at least`` a higher
+    one.
     """
+    needed: bool = False
+    """True if a missing file is treated as a difference. Otherwise the limit is written only if the file exists."""
 
     def met_by(self, observed: Limit) -> bool:
         """Returns True if the observed limit needs no write."""
@@ -107,15 +108,15 @@ class Raise:
     plus: int = 0
     """Amount to add to the original limit."""
     lifted: bool = False
-    """True to remove the limit."""
+    """True if the limit is removed."""
     needed: bool = False
-    """True if it is a problem when the limit's file does not exist."""
+    """True if it is a problem that the limit's file does not exist."""
     counted: int = 0
     """Amount that the kubelet has already added to the original limit for the pod's claims."""
 
     def over(self, own: Limit) -> Limit:
-        """Returns the raised limit, which is at least the original one. None if the limit is lifted or there is no
-        original one.
+        """Returns the raised limit, which is never below the original one, or None if the limit is lifted or there is
+        no original one.
         """
         return None if self.lifted or own is None else max(own, uncounted(own, self.counted) + self.plus)
 
@@ -132,14 +133,16 @@ def uncounted(limit: int, counted: int) -> int:
 def with_reservation(file: str) -> tuple[str, ...]:
     """Returns a file together with the other files that must have the same limit.
 
-    For hugepages there is also the file of the reservation limit: if pages are short, mmap then fails instead of a
-    later access.
+    For hugepages, that is the file with the reservation limit. If too few pages are free, mmap fails because of it;
+    without it, mmap would succeed, and a later access would kill the process.
     """
     return (file, f"{file.removesuffix('max')}rsvd.max") if file.startswith(_HUGE) else (file,)
 
 
 def own_limit(current: Limit, note: Note | None) -> Limit:
-    """Returns the original limit: the stored one if the backend wrote the current value, else the current value."""
+    """Returns the original limit: the stored one if the backend wrote the current value, otherwise the current
+    value.
+    """
     return note[0] if note is not None and current in note[1:] else current
 
 
@@ -148,7 +151,7 @@ def raised_limits(
 ) -> tuple[dict[str, DesiredLimit], dict[str, Note], dict[str, Note]]:
     """Returns the limits to write to one cgroup, and the notes to store before and after the write.
 
-    A file with a note and without a raise gets its original limit back. With ``lower=False`` no limit is lowered.
+    A file that has a note but no raise is restored to its original limit. With ``lower=False`` no limit is lowered.
     ``present`` contains the current limits of all files in ``raises`` and ``noted``, except those that do not exist.
     """
     wanted: dict[str, DesiredLimit] = {}
@@ -195,7 +198,7 @@ def quota_raise(
     unthrottled: Iterable[tuple[Entitlement, CpuLimit | None]],
     counted: int = 0,
 ) -> dict[str, Raise]:
-    """Returns the raise of a pod's quota that its unthrottled containers require.
+    """Returns the increase to a pod's quota that its unthrottled containers require.
 
     ``unthrottled`` contains each of these containers' entitlement and CPU limit. ``counted`` is the number of CPUs that
     the kubelet has added for claims.
@@ -260,7 +263,7 @@ def _sums(shares: Iterable[Mapping[tuple[_Kind, str, str], int]]) -> dict[_Kind,
 
 @lru_cache
 def hugepage_files(size: int) -> tuple[str, ...]:
-    """Returns the files that limit the use and the reservation of hugepages of one size."""
+    """Returns the files that limit how many hugepages of one size may be used and reserved."""
     return with_reservation(f"hugetlb.{oci_page_size(size)}.max")
 
 
@@ -303,7 +306,7 @@ def hugepage_limits(
 def hugepage_raises(
     claimed: Mapping[int, int], sizes: Iterable[int], counted: Mapping[int, int] = MappingProxyType({})
 ) -> dict[str, Raise]:
-    """Returns the raises of a pod's hugepage limits. ``claimed`` is the sum of its containers' claims.
+    """Returns the increases to make to a pod's hugepage limits. ``claimed`` is the sum of its containers' claims.
 
     ``counted`` contains the bytes that the kubelet has added for claims.
     """

@@ -16,7 +16,7 @@ from numa_contract.pagesize import parse_page_size
 from nri_backend.nri.model import Resources
 
 PERIOD: Final = 100_000
-"""Default period of a CFS quota in the kernel, in microseconds."""
+"""The kernel's default CFS period, in microseconds."""
 # Slice that the OCI runtimes use if the path contains none (runc, libcontainer/cgroups/systemd).
 _DEFAULT_SLICE: Final = "system.slice"
 _SUFFIX: Final = ".slice"
@@ -36,7 +36,7 @@ class CpuLimit:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeLimits:
-    """A container's limits as the runtime has sent them."""
+    """A container's limits, as received from the runtime."""
 
     hugepages: Mapping[int, int] = field(default_factory=dict)
     """Hugepage limits in bytes, by page size in bytes."""
@@ -72,9 +72,9 @@ def stated(resources: Resources, *, requested: bool = False) -> RuntimeLimits:
 
     A quota of -1 means no limit. Hugepage limits with an invalid page size are left out.
 
-    ``requested`` is True if the resources are a request from the kubelet, since such a request reveals the kubelet's
-    static managers. With the static CPU manager, the kubelet sends a cpuset for every container, which is the default
-    set for those that are not Guaranteed. With the static Memory Manager, it sends mems for Guaranteed containers.
+    ``requested`` is True if the resources come from a kubelet request. Only such a request reveals the kubelet's static
+    managers. With the static CPU manager, the kubelet sends a cpuset for every container; for containers that are not
+    Guaranteed, it is the default set. With the static Memory Manager, it sends mems for Guaranteed containers.
     Otherwise it sends neither. A request looks the same if an NRI plugin that the runtime calls earlier has set CPUs or
     mems: NRI writes each plugin's answer into the request for the next one (adjustResources() in its
     pkg/adaptation/result.go). Resources that a runtime has stored reveal nothing about the kubelet, since they contain

@@ -9,8 +9,8 @@ Each cgroup is read, and those files that differ from the plan are written (``_r
 read again to verify the writes. If a cpuset file was written, all files are read again, since the kernel derives the
 effective sets from it. Two kinds of files are written without being read first, since the read after the write verifies
 them: the cpuset of a container that has to leave CPUs (``_last_seen``), and hugepage limits when a container starts
-(``_present_limits``). A container's limit has no effect while a limit above it is lower, so the cgroups above come
-first. Each of them gets the kubelet's original limit plus the amount that claims need.
+(``_present_limits``). A container's limit has no effect while a limit above it is lower, so the cgroups above are
+processed first. Each of their limits is set to the kubelet's original limit plus the amount that claims need.
 """
 
 import contextlib
@@ -77,13 +77,15 @@ class Outcome:
     repaired: list[Difference] = field(default_factory=list)
     """Differences that were written successfully."""
     left: list[Problem] = field(default_factory=list)
-    """Problems that remain. Each names the file with its desired and observed value, or with the kernel's error."""
+    """Problems that remain. Each message names the file and either its desired and observed value or the kernel's
+    error.
+    """
     partition: PartitionKind = ""
-    """Partition type, if the plan requested it and the cgroup has it."""
+    """Partition type that the plan requested, if the cgroup now has it; otherwise empty."""
     fallback: Problem = NO_PROBLEM
     """Reason why the cgroup is not a partition although the plan requested one."""
     released: bool = False
-    """True if the plan has ``releases``, and the cgroup is no longer a partition."""
+    """True if the plan sets ``releases``, and the cgroup is no longer a partition."""
     desired: Desired = NOTHING_DESIRED
     """Desired cpuset and limits of the container's own cgroup."""
     seen: Seen | None = None
@@ -101,7 +103,7 @@ class Outcome:
 def observe(
     tree: CgroupTree, path: str, desired: Desired, *, full: bool, known: Mapping[str, Limit] = _NONE_KNOWN
 ) -> Observed:
-    """Reads those files of a cgroup for which there is a desired value.
+    """Reads the files of a cgroup that have a desired value.
 
     ``full`` adds the limits, and ``cpuset.mems.effective`` even if no nodes are desired. ``known`` contains limits that
     have just been read. Raises CgroupGoneError or CgroupAccessError.
@@ -109,7 +111,7 @@ def observe(
     cpus = configured = mems = None
     if desired.online:
         configured = tree.read_set(path, CPUS)
-        # If none of the configured CPUs is online, the kernel lets the container run on those of its cgroup's parent.
+        # If none of the configured CPUs is online, the kernel lets the container run on the parent cgroup's CPUs.
         cpus = None if configured is None else configured & desired.online or desired.online
         if desired.own and cpus == desired.shown:
             # The file is correct, but the kernel may have given some of the container's CPUs to a partition.
@@ -147,17 +149,18 @@ def apply_at_start(
     """Applies a starting container's plan, unless another container is on the starting container's CPUs.
 
     Since the last audit, a CPU that went offline or a write by another process may have moved containers to other CPUs.
-    So the CPUs of each container that would have to leave the claim's CPUs are read first. This happens in the same job
-    as the writes, so no other job of this process can move a container in between. The plans in ``before``, those of
-    siblings that have not started, are applied next. If one of them fails, the kernel refuses the partition. ``record``
-    is called if no problem remains. Expected errors are returned in the outcome and not raised.
+    So the current CPUs of every container that must not use the claim's CPUs are read first. This happens in the same
+    job as the writes, so no other job of this process can move a container in between. The plans in ``before``, those
+    of siblings that have not started, are applied next. If one of these plans cannot be applied, the kernel refuses the
+    partition. ``record`` is called if no problem remains. Expected errors are returned in the outcome rather than
+    raised.
     """
     done, entitlement, path = Outcome(plan.tracked.id), plan.tracked.entitlement, plan.tracked.identity.cgroup
     if entitlement.claims:
         try:
             done.outside = not (path and tree.populated(path))
         except CgroupAccessError:
-            # It is unknown whether a process is in the cgroup. apply() runs into the same error and reports it.
+            # It is unknown whether a process is in the cgroup. apply() will run into the same error and report it.
             done.outside = False
     if not done.outside and (others.paths or others.sandboxes):
         done.occupants = occupants(tree, others, entitlement.cpus, partition=bool(plan.partition))
@@ -178,7 +181,7 @@ def audit(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         done = apply(recording, notes, plan)
     except Exception as error:  # noqa: BLE001  a fault of one container must not stop the enforcement of all others
         return Outcome(plan.tracked.id, Observed(), left=[_unforeseen(error, plan.tracked.problem)])
-    # After a repair the files were read again, so the recorded content matches the observation. It is not stored for a
+    # Files are read again after a repair, so the recorded content matches the observation. It is not stored for a
     # container in a sandbox, since each audit determines the sandbox's cgroups again.
     if done.observed is not None and not (done.left or plan.tracked.identity.sandboxed):
         done.seen = recording.seen
@@ -186,7 +189,7 @@ def audit(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
 
 
 def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
-    """Applies a container's plan, first to the cgroups above the container. Raises neither CgroupGoneError nor
+    """Applies a container's plan, beginning with the cgroups above the container. Raises neither CgroupGoneError nor
     CgroupAccessError.
     """
     done, path = Outcome(plan.tracked.id, desired=plan.desired), plan.tracked.identity.cgroup
@@ -207,7 +210,7 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         hugepages, known = _hugepage_limits(tree, notes, plan, original)
         desired = replace(plan.desired, files={**plan.desired.files, **hugepages}) if hugepages else plan.desired
         look = partial(observe, tree, path, desired, full=plan.full)
-        # For a full plan the cgroup is read in any case, since its limits have to be compared.
+        # For a full plan, the cgroup is always read, since its limits have to be compared.
         seen = None if plan.full else _last_seen(plan)
         done.observed = _repair(tree, path, desired, seen or look(known=known), done, look)
         if plan.desired is not NOTHING_DESIRED:
@@ -232,9 +235,9 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
 def _last_seen(plan: Plan) -> Observed | None:
     """Returns the last observation of a container that has to leave CPUs, or None if its cgroup has to be read first.
 
-    The cpuset of such a container is written in any case, and read after the write. Reading it first would only delay
-    the container that waits for the CPUs. The cpuset of a container that only gains CPUs is read first, since it may
-    already contain them.
+    The cpuset of a container that has to leave CPUs is always written, and read after the write. Reading it first would
+    only delay the container that is waiting for the CPUs. The cpuset of a container that only gains CPUs is read first,
+    since it may already contain them.
     """
     seen, desired = plan.tracked.observed, plan.desired
     leaves = seen.cpus and desired.cpus and not seen.cpus <= desired.shown
@@ -260,16 +263,16 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
     """Keeps a container in the driver's pod off claimed CPUs by writing the pod's cgroup.
 
     The backend cannot write to its own container's cgroup. systemd mounts cgroup2 with ``nsdelegate``, the runtime
-    gives the container a cgroup namespace, and the kernel answers EPERM to a process that writes to the root of its own
+    gives the container a cgroup namespace, and the kernel returns EPERM to a process that writes to the root of its own
     namespace (``cgroup_file_write()`` in kernel/cgroup/cgroup.c). The pod's cgroup is above that root. The result is
-    verified with the container's effective cpuset, which the kernel derives from the pod's. Raises CgroupGoneError or
-    CgroupAccessError.
+    verified by reading the container's effective cpuset, which the kernel derives from the pod's. Raises
+    CgroupGoneError or CgroupAccessError.
     """
     tracked, wanted = plan.tracked, plan.desired.cpus
     allowed = tree.read_set(tracked.identity.pod_cgroup, CPUS) if tracked.identity.pod_cgroup else None
     nameless = Problem("the runtime reports no cgroup for its pod", BackendCode.CGROUP_UNKNOWN)
     failure = NO_PROBLEM if tracked.identity.pod_cgroup else nameless
-    # An empty cpuset means that of the parent, which is sufficient while no CPU has to be excluded.
+    # An empty cpuset means that the parent's cpuset applies, which is sufficient while no CPU has to be excluded.
     if tracked.identity.pod_cgroup and wanted and allowed != wanted and (allowed or wanted != plan.online):
         observed = "absent" if allowed is None else format_cpu_list(allowed)
         repair = Difference("cpus", CPUS, format_cpu_list(wanted), observed, absent=allowed is None)
@@ -308,7 +311,9 @@ def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 
 
 def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
-    """Returns the container after a plan that requested a partition: with its partition type, or with its fallback."""
+    """Returns the container's state after a plan that requested a partition: with its partition type, or with the
+    reason for its fallback.
+    """
     if outcome.fallback and outcome.fallback != tracked.fallback:
         text = "the shared pool enforces a claim because the kernel has refused a partition"
         _log.warning(text, extra={**tracked.identity.names, "error": outcome.fallback})
@@ -344,7 +349,7 @@ def _unforeseen(error: Exception, known: str = "") -> Problem:
 def _hugepage_limits(
     tree: CgroupTree, notes: OriginalLimits, plan: Plan, original: Mapping[str, Limit] | None
 ) -> tuple[dict[str, DesiredLimit], Mapping[str, Limit]]:
-    """Returns a container's desired hugepage limits, and those of its current limits that are known already.
+    """Returns a container's desired hugepage limits, and its current ones as far as they are already known.
 
     ``original`` contains the pod's original limits, or is None if they are unknown.
     """
@@ -374,7 +379,9 @@ def _present_limits(plan: Plan, files: Iterable[str]) -> Mapping[str, Limit]:
 def _pod_own(
     tree: CgroupTree, notes: OriginalLimits, plan: Plan, original: Mapping[str, Limit] | None
 ) -> dict[int, Limit]:
-    """Returns the pod's original hugepage limits, without the amounts for claims, by page size in bytes."""
+    """Returns the pod's original hugepage limits by page size in bytes, without the amounts that the kubelet has added
+    for claims.
+    """
     if not (path := plan.tracked.identity.pod_cgroup):
         return {}
     sizes = {hugepage_files(size)[0]: size for size in plan.page_sizes}
@@ -453,7 +460,8 @@ def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *,
 
 
 def _raise_above(tree: CgroupTree, notes: OriginalLimits, plan: Plan, done: Outcome) -> Mapping[str, Limit] | None:
-    """Applies the raises to the cgroups above a container. Returns the original limits of its pod, or None if unknown.
+    """Applies the raises to the cgroups above a container. Returns the original limits of its pod, or None if they are
+    unknown.
 
     Raises CgroupGoneError or CgroupAccessError.
     """

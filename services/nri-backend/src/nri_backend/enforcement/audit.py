@@ -3,29 +3,30 @@
 
 The loop runs a *round* at each tick, and at once when an event sets ``signals.audit``: the pool or a claim file has
 changed, a start waits for other containers to leave, the kernel has changed a partition or has reported a memory event,
-a container has ended, or a kernel call that hung has returned. Ticks are TICK_SECONDS apart, or IDLE_SECONDS at the
-*idle pace*: while the node has no claims and its state does not change, no claim can be violated. The pace is decided
-at the end of each tick (``_may_be_idle``), and the next state change ends it (``_end_idle``).
+a container has ended, or a kernel call that hung has returned. The normal interval between ticks is TICK_SECONDS. The
+longer *idle interval* is IDLE_SECONDS: it applies while the node has no claims and its state does not change, since no
+claim can be violated then. The interval is chosen at the end of each tick (``_may_be_idle``), and the next state change
+restores the normal one (``_end_idle``).
 
-A round does this, in this order:
+A round consists of these steps, in this order:
 
 1. At a tick it reads the machine. At a tick, or if claim files may have changed, it reads the claim files.
 2. It repairs partitions that the kernel has invalidated, after moving the siblings that may have caused this.
    Partitions of ended containers are not repaired: the shared pool excludes their CPUs instead.
-3. It moves containers that were last seen on wrong CPUs (``move``).
+3. It moves containers that were last seen on the wrong CPUs (``move``).
 4. At a tick it releases the exclusive CPUs of ended partitions, compares cgroups with their plans (``audit``), and
    applies the limits of pods in which a container with a claim has ended.
 5. It counts killed processes in pods with a memory event.
 6. It marks containers as stopped if their last process has ended (``_reap``).
 
-A standby omits steps 2 to 5. How much ``audit`` compares depends on the time. Each tick covers the CPUs and nodes of
-containers for which no event reports a change. A *full* audit adds limits and the cgroups above containers. It is due
-at the tick after a repair. With *everyone* (every ALL_SECONDS, and when CPUs go offline or online) an audit is full,
-covers all running containers, and retries partitions that the kernel has refused. An audit skips containers whose plan
-and files have not changed since their last reading; only once every READ_SECONDS does it read all of them. Claim files
+A standby omits steps 2 to 5. How much ``audit`` compares varies from tick to tick. Every tick covers the CPUs and nodes
+of containers for which no event reports a change. A *full* audit adds limits and the cgroups above containers. It is
+due at the tick after a repair. With *everyone* (every ALL_SECONDS, and when CPUs go offline or online) an audit is
+full, covers all running containers, and retries partitions that the kernel has refused. An audit skips containers whose
+plan and files have not changed since their last reading; it reads all of them only once every READ_SECONDS. Claim files
 and enforcement records are compared every RECORDS_SECONDS.
 
-The lists of containers that a round needs are computed again only after a state change (AuditScope): on a quiet node, a
+The lists of containers that a round needs are recomputed only after a state change (AuditScope): on a quiet node, a
 tick does little more than compare files.
 """
 
@@ -67,8 +68,8 @@ from nri_backend.node.cgroup_watch import CgroupWatch
 from nri_backend.node.host import HostReader
 from nri_backend.problems import NO_PROBLEM, Problem, joined
 
-# Number of plans that are computed, on the event loop, for one job: about as many as the job can apply in the time that
-# it has. A move writes to each cgroup, while an audit mostly writes to none.
+# Number of plans that are computed, on the event loop, for one job: about as many as the job can apply in the time
+# allotted to it. A move writes to each cgroup, while an audit mostly writes to none.
 MOVES: Final = 24
 LOOKS: Final = 64
 _log = logging.getLogger(__name__)
@@ -83,11 +84,11 @@ class Due:
     full: bool
     everyone: bool
     reading: bool
-    """True if the files of all containers are read, not only compared with the last reading."""
+    """True if the files of all containers are read rather than only compared with the last reading."""
 
 
 class IdleChanged(Protocol):
-    """Callback for when the idle pace begins (``idle=True``) or ends."""
+    """Called when the audit switches to the idle interval (``idle=True``) or back."""
 
     def __call__(self, *, idle: bool) -> object:
         """Handles the change."""
@@ -95,7 +96,7 @@ class IdleChanged(Protocol):
 
 @dataclass(slots=True)
 class Schedule:
-    """Times at which each part of a round is due next, in seconds of the audit's clock."""
+    """Times at which each part of a round is next due, in seconds on the audit's clock."""
 
     tick: float = 0.0
     records: float = 0.0
@@ -107,16 +108,16 @@ class Schedule:
     claim_files: bool = False
     """True if claim files may have changed."""
     pods: dict[str, str] = field(default_factory=dict)
-    """Pods whose limits the next tick applies: the UID of each, with one of its containers' cgroups."""
+    """Pods whose limits the next tick applies: each pod's UID, with the cgroup of one of its containers."""
     idle: bool = False
     """True if ``tick`` is IDLE_SECONDS after the last one."""
     idle_changed: IdleChanged = lambda **_: None
-    """Callback for when the idle pace begins or ends."""
+    """Called when the audit switches to the idle interval or back."""
     online: frozenset[int] = frozenset()
     """Online CPUs at the last tick."""
 
     def begin(self, now: float) -> Due:
-        """Returns the parts of a round that are due. At a tick, it sets the times at which they are due next.
+        """Returns the parts of a round that are due. At a tick, also sets the times at which they are next due.
 
         Ticks are multiples of TICK_SECONDS, so the process wakes up for all of its timers together. Other parts are due
         at the tick nearest to their time.
@@ -147,7 +148,7 @@ class Schedule:
 
 
 class GroupAuditor:
-    """Audits the cgroups above containers, whose limits depend on the claims of the containers below."""
+    """Audits the cgroups above containers, whose limits depend on the claims of the containers below them."""
 
     def __init__(
         self, state: NodeState, reconciler: Reconciler, count_repairs: Callable[[Iterable[Outcome]], None]
@@ -166,8 +167,8 @@ class GroupAuditor:
         await self._apply(groups, await self._reconciler.group_detector.unsettled(list(groups)))
 
     async def audit_above(self, pods: Mapping[str, str]) -> None:
-        """Audits those cgroups of pods, and those cgroups above them, whose plan has changed. ``pods`` is as in
-        Schedule.
+        """Audits the cgroups of the given pods, and the cgroups above them, if their plan has changed. ``pods`` is as
+        in Schedule.
         """
         self._reconciler.forget_raised()
         above = {path for cgroup in pods.values() for path in ancestors(cgroup)}
@@ -231,7 +232,7 @@ class Auditor:
 
     @property
     def container_problems(self) -> Sequence[Problem]:
-        """Container problems, computed again only after a state change."""
+        """Container problems, recomputed only after a state change."""
         return self._scope.problems.value
 
     @property
@@ -240,7 +241,7 @@ class Auditor:
         return self._next.idle
 
     def on_idle_changed(self, idle_changed: IdleChanged) -> None:
-        """Sets the function that is called when the idle pace begins or ends."""
+        """Sets the function that is called when the audit switches to the idle interval or back."""
         self._next.idle_changed = idle_changed
 
     def request_look(self) -> None:
@@ -262,22 +263,26 @@ class Auditor:
         self._next.pods[tracked.identity.pod.uid] = tracked.identity.cgroup
 
     def _end_idle(self) -> None:
-        """Ends the idle pace after a state change, and wakes the loop, which is waiting for a later tick."""
+        """Returns to the normal interval after a state change, and wakes the loop, which is waiting for a later
+        tick.
+        """
         self._set_idle(idle=False)
         self._reconciler.signals.audit.set()
 
     def _set_idle(self, *, idle: bool) -> None:
-        """Begins or ends the idle pace, as Schedule.set_idle(). The next state change ends it."""
+        """Switches to the idle interval or back, as Schedule.set_idle() does. The next state change restores the normal
+        interval.
+        """
         if self._next.set_idle(self._deps.clock(), idle=idle):
             self._state.change_log.end_idle = self._end_idle if idle else None
             self._next.idle_changed(idle=idle)
 
     def _may_be_idle(self) -> bool:
-        """Returns True if the idle pace is sufficient: no container's CPUs, memory or limits depend on ticks.
+        """Returns True if the idle interval is sufficient: no container's CPUs, memory or limits depend on ticks.
 
-        Ticks are needed while the node has claims, a claim is enforced without its record, a process of an ended
-        container may be left, a container has not been observed yet, or there is a problem that the audit may be able
-        to resolve.
+        Ticks are needed while the node has claims, a claim is enforced without its record, an ended container may still
+        have a process, a container has not been observed yet, or there is a problem that the audit may be able to
+        resolve.
         """
         if self._state.files or self._claim_files.view.detached or self._reconciler.stuck or any(self.problems):
             return False
@@ -318,9 +323,9 @@ class Auditor:
     async def _guarded(self, work: Awaitable[bool]) -> None:
         """Awaits a round or an audit. After an unforeseen exception, a full audit is due at the next tick.
 
-        The exception does not end the process: the process would end again after each restart while the cause exists,
-        and would answer no hooks. The exception is reported as a problem until a round has audited everything without
-        an exception, since a smaller round may skip the container or file that causes it.
+        The exception does not end the process: as long as the cause exists, the process would end again after each
+        restart, and would answer no hooks. The exception is reported as a problem until a round has audited everything
+        without an exception, since a smaller round may skip the container or file that causes it.
         """
         try:
             complete = await work
@@ -349,12 +354,12 @@ class Auditor:
         # next hook.
         if due.tick or self._next.claim_files:
             self._next.claim_files = False
-            # A thorough refresh finds writes into known files, which leave the directory's time stamp unchanged.
+            # A thorough refresh detects writes to known files, which leave the directory's time stamp unchanged.
             known = bool(self._state.files or self._claim_files.view.problems)
             await self._claim_files.refresh(thorough=due.tick and due.records and known)
             if not self._claim_files.settled:
-                # The directory's time stamp is too recent to rule out a later change within its resolution.
-                # Reading it again soon saves the next hook that work.
+                # The directory's time stamp is too recent to rule out a later change within its resolution. Reading the
+                # directory again soon saves the next hook from doing so.
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)
         if self._reconciler.signals.active:
             await self._look(self.partitions.pop_containers_to_audit(), full=False, final=True)
@@ -387,13 +392,14 @@ class Auditor:
         return self._next.online != before
 
     async def move(self) -> None:
-        """Moves running containers that were last seen on wrong CPUs to their desired CPUs. Tries each one once."""
+        """Moves running containers that were last seen on the wrong CPUs to their desired CPUs. Tries once to move each
+        container.
+        """
         done: set[str] = set()
         started, state = time.monotonic(), self._state
         while left := [i for i in self._scope.misplaced.value if i not in done]:
             pool, host = state.pool, state.host
-            # The list is computed again only after a pool change: computing it takes as long as the moves of one
-            # job.
+            # The list is recomputed only after a pool change: computing it takes as long as one job's moves.
             while left and (state.pool, state.host) == (pool, host):
                 plan = left[:MOVES]
                 done |= self._taken(plan, await self._reconciler.apply_some(plan, partial(self._taken, ()), full=False))
@@ -402,11 +408,11 @@ class Auditor:
             self._deps.observer.moved(len(done), time.monotonic() - started)
 
     async def audit(self, *, full: bool, everyone: bool = False, reading: bool = False) -> None:
-        """Compares the cgroups of running containers with their plans and repairs differences.
+        """Compares the cgroups of running containers with their plans, and repairs any differences.
 
-        Ended containers are treated like running ones while one of their processes may be left, unless they are
-        partitions. With ``full`` the audit includes limits. With ``everyone`` it includes containers that no claim
-        depends on, and with ``reading`` even those whose files have not changed since their last reading.
+        Ended containers are treated like running ones while they may still have a process, unless they are partitions.
+        With ``full`` the audit includes limits. With ``everyone`` it includes containers that no claim depends on, and
+        with ``reading`` even those whose files have not changed since their last reading.
         """
         if full:
             await self._groups.audit_all()
@@ -475,7 +481,7 @@ class Auditor:
     def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome]) -> set[str]:
         """Stores outcomes in the state. Returns the ids of the containers that this audit is done with.
 
-        These are the containers with an outcome, those of ``batch`` that have ended since, and those whose job hangs.
+        These are the containers with an outcome, those in ``batch`` that have since ended, and those whose job hangs.
         """
         for outcome in outcomes:
             for tracked in self._state.started([outcome.id]):
@@ -485,7 +491,8 @@ class Auditor:
         return {outcome.id for outcome in outcomes} | (set(batch) - running) | {*self._reconciler.stuck}
 
     async def _reap(self, *, vanished: bool) -> None:
-        """Marks containers as stopped if the runtime has reported their end and their last process has ended.
+        """Marks containers as stopped if the runtime has reported that they have ended and their last process has
+        ended.
 
         Every round does this, since a start that waits for their CPUs may reach its deadline before the next tick. With
         ``vanished``, this includes containers in the phase VANISHED, since a mount may only have hidden their cgroup.
@@ -507,13 +514,15 @@ class Auditor:
                 await self._see(after)
 
     def _watch_ends(self) -> None:
-        """Watches ``cgroup.events`` of containers whose end the runtime has reported, until their last process ends."""
+        """Watches ``cgroup.events`` of containers that the runtime has reported as ended, until their last process
+        ends.
+        """
         if self._ends.follow(self._scope.ending.value):
             self._reconciler.signals.audit.set()
 
     async def _see(self, ending: Tracked) -> None:
-        """Stores the CPUs of a container that was killed before it was seen, so that only claims with these CPUs wait
-        for it.
+        """Stores the CPUs of a container that was killed before its CPUs were first read, so that only containers that
+        claim these CPUs wait for it to end.
         """
         seen = await self._reconciler.look(ending)
         if seen is not None and self._state.containers.get(ending.id) is ending:

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the cgroups that an audit can skip, because neither the plan nor the content of a file has changed.
+"""Finds the cgroups that an audit can skip, because neither their plan nor the content of their files has changed.
 
 An audit that leaves no problem stores a *reading*: the content of the files that it has read, with the plan that it has
 applied. The next audit computes the current plan. If it equals the stored one, the audit compares the files with the
 stored content, without parsing them, and skips the cgroup if they are the same: applying the same plan to the same
 content would have the same result. In all other cases the audit reads the cgroup.
 
-A container's plan includes its state (``Plan.tracked``), so each change of the container makes the audit read its
+A container's plan includes its state (``Plan.tracked``), so every change to the container makes the audit read its
 files. But the audit itself changes that state by storing its observation, so a plan that is computed afterwards would
 never equal the one that was applied. ``follow`` therefore replaces the state in the stored plan with the state that
 includes the observation. The two differ only in what the audit itself has read. If a hook has changed the container
 since the plan was computed, ``follow`` does nothing, the plans differ, and the files are read again.
 
 While the node's state is unchanged and the caller passes the same list (containers/derived.py), the plans cannot have
-changed either. Then no plan is computed, and the batches of the last comparison are used again (``_last``).
+changed either. In that case, no plan is computed, and the batches of the last comparison are reused (``_last``).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -60,8 +60,8 @@ class ChangeDetector:
         self._readings = FileCache(root, stay_open=stay_open)
         self._compared = COMPARED_OPEN if stay_open else COMPARED
         self._last: tuple[Sequence[str], int, _Batches] = (), -1, {}
-        """The last call of unsettled() that found no difference: its argument, the number of state changes, and the
-        batches.
+        """The last unsettled() call that found no difference: its argument, the number of state changes at that time,
+        and the batches.
 
         While the argument and the number stay the same, so do the batches.
         """
@@ -71,7 +71,8 @@ class ChangeDetector:
         plan: Callable[[], tuple[Plans, Sequence[Step[Outcome]]]],
         late: Callable[[list[Outcome]], object],
     ) -> list[Outcome]:
-        """Runs steps of an audit as CgroupWorker.work() does, and stores the content of the files that they have read.
+        """Runs an audit's steps as CgroupWorker.work() does, and stores the content of the files that the steps have
+        read.
 
         ``plan`` returns the plans and the steps that apply them. ``late`` is called with the outcome of a hung step
         once it has ended, as in CgroupWorker.work().
@@ -97,7 +98,7 @@ class ChangeDetector:
         self._readings.forget(tuple(ids))
 
     def outdated(self, ids: Sequence[str]) -> list[str]:
-        """Returns the containers or cgroups among ``ids`` for whose current plan no reading is stored."""
+        """Returns the containers or cgroups among ``ids`` that have no stored reading for their current plan."""
         known = frozenset(self._readings.comparable(self._plans(ids)))
         return [i for i in ids if i not in known]
 

@@ -5,7 +5,7 @@ CreateContainer reads the claim files, authorizes the container, waits until no 
 answers with the container's resources, which the runtime writes to the new cgroup. StartContainer repeats these steps,
 since the claim files and the cgroups may have changed in the meantime. It then writes the cgroup files that differ,
 verifies them, and writes an enforcement record; if this fails, it kills the container. The other hooks apply a
-lifecycle event of the container (containers/lifecycle.py). A figure in DESIGN.md ("The backend") shows the path from
+lifecycle event to the container (containers/lifecycle.py). A figure in DESIGN.md ("The backend") shows the path from
 here to the cgroup's files.
 """
 
@@ -73,7 +73,7 @@ class Enforcer:
 
     @property
     def observing(self) -> bool:
-        """True if this instance is the active one of a node with ``enforcement: observe``."""
+        """True if this is the active instance on a node with ``enforcement: observe``."""
         return isinstance(self._standby, ObservedHooks)
 
     @property
@@ -85,7 +85,7 @@ class Enforcer:
         return tuple(filter(None, parts))
 
     async def activate(self) -> None:
-        """Makes this instance active, with a full audit. Claim containers wait until the audit has seen all other
+        """Makes this instance active, and runs a full audit. Claim containers wait until the audit has seen all other
         containers.
 
         With ``enforcement: observe`` the audit compares no cgroups; the passes in enforcement/observer.py compare them
@@ -111,7 +111,7 @@ class Enforcer:
         return self._auditor.is_idle
 
     def on_idle_changed(self, idle_changed: IdleChanged) -> None:
-        """Sets the function that is called when the audit's pace has changed."""
+        """Sets the function that is called when the audit's tick interval has changed."""
         self._auditor.on_idle_changed(idle_changed)
 
     async def run_forever(self) -> None:
@@ -153,7 +153,8 @@ class Enforcer:
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
         """Returns the container's resources once no other container is on its CPUs. Raises RejectedError."""
         await self.claim_files.refresh()
-        # The runtime may call a standby after the active instance; then the limits contain that instance's answer.
+        # A standby may be called after the active instance. The limits that it receives then include the active
+        # instance's answer.
         active = self.signals.active
         described = self._described(pod, container, requested=active, include_claims=not active)
         tracked = self.state.authorized(described)
@@ -173,7 +174,7 @@ class Enforcer:
         if tracked.entitlement.hugepages:
             await self.reconciler.recorder.answered(tracked)
         if tracked.entitlement.memory is not None and pod.uid not in self._kills.pods:
-            # The audit reads the pod's kill count so far while the runtime creates the container.
+            # While the runtime is creating the container, the audit reads how many kills the pod has had so far.
             self.signals.audit.set()
         return adjustment(tracked, self.state)
 
@@ -208,7 +209,7 @@ class Enforcer:
             raise
 
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
-        """Accepts the kubelet's changes, except to values that follow from claims or the pool."""
+        """Accepts the kubelet's changes, except to values that claims or the pool determine."""
         tracked = self._tracked(pod, container)
         if tracked.phase in OVER:
             return []
@@ -232,8 +233,8 @@ class Enforcer:
         if (tracked := self.state.containers.get(container.id)) is None:
             return []
         if self.signals.active:
-            # This comes before the check of the phase: if the audit has already found the cgroup gone, the kills of
-            # the container are still counted here.
+            # This comes before the check of the phase: if the audit has already found the cgroup gone, the container's
+            # kills are still counted here.
             await self._kills.look([tracked.identity.pod.uid], ended=tracked.id)
         if tracked.phase in ENDED | OVER:
             return []
@@ -260,8 +261,8 @@ class Enforcer:
         return await self._auditor.partitions.recall(await self.reconciler.recorder.recall(containers))
 
     async def _end(self, container_id: str, event: Event) -> None:
-        """Handles the runtime's report that a container has ended. If a process is left, the audit begins to watch for
-        the end of that process.
+        """Handles the runtime's report that a container has ended. If the container still has a process, the audit
+        starts watching for that process to end.
         """
         before = self.state.containers.get(container_id)
         if self.reconciler.advance(container_id, event) is not None:
@@ -273,7 +274,7 @@ class Enforcer:
             self._auditor.request_limits_of(before)
 
     def _starting(self, pod: Pod, container: Container) -> Tracked:
-        """Returns the container in the phase STARTING, authorized according to the current records."""
+        """Returns the container in phase STARTING, authorized according to the current records."""
         known = self.state.containers.get(container.id)
         if (
             known is not None

@@ -6,9 +6,9 @@ The counts are reported to the frontend. A cgroup's ``memory.events`` includes t
 with it, but the pod's count still includes its kills. So both are read, and the difference is attributed to the
 container that has ended.
 
-For this, the pod must have been read before the container runs. CreateContainer therefore wakes the audit, which reads
-the pod while the runtime creates the container, and watches the pod from then on. If the pod has not been read yet when
-StartContainer is called, the hook reads it itself.
+This requires that the pod has been read before the container runs. CreateContainer therefore wakes the audit, which
+reads the pod while the runtime creates the container, and watches the pod from then on. If the pod has not been read
+yet when StartContainer is called, the hook reads it itself.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def kill_count(text: str) -> int:
-    """Returns the number of killed processes from the content of ``memory.events``, or 0 if it contains none."""
+    """Returns the number of killed processes from the content of ``memory.events``, or 0 if it contains no count."""
     fields = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
     count = fields.get("oom_kill", "0")
     return int(count) if count.isdecimal() else 0
@@ -52,15 +52,15 @@ class PodKills:
     total: int
     """Part of the pod's count that is accounted for: kills before the first reading, and those attributed since."""
     own: dict[str, int] = field(default_factory=dict)
-    """Last count of each container's own cgroup, by container id."""
+    """Last count read from each container's own cgroup, by container id."""
 
     def take(self, total: int, own: Mapping[str, int | None], ended: str = "") -> dict[str, int]:
         """Accounts for new counts of the pod (``total``) and its containers (``own``). Returns new kills by container.
 
         The count of a container without a cgroup is None. Kills that are counted for the pod but for none of its
-        containers are attributed to ``ended``, the container whose end the runtime has just reported. Without ``ended``
-        they are attributed to the container whose cgroup was removed since the last reading, if it is the only one: the
-        kernel often removes the cgroup before the runtime reports the end.
+        containers are attributed to ``ended``, the container that the runtime has just reported as ended. Without
+        ``ended``, they are attributed to the container whose cgroup has been removed since the last reading, if there
+        is exactly one such container: the kernel often removes the cgroup before the runtime reports the end.
         """
         counts = {name: count for name, count in own.items() if count is not None}
         new = {name: count - self.own.get(name, 0) for name, count in counts.items() if count > self.own.get(name, 0)}
@@ -85,7 +85,7 @@ class KillWatch:
         self._tree = tree
         self._observer = observer
         self.pods: dict[str, PodKills] = {}
-        """The pods that have been read, by UID. A start adds its container to the pod's ``own`` counts."""
+        """The pods that have been read, by UID. When a container starts, it is added to the pod's ``own`` counts."""
         self._watch = CgroupWatch(tree.root, EVENTS, lambda _: True)
         self._changed: set[str] = set()
         """Cgroups of pods in which the kernel has reported an event."""
@@ -93,8 +93,8 @@ class KillWatch:
         self._claimed = Derived(state, lambda: _claimed_pods(state))
         self._uids = Derived(state, lambda: {one.identity.pod.uid for one in state})
         self._last: tuple[int, Mapping[str, bytes]] = -1, {}
-        """For the last look_at_all() without an error, the number of state changes and the content of the pods' files
-        at its start.
+        """For the last look_at_all() call that succeeded: the number of state changes and the content of the pods'
+        files when the call began.
         """
         self._looking = asyncio.Lock()
         """Serializes readings. If counts were not accounted for in the order in which they were read, old kills could
@@ -104,7 +104,7 @@ class KillWatch:
     async def look(self, pod_uids: Iterable[str], *, ended: str = "") -> bool:
         """Counts the kills in those of the given pods that have a memory claim. Returns False if a pod cannot be read.
 
-        ``ended`` is the container whose end the runtime has just reported.
+        ``ended`` is the container that the runtime has just reported as ended.
         """
         async with self._looking:
             pods: list[tuple[str, str, dict[str, str]]] = []
@@ -151,7 +151,9 @@ class KillWatch:
         self._watch.close()
 
     async def look_at_changed(self) -> None:
-        """Watches all pods that have memory claims, and counts kills in new ones and in those with a reported event."""
+        """Watches all pods that have memory claims, and counts kills in newly watched pods and in pods with a reported
+        event.
+        """
         claimed = self._claimed.value
         self._watch.follow(claimed)
         changed, self._changed = self._changed, set()
@@ -161,7 +163,7 @@ class KillWatch:
         """Counts the kills in every pod with a memory claim.
 
         A container may continue to run after one of its processes was killed, so no hook reports the kill. Without
-        ``thorough``, a pod is left out if neither its file nor the state has changed since the last call: the kernel
+        ``thorough``, a pod is skipped if neither its file nor the state has changed since the last call: the kernel
         adds each kill in a container to the pod's file as well (unless cgroup2 is mounted with memory_localevents).
         """
         present = self._uids.value
@@ -178,7 +180,7 @@ class KillWatch:
         return all([await self.look(batch) for batch in batches])
 
     def _read(self, paths: Iterable[str]) -> dict[str, int]:
-        """Reads the counts of the given cgroups. Those that do not exist are left out. Blocks."""
+        """Reads the counts of the given cgroups. Cgroups that do not exist are left out. Blocks."""
         counts: dict[str, int] = {}
         for path in paths:
             with contextlib.suppress(CgroupGoneError, CgroupAccessError):

@@ -9,7 +9,7 @@ of ``standby.ObservedHooks``: they change nothing in their answers, and reject c
 enforcing instance would: the cgroups above containers first, then every running container, then interrupts and host
 daemons. A pass also includes the cpusets that the runtime would write for the answer to Synchronize. When a pass is
 complete, its recorded changes replace those of the previous pass. The containers' observations are stored in the state,
-so their reports show the CPUs on which they really run.
+so their reports show the CPUs on which they actually run.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from nri_backend.problems import NO_PROBLEM, joined
 _AT_ONCE: Final = 64
 """Number of plans that are computed on the event loop for one job in a thread."""
 _DEBOUNCE_SECONDS: Final = 0.5
-"""Delay of a pass after a state change."""
+"""Delay between a state change and the pass that it triggers."""
 _WITH_CLAIM: Final = "container {} has claims"
 _WITHOUT_CLAIM: Final = "container {} has no claim"
 _ABOVE: Final = "limits of the cgroups above containers with claims"
@@ -44,13 +44,13 @@ _ENDED: Final = "CPUs of partitions that have ended"
 _log = logging.getLogger(__name__)
 
 Passes = Callable[[], Sequence[tuple[str, Callable[[], object]]]]
-"""Returns additional passes that record changes outside of the cgroups, each with the reason for its changes."""
+"""Returns additional passes that record changes outside the cgroups, each with the reason for its changes."""
 Found = tuple[Change, str]
 """A change and its reason."""
 
 
 class Observer:
-    """Repeats passes, and stores the changes that the last one has recorded."""
+    """Runs passes repeatedly, and stores the changes that the last pass has recorded."""
 
     def __init__(self, enforcer: Enforcer, tree: CgroupTree, files: ObservedFiles, host_passes: Passes) -> None:
         self.observation = Observation()
@@ -70,7 +70,7 @@ class Observer:
     async def run_forever(self, active: Callable[[], bool], passed: Callable[[], object]) -> None:
         """Runs a pass after each state change, and every OBSERVE_SECONDS; never returns.
 
-        Nothing is done while ``active`` returns False. ``passed`` is called after each pass.
+        Does nothing while ``active`` returns False. ``passed`` is called after each pass.
         """
         loop = asyncio.get_running_loop()
         due = loop.time()
@@ -123,7 +123,7 @@ class Observer:
         return found
 
     def _record_updates(self, tracked: Sequence[Tracked], updates: Sequence[Update]) -> list[Found]:
-        """Records the cpusets that the runtime would write for the answer to its next Synchronize."""
+        """Records the cpusets that the runtime would write in response to the answer to its next Synchronize."""
         found: list[Found] = []
         resources = {one.container_id: one.resources for one in updates}
         for one in tracked:

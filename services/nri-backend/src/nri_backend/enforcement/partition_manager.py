@@ -61,7 +61,9 @@ class PartitionManager:
         self._watch = CgroupWatch(tree.root, PARTITION, lambda content: content in (b"root", b"isolated"))
         self._changed: set[str] = set()
         self._watched_at_generation = -1
-        """``NodeState.changes`` when all partitions were last known to be watched, or -1 if one may not be watched."""
+        """``NodeState.changes`` when all partitions were last known to be watched, or -1 if a partition may be
+        unwatched.
+        """
         self._possibly_lost_cpus: frozenset[int] = frozenset()
         """CPUs that were in no cgroup at the last reading."""
         self._unsettled = True
@@ -88,7 +90,7 @@ class PartitionManager:
         return tracked.seen(partition=partition, exclusive=exclusive)
 
     def listen(self) -> None:
-        """Starts waking the audit when the kernel changes a partition."""
+        """Starts watching: from now on, the audit is woken whenever the kernel changes a partition."""
         self._watch.listen(self._changed_by_kernel)
 
     def close(self) -> None:
@@ -118,7 +120,7 @@ class PartitionManager:
             self.mark_invalid(tracked)
 
     def follow(self) -> None:
-        """Watches all partitions. If a partition file cannot be opened, the next round retries it."""
+        """Watches all partitions. If a partition file cannot be opened, the next round tries again."""
         if self._watched_at_generation != self._state.changes:
             live = [one.identity.cgroup for one in self._state if one.observed.partition and one.phase in ALIVE]
             if ended := self._watch.follow(live):
@@ -145,10 +147,10 @@ class PartitionManager:
         return [one.id for one in sorted(members, key=lambda one: bool(one.observed.partition))]
 
     async def release_ended(self, *, every: bool = False) -> None:
-        """Has the pool hold the CPUs of ended containers whose partition the kernel has invalidated.
+        """Makes the pool exclude the CPUs of ended containers whose partition the kernel has invalidated.
 
         While the state shows a container as a partition, the pool contains its CPUs, because the kernel keeps all other
-        containers off them. Audits skip the partitions of ended containers, since nothing may be repaired there. So
+        containers off them. Audits skip the partitions of ended containers, since these must not be repaired. So
         without this check, a partition that becomes invalid after its container has ended would be considered valid
         until the container's last process has ended, and other containers would run on CPUs of a claim that is still in
         use. A partition becomes invalid if a sibling's cpuset overlaps with it, or if all of its CPUs go offline. In
@@ -196,9 +198,9 @@ class PartitionManager:
         self._unsettled = self._unsettled or bool(failure)
 
     def _check_lost_cpus(self, missing: frozenset[int]) -> None:
-        """Forbids new partitions if CPUs are in no cgroup at two readings in a row.
+        """Forbids new partitions if the same CPUs are in no cgroup at two consecutive readings.
 
-        A CPU that is just going offline is missing at one reading only. If a CPU is missing for the first time, the
+        A CPU that is just going offline is missing at only one reading. If a CPU is missing for the first time, the
         files are read again at the next tick.
         """
         lost, self._possibly_lost_cpus = missing & self._possibly_lost_cpus, missing

@@ -16,14 +16,14 @@ a sibling overlap with the partition. This determines the order of the writes, h
 
 Step 1 is done by the caller (partition_manager.py, and plan.plans_before_partition). If step 2 or 3 fails, an ended
 container may have left the CPUs reserved in another QoS class, since the cgroups above keep them when a container ends.
-The exclusive CPUs of all cgroups above are then reduced to those of the remaining partitions (``settle``), and both
+The exclusive CPUs of all cgroups above are then reduced to the CPUs of the remaining partitions (``settle``), and both
 steps are repeated.
 
 A cgroup is made a partition only while it contains a process. When a runtime removes a container's cgroup, the kernel
 first turns its partition back into a member (``cpuset_css_killed()``), which wakes every process that polls the
 partition file, and only then marks the cgroup as dying (``kill_css()`` in kernel/cgroup/cgroup.c). If the woken backend
 made the cgroup a partition again before that mark, the kernel would never end this second partition. Its CPUs would be
-in no effective set, and the kernel's list of remote partitions would keep a pointer to freed memory. The next change of
+in no effective set, and the kernel's list of remote partitions would keep a pointer to freed memory. The next change to
 the list would then crash the kernel ("list_add corruption") or overwrite another object's memory (docs/adr/0029). A
 cgroup that is being removed contains no process, and none can enter it, so ``cgroup.events`` identifies it.
 """
@@ -80,7 +80,7 @@ def exclusive_of(tree: CgroupTree, path: str) -> frozenset[int]:
 
 
 def make_partition(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> Problem:
-    """Makes a cgroup a partition with these CPUs. Returns the reason if that fails, else NO_PROBLEM.
+    """Makes a cgroup a partition with these CPUs. Returns the reason if that fails, otherwise NO_PROBLEM.
 
     After a failure the cgroup is a member again. Raises CgroupGoneError if the cgroup is gone or has no process.
     """
@@ -233,7 +233,7 @@ def lost_before(tree: CgroupTree, online: frozenset[int]) -> frozenset[int]:
 
 
 def lost_problem(cpus: frozenset[int]) -> Problem:
-    """Returns the problem for lost CPUs, with the remedy."""
+    """Returns the problem to report for lost CPUs, with the remedy."""
     text = (
         f"no cgroup has the CPUs {format_cpu_list(cpus)}, since a partition did not end with its cgroup; the kernel "
         "may panic when another partition is created, so no more partitions are created on this node: drain and "
@@ -243,9 +243,9 @@ def lost_problem(cpus: frozenset[int]) -> Problem:
 
 
 def _settle(tree: CgroupTree, path: str, depth: int) -> frozenset[int]:
-    """Reduces the exclusive CPUs of a cgroup to those of the partitions in it. Returns the remaining exclusive CPUs.
+    """Reduces a cgroup's exclusive CPUs to the CPUs of the partitions in it. Returns the remaining exclusive CPUs.
 
-    A cgroup that is a partition is left as it is. Children come first, so that no CPU of a partition is removed.
+    A cgroup that is a partition is left as it is. Children are processed first, so that no partition loses a CPU.
     """
     kept = tree.read_set(path, EXCLUSIVE)
     if not kept or depth > _DEEPEST:

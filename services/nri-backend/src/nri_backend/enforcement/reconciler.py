@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps cgroups in sync with the state: computes plans, runs the jobs that apply them, and stores the outcomes.
 
-Every change to a container's cgroup except ``cgroup.kill`` (start.py) goes through here. Its scope depends on the
-cause: a hook changes one container, the audit those that may differ from their plans, a change to the shared pool those
-that are misplaced, and a partition event the containers in one pod. The blocking part is apply.py, which node/worker.py
-runs one job at a time.
+Every change to a container's cgroup except ``cgroup.kill`` (start.py) goes through here. Which containers are changed
+depends on the cause. A hook changes one container, and the audit changes the containers that may differ from their
+plans. A change to the shared pool affects the containers that are misplaced, and a partition event affects the
+containers in one pod. The blocking part is apply.py, which node/worker.py runs one job at a time.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ from nri_backend.telemetry import Telemetry
 _log = logging.getLogger(__name__)
 _MIN_PLANS: Final = 4
 _MAX_PLANS: Final = 64
-"""Maximum number of containers that are planned for one job of apply_some(). The minimum is _MIN_PLANS."""
+"""Maximum number of containers for which plans are computed for one job of apply_some(). The minimum is _MIN_PLANS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,14 @@ class Signals:
         self._progress = asyncio.Event()
 
     def progressed(self) -> None:
-        """Wakes the starts that wait for containers to be moved or to end."""
+        """Wakes the starts that are waiting for containers to be moved or to end."""
         self._progress.set()
         self._progress = asyncio.Event()
 
     async def wait_for_progress(self, deadline: float) -> None:
-        """Waits until containers were moved or have ended. ``deadline`` is a time on the event loop's clock."""
+        """Waits until containers have been moved or have ended, at most until ``deadline`` on the event loop's
+        clock.
+        """
         progress = self._progress
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -101,7 +103,7 @@ class Signals:
 
 
 class Reconciler:
-    """Applies the state to cgroups, and stores the observations of cgroups in the state."""
+    """Applies the state to cgroups, and updates the state with what it observes in the cgroups."""
 
     def __init__(self, state: NodeState, deps: Deps, signals: Signals) -> None:
         self.signals = signals
@@ -111,8 +113,8 @@ class Reconciler:
         self._notes = OriginalLimits(deps.tree.root, deps.tree.files)
         self._worker = CgroupWorker(signals.audit.set, self._lose_sight, deps.clock)
         self._aims: dict[str, frozenset[int]] = {}
-        """Containers and cgroups above containers that the running job works on, each with the CPUs that the job writes
-        (none for a cgroup above containers).
+        """Containers and cgroups above containers that the running job is working on, each with the CPUs that the job
+        writes (none for a cgroup above containers).
         """
         self._unreported: set[str] = set()
         self._batch = _MAX_PLANS
@@ -181,12 +183,12 @@ class Reconciler:
         In most cases the worker runs this as a job. It calls ``_start_step`` when the job begins, so the plan is up to
         date. For a container without claims the step is run on the event loop instead, unless a job is writing its
         cgroup. If the step then finds that the cpuset has to be written, it raises CpusetWriteError before any write,
-        and the worker runs it again.
+        and the worker runs the step again.
         """
         if needs_no_thread(tracked) and not self._is_at_work(tracked.identity):
             # The cpuset is usually correct, since the answer to CreateContainer contained it. The kernel reads a cpuset
             # under a spinlock (callback_lock), which no writer holds while it sleeps, and writes of hugepage limits
-            # take no lock that is held for long. All of this takes less time than a switch to a thread.
+            # take no lock that is held for long. All of this takes less time than switching to a thread.
             with contextlib.suppress(CpusetWriteError):
                 return self._start_step(tracked, self._tree.without_cpusets())[1]()
         return await self._worker.finish(tracked.id, lambda: self._start_step(tracked, self._tree))
@@ -199,10 +201,10 @@ class Reconciler:
     def _start_step(self, tracked: Tracked, tree: CgroupTree) -> Step[Outcome]:
         """Returns the step that applies a container's plan unless other containers are on its CPUs.
 
-        The step first reads the CPUs of those containers that would have to leave if they were on them. If the
-        container is to become a partition, these are only containers in its own pod: the kernel moves all others, but
-        refuses a partition that overlaps with a sibling. A container whose job hangs is left out, since the state
-        already contains all CPUs that it may be on.
+        The step first reads the CPUs of the containers that must not use this container's CPUs. If the container is to
+        become a partition, these are only containers in its own pod: the kernel moves all others, but refuses a
+        partition that overlaps with a sibling. A container whose job hangs is left out, since the state already
+        contains all CPUs that it may be on.
 
         An audit job that ran after the container was admitted may have moved other containers onto the container's
         CPUs, because the pool still contained these CPUs when that job was planned. The state then shows those
@@ -253,8 +255,8 @@ class Reconciler:
             return plans, [(one, partial(audit, self._tree, self._notes, plan)) for one, plan in plans.items()]
 
         outcomes = await self.detectors[full].audited(planned, late)
-        # Plans that a job does not get to are computed again for the next job. With a fixed number of plans, these
-        # would be most of them on a busy machine.
+        # Plans that a job does not get to are computed again for the next job. If the number of plans were fixed, that
+        # would happen to most of them on a busy machine.
         self._batch = min(max(2 * len(outcomes), _MIN_PLANS), _MAX_PLANS)
         return outcomes
 
@@ -301,8 +303,8 @@ class Reconciler:
                 # has not reported its exit yet.
                 self._state.put(tracked.after(Event.CGROUP_GONE).seen(cpus=frozenset(), failure=NO_PROBLEM))
             elif sandboxed := tracked.in_sandbox():
-                # The cgroup has never been seen. A container in a virtual machine has none on the node, so the next
-                # audit reads that of its pod.
+                # The cgroup has never been seen. A container in a virtual machine has no cgroup on the node, so the
+                # next audit reads its pod's cgroup.
                 self._state.put(sandboxed)
             else:
                 self._state.put(tracked.seen(cpus=frozenset()))
@@ -330,7 +332,7 @@ class Reconciler:
     def forget_raised(self) -> None:
         """Makes the next audit read the cgroups whose limits were raised for starting containers.
 
-        Even if the desired limits are those of the last audit, there may now be original limits to restore.
+        Even if the desired limits are the same as at the last audit, there may now be original limits to restore.
         """
         self.group_detector.forget([self._raised.popleft() for _ in range(len(self._raised))])
 

@@ -11,10 +11,10 @@ sources are lost while the container runs:
 * The runtime removes a container while no backend is connected, and one of its processes is left. Only its enforcement
   record then shows that the container exists; ``lingering`` returns it, so that its CPUs stay occupied.
 
-A record is sufficient to give its container CPUs, so the records are in one of the backend's directories, where no pod
-can write. A record contains the cgroup's inode, which no other cgroup has until the next reboot. A container with the
-same id after a reboot, or one that was given this id on purpose, has another inode, and the record does not apply to
-it.
+Since a record is enough to entitle its container to CPUs, records are kept in one of the backend's own directories,
+where no pod can write. A record contains the cgroup's inode, which no other cgroup has until the next reboot. A
+container with the same id after a reboot, or one that was deliberately given this id, has another inode, so the record
+does not apply to it.
 
 A record is written by the job that has applied the settings of a starting container with a claim and has read them
 back. It is written again, by the hook or an audit, if the claims, the ``answered`` mark or the fallback change. For a
@@ -67,7 +67,7 @@ MAX_AT_ONCE: Final = 64
 """Maximum number of records that one job writes; the next audit writes more."""
 Pins = Mapping[str, frozenset[str]]
 """The kubelet's static managers that requests for a container have revealed, by container id."""
-# The form of the ids that runtimes generate. With any other id, the record's path could be outside the directory or
+# Format of the ids that runtimes generate. With any other id, the record's path could be outside the directory or
 # invalid.
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _log = logging.getLogger(__name__)
@@ -93,7 +93,9 @@ class EnforcementRecord(BaseModel):
     """
     claims: tuple[Held, ...] = ()
     fallback_reason: str = ""
-    """Reason why the pool enforces the CPU claims although the cgroup should be a partition; otherwise empty."""
+    """Reason why the pool enforces the CPU claims although the cgroup should be a partition; empty if the pool does
+    not.
+    """
     fallback_code: str = ""
     """Code of the problem in ``fallback_reason``, or empty. Records from older releases have none."""
 
@@ -181,8 +183,8 @@ class EnforcementRecords:
         return results
 
     def load(self, cgroups: Mapping[str, str]) -> dict[str, EnforcementRecord]:
-        """Returns those containers' records that apply to the current cgroups. ``cgroups`` maps container ids to
-        cgroups.
+        """Returns the enforcement records that apply to the containers' current cgroups. ``cgroups`` maps container ids
+        to cgroups.
 
         Missing and unreadable records are left out.
         """
@@ -280,8 +282,10 @@ class Recorder:
         self._answered: set[str] = set()
         """Containers for which the limits that the runtime stores include the claimed hugepages.
 
-        ``RuntimeLimits.include_claims`` is about the limits in the state instead. After this instance has answered a
-        request, the limits in the state are still those of the request, until the runtime lists the container again."""
+        ``RuntimeLimits.include_claims``, by contrast, refers to the limits in the state. After this instance has
+        answered a request, the limits in the state are still those of the request, until the runtime lists the
+        container again.
+        """
         self._pins: Pins = {}
         """The content of the pins file."""
         self._pins_fail = False
@@ -304,7 +308,7 @@ class Recorder:
         self._answered.add(tracked.id)
         record = EnforcementRecord(container=tracked.id, inode=0, answered=True)
         async with self._turn:
-            # An error is not reported here: the start writes the record again.
+            # An error is not reported here: the record is written again when the container starts.
             await asyncio.to_thread(self._records.write, [record])
 
     def resized(self, tracked: Tracked) -> None:
@@ -338,8 +342,7 @@ class Recorder:
         for one in containers:
             content, started = self._content(one, one.enforced, one.fallback), self._starting.get(one.id)
             if started is not None and started.results == {one.id: None}:
-                # The start job has written the container's record. If it has failed to do so, the record is written
-                # below instead.
+                # The start job has written the container's record. If that failed, the record is written below instead.
                 self._written[one.id], started.results = started.content, {}
             if one.enforced and self._written.get(one.id) != content:
                 new[one.id] = content
@@ -360,9 +363,9 @@ class Recorder:
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with the state that was restored from their enforcement records.
 
-        The restored state is the claims that were enforced, and whether this plugin answered when the container was
-        created. The stored pins are also added: they cannot be derived from the runtime's list, because the cpusets in
-        it already include this plugin's answers.
+        The restored state consists of the claims that were enforced, and whether this plugin answered when the
+        container was created. The stored pins are also added: they cannot be derived from the runtime's list, because
+        the cpusets in it already include this plugin's answers.
         """
         evident = {one.id: one.identity.cgroup for one in containers if one.identity.evidence != NO_EVIDENCE}
         found = await asyncio.to_thread(self._records.load, evident)
@@ -407,7 +410,7 @@ class Recorder:
     async def keep_pins(self) -> None:
         """Stores the pins of living containers if they have changed; a failed write is retried at the next audit.
 
-        Does nothing before the runtime has listed its containers, since their pins would be lost.
+        Does nothing until the runtime has listed its containers, since their pins would be lost.
         """
         pins = self._living_pins.value
         if not self._state.told or pins == self._pins:
@@ -459,7 +462,7 @@ def _record_of(identity: Identity, content: _Content) -> EnforcementRecord:
 
 
 def _lingering(record: EnforcementRecord) -> Tracked:
-    """Returns the container that a record describes, which the runtime no longer lists."""
+    """Returns the container that a record describes and that the runtime no longer lists."""
     env = [
         f"{name}={value}"
         for held in record.claims

@@ -6,15 +6,15 @@ have ended but still have a process. A hook must answer within the runtime's req
 may write cgroups. So the hook does not move running containers itself. It determines from the state which containers
 must leave (containers/admission.py), wakes the audit, which moves them, and waits for its progress
 (``Signals.wait_for_progress``) for at most CLEAR_SHARE of the request timeout (budgets.py). If another container is
-still on the CPUs then, the hook rejects its own container with a message that names the other container, and the
+still on the CPUs by then, the hook rejects its own container with a message that names the other container, and the
 kubelet retries.
 
 CreateContainer waits in ``admit``, so StartContainer rarely has to. ``enforce`` repeats the wait for StartContainer,
 since both the state and the cgroups may have changed in the meantime. It then runs a job that first reads the effective
 CPUs of the containers that were last seen on other CPUs, and writes nothing if any of those containers is now on the
-container's CPUs: then the hook waits again, until the same deadline. A job applies the plan as of the moment when it
-begins. If the plan has changed when it ends, the job is repeated, at most twice (MAX_TRIES). After that the container
-starts with the plan of the last job, and the audit applies the new one.
+container's CPUs. In that case the hook waits again, until the same deadline. A job applies the plan that is current
+when the job begins. If the plan has changed when it ends, the job is repeated, at most twice (MAX_TRIES). After that
+the container starts with the plan of the last job, and the audit applies the new one.
 
 A container with a claim whose settings cannot be applied is rejected, and its process is killed, because a runtime may
 start it despite the error.
@@ -54,11 +54,13 @@ def _may_be_on(held: frozenset[int], seen: Observed | None) -> bool:
 
 
 class Starter:
-    """Waits for other containers to leave a container's CPUs, applies the container's settings, or kills it."""
+    """Waits for other containers to leave a container's CPUs, applies the container's settings, and kills containers
+    that are rejected.
+    """
 
     def __init__(self, state: NodeState, reconciler: Reconciler, host: HostReader, tree: CgroupTree) -> None:
         self.clear_seconds: float | None = None
-        """Seconds to wait for other containers; None for a share of the runtime's request timeout."""
+        """Seconds to wait for other containers, or None to wait for a fixed share of the runtime's request timeout."""
         self._state = state
         self._reconciler = reconciler
         self._host = host
@@ -67,8 +69,8 @@ class Starter:
     async def admit(
         self, tracked: Tracked, runtime: LinkStatus, clear_until: float | None = None
     ) -> tuple[Tracked, Rejection | None]:
-        """Waits, until ``clear_until`` (loop time) at the latest, for all other containers to leave the container's
-        CPUs.
+        """Waits for all other containers to leave the container's CPUs, but no longer than until ``clear_until`` (on
+        the event loop's clock).
 
         Returns the container in its new state, and a rejection if it cannot run. The driver's own containers are always
         admitted, since claims cannot be enforced without them.
@@ -131,14 +133,15 @@ class Starter:
         state = self._state
         if outcome.fallback and state.must_be_partition(tracked):
             return tracked, not_applied([outcome.fallback])
-        # A running container whose claimed CPUs are all offline joins the pool, but no container is started there.
+        # A running container whose claimed CPUs are all offline joins the pool, but no container is started in that
+        # situation.
         if rejection := tracked.rejection or offline(tracked, state):
             return tracked, rejection
         seen, held = outcome.observed, state.pool.held
         if tracked.entitlement.claims:
             if outcome.left or seen is None:
                 return tracked, not_applied(outcome.left)
-        # A container without a claim may start with wrong settings, unless it may be on held CPUs.
+        # A container without a claim may start with wrong settings, unless it may be on CPUs that the pool excludes.
         elif outcome.left and held and not tracked.identity.own_pod and _may_be_on(held, seen):
             return tracked, not_applied(outcome.left)
         self._reconciler.store_outcome(tracked.after(Event.APPLIED), outcome)
@@ -184,7 +187,7 @@ class Starter:
         return asyncio.get_running_loop().time() + seconds
 
     async def kill(self, tracked: Tracked) -> bool:
-        """Kills every process of a container. Returns True if that was done within KILL_SECONDS.
+        """Kills every process of a container. Returns True if that succeeded within KILL_SECONDS.
 
         The write continues if the hook is cancelled or the time runs out. Once killed, a container in the phase LISTED
         or RUNNING changes to the phase ENDING. A failure is logged.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Authorizes the use of claims. A container's environment is evidence; only the root-owned records are authoritative.
+"""Authorizes the use of claims. A container's environment is merely evidence; only the root-owned records are
+authoritative.
 
 CDI sets environment variables that name the claim and its requests, but the author of a pod or an image can set the
 same variables. Therefore a container holds a claim only if all of these conditions are met: a variable names the claim,
@@ -89,7 +90,7 @@ _CODES: Final = {
     Reason.UNENFORCED: BackendCode.NOT_ENFORCED,
     Reason.OBSERVE: BackendCode.NODE_OBSERVES,
 }
-"""Code for each rejection reason, used if the rejection has no ``cause`` with its own code."""
+"""Code for each rejection reason, used if the rejection's ``cause`` is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class Claims:
         first_users: Mapping[ClaimKey, Owner] = MappingProxyType({}),
         is_alive: Callable[[Owner], bool] = lambda _: True,
     ) -> None:
-        """``is_alive`` returns True if the owner's pod has a living container with the owner's name."""
+        """``is_alive`` returns True if the owner's pod has a live container with the owner's name."""
         self.files: Mapping[ClaimKey, ClaimFile] = {}
         self.known: dict[ClaimKey, Held | str] = {}
         """For each claim, the claim with all of its requests, or the reason why no container can hold it."""

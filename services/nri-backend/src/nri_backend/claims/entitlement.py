@@ -72,7 +72,7 @@ class MemoryGrant:
 class Counted:
     """Amounts that the kubelet adds to limits because of claims.
 
-    The kubelet adds whole claims, regardless of how many of their requests the container names.
+    The kubelet adds the whole of each claim, regardless of how many of its requests the container names.
     """
 
     cpus: int = 0

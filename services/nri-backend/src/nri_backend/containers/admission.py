@@ -143,7 +143,7 @@ def resources_for(tracked: Tracked, state: NodeState, *, huge: bool = False) -> 
 
 
 def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
-    """Returns the CPUs for the runtime, which writes them when it creates the cgroup.
+    """Returns the CPUs to send to the runtime, which writes them when it creates the cgroup.
 
     They include the claim's offline CPUs, unlike the expected effective CPUs in plan.cpuset_of().
     """
@@ -244,8 +244,8 @@ def _unknown_sibling(tracked: Tracked, state: NodeState) -> Rejection | None:
     """Returns a rejection if a sibling could use up the memory that the container has claimed, else None.
 
     A pod's limits include the memory claims of all its containers. While the memory claims of a running sibling are
-    unknown, the correct limits are unknown as well: a limit can be raised by this container's claim, but the sibling
-    may already be using that amount.
+    unknown, the correct limits are unknown as well: a limit can be raised by the amount that this container has
+    claimed, but the sibling may already be using that amount.
     """
     if not (tracked.entitlement.hugepages or tracked.protected):
         return None
@@ -300,7 +300,7 @@ that uses runc or crun"
 def unenforced(
     tracked: Tracked, seen: Observed | None, leader: Leadership, state: NodeState, *, starting: bool = False
 ) -> Rejection | None:
-    """For a standby: returns a rejection if no active instance has set up a claim container, else None.
+    """Used by a standby. Returns a rejection if no active instance has set up a claim container, else None.
 
     ``seen`` contains the CPUs and nodes that the container would run on. They must match its claims. On CreateContainer
     (``starting`` is False), they are not checked if there is an active instance that the runtime calls after this one.

@@ -124,7 +124,7 @@ class Tracked:
         return self.identity.id
 
     def after(self, event: Event) -> "Tracked":
-        """Returns the container after a lifecycle event."""
+        """Returns the container's state after a lifecycle event."""
         phase = TRANSITIONS[self.phase][event]
         return self if phase is self.phase else replace(self, phase=phase)
 
@@ -138,8 +138,8 @@ class Tracked:
         return without.seen(exclusive=frozenset())
 
     def in_sandbox(self) -> "Tracked | None":
-        """For a container that has no cgroup: returns a copy that uses the pod's cgroup, as a container in a sandbox
-        does. Returns None if that is impossible.
+        """Returns a copy that uses the pod's cgroup, as a container in a sandbox does, or None if that is impossible.
+        It is used for a container whose own cgroup does not exist.
 
         Claims are enforced only through the container's own cgroup. The kubelet puts a pod's UID into the name of the
         pod's cgroup; a cgroup with another name may belong to other pods as well.
@@ -166,7 +166,7 @@ class Tracked:
     @property
     def unsettled(self) -> bool:
         """True if the container runs with claims that have no record on this node, so the limits that these claims have
-        set must stay.
+        set must stay in place.
         """
         return self.phase in OCCUPYING and self.rejection is not None and bool(self.rejection.unknown)
 

@@ -8,7 +8,7 @@ while the state may change. It is therefore immutable and contains everything th
 A container's plan contains its desired cpuset (``cpuset_of``), the limits of its claims, its partition type and the
 page sizes that it must not reserve. A limit has no effect while a cgroup above has a lower one, so a container's claims
 also change the cgroups above it (``groups_above``). Their plans are *raises* relative to the kubelet's original limits
-(limits/claimed.py), which only the thread can read: the limits of a pod's cgroup are raised by the sum of its living
+(limits/claimed.py), which only the thread can read: the limits of a pod's cgroup are raised by the sum of its live
 containers' claims, and every cgroup up to the root passes on memory protection. While a running container's claims are
 unknown, because their record is missing, the sums are too low. Raises with ``lower=False`` are then applied: limits are
 raised for known claims and never lowered.
@@ -64,8 +64,9 @@ class Desired:
     allows only some of the pool.
     """
     online: frozenset[int] = frozenset()
-    """Online CPUs if ``cpuset.cpus`` itself has to be compared (an empty file means all of them), else an empty set.
-    The effective set cannot be compared on a node with partitions, since other cgroups' partitions remove CPUs from it.
+    """Online CPUs if ``cpuset.cpus`` itself has to be compared (an empty file means all of them), otherwise an empty
+    set. The effective set cannot be compared on a node with partitions, since other cgroups' partitions remove CPUs
+    from it.
     """
     lazy: bool = False
     """True if a pool member may run on only part of the pool. CPUs that the pool has gained are then not added to its
@@ -76,7 +77,7 @@ class Desired:
     exact: bool = False
     """True if ``cpuset.cpus`` itself must equal ``cpus``, regardless of the effective set: the kernel creates no
     partition next to a cgroup whose configured CPUs overlap with those of the partition, even if that cgroup is itself
-    a partition with other effective CPUs.
+    a partition with different effective CPUs.
     """
     mems: frozenset[int] = frozenset()
     """NUMA nodes for ``cpuset.mems``."""
@@ -138,7 +139,7 @@ class Raises:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A container with the desired files of its cgroup. Page sizes and hugepages are in bytes."""
+    """A container, with the desired content of its cgroup's files. Page sizes and hugepages are in bytes."""
 
     tracked: Tracked
     desired: Desired
@@ -324,8 +325,8 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
 
 
 def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises | None]:
-    """Returns the raises that the claims of all containers on the node require in ``groups``, as returned by
-    groups_above().
+    """Returns the raises that the claims of all containers on the node require for the cgroups in ``groups``, which is
+    as returned by groups_above().
 
     The value is None for a cgroup that no longer belongs to its pod; its limits are not changed.
     """
@@ -358,7 +359,7 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
 
 
 def _pod_raises(state: NodeState, path: str, pod_uid: str, passed_on: Mapping[str, Raise]) -> Raises | None:
-    """Returns the raises that the claims of a pod's living containers require in the pod's cgroup."""
+    """Returns the raises that the claims of a pod's live containers require for the pod's cgroup."""
     members = state.containers.of_pod(pod_uid)
     # Since the cgroups were listed, the pod may have been removed, or the runtime may have reported another cgroup for
     # it.

@@ -50,7 +50,7 @@ class NodeClaims(Claims):
     """The node's claims, with indexes by CPU and pod. Owned by NodeState."""
 
     def __init__(self, is_alive: Callable[[Owner], bool]) -> None:
-        """Starts without claims. ``is_alive`` returns True if the owner's pod has a living container with the owner's
+        """Starts without claims. ``is_alive`` returns True if the owner's pod has a live container with the owner's
         name.
         """
         super().__init__(is_alive=is_alive)
@@ -141,7 +141,7 @@ def _counted_by_pod(claims: Iterable[Held | str]) -> dict[str, dict[ClaimKey, Co
 
 
 class ClaimedCpus(NamedTuple):
-    """The claims' CPUs in the form that divide() uses. They change only with the claim files."""
+    """The claims' CPUs in the form that divide() uses. They change only when the claim files change."""
 
     all: frozenset[int]
     """CPUs of all claims."""
@@ -231,8 +231,8 @@ def divide(
 ) -> Pool:
     """Divides the node's CPUs between claims and the shared pool.
 
-    ``weights`` contains the weight of each container with exclusive CPUs, ``fallbacks`` the claims that the pool
-    enforces although a partition could.
+    ``weights`` contains the weight of each container with exclusive CPUs. ``fallbacks`` contains the claims that the
+    pool enforces although a partition could.
     """
     # This is called whenever a container with a partition starts, so it must not loop over the claim files.
     by_kernel = host.partitions and not host.obstacle and config.cpu_exclusivity != "pool"

@@ -2,7 +2,8 @@
 """The node's state: containers, claim files, the machine, and the shared pool that is computed from them.
 
 Every setter recomputes the values that depend on its input: a changed claim file changes the pool, the entitlements,
-and the CPUs that siblings exclude; a container's start or end changes the pool and the authorization of its siblings.
+and the CPUs that siblings must not use; a container's start or end changes the pool and the authorization of its
+siblings.
 
 Containers are also indexed by cpuset class. A node has hundreds of containers and few classes: two containers are in
 the same class if they were last seen on the same CPUs and have the same desired CPUs. The class alone decides whether a
@@ -63,7 +64,9 @@ class ContainerIndex:
         self.without_cgroup: set[str] = set()
         """Ids of the containers in ``classes`` whose cgroup is unknown or is that of their pod."""
         self.weights: dict[str, Weight] = {}
-        """Weights by container id. Only containers with exclusive CPUs have one."""
+        """The weights from which divide() computes the pool, by container id. Only containers with exclusive CPUs have
+        one.
+        """
         self.by_id: dict[str, Tracked] = {}
         self.with_problem: set[str] = set()
         """Ids of the containers that have a problem to report to the operator."""
@@ -152,7 +155,7 @@ class ChangeLog:
     def since(self, count: int) -> list[str] | None:
         """Returns the ids of the containers and attempts that have changed since ``self.count`` had this value.
 
-        The ids are in the order of their first change. Returns None if not all of these changes are stored.
+        The ids are in the order of their first change. Returns None if not all of these changes are still stored.
         """
         number = self.count - count
         if number > len(self._ids):
@@ -171,7 +174,9 @@ class NodeState:
         self.containers = ContainerIndex()
         self.pool = Pool()
         self.changes = 0
-        """Number of changes so far. If it differs after a wait, decisions from before the wait must be repeated."""
+        """Number of changes so far. If it has changed after a wait, decisions that were made before the wait must be
+        repeated.
+        """
         self.change_log = ChangeLog(changed)
         self.told = False
         """True once the runtime has listed its containers; before that, the containers are unknown."""
@@ -333,7 +338,7 @@ class NodeState:
         # The pool comes first: even if authorizing a container fails, the pool must exclude the CPUs of new claims.
         self._recompute()
         self.claims.forget_users({held.key for one in self if one.phase in ALIVE for held in one.entitlement.claims})
-        # Containers come in insertion order: if two of them name the same claim, the first one gets it.
+        # Containers are processed in insertion order: if two of them name the same claim, the first one gets it.
         for tracked in self:
             identity = tracked.identity
             concerned = identity.pod.uid in pods or not changed.isdisjoint(identity.evidence.claims)
@@ -377,7 +382,7 @@ class NodeState:
             for one in self.containers.of_pod(before.identity.pod.uid)
             if one.phase in ALIVE and one.rejection is not None
         }
-        # Containers come in insertion order: if two of them name the same claim, the first one gets it.
+        # Containers are processed in insertion order: if two of them name the same claim, the first one gets it.
         for tracked in self if rejected else ():
             if tracked.id in rejected and (now := self.authorized(tracked)) != tracked:
                 self.put(now)
@@ -409,7 +414,7 @@ class NodeState:
 
     @property
     def kubelet_pins(self) -> frozenset[str]:
-        """The kubelet's static managers, as detected in requests for living containers."""
+        """The kubelet's static managers, as detected in requests for live containers."""
         pinned = [self.containers.by_id[container_id] for container_id in self.containers.with_pins]
         return frozenset[str]().union(*(one.stated.kubelet_pins for one in pinned if one.phase in ALIVE))
 
@@ -427,13 +432,14 @@ class NodeState:
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
         """Returns the partition type that the container's cgroup must have, or "" if it must not be a partition.
 
-        If the kernel has refused the partition before, its type is only returned with ``again``. The cgroup of an ended
-        container is never made a partition.
+        If the kernel has refused the partition before, its type is returned only if ``again`` is set. The cgroup of an
+        ended container is never made a partition.
         """
         kind = tracked.entitlement.partition if tracked.phase not in ENDED else ""
         if not (kind and self.pool.by_kernel and tracked.entitlement.cpus & self.host.online):
             return ""
-        # A container that must be a partition is retried at each start, and rejected if the kernel refuses again.
+        # If the container must be a partition, creating the partition is retried at each start, and the container is
+        # rejected if the kernel refuses again.
         starts = tracked.phase in PENDING and self.must_be_partition(tracked)
         return kind if again or starts or not tracked.fallback else ""
 
@@ -461,7 +467,9 @@ class NodeState:
 
 
 def weight(tracked: Tracked) -> Weight | None:
-    """Returns a container's weight in the division of the node's CPUs, or None if it has no exclusive CPUs."""
+    """Returns the container's weight: the exclusive CPUs and the partition type that divide() takes into account.
+    Returns None if it has no exclusive CPUs.
+    """
     if tracked.phase not in OCCUPYING:
         return None
     cpus = tracked.entitlement.cpus | tracked.observed.exclusive

@@ -10,7 +10,7 @@ restores the normal one (``_end_idle``).
 
 A round consists of these steps, in this order:
 
-1. At a tick it reads the machine. At a tick, or if claim files may have changed, it reads the claim files.
+1. At a tick it reads the machine's state. At a tick, or if claim files may have changed, it reads the claim files.
 2. It repairs partitions that the kernel has invalidated, after moving the siblings that may have caused this.
    Partitions of ended containers are not repaired: the shared pool excludes their CPUs instead.
 3. It moves containers that were last seen on the wrong CPUs (``move``).
@@ -110,7 +110,7 @@ class Schedule:
     pods: dict[str, str] = field(default_factory=dict)
     """Pods whose limits the next tick applies: each pod's UID, with the cgroup of one of its containers."""
     idle: bool = False
-    """True if ``tick`` is IDLE_SECONDS after the last one."""
+    """True if ``tick`` is IDLE_SECONDS after the previous tick."""
     idle_changed: IdleChanged = lambda **_: None
     """Called when the audit switches to the idle interval or back."""
     online: frozenset[int] = frozenset()
@@ -160,7 +160,9 @@ class GroupAuditor:
         self._count_repairs = count_repairs
 
     async def audit_all(self) -> None:
-        """Audits those cgroups above containers whose plan or files have changed since the last reading."""
+        """Audits the cgroups above containers, except those whose plan and files have not changed since the last
+        reading.
+        """
         self._reconciler.forget_raised()
         groups = groups_above(self._state)
         self.problems = {path: problem for path, problem in self.problems.items() if path in groups}
@@ -223,7 +225,9 @@ class Auditor:
         )
         self._groups = GroupAuditor(state, reconciler, self._count_repairs)
         self._failure = NO_PROBLEM
-        """Exception that has ended a round early, as a problem. It is cleared once a round has audited everything."""
+        """Problem that describes the exception with which a round ended early. It is cleared once a round has audited
+        everything.
+        """
 
     @property
     def problems(self) -> Iterable[Problem]:
@@ -382,7 +386,7 @@ class Auditor:
         return due.tick and due.everyone
 
     async def _read_machine(self) -> bool:
-        """Reads the machine. Returns True if the online CPUs have changed since the last tick.
+        """Reads the machine's current state. Returns True if the online CPUs have changed since the last tick.
 
         Partitions that the kernel has refused are then retried: the kernel may have refused a partition because its
         CPUs were going offline, before reporting them as offline.

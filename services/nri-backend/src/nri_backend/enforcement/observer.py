@@ -2,14 +2,14 @@
 """Computes the changes that enforcement would make on a node with ``enforcement: observe``, without making them.
 
 On such a node the instance's ``CgroupTree`` records writes instead of making them (node/node_files.py). The audit is
-not active: it only reads the machine and the claim files, and detects that containers have ended. The hooks are those
-of ``standby.ObservedHooks``: they change nothing in their answers, and reject containers with a claim.
+not active: it only reads the machine's state and the claim files, and detects that containers have ended. The hooks are
+those of ``standby.ObservedHooks``: they change nothing in their answers, and reject containers with a claim.
 
 `Observer` repeats a *pass*. A pass applies the plans of all cgroups to the recording tree, as the first audit of an
 enforcing instance would: the cgroups above containers first, then every running container, then interrupts and host
-daemons. A pass also includes the cpusets that the runtime would write for the answer to Synchronize. When a pass is
-complete, its recorded changes replace those of the previous pass. The containers' observations are stored in the state,
-so their reports show the CPUs on which they actually run.
+daemons. A pass also includes the cpusets that the runtime would write in response to the answer to Synchronize. When a
+pass is complete, its recorded changes replace those of the previous pass. The containers' observations are stored in
+the state, so their reports show the CPUs on which they actually run.
 """
 
 import asyncio

@@ -108,7 +108,7 @@ def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
         if left == kind and effective and effective <= cpus:
             return NO_PROBLEM
         has = "" if effective is None else f" with the CPUs {format_cpu_list(effective)}"
-        # The kernel gives the reason for an invalid partition only as text in this file (perr_strings in
+        # The kernel gives the reason for an invalid partition only in this file, as text (perr_strings in
         # kernel/cgroup/cpuset.c).
         code = BackendCode.SYS_ADMIN_MISSING if NOT_PERMITTED in left else BackendCode.PARTITION_REFUSED
         reason = Problem(f"{tree.root}/{path}/{PARTITION} says {left}{has}", code)

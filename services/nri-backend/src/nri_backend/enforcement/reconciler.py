@@ -61,12 +61,12 @@ _MAX_PLANS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Deps:
-    """Dependencies of enforcement."""
+    """Dependencies that are injected into this package."""
 
     directory: ClaimDirectory
     tree: CgroupTree
     read_host: Callable[[], Host]
-    """Reads the machine. Blocks. Raises HostError."""
+    """Reads the machine's current state. Blocks. Raises HostError."""
     enforcement_records: EnforcementRecords
     leadership: Callable[[], Leadership]
     """Returns the instance that enforces on this node."""
@@ -74,7 +74,7 @@ class Deps:
     clock: Callable[[], float] = time.monotonic
     """Monotonic clock in seconds."""
     probe_is_due: Callable[[], bool] = lambda: False
-    """Returns True if the next call of ``read_host`` writes to cgroups, which may hang."""
+    """Returns True if the next call to ``read_host`` will write to cgroups, which may hang."""
 
 
 class Signals:
@@ -294,7 +294,7 @@ class Reconciler:
         """Stores a job's observation of a running container in the state."""
         if (seen := outcome.observed) is None:
             if tracked.phase in ENDED:
-                # reap() decides whether processes of an ended container are left.
+                # reap() decides whether an ended container still has processes.
                 return
             identity = tracked.identity
             ran = tracked.phase is Phase.RUNNING and identity.cgroup and identity.evidence != NO_EVIDENCE

@@ -8,8 +8,8 @@ sources are lost while the container runs:
   entitlement, and its CPUs stay excluded for all other containers, until its last process has ended.
 * The backend restarts. The runtime lists the containers and their environment, but an orphan's environment alone is not
   sufficient, because it names claims without a valid record. ``recall`` adds the claims from the enforcement record.
-* The runtime removes a container while no backend is connected, and one of its processes is left. Only its enforcement
-  record then shows that the container exists; ``lingering`` returns it, so that its CPUs stay occupied.
+* The runtime removes a container while no backend is connected, and one of its processes still exists. Only its
+  enforcement record then shows that the container exists; ``lingering`` returns it, so that its CPUs stay occupied.
 
 Since a record is enough to entitle its container to CPUs, records are kept in one of the backend's own directories,
 where no pod can write. A record contains the cgroup's inode, which no other cgroup has until the next reboot. A
@@ -157,8 +157,8 @@ class EnforcementRecords:
         """Writes records. If a record names a cgroup, the record's inode is first set to the cgroup's current inode.
 
         Returns, by container id, each record's error, or None for a record that was written. A record that is too large
-        to be read back is not written and is an error. Records whose cgroup is gone, and records with invalid ids, are
-        skipped.
+        to be read back is not written, and is treated as an error. Records whose cgroup is gone, and records with
+        invalid ids, are skipped.
         """
         results: dict[str, OSError | None] = {}
         for record in records:
@@ -382,7 +382,7 @@ class Recorder:
     async def lingering(self, listed: Iterable[Tracked]) -> list[Tracked]:
         """Returns containers that are neither listed nor tracked but still have a process.
 
-        No instance has seen the end of these containers, and only their enforcement records show that they exist.
+        No instance has seen these containers end, and only their enforcement records show that they exist.
         """
         known = {tracked.id for tracked in (*listed, *self._state)}
         return [_lingering(record) for record in await asyncio.to_thread(self._records.load_living, known)]
@@ -408,7 +408,7 @@ class Recorder:
         self._answered.intersection_update(tracked.id for tracked in self._state)
 
     async def keep_pins(self) -> None:
-        """Stores the pins of living containers if they have changed; a failed write is retried at the next audit.
+        """Stores the pins of live containers if they have changed; a failed write is retried at the next audit.
 
         Does nothing until the runtime has listed its containers, since their pins would be lost.
         """

@@ -152,8 +152,8 @@ class Starter:
     ) -> tuple[Tracked, Rejection | None]:
         """Waits until no other container is on the container's CPUs, or until the container can no longer run.
 
-        Returns the same values as admit(). The container is authorized again after each state change, since
-        other containers only leave for a claim that is still prepared.
+        Returns the same values as admit(). The container is authorized again after each state change, since other
+        containers leave only for a claim that is still prepared.
         """
         requested, next_request, time = list[Tracked](), 0.0, asyncio.get_running_loop().time
         changes = self._state.changes

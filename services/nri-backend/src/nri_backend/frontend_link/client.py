@@ -2,15 +2,15 @@
 """Reports the backend's state to the frontend in the same pod, and follows its changes to claim records.
 
 Reporting state: ``PUT /v1/backend`` contains the backend's status and renews its lease. The same body contains the
-container reports, unless the frontend already has them. Generations determine whether it does. `Reports` increments its
-generation whenever a container's report changes, and every request contains this generation. The frontend stores the
-generation together with the containers. Its answer contains the stored generation, or 0 if it has stored no containers
-from this backend instance. While this acknowledged generation is the current one, containers are omitted. If the last
-request with containers had the acknowledged generation, only the changes since then are sent. In all other cases, such
-as on a new connection, all containers are sent. If the answer to a request without all containers acknowledges another
-generation, the frontend has restarted, or it cannot merge the changes; all containers are then sent at once. A backend
-sends generation 0 until the runtime has sent its list of containers: until then it reports no containers, and the
-frontend retains those that it has.
+container reports, unless the frontend already has them. Generations determine whether the frontend has them. `Reports`
+increments its generation whenever a container's report changes, and every request contains this generation. The
+frontend stores the generation together with the containers. Its answer contains the stored generation, or 0 if it has
+stored no containers from this backend instance. While this acknowledged generation is the current one, containers are
+omitted. If the last request with containers had the acknowledged generation, only the changes since then are sent. In
+all other cases, such as on a new connection, all containers are sent. If the answer to a request without all containers
+acknowledges another generation, the frontend has restarted, or it cannot merge the changes; all containers are then
+sent at once. A backend sends generation 0 until the runtime has sent its list of containers: until then it reports no
+containers, and the frontend retains those that it has.
 
 A report is sent after each change to the status or a container, at most ten times a second. Parts of the status change
 without an event, so the status is also compared with the last reported one at every tick, or every RENEW_SECONDS while

@@ -132,7 +132,7 @@ class HttpConnection:
         if body:
             headers.append(("content-type", "application/json"))
         request = h11.Request(method=method, target=target, headers=headers)
-        # One write, since each write may wake the frontend.
+        # Everything is sent in one write, since each write may wake the frontend.
         events = (request, h11.Data(data=body), h11.EndOfMessage())
         self._writer.write(b"".join(self._http.send(event) or b"" for event in events))
         await self._writer.drain()

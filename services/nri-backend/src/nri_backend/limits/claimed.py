@@ -26,7 +26,7 @@ it.
 
 Hugepages. The kubelet limits a container's hugepages to the amount in the pod spec, which does not include claims. A
 container with a claim gets that limit plus the claimed bytes, and its pod's cgroup gets the original limit plus the
-claims of all its living containers:
+claims of all its live containers:
 
   pod spec: container a 2 MiB, container b 0; claims: a 4 MiB, b 8 MiB
                        kubelet   with claims
@@ -227,7 +227,7 @@ def memory_limits(grant: MemoryGrant) -> dict[str, DesiredLimit]:
 
 
 def ancestors(path: str) -> tuple[str, ...]:
-    """Returns every cgroup above a cgroup, nearest first, without the root, which has no limits."""
+    """Returns every cgroup above a cgroup, nearest first, except the root, which has no limits."""
     above = []
     while path := path.rpartition("/")[0]:
         above.append(path)
@@ -235,7 +235,8 @@ def ancestors(path: str) -> tuple[str, ...]:
 
 
 def protections(containers: Iterable[tuple[str, Mapping[Protected, int]]]) -> dict[str, dict[str, Raise]]:
-    """Returns the memory protection that each cgroup above containers must have to pass on the containers' protection.
+    """Returns the memory protection that each cgroup above containers needs in order to pass on the containers'
+    protection.
 
     ``containers`` contains each container's cgroup path and protected bytes.
     """

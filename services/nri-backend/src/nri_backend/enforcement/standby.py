@@ -4,8 +4,9 @@
 A standby tracks every container and writes nothing, since another instance enforces.
 
 The runtime calls every connected plugin, and each of them can reject a container. So a standby rejects a claim
-container that no active instance has set up. On CreateContainer, it does so only if the active instance must have
-answered before it. On StartContainer, it compares the effective CPUs and nodes of the cgroup with the claims.
+container that no active instance has set up. On CreateContainer, it does so unless there is an active instance that the
+runtime calls after the standby. On StartContainer, it compares the effective CPUs and nodes of the cgroup with the
+claims.
 """
 
 import asyncio

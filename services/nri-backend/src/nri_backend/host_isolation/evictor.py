@@ -6,7 +6,7 @@ another. Each class has an `Evictor`, an asyncio task that runs passes of `evict
 
 1. reads the current affinities,
 2. plans the new ones (plan.py),
-3. saves the originals of all movables that it is about to change, in a file (originals.py),
+3. stores, in a file (originals.py), the originals of all movables that it is about to change,
 4. writes the new affinities,
 5. removes the restored originals from the file again, and reverts the entries of movables whose write failed.
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only the modules listed below write files. Those that write files of the node write nothing with ``enforcement:
-observe``.
+"""Only the modules listed below write files. With ``enforcement: observe``, those that write the node's files write
+nothing.
 """
 
 import ast
@@ -21,7 +21,7 @@ NODE: Final = {
     "nri_backend.node.node_files": "cgroups, interrupts, slices; ObservedFiles takes its place",
     "dra_frontend.node.hugepage_pools": "pools of hugepages; KernelPools(observes=True) refuses",
 }
-"""The modules that write files of the node. Each has an implementation that writes nothing."""
+"""The modules that write the node's files. Each has an implementation that writes nothing."""
 OWN: Final = {
     "nri_backend.node.active_lock": "the lock and the heartbeat in runDir",
     "nri_backend.node.preflight": "creates runDir",
@@ -41,7 +41,7 @@ OWN: Final = {
     "numa_tools.commands.gather": "a command for people, which writes the archive that they name",
     "numa_node.files": "replaces and locks files of runDir and cdiDir",
 }
-"""The modules that write the driver's own files, with the reason."""
+"""The modules that write the driver's own files, each with its reason."""
 _OS: Final = frozenset(
     [
         "chmod",
@@ -99,8 +99,8 @@ _FLAGS: Final = frozenset({"O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND
 
 
 def _opens_for_writing(call: ast.Call) -> bool:
-    """Returns True if a call to open() or Path.open() may write, which is the case if its mode is not a constant read
-    mode.
+    """Returns True if a call to open() or Path.open() may write. This is the case unless the call uses the default mode
+    or a constant read mode.
     """
     mode = next((one.value for one in call.keywords if one.arg == "mode"), None)
     positional = call.args[1 if isinstance(call.func, ast.Name) else 0 :]
@@ -111,7 +111,7 @@ def _opens_for_writing(call: ast.Call) -> bool:
 
 
 def writes(source: str) -> Iterator[str]:
-    """Yields the calls in a module that may write a file, with their line numbers."""
+    """Yields a module's calls that may write a file, with their line numbers."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Attribute(value=ast.Name(id=module), attr=name) if name in _MODULES.get(module, ()):
@@ -140,7 +140,7 @@ def _modules() -> Iterator[tuple[str, Path]]:
 
 
 def test_only_the_listed_modules_write_files() -> None:
-    """An unlisted module would write despite ``enforcement: observe``."""
+    """A module that is not listed might write even with ``enforcement: observe``."""
     found = {name: list(writes(path.read_text())) for name, path in _modules() if "_pb" not in name}
     unknown = {name: places for name, places in found.items() if places and name not in NODE | OWN}
     assert not unknown

@@ -24,15 +24,15 @@ def file_name(record: AllocationRecord) -> str:
 
 @given(records())
 def test_a_record_survives_writing_and_reading(record: AllocationRecord) -> None:
-    """The CDI directory is the database: after a restart, the records that were written before are read."""
+    """The CDI directory is the database: after a restart, the frontend reads back the records that it wrote before."""
     assert parse_claim_file(file_name(record), dump_claim_file(record)).record == record
 
 
 @given(records())
 def test_a_file_conforms_to_the_specification(record: AllocationRecord) -> None:
-    """The file has the lowest version that supports annotations, no unknown key at any level, and for each request one
-    device with a valid name, because a runtime rejects the whole file otherwise. Each device has the driver's
-    variables, which identify this claim.
+    """The file uses the lowest CDI version that supports annotations, has no unknown key at any level, and has one
+    device with a valid name for each request, because a runtime otherwise rejects the whole file. Each device sets the
+    driver's variables, which identify this claim.
     """
     document = json.loads(dump_claim_file(record))
     assert document["cdiVersion"] == "0.6.0"
@@ -57,8 +57,8 @@ def test_a_file_conforms_to_the_specification(record: AllocationRecord) -> None:
         )
 
 
-def test_devices_of_one_file_share_no_variable() -> None:
-    """A container that uses several requests of a claim gets one variable for each; none overwrites another."""
+def test_devices_in_one_file_share_no_variable() -> None:
+    """A container that uses several requests of a claim gets one variable per request, and none overwrites another."""
     record = cpu_record("c1", "a=0-1", "b=4")
     assert request_env(record, "a") == {"DRA_CPUSET_c1_a": "0-1"}
     assert request_env(record, "b") == {"DRA_CPUSET_c1_b": "4"}
@@ -66,7 +66,7 @@ def test_devices_of_one_file_share_no_variable() -> None:
 
 
 def test_memory_variables_contain_node_and_size() -> None:
-    """Several allocations of one kind are combined; NUMA nodes are a list, and none is lost."""
+    """Several allocations of the same kind are combined into one variable, which lists all of their NUMA nodes."""
     parts = (("m", 0, 512 * MIB, 4096), ("m", 1, 64 * MIB, 2 * MIB), ("m", 0, 2 * MIB, 2 * MIB))
     assert request_env(memory_record("c1", *parts), "m") == {
         "DRAMEMORY_c1_NUMANodes": "0-1",
@@ -76,8 +76,8 @@ def test_memory_variables_contain_node_and_size() -> None:
 
 
 def test_each_device_mounts_only_for_its_own_request() -> None:
-    """Hugepages are mounted as a file system of the claimed page size and metadata is read-only; other requests get
-    neither.
+    """A device for hugepages mounts a file system with the claimed page size, and metadata is mounted read-only.
+    Containers of other requests get neither mount.
     """
     mount = {"mount": MemoryMount(path="/dev/hugepages", mode="1777")}
     parts = (("a", 0, 64 * MIB, 2 * MIB), ("a", 1, 2 * MIB, 2 * MIB), ("b", 0, GIB, GIB))
@@ -96,9 +96,9 @@ def test_each_device_mounts_only_for_its_own_request() -> None:
     assert "mounts" not in second
 
 
-def test_a_record_of_another_claim_is_named_in_one_short_line() -> None:
-    """The problem appears in the log, in Events and in the lease. The file's CPUs stay allocated, but the file grants
-    no resources.
+def test_the_error_for_another_claims_record_is_one_short_line() -> None:
+    """The error appears in the log, in Events and in the lease. The CPUs in the file stay allocated, but the file
+    grants no resources.
     """
     record = cpu_record("c1", "a=0-1")
     assert "'c1'" in parse_claim_file(cdi_file_name("dra.cpu", "other"), dump_claim_file(record)).problem
@@ -116,8 +116,8 @@ def test_a_record_of_another_claim_is_named_in_one_short_line() -> None:
     "annotation", [None, "{", "null", '{"version": 99}', "[]", '{"version": 1, "driver": "dra.cpu"}']
 )
 def test_an_unreadable_record_still_holds_its_resources(annotation: str | None) -> None:
-    """As long as the CDI part can be read, CPUs and memory are known from the variables, so they are not allocated to
-    other claims.
+    """As long as the CDI part can be read, its variables contain the record's CPUs and memory, so these are not
+    allocated to other claims.
     """
     plain = MemoryAllocation(request="m", device="memory-numa000", numa_node=0, size=4096, page_bytes=4096)
     huge = {"device": "hugepages-2m-numa001", "numa_node": 1, "size": 64 * MIB, "page_bytes": 2 * MIB}

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration rejects unknown content, and the error contains the replacement."""
+"""The configuration rejects unknown content, and the error suggests the replacement."""
 
 import pytest
 from numa_contract.config import Config, ConfigError, parse_config
 
 
 def test_keys_of_dra_driver_cpu_keep_their_names() -> None:
-    """A file for dra-driver-cpu works unchanged if its keys are known, and no key is required."""
+    """A configuration file written for dra-driver-cpu works unchanged if all of its keys are known here, and no key is
+    required.
+    """
     assert parse_config(None, "f") == parse_config({}, "f") == Config() == parse_config({"cdiDir": None}, "f")
     config = parse_config(
         {"apiVersion": "v1alpha1", "reservedCPUs": "0-1,8", "hostnameOverride": "n", "cpuDeviceMode": "grouped"}, "f"
@@ -79,8 +81,8 @@ def test_errors_contain_file_and_key(document: object, named: str) -> None:
     "document",
     [{"sharedPool": {"grow": None}}, {"memoryProtection": {"allowed": None, "maxFraction": None}}, {"pagePort": None}],
 )
-def test_a_key_without_a_value_is_left_out(document: dict[str, object]) -> None:
-    """At every level, a key without a value, such as ``grow:``, has its default."""
+def test_a_key_without_a_value_counts_as_omitted(document: dict[str, object]) -> None:
+    """At every level, a key without a value, such as ``grow:``, gets its default."""
     assert parse_config(document, "f") == Config()
 
 
@@ -92,10 +94,10 @@ def test_a_key_without_a_value_is_left_out(document: dict[str, object]) -> None:
         ({"irqs": "leave"}, {"irqs": "keep"}, "irqs: leave is the former word for keep"),
     ],
 )
-def test_a_former_name_means_the_present_one(
+def test_a_deprecated_key_means_the_same_as_its_replacement(
     former: dict[str, object], present: dict[str, object], warning: str
 ) -> None:
-    """The resulting configuration is the same, and contains a warning that names both keys."""
+    """The resulting configuration is the same, with an added warning that names both keys."""
     read, expected = parse_config(former, "f"), parse_config(present, "f")
     assert read.model_dump() == expected.model_dump() != Config().model_dump()
     assert (read.former_names, expected.former_names) == ((warning,), ())
@@ -103,12 +105,14 @@ def test_a_former_name_means_the_present_one(
 
 
 def test_a_single_cpu_needs_no_quotes() -> None:
-    """YAML parses it as an integer."""
+    """YAML parses the single CPU as an integer."""
     assert parse_config({"reservedCPUs": 8191}, "f").reserved_cpus == {8191}
 
 
 def test_all_errors_are_reported_at_once() -> None:
-    """An operator can thus correct a file in one step. The known keys are listed only for errors at the top level."""
+    """The operator can thus fix the whole file in one go. The known keys are listed only for errors at the top
+    level.
+    """
     with pytest.raises(ConfigError) as caught:
         parse_config({"sharedPool": {"grwo": "lazy"}, "cdiDir": "x"}, "f")
     assert set(caught.value.faults) == {
@@ -118,8 +122,8 @@ def test_all_errors_are_reported_at_once() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["", "k", "M", "G", "T", "Ki", "Mi", "Gi", "Ti"])
-def test_reserved_memory_takes_every_suffix_that_the_schema_allows(suffix: str) -> None:
-    """A value that the chart's schema accepts must not prevent both containers from starting."""
+def test_reserved_memory_accepts_every_suffix_that_the_schema_allows(suffix: str) -> None:
+    """A value that passes the chart's schema must not prevent either container from starting."""
     limits = {"memory": f"4{suffix}", "hugepages-2Mi": "64Mi"}
     config = parse_config({"reservedMemory": [{"numaNode": 1, "limits": limits}]}, "test")
     base, power = (1024 if suffix.endswith("i") else 1000), " kMGT".find(suffix.upper().replace("K", "k")[:1] or " ")
@@ -128,9 +132,9 @@ def test_reserved_memory_takes_every_suffix_that_the_schema_allows(suffix: str) 
     assert config.reserved_bytes(0) == 0
 
 
-def test_only_the_first_faults_are_in_the_text() -> None:
-    """The error for one unknown key lists all known keys, so the errors of a file full of unknown keys would have
-    megabytes.
+def test_the_message_contains_only_the_first_errors() -> None:
+    """The error for one unknown key lists all known keys, so the message for a file full of unknown keys would be
+    megabytes long.
     """
     with pytest.raises(ConfigError) as caught:
         parse_config({f"key{number}": 1 for number in range(1000)}, "f")

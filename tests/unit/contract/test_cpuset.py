@@ -12,21 +12,23 @@ from numa_contract.errors import MalformedError
     ("text", "cpus"),
     [("", set()), ("\n", set()), ("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), ("0-1,2,8-8\n", {0, 1, 2, 8}), ("007", {7})],
 )
-def test_reads_the_kernels_lists(text: str, cpus: set[int]) -> None:
-    """Ascending numbers and ranges are a set; the empty list is the empty set."""
+def test_kernel_lists_are_parsed(text: str, cpus: set[int]) -> None:
+    """Ascending numbers and ranges parse to a set, and the empty list parses to the empty set."""
     assert parse_cpu_list(text) == cpus
 
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "1,,2", "0 - 3", "0-3:1/2", "99999999", "8192", "1,", "٣"])
-def test_invalid_lists_are_rejected_with_their_text(text: str) -> None:
-    """An invalid list is an error that contains the list, never an empty or a guessed set."""
+def test_an_invalid_list_is_rejected_with_an_error_that_quotes_it(text: str) -> None:
+    """An invalid list never results in an empty or guessed set."""
     with pytest.raises(MalformedError, match=rf"^CPU list '{text}': "):
         parse_cpu_list(text)
 
 
 @pytest.mark.parametrize("text", ["0,0", "1,0", "0-3,3", "0-3,2-5", "8,0-1"])
-def test_a_list_is_ascending_and_disjoint(text: str) -> None:
-    """This is the kernel's form, so no CPU can appear twice, and no text costs more than the largest machine."""
+def test_a_list_must_be_ascending_and_disjoint(text: str) -> None:
+    """The kernel writes lists in this form. As no CPU can appear twice, no list costs more to parse than one for the
+    largest machine.
+    """
     with pytest.raises(MalformedError, match="ascending"):
         parse_cpu_list(text)
 
@@ -38,9 +40,9 @@ def test_every_set_survives_formatting_and_parsing(cpus: frozenset[int]) -> None
     assert format_cpu_list([3, 1, 2, 8, 10, 9]) == "1-3,8-10"
 
 
-def test_the_cache_of_parsed_lists_is_bounded() -> None:
-    """Tenants also write lists: only the latest few huge ones are cached, and an invalid list raises the error each
-    time.
+def test_the_cache_for_parsed_lists_is_bounded() -> None:
+    """Tenants can write lists too. Of huge lists, only the few latest are cached, and an invalid list raises its error
+    on every call.
     """
     assert parse_cpu_list("0-3") is parse_cpu_list("0-3")
     large = parse_cpu_list("0-8191")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON from files and peers, and foreign text in responses."""
+"""JSON documents from files and peers, and foreign strings in responses."""
 
 import json
 
@@ -31,7 +31,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_documents_are_rejected(name: str) -> None:
-    """Every hostile text raises an error that contains the document's name, in a bounded time and length."""
+    """Every hostile document raises an error that contains the document's name. The error has a bounded length and is
+    raised in bounded time.
+    """
 
     def refuse() -> None:
         with pytest.raises(MalformedError, match="record 'c1'") as caught:
@@ -43,7 +45,7 @@ def test_hostile_documents_are_rejected(name: str) -> None:
 
 @given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(), st.lists, max_leaves=20))
 def test_parsed_documents_can_be_written(value: object) -> None:
-    """Any value that json can write is parsed back unchanged, escaped or not."""
+    """Any value that json can write parses back to the same value, whether or not its strings are escaped."""
     for ascii_only in (True, False):
         try:
             data = json.dumps(value, ensure_ascii=ascii_only).encode()
@@ -57,8 +59,8 @@ def test_parsed_documents_can_be_written(value: object) -> None:
 
 
 @given(st.text(max_size=300))
-def test_foreign_text_is_one_short_line(text: str) -> None:
-    """Foreign text can neither forge a line of a log nor fill it."""
+def test_a_foreign_string_becomes_one_short_line(text: str) -> None:
+    """A foreign string can neither forge a log line nor flood the log."""
     line = shown(text)
     assert line.isprintable()
     assert len(line) < 10 * 80 + 40
@@ -66,8 +68,8 @@ def test_foreign_text_is_one_short_line(text: str) -> None:
 
 
 @given(st.text(max_size=300))
-def test_foreign_text_on_a_terminal_is_complete_and_on_one_line(text: str) -> None:
-    """Control characters are escaped and not executed; printable text is unchanged."""
+def test_a_foreign_string_on_a_terminal_is_complete_and_on_one_line(text: str) -> None:
+    """Control characters are escaped, so the terminal does not interpret them. Printable characters are unchanged."""
     line = printable(text)
     assert line.isprintable()
     assert line == text or not text.isprintable()
@@ -75,7 +77,7 @@ def test_foreign_text_on_a_terminal_is_complete_and_on_one_line(text: str) -> No
 
 
 def test_a_response_has_at_most_a_kilobyte() -> None:
-    """The kubelet puts it into an Event; a cut never splits a character."""
+    """The kubelet copies the response into an Event. Cutting it never splits a character."""
     assert cut_answer("short") == "short"
     cut = cut_answer("ä" * 1000)
     assert len(cut.encode()) <= 1024

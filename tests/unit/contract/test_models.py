@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances of models share equal sets of field names and equal sets of CPUs, and pydantic loads no plugins."""
+"""Model instances share equal field-name sets and equal CPU sets, and pydantic loads no plugins."""
 
 import subprocess
 import sys
@@ -7,8 +7,10 @@ import sys
 from numa_contract.records import CpuAllocation, Owner, PoolCpus
 
 
-def test_instances_share_the_set_of_given_fields() -> None:
-    """The set contains the names that were given, as pydantic documents it, and a copy with changes has its own set."""
+def test_instances_share_the_set_of_fields_that_were_set() -> None:
+    """The set contains the names of the fields that were passed, as pydantic documents it, and a copy with changes has
+    its own set.
+    """
     values = {"request": "r", "device": "d", "cpus": "0-3"}
     first, second = CpuAllocation.model_validate(values), CpuAllocation.model_validate(values)
     assert first.model_fields_set is second.model_fields_set
@@ -21,7 +23,7 @@ def test_instances_share_the_set_of_given_fields() -> None:
 
 
 def test_equal_cpu_lists_share_one_set() -> None:
-    """A node has few distinct lists but hundreds of documents that contain them."""
+    """A node has few distinct CPU lists, but hundreds of documents contain them."""
     text = '{"cpus": "0-3,8", "near": "0-3"}'
     first, second = PoolCpus.model_validate_json(text), PoolCpus.model_validate_json(text)
     assert first.cpus is second.cpus

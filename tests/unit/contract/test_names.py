@@ -48,8 +48,8 @@ def test_names_are_those_of_the_contract(built: str, name: str) -> None:
 
 
 @given(st.none() | st.sampled_from([64 << 10, 2 << 20, 32 << 20, 1 << 30, 16 << 30]), st.integers(0, 4095))
-def test_a_memory_device_name_contains_its_properties(hugepage_bytes: int | None, node: int) -> None:
-    """The properties of a device must be known even after it has disappeared."""
+def test_a_memory_devices_name_contains_its_properties(hugepage_bytes: int | None, node: int) -> None:
+    """The driver must be able to tell a device's properties even after the device has disappeared."""
     name = names.memory_device_name(hugepage_bytes, node)
     assert names.parse_memory_device_name(name) == (hugepage_bytes, node)
     for other in (f"{name}x", f"x{name}", name.replace("numa", "node"), name.replace("-numa", "-2q-numa")):
@@ -61,7 +61,7 @@ def test_a_memory_device_name_contains_its_properties(hugepage_bytes: int | None
     st.lists(st.text(max_size=8) | st.sampled_from(["..", ".", "a/b", "", "-", "A"]) | requests, min_size=3, max_size=3)
 )
 def test_metadata_paths_never_escape(parts: list[str]) -> None:
-    """For any names, the path has exactly the expected parts, or there is no path."""
+    """For any names, the result is either a path with exactly the expected components or no path at all."""
     try:
         host = names.metadata_host_path("/p", "dra.cpu", *parts)
         mounted = names.metadata_mount_path("dra.cpu", *parts)
@@ -72,8 +72,8 @@ def test_metadata_paths_never_escape(parts: list[str]) -> None:
 
 
 @given(st.sampled_from(names.DRIVERS), uids)
-def test_file_names_can_be_parsed(driver: str, uid: str) -> None:
-    """The driver's files are recognized by name; those of other vendors and temporary files are left alone."""
+def test_claim_file_names_can_be_parsed(driver: str, uid: str) -> None:
+    """The driver recognizes its own files by name, and ignores temporary files and the files of other vendors."""
     assert names.parse_cdi_file_name(names.cdi_file_name(driver, uid)) == (driver, uid)
     for other in ("dra.memory.json", "dra.k8s.io-cpu_claim-x.json.tmp", "nvidia.json", "x", ""):
         assert names.parse_cdi_file_name(other) is None
@@ -85,7 +85,9 @@ def test_file_names_can_be_parsed(driver: str, uid: str) -> None:
     st.sampled_from(["NUMANodes", "memory", "hugepages_2Mi", "hugepages_16Gi"]),
 )
 def test_variable_names_can_be_parsed(uid: str, request: str | None, item: str) -> None:
-    """Driver, claim, request and item survive the conversion to a variable name and back, for any request name."""
+    """Driver, claim, request and item survive the conversion to a variable name and back, whatever the request is
+    called.
+    """
     assert names.parse_env_key(names.cpu_env_key(uid, request)) == names.EnvKey("dra.cpu", uid, request)
     expected = names.EnvKey("dra.memory", uid, request, item)
     assert names.parse_env_key(names.memory_env_key(uid, request, item)) == expected
@@ -112,9 +114,9 @@ def test_a_uid_cannot_leave_the_directory(uid: str) -> None:
 
 
 @pytest.mark.parametrize("name", [f"memory-numa{'1' * 5000}", f"hugepages-{'1' * 5000}m-numa000", "memory-numa00001"])
-def test_a_device_name_has_no_more_digits_than_a_machine(name: str) -> None:
-    """Any client that may write a claim's status controls the name, and Python raises an unrelated error for numbers of
-    more than 4,300 digits.
+def test_a_device_name_has_no_more_digits_than_any_machine_needs(name: str) -> None:
+    """Any client that may write a claim's status controls the device name, and Python raises an unrelated error for
+    numbers with more than 4,300 digits.
     """
     with pytest.raises(MalformedError):
         names.parse_memory_device_name(name)

@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def no_recursion_limit() -> Iterator[None]:
-    """Raises the interpreter's limit, so only the driver's own limit applies."""
+    """Raises the interpreter's recursion limit, so only the driver's own limit applies."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(100_000)
     yield
@@ -27,7 +27,7 @@ def no_recursion_limit() -> Iterator[None]:
 
 
 def levels(value: Any) -> int:
-    """Counts the levels of a value recursively."""
+    """Counts a value's nesting levels recursively."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return isinstance(value, dict | list) + max(map(levels, inner), default=0)
 
@@ -43,8 +43,8 @@ def levels(value: Any) -> int:
         json.dumps([[]] * 1000),
     ],
 )
-def test_as_many_levels_as_the_limit_are_read(text: str) -> None:
-    """Brackets in strings do not count, and many brackets next to each other are one level."""
+def test_documents_up_to_the_limit_are_read(text: str) -> None:
+    """Brackets inside strings do not count, and any number of brackets side by side count as one level."""
     assert not json_too_deep(text.encode())
     assert not value_too_deep(json.loads(text))
 
@@ -59,8 +59,8 @@ def test_as_many_levels_as_the_limit_are_read(text: str) -> None:
         "[" * 9000 + "]" * 9000,
     ],
 )
-def test_one_level_more_is_too_deep(text: str) -> None:
-    """Closing brackets in strings do not reduce the depth."""
+def test_one_level_more_is_rejected(text: str) -> None:
+    """Closing brackets inside strings do not reduce the depth."""
     assert json_too_deep(text.encode())
     assert value_too_deep(json.loads(text) if len(text) < 2000 else [[json.loads("[" * LIMIT + "]" * LIMIT)]])
 
@@ -73,8 +73,8 @@ _documents = st.recursive(
 
 
 @given(_documents, st.integers(LIMIT - 8, LIMIT + 2))
-def test_the_text_and_the_value_agree(document: Any, more: int) -> None:
-    """For any document, the text and the parsed value have the same depth."""
+def test_the_json_text_and_the_parsed_value_have_the_same_depth(document: Any, more: int) -> None:
+    """This holds for any document."""
     for _ in range(more):
         document = [document]
     assert json_too_deep(json.dumps(document).encode()) == (levels(document) > LIMIT)
@@ -94,6 +94,6 @@ def test_the_text_and_the_value_agree(document: Any, more: int) -> None:
     ],
     ids=range(7),
 )
-def test_measuring_takes_linear_time(text: bytes) -> None:
-    """The cost grows linearly with the length for any text."""
+def test_measuring_the_depth_takes_linear_time(text: bytes) -> None:
+    """This holds for any input, valid or not."""
     assert cpu_seconds(lambda: json_too_deep(text)) < 1

@@ -18,8 +18,8 @@ from numa_contract.errors import MalformedError
         (16 << 30, "16g", "16Gi", "16GB", "hugepages-16777216kB", "16G"),
     ],
 )
-def test_every_spelling(size: int, short: str, kubernetes: str, oci: str, sysfs: str, mount: str) -> None:
-    """The driver, Kubernetes, OCI, sysfs and mount options each have their own spelling; all of them can be parsed."""
+def test_every_spelling_is_parsed(size: int, short: str, kubernetes: str, oci: str, sysfs: str, mount: str) -> None:
+    """The driver, Kubernetes, OCI, sysfs and the mount options each spell page sizes differently."""
     assert pagesize.short_page_size(size) == short
     assert pagesize.kubernetes_page_size(size) == kubernetes
     assert pagesize.oci_page_size(size) == oci
@@ -30,6 +30,6 @@ def test_every_spelling(size: int, short: str, kubernetes: str, oci: str, sysfs:
 
 @pytest.mark.parametrize("text", ["", "2", "0m", "m", "2Q", "hugepages-", "-2m", "2MiB", "2 m"])
 def test_invalid_page_sizes_are_rejected(text: str) -> None:
-    """A size without a unit and any other string raise an error that contains the string."""
+    """A size without a unit, or any other string, raises an error that quotes the string."""
     with pytest.raises(MalformedError):
         pagesize.parse_page_size(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""resource.Quantity: values and canonical text, compared with vectors from the Go library."""
+"""resource.Quantity: values and canonical strings, compared with test vectors from the Go library."""
 
 from fractions import Fraction
 
@@ -22,11 +22,11 @@ CANONICAL = [(pair, False) for pair in DECIMAL.split()] + [(pair, True) for pair
 
 
 @pytest.mark.parametrize(("pair", "binary"), CANONICAL)
-def test_canonical_text(pair: str, binary: bool) -> None:
-    """The canonical text has the largest suffix that leaves a whole number: bytes in powers of 1024, values below 1024
-    and fractions in decimal.
+def test_canonical_strings(pair: str, binary: bool) -> None:
+    """The canonical string has the largest suffix that leaves a whole number. Byte amounts use powers of 1024; values
+    below 1024 and fractions are decimal.
 
-    1000E is a value like any other; the Go library prints it as 1, which is not imitated.
+    1000E is treated like any other value; the Go library prints it as 1, which the driver does not imitate.
     """
     text, canonical = pair.split("=")
     assert format_quantity(parse_quantity(text), binary=binary) == canonical
@@ -41,7 +41,7 @@ EQUAL = [
     ("one", "other"), [*EQUAL, ("1E", "1e18"), ("2E3", "2000"), ("1E-3", "1m"), (" 7 ", 7), (0.1, "100m"), (1e3, "1k")]
 )
 def test_equal_values_are_equal(one: str | float, other: str | float) -> None:
-    """The server may return another spelling, or a bare number, for the same amount."""
+    """The server may return the same amount in another spelling, or as a bare number."""
     assert parse_quantity(one) == parse_quantity(other)
 
 
@@ -49,8 +49,8 @@ UNKNOWN = "K 1K 1ki 1Kb 1B inf nan 1.1.1 --1 e3 . 1e 1e+ 1e3Ki"
 
 
 @pytest.mark.parametrize("text", ["", " ", "1 Gi", "\u0661", *UNKNOWN.split()])
-def test_text_that_the_server_rejects_is_rejected(text: str) -> None:
-    """Upper-case kilo, inner spaces, words and non-ASCII digits are not quantities."""
+def test_strings_that_the_server_rejects_are_rejected(text: str) -> None:
+    """Strings with an upper-case K for kilo, inner spaces, words or non-ASCII digits are not quantities."""
     with pytest.raises(MalformedError, match="quantity"):
         parse_quantity(text)
 
@@ -59,8 +59,8 @@ MONSTERS = ["1e999999999", "1e-999999999", "9" * 500, "1" * 300 + "." + "1" * 30
 
 
 @pytest.mark.parametrize("text", MONSTERS, ids=map(str, range(6)))
-def test_a_huge_quantity_is_rejected_at_once(text: str | int) -> None:
-    """Text that would need gigabytes of digits, or exponential backtracking, is rejected quickly."""
+def test_a_huge_quantity_is_rejected_quickly(text: str | int) -> None:
+    """Parsing such a string would otherwise take gigabytes of digits or exponential backtracking."""
 
     def refuse() -> None:
         with pytest.raises(MalformedError):
@@ -70,8 +70,8 @@ def test_a_huge_quantity_is_rejected_at_once(text: str | int) -> None:
 
 
 @given(st.integers(-(10**30), 10**30), st.booleans())
-def test_canonical_text_is_a_fixed_point(nano: int, binary: bool) -> None:
-    """Down to 10^-9, no precision is lost in either family, and canonical text stays unchanged."""
+def test_formatting_and_parsing_a_canonical_string_changes_nothing(nano: int, binary: bool) -> None:
+    """No precision is lost down to 10^-9, neither with decimal nor with binary suffixes."""
     value = Fraction(nano, 10**9)
     text = format_quantity(value)
     assert parse_quantity(text) == value
@@ -82,6 +82,6 @@ def test_canonical_text_is_a_fixed_point(nano: int, binary: bool) -> None:
 
 @given(st.fractions(min_value=-(10**12), max_value=10**12))
 def test_finer_amounts_round_away_from_zero(value: Fraction) -> None:
-    """Formatting never understates an amount: it is rounded up in magnitude by less than 10^-9."""
+    """Formatting never understates an amount: its magnitude is rounded up by less than 10^-9."""
     printed = parse_quantity(format_quantity(value))
     assert 0 <= abs(printed) - abs(value) < Fraction(1, 10**9)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records and reports across versions, since the two images are updated one at a time."""
+"""Records and reports across versions, since the frontend and backend images are updated one at a time."""
 
 import json
 from typing import Any
@@ -31,15 +31,15 @@ REPORT = {"id": "c", "name": "n", "podUid": "u", "podNamespace": "ns", "podName"
 
 
 def test_a_record_of_the_first_version_is_valid() -> None:
-    """Release N reads the records of N-1, so every field that is newer than version 1 has a default."""
+    """Release N reads the records that release N-1 wrote, so every field added after version 1 has a default."""
     results = [{"request": "r", "pool": "p", "device": "d"}]
     read = parse_record({**CPU, "results": results, "cpus": [{"request": "r", "device": "d", "cpus": "0-1"}]})
     assert read.cpus_of() == {0, 1}
     assert (read.parameters_of("r").strategy, read.parameters_of("r").quota) == ("packed", "lift")
 
 
-def test_former_names_in_records_are_read() -> None:
-    """A record of an earlier release keeps its parameters, and is written again with the current names."""
+def test_deprecated_names_in_records_are_read() -> None:
+    """A record from an earlier release keeps its parameters, and is written back with the current names."""
     for written, read in (("none", "none"), ("pool", "all"), ("numa", "numa")):
         found = CpuParameters.model_validate({"isolated": "only", "shared": written})
         assert found == CpuParameters(isolcpus="only", pool_cpus=read)
@@ -49,7 +49,7 @@ def test_former_names_in_records_are_read() -> None:
 
 @pytest.mark.parametrize(("written", "read"), [("off", "lift"), ("lift", "lift"), ("keep", "keep"), ("half", "half")])
 def test_the_previous_word_for_a_lifted_quota_is_accepted(written: str, read: str) -> None:
-    """``off`` is written back as ``lift``; a word from a newer release is kept."""
+    """``off`` is written back as ``lift``, and a word from a newer release is preserved."""
     record = parse_record({**CPU, "parameters": {"r": {"quota": written}}})
     assert record.parameters_of("r").quota == read
     assert json.loads(record.model_dump_json())["parameters"]["r"]["quota"] == read
@@ -62,12 +62,12 @@ def _from_tomorrow(part: Any) -> Any:
     return [_from_tomorrow(each) for each in part] if isinstance(part, list) else part
 
 
-# Dictionaries whose keys are request names or capacity names have no fields, so they have no unknown ones.
+# Dictionaries keyed by request or capacity name have no fields, so they cannot have unknown ones.
 _BY_NAME = ("parameters", "memoryParameters", "metadata", "poolCpus")
 
 
 def _newer(record: AllocationRecord) -> dict[str, Any]:
-    """Returns the document of a record as the next release would write it."""
+    """Returns a record's document as the next release would write it."""
     document: dict[str, Any] = {**_from_tomorrow(json.loads(record.model_dump_json())), "version": RECORD_VERSION + 1}
     for part in [*(document[name] for name in _BY_NAME), *(result["consumed"] for result in document["results"])]:
         del part["anInvention"]
@@ -76,7 +76,7 @@ def _newer(record: AllocationRecord) -> dict[str, Any]:
 
 @given(records(), st.builds(Owner, podUid=uids, container=requests))
 def test_fields_of_the_next_version_are_preserved(record: AllocationRecord, owner: Owner) -> None:
-    """An older frontend that stores an owner writes back every field that it does not know, at every level."""
+    """When an older frontend stores an owner, it writes back every field that it does not know, at every level."""
     document = _newer(record)
     owned = parse_record(document).model_copy(update={"owner": owner})
     written = parse_claim_file(cdi_file_name(record.driver, record.claim.uid), dump_claim_file(owned)).record
@@ -86,7 +86,7 @@ def test_fields_of_the_next_version_are_preserved(record: AllocationRecord, owne
 
 @given(records())
 def test_unknown_fields_do_not_affect_comparisons(record: AllocationRecord) -> None:
-    """Owners, pods, results and parameters are equal to those that an older release would have written."""
+    """Owners, pods, results and parameters with unknown fields equal those that an older release would have written."""
     read = parse_record({**_newer(record), "version": RECORD_VERSION})
     assert read == record
     assert (hash(read.claim), {*read.reserved_for, read.owner}) == (
@@ -97,8 +97,8 @@ def test_unknown_fields_do_not_affect_comparisons(record: AllocationRecord) -> N
     assert read.claim != record.claim.model_copy(update={"name": "other"})
 
 
-def test_an_unknown_value_of_sharing_is_kept() -> None:
-    """A single new word must not make a record unreadable."""
+def test_an_unknown_sharing_value_is_preserved() -> None:
+    """A single new word must not make the whole record unreadable."""
     assert parse_record({**CPU, "version": 2, "sharing": "node"}).sharing == "node"
     assert parse_record(CPU).sharing == "container"
 
@@ -143,7 +143,7 @@ def test_an_unsupported_version_is_rejected(document: object) -> None:
     ],
 )
 def test_a_broken_record_is_malformed(document: object, field: str) -> None:
-    """The error contains the field. Examples are missing fields, values that would cause a division by zero or fill the
+    """The error names the field. Examples are missing fields, values that would cause a division by zero or exhaust
     memory, and lists that are too long.
     """
     with pytest.raises(MalformedError, match=rf"allocation record '.*{field}"):
@@ -151,7 +151,9 @@ def test_a_broken_record_is_malformed(document: object, field: str) -> None:
 
 
 def test_unknown_fields_of_reports_are_ignored() -> None:
-    """A newer backend may send more than an older frontend understands; an unknown container state counts as alive."""
+    """A newer backend may send fields that an older frontend does not understand. An unknown container state counts as
+    alive.
+    """
     assert ContainerReport.model_validate({**REPORT, "cpus": "0-3", "new": 1}).cpus == {0, 1, 2, 3}
     status = BackendStatus.model_validate({"instance": "i", "pool": "1", "weather": "fine"})
     assert status.pool == {1}
@@ -164,8 +166,8 @@ def test_unknown_fields_of_reports_are_ignored() -> None:
         ContainerReport.model_validate({**REPORT, "state": 7})
 
 
-def test_long_texts_of_a_report_are_cut() -> None:
-    """A long string from a newer release must not cause the rejection of a report, and is not formatted for each
+def test_long_strings_in_a_report_are_cut() -> None:
+    """A newer release's long string must not cause the report to be rejected, and is not formatted again for each
     claim.
     """
     long = "ä" * (4 << 20)
@@ -204,14 +206,18 @@ def test_long_texts_of_a_report_are_cut() -> None:
         ),
     ],
 )
-def test_a_problem_has_the_code_at_its_place(codes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    """An older backend sends no codes. A list of codes with a different length neither removes nor adds problems."""
+def test_each_problem_gets_the_code_at_the_same_index(codes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    """An older backend sends no codes. A list of codes whose length differs from the list of problems neither removes
+    nor adds problems.
+    """
     status = BackendStatus.model_validate({"instance": "i", "problems": ["a", "b"], **codes})
     assert list(status.coded_problems) == expected
 
 
-def test_a_request_with_several_results_is_one_request() -> None:
-    """Names are those of base requests, so subrequests and counts do not create new ones."""
+def test_a_request_with_several_results_counts_once() -> None:
+    """Results are counted by the name of their base request, so subrequests and counts above one do not add
+    requests.
+    """
     results = [{"request": "r/big", "pool": "p", "device": device} for device in "de"]
     record = AllocationRecord.model_validate({**CPU, "results": results})
     assert record.requests == ("r",)
@@ -222,7 +228,7 @@ def test_a_request_with_several_results_is_one_request() -> None:
     st.lists(st.lists(st.sampled_from(["a", "a-", "b", "!"]), min_size=1, max_size=3).map(lambda p: "/" + "/".join(p)))
 )
 def test_mounts_that_hide_each_other_are_found(paths: list[str]) -> None:
-    """Mounts are compared by whole directory names, regardless of their order."""
+    """Mount points are compared by whole path components, in any order."""
     pairs = {
         (one, other)
         for index, one in enumerate(paths)

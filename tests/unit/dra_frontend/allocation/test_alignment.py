@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A claim's CPUs share an attribute value with the devices that matchAttribute joins them to, even if the CPU device
-has several values.
+"""A matchAttribute constraint gives a claim CPUs that share an attribute value with the constraint's other devices,
+even if the CPU device has several values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +35,12 @@ CORE_TYPE: Final = "dra.cpu/coreType"
 GPU: Final = "gpu.example.com"
 HBM: Final = MemoryKind.HBM
 NPS4 = assemble(even_cores(2, 4, 1, 4, 2))
-"""Two sockets of four NUMA nodes, eight CPUs each: node 3 has CPUs 12-15 and 44-47."""
+"""Two sockets with four NUMA nodes each and eight CPUs per node: node 3 has CPUs 12-15 and 44-47."""
 ROOTS = {f"pci0000:{node}{half}": NPS4.numa_nodes[node].cpus for node in range(8) for half in (0, 8)}
 
 
 def with_far(machine: Machine, **nearest: Sequence[int]) -> Machine:
-    """Returns a machine with HBM nodes such as ``n8``, each with the NUMA nodes whose CPUs are next to it."""
+    """Returns a machine with HBM nodes such as ``n8``, each with the NUMA nodes whose CPUs are nearest to it."""
     traits = {int(name[1:]): MemoryTraits(HBM, initiators=frozenset(near)) for name, near in nearest.items()}
     far = {number: NumaNode(number, frozenset(), 16 << 30, traits=one) for number, one in traits.items()}
     return replace(machine, numa_nodes={**machine.numa_nodes, **far})
@@ -54,25 +54,25 @@ def node(group_by: Any = "socket", machine: Machine = NPS4, **more: Any) -> Inve
 
 
 def joined(results: list[dict[str, Any]], *constraints: dict[str, Any], uid: str = "u", config: Any = ()) -> ClaimView:
-    """Returns an allocated claim with these constraints."""
+    """Returns an allocated claim with the given constraints."""
     document = claim(uid, *results, config=config)
     document["spec"] = {"devices": {"constraints": list(constraints)}}
     return parse_claim(document)
 
 
 def match(*requests: str, attribute: str = NUMA) -> dict[str, Any]:
-    """Returns a matchAttribute constraint on some requests, or on all requests by default."""
+    """Returns a matchAttribute constraint on the given requests, or on all requests by default."""
     return {"matchAttribute": attribute, **({"requests": list(requests)} if requests else {})}
 
 
 def gpu(name: str = "gpu-1", request: str = "gpu") -> dict[str, Any]:
-    """Returns an allocation result of another driver."""
+    """Returns an allocation result for another driver's device."""
     return result(request, GPU, name)
 
 
 def slice_of(driver: str = GPU, generation: int = 1, **devices: Mapping[str, Any]) -> dict[str, Any]:
     """Returns another driver's ResourceSlice. Underscores in device names become hyphens, and attributes are in the
-    API's form.
+    API's format.
     """
     listed = [{"name": name.replace("_", "-"), "attributes": dict(one)} for name, one in devices.items()]
     spec = {
@@ -85,14 +85,14 @@ def slice_of(driver: str = GPU, generation: int = 1, **devices: Mapping[str, Any
 
 
 def others(view: ClaimView, inventory: Inventory, *slices: dict[str, Any]) -> OtherDevices:
-    """Returns the other drivers' devices that the claim needs, as read from the slices."""
+    """Returns the other drivers' devices that the claim's constraints involve, as read from the slices."""
     return OtherDevices(read_attributes(slices, needed_devices(view, inventory)))
 
 
 def prepared(
     view: ClaimView, inventory: Inventory, *slices: dict[str, Any], ledger: Ledger | None = None
 ) -> AllocationRecord:
-    """Returns the record of the claim's CPUs. Raises Refused."""
+    """Returns the record with the claim's CPUs. Raises Refused."""
     known = others(view, inventory, *slices)
     return allocate_claim(
         parse_driver_claim(view, "dra.cpu", inventory, Config(), others=known), inventory, ledger or Ledger({})
@@ -100,14 +100,14 @@ def prepared(
 
 
 def refusal(view: ClaimView, inventory: Inventory, *slices: dict[str, Any], ledger: Ledger | None = None) -> str:
-    """Returns the message that the claim's CPUs are refused with."""
+    """Returns the message with which the claim's CPUs are refused."""
     with pytest.raises(Refused) as caught:
         prepared(view, inventory, *slices, ledger=ledger)
     return str(caught.value)
 
 
 def joined_values(record: AllocationRecord) -> list[dict[str, tuple[Any, ...]]]:
-    """Returns the attribute values that the record contains for each result, by attribute."""
+    """Returns, for each attribute, the values that the record contains for each result."""
     return [{one.attribute: one.values for one in part.joined} for part in record.cpus]
 
 
@@ -122,7 +122,7 @@ def test_cpus_are_on_the_numa_node_of_the_claims_memory(group_by: str, device: s
 
 @pytest.mark.parametrize("group_by", ["socket", "machine"])
 def test_cpus_are_next_to_the_claims_hbm(group_by: str) -> None:
-    """The HBM is a NUMA node of its own, next to the CPUs of node 6."""
+    """The HBM is a separate NUMA node, and its nearest CPUs are on node 6."""
     device = "cpudevmachine" if group_by == "machine" else "cpudevsocket001"
     view = joined([cpus(8, device=device), memory("1Gi", node=8)], match(attribute=NEAREST))
     found = prepared(view, node(group_by, with_far(NPS4, n8=[6], n9=[5])))
@@ -130,9 +130,9 @@ def test_cpus_are_next_to_the_claims_hbm(group_by: str) -> None:
     assert joined_values(found) == [{NEAREST: (6,)}]
 
 
-def test_cpus_are_all_next_to_memory_that_is_near_several_nodes() -> None:
-    """Only one of the nearby nodes has enough free CPUs. The same attribute also joins CPUs to memory of their own
-    node.
+def test_cpus_are_all_nearest_to_memory_that_is_near_several_nodes() -> None:
+    """Only one of the nodes near the memory has enough free CPUs. The same attribute also joins CPUs to memory on their
+    own node.
     """
     machine = with_far(NPS4, n8=[2, 5])
     view = joined([cpus(8, device="cpudevmachine"), memory("1Gi", node=8)], match(attribute=NEAREST))
@@ -149,8 +149,8 @@ def test_too_few_free_cpus_next_to_the_claims_hbm_are_refused_with_the_numbers()
     assert f"matchAttribute {NEAREST} requires 4 CPUs for request cpus near memory-numa008: 3 has 3 of 8 free" in text
 
 
-def test_hbm_is_not_joined_with_cpus_by_its_own_node() -> None:
-    """The HBM's NUMA node has no CPUs, so neither the scheduler nor Prepare can match the two by NUMA node."""
+def test_hbm_cannot_be_joined_with_cpus_by_its_own_numa_node() -> None:
+    """The HBM's NUMA node has no CPUs, so neither the scheduler nor Prepare can match HBM and CPUs by NUMA node."""
     view = joined([cpus(4, device="cpudevmachine"), memory("1Gi", node=8)], match())
     text = refusal(view, node("machine", with_far(NPS4, n8=[3])))
     assert "no value in common: cpudevmachine has 0, 1, 2, 3, 4, 5, 6, 7; memory-numa008 has 8" in text
@@ -163,7 +163,7 @@ def test_an_l3_that_spans_numa_nodes_gives_cpus_of_the_memorys_node() -> None:
 
 
 def test_a_numa_node_that_spans_sockets_gives_cpus_of_the_joined_socket() -> None:
-    """The device publishes the socket of its lowest CPU only."""
+    """The device publishes only the socket of its lowest CPU."""
     machine = assemble([Core(package=core // 4, node=0, l3=core // 4) for core in range(8)])
     view = joined([cpus(4), gpu()], match(attribute=SOCKET))
     found = prepared(view, node("numanode", machine), slice_of(gpu_1={SOCKET: {"int": 1}}))
@@ -177,7 +177,7 @@ def test_cpus_are_on_the_numa_node_of_another_drivers_device(attributes: dict[st
 
 
 def test_cpus_are_on_one_of_the_nodes_that_another_drivers_device_lists() -> None:
-    """All CPUs are on the same listed node, and on one with enough free CPUs."""
+    """All CPUs are on the same listed node, which is one with enough free CPUs."""
     view = joined([cpus(8, device="cpudevmachine"), gpu()], match())
     ledger = Ledger(files_of(cpu_record("other", "r=8")))
     found = prepared(view, node("machine"), slice_of(gpu_1={NUMA: {"ints": [2, 6]}}), ledger=ledger)
@@ -190,7 +190,7 @@ def test_cpus_are_near_the_pcie_root_of_another_drivers_device() -> None:
     assert found.cpus_of() <= NPS4.numa_nodes[7].cpus
 
 
-def test_an_attribute_of_another_driver_without_a_domain_belongs_to_that_driver() -> None:
+def test_an_unqualified_attribute_of_another_driver_belongs_to_that_drivers_domain() -> None:
     view = joined(
         [cpus(4, device="cpudevsocket000"), result("nic", "dra.net", "eth0")], match(attribute="dra.net/numaNode")
     )
@@ -199,7 +199,7 @@ def test_an_attribute_of_another_driver_without_a_domain_belongs_to_that_driver(
 
 
 def test_several_constraints_hold_together() -> None:
-    """There are two pairs of CPUs and memory, and a network device that is joined to one of the pairs."""
+    """There are two pairs of CPUs and memory, and a network device joined to one of the pairs."""
     results = [
         cpus(8, "a", "cpudevmachine"),
         memory("1Gi", "am", node=1),
@@ -222,7 +222,7 @@ def test_two_cpu_requests_joined_to_each_other_are_on_one_node_with_room_for_bot
     assert {NPS4.cpus[cpu].numa_node for cpu in found.cpus_of()} == {3}
 
 
-def test_requests_outside_of_the_constraint_leave_room_for_those_inside() -> None:
+def test_requests_outside_the_constraint_leave_room_for_those_inside() -> None:
     view = joined(
         [cpus(24, "free", "cpudevsocket000"), cpus(8, "near", "cpudevsocket000"), memory("1Gi")],
         match("near", "memory"),
@@ -231,13 +231,13 @@ def test_requests_outside_of_the_constraint_leave_room_for_those_inside() -> Non
     assert chosen["near"] == NPS4.numa_nodes[0].cpus
 
 
-def test_a_constraint_that_joins_cpus_to_nothing_changes_nothing() -> None:
-    """With only one member a constraint always holds, so the CPUs may still span several nodes."""
+def test_a_constraint_with_one_member_changes_nothing() -> None:
+    """A constraint with only one member always holds, so the CPUs may still span several nodes."""
     view = joined([cpus(16, device="cpudevsocket000"), memory("1Gi", node=3)], match("cpus"))
     assert len(prepared(view, node()).cpus_of()) == 16
 
 
-def test_other_parameters_hold_within_the_joined_node() -> None:
+def test_other_parameters_apply_within_the_joined_node() -> None:
     config = [opaque({"fullPhysicalCores": True}, "cpus")]
     view = joined([cpus(4, device="cpudevsocket000"), memory("1Gi", node=2)], match(), config=config)
     ledger = Ledger(files_of(cpu_record("other", "r=8,9,10")))
@@ -254,13 +254,13 @@ def test_too_few_free_cpus_on_the_joined_node_are_refused_with_the_numbers() -> 
     ) in text
 
 
-def test_constraints_that_exclude_each_other_are_refused_for_good() -> None:
+def test_mutually_exclusive_constraints_are_refused_permanently() -> None:
     results = [cpus(4, device="cpudevsocket000"), memory("1Gi", "a", node=1), memory("1Gi", "b", node=3)]
     text = refusal(joined(results, match("cpus", "a"), match("cpus", "b")), node())
     assert "no CPUs on this node would satisfy that even if all were free" in text
 
 
-def test_more_cpus_than_the_joined_node_has_are_refused_for_good() -> None:
+def test_more_cpus_than_the_joined_node_has_are_refused_permanently() -> None:
     text = refusal(joined([cpus(9, device="cpudevsocket000"), memory("1Gi", node=1)], match()), node())
     assert "1 has 8 of 8 free; no CPUs on this node would satisfy that even if all were free" in text
 
@@ -278,14 +278,14 @@ def test_cpus_that_the_claim_names_must_be_on_the_joined_node(named: str, text: 
         assert prepared(view, node()).cpus_of() == parse_cpu_list(named)
 
 
-def test_a_device_that_no_slice_contains_is_refused() -> None:
+def test_a_device_that_is_in_no_slice_is_refused() -> None:
     view = joined([cpus(4, device="cpudevmachine"), gpu()], match())
     text = refusal(view, node("machine"), slice_of(gpu_2={NUMA: {"int": 1}}))
     assert f"matchAttribute {NUMA}: the values of device {NODE}/gpu-1 are unknown: no ResourceSlice contains it" in text
     assert "does not have this attribute" in refusal(view, node("machine"), slice_of(gpu_1={}))
 
 
-def test_the_newest_generation_of_a_pool_counts() -> None:
+def test_only_the_newest_generation_of_a_pool_is_used() -> None:
     view = joined([cpus(8, device="cpudevmachine"), gpu()], match())
     slices = [slice_of(generation=number, gpu_1={NUMA: {"int": number}}) for number in (4, 5, 3)]
     assert prepared(view, node("machine"), *slices).cpus_of() == NPS4.numa_nodes[5].cpus
@@ -309,21 +309,23 @@ def test_the_newest_generation_of_a_pool_counts() -> None:
         },
     ],
 )
-def test_slices_that_cannot_be_read_are_refusals(broken: dict[str, Any]) -> None:
+def test_unreadable_slices_cause_a_refusal(broken: dict[str, Any]) -> None:
     text = refusal(joined([cpus(4, device="cpudevmachine"), gpu()], match()), node("machine"), broken)
     assert "unknown" in text or "does not have this attribute" in text
 
 
-def test_without_a_value_in_common_the_devices_are_named() -> None:
-    """The GPU's driver has published different attributes since the scheduler allocated the claim."""
+def test_without_a_common_value_the_refusal_names_the_devices() -> None:
+    """The GPU's driver has changed the attributes that it publishes since the scheduler allocated the claim."""
     view = joined([cpus(4, device="cpudevsocket000"), gpu()], match())
     text = refusal(view, node(), slice_of(gpu_1={NUMA: {"int": 5}}))
     assert "no value in common: cpudevsocket000 has 0, 1, 2, 3; gpu-1 has 5" in text
     assert "no value in common" in refusal(view, node(), slice_of(gpu_1={NUMA: {"string": "1"}}))
 
 
-def test_a_claim_with_the_most_constraints_is_refused_soon() -> None:
-    """Every request is joined to the next one and no value satisfies all of them. Other claims wait for the lock."""
+def test_a_claim_with_the_maximum_number_of_constraints_is_refused_quickly() -> None:
+    """Every request is joined to the next one, and no value satisfies all of them. Other claims wait for the lock in
+    the meantime.
+    """
     machine = SYNTHETIC["epyc-512"]
     roots = {f"pci{n}": frozenset(cpu for cpu in machine.online if (cpu * 7 + n) % 40 < 20) for n in range(48)}
     inventory = node("machine", replace(machine, pcie_roots=roots))
@@ -335,15 +337,15 @@ def test_a_claim_with_the_most_constraints_is_refused_soon() -> None:
 
 
 @pytest.mark.parametrize("attribute", [NUMA, ROOT])
-def test_devices_of_one_value_need_no_slices(attribute: str) -> None:
-    """With a groupBy whose devices have one value each, the scheduler has already decided everything."""
+def test_devices_with_a_single_value_need_no_slices(attribute: str) -> None:
+    """If groupBy gives each device a single value, the scheduler has already decided everything."""
     inventory = node("numanode")
     view = joined([cpus(4, device="cpudevnuma003"), gpu()], match(attribute=attribute))
     assert not needed_devices(view, inventory)
     assert prepared(view, inventory).cpus[0].joined == ()
 
 
-def test_a_prepared_claim_keeps_its_cpus_when_the_slices_are_gone() -> None:
+def test_a_prepared_claim_keeps_its_cpus_after_the_slices_are_gone() -> None:
     view = joined([cpus(4, device="cpudevmachine"), gpu()], match())
     record = prepared(view, node("machine"), slice_of(gpu_1={NUMA: {"int": 5}}))
     assert prepared(view, node("machine"), ledger=Ledger(files_of(record))).cpus == record.cpus
@@ -386,16 +388,16 @@ OF_CPU: Final[Mapping[str, Callable[[Cpu], int | str]]] = {
     CORE_TYPE: lambda cpu: cpu.core_type.value,
 }
 MODES: Final = (*get_args(Config.model_fields["group_by"].annotation), "individual")
-"""Every groupBy, and one device for each CPU."""
+"""Every groupBy value, and the mode with one device per CPU."""
 
 
 def offered_by(mode: str, machine: Machine) -> Inventory:
-    """Returns the devices of a machine in one of the modes."""
+    """Returns the machine's devices in one of the modes."""
     return node(machine=machine, cpu_device_mode=mode) if mode == "individual" else node(mode, machine)
 
 
 def values_of(machine: Machine, chosen: frozenset[int], attribute: str) -> set[Any]:
-    """Returns the attribute values that all of these CPUs have in common."""
+    """Returns the attribute values that all of the given CPUs have in common."""
     if attribute == ROOT:
         return {name for name, near in machine.pcie_roots.items() if chosen <= near}
     values = {OF_CPU[attribute](machine.cpus[cpu]) for cpu in chosen}
@@ -404,7 +406,7 @@ def values_of(machine: Machine, chosen: frozenset[int], attribute: str) -> set[A
 
 @st.composite
 def foreign_attributes(draw: st.DrawFn, machine: Machine) -> dict[str, Any]:
-    """Draws attributes of another driver's device, each with one value or a list."""
+    """Draws the attributes of another driver's device, each with a single value or a list."""
     nodes, roots = st.sampled_from(sorted(machine.numa_nodes)), st.sampled_from(sorted(machine.pcie_roots))
     lists = draw(st.booleans())
     numa = {"ints": draw(st.lists(nodes, min_size=1, unique=True))} if lists else {"int": draw(nodes)}
@@ -419,10 +421,10 @@ def foreign_attributes(draw: st.DrawFn, machine: Machine) -> dict[str, Any]:
 
 @st.composite
 def joined_claims(draw: st.DrawFn, mode: str, machine: Machine) -> dict[str, Any]:
-    """Draws a claim for CPUs, memory and devices of another driver, with one or two constraints.
+    """Draws a claim for CPUs, memory and other drivers' devices, with one or two constraints.
 
-    A request may ask for two devices. Several devices of one CPU each make a claim of the same size as one larger
-    device.
+    A request may ask for two devices. With one device per CPU, a request gets as many devices as it would otherwise get
+    CPUs from one larger device.
     """
 
     def amount() -> dict[str, str]:
@@ -449,7 +451,7 @@ def joined_claims(draw: st.DrawFn, mode: str, machine: Machine) -> dict[str, Any
 
 
 def scheduled_on(inventory: Inventory, foreign: dict[str, Any], claim: dict[str, Any]) -> dict[str, Any]:
-    """Returns the claim as the scheduler allocates it. Discards the example if it cannot."""
+    """Returns the claim as the scheduler would allocate it. Discards the example if the scheduler cannot."""
     own = [one for pool in inventory.pools for one in slice_documents(pool, NODE)]
     classes = {
         of: {"spec": {"selectors": [{"cel": {"expression": f'device.driver == "{of}"'}}]}}
@@ -471,9 +473,9 @@ def values_by_result(
     given_cpus: list[frozenset[int]],
     constraint: dict[str, Any],
 ) -> list[set[Any]]:
-    """Returns the values of the constraint's attribute that each of its results has.
+    """Returns, for each result of the claim, its values of the constraint's attribute.
 
-    ``given_cpus`` are the CPUs that the results of the CPU driver were given, in order.
+    ``given_cpus`` contains the CPUs allocated to each of the CPU driver's results, in order.
     """
     attribute, names = constraint["matchAttribute"], constraint.get("requests")
     published = {one["name"]: one["attributes"] for one in foreign["spec"]["devices"]}
@@ -498,7 +500,7 @@ def values_by_result(
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data())
-def test_whatever_is_joined_agrees_or_prepare_refuses(mode: str, data: st.DataObject) -> None:
+def test_joined_devices_agree_or_prepare_refuses(mode: str, data: st.DataObject) -> None:
     # The test scheduler is too slow for one device per CPU on the largest machine.
     names = sorted(name for name in MACHINES if (name, mode) != ("nps4", "individual"))
     machine = MACHINES[data.draw(st.sampled_from(names))]
@@ -536,7 +538,7 @@ def _possible(
     held: frozenset[int],
     constraints: list[dict[str, Any]],
 ) -> bool:
-    """Returns True if a single constraint can be met, decided by counting. Several constraints are beyond this
+    """Returns True if a single constraint can be met, determined by counting. Several constraints are beyond this
     oracle.
     """
     if len(constraints) > 1:

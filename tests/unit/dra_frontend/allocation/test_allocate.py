@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocating the CPUs and memory of an allocated ResourceClaim and building its record."""
+"""Allocates the CPUs and memory of an allocated ResourceClaim and builds the claim's record."""
 
 import json
 from typing import Any
@@ -23,7 +23,7 @@ SINGLE: Inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0
 
 
 def test_a_claim_gets_what_was_allocated() -> None:
-    """The record contains CPUs of the device's group, memory of the device's node, and the details that operators
+    """The record contains CPUs from the device's group, memory on the device's node, and the details that operators
     need.
     """
     both = view("u", cpus(2), memory("1Gi"), memory("64Mi", "huge", kind="hugepages-2m"))
@@ -48,7 +48,9 @@ def test_two_requests_of_one_claim_get_different_cpus() -> None:
 
 
 def test_held_cpus_are_not_allocated_again() -> None:
-    """CPUs of other claims, of releases in progress and of containers without a record are not free."""
+    """CPUs are not free if they belong to another claim, to a release in progress, or to a container without a
+    record.
+    """
     first = decided(view("u1", cpus(2)))
     going = ClaimFile("dra.cpu", "u0", None, frozenset({1, 4, 5}))
     assert "0 free" in refused(view("u2", cpus(2)), ledger=Ledger({}, {("dra.cpu", "u0"): going}))
@@ -57,7 +59,9 @@ def test_held_cpus_are_not_allocated_again() -> None:
 
 
 def test_the_same_allocation_keeps_its_record() -> None:
-    """The kubelet repeats Prepare after any failure: the CPUs and the owner stay, and reservedFor is updated."""
+    """The kubelet repeats Prepare after any failure. The CPUs and the owner stay the same, and reservedFor is
+    updated.
+    """
     first = decided(view("u", cpus(2))).model_copy(update={"owner": Owner(pod_uid="pod-1", container="c")})
     again = decided(view("u", cpus(2), pods=("pod-1", "pod-2")), ledger=holding(first))
     assert again.cpus == first.cpus
@@ -76,7 +80,7 @@ def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
 
 
 def test_administrative_access_allocates_nothing() -> None:
-    """A claim with adminAccess only observes devices and must not take CPUs from their owner."""
+    """A claim with adminAccess only observes devices and must not take CPUs away from their owner."""
     watching = view("u", cpus(2, "mine"), result("all", "dra.cpu", "cpudevnuma001", adminAccess=True))
     assert [r.request for r in watching.results["dra.cpu"]] == ["mine"]
     assert decided(watching).requests == ("mine",)
@@ -100,7 +104,7 @@ def test_a_refusal_names_request_device_and_remedy(entry: dict[str, Any], text: 
 
 
 def test_hugepages_are_never_allocated_twice() -> None:
-    """A claim that exceeds the unclaimed pages is refused, and the message shows the calculation. Pages in a damaged
+    """A claim for more than the unclaimed pages is refused, and the message shows the calculation. Pages in a damaged
     claim file count as allocated.
     """
     first = decided(view("u1", memory("500Mi", kind="hugepages-2m")), "dra.memory")
@@ -112,7 +116,7 @@ def test_hugepages_are_never_allocated_twice() -> None:
 
 
 def test_a_lost_record_is_rebuilt_from_running_containers() -> None:
-    """The record contains the CPUs that the container is pinned to, or the claim is refused. A request without a
+    """The record contains the CPUs that the container is pinned to; otherwise the claim is refused. A request without a
     container gets new CPUs.
     """
     found = view("u", cpus(2))
@@ -124,7 +128,7 @@ def test_a_lost_record_is_rebuilt_from_running_containers() -> None:
     assert decided(found, ledger=lost("u", {"": frozenset()})).cpus_of() == {1, 5}
 
 
-def test_a_cpu_that_two_claims_hold_is_not_free_for_either() -> None:
+def test_a_cpu_held_by_two_claims_is_free_for_neither() -> None:
     """If two records overlap, a claim that is allocated again must not get the CPUs that the other claim also holds."""
     files = {
         ("dra.cpu", uid): ClaimFile("dra.cpu", uid, None, cpus)
@@ -136,8 +140,8 @@ def test_a_cpu_that_two_claims_hold_is_not_free_for_either() -> None:
     assert Ledger(files).cpu_holders("b") == {0: "a", 1: "a"}
 
 
-def test_each_request_is_allocated_by_its_own_parameters() -> None:
-    """The record contains the parameters that each request was allocated with, and how the claim may be shared."""
+def test_each_request_is_allocated_with_its_own_parameters() -> None:
+    """The record contains the parameters with which each request was allocated, and how the claim may be shared."""
     config = (opaque({"strategy": "spread"}, "b"), opaque({"sharing": "pod", "quota": "keep"}, "a"))
     record = decided(view("u", cpus(2, "a", "cpudevnuma001"), cpus(2, "b", "cpudevnuma000"), config=config))
     assert [sorted(given.cpus) for given in record.cpus] == [[2, 6], [1, 4]]
@@ -147,21 +151,21 @@ def test_each_request_is_allocated_by_its_own_parameters() -> None:
 
 
 def test_several_results_of_one_request_are_all_different() -> None:
-    """With `count: 2` there are two results of the same request name. Both get CPUs, and both belong to the request."""
+    """With `count: 2`, two results have the same request name. Both get CPUs, and both belong to the request."""
     record = decided(view("u", cpus(1, "a"), cpus(2, "a", "cpudevnuma001")))
     assert record.requests == ("a",)
     assert len(record.cpus_of(["a"])) == 3
 
 
-def test_a_missing_device_is_refused_with_its_request_once() -> None:
-    """The refusal names the request once, with or without parameters, and a subrequest by its full name."""
+def test_a_refusal_for_a_missing_device_names_the_request_once() -> None:
+    """This holds with and without parameters, and a subrequest is named in full."""
     for config in ((), (opaque({"strategy": "spread"}),)):
         shown = refused(view("u", cpus(1, "r/big", "gone"), config=config))
         assert shown.startswith("claim ns/claim-u: request r/big: this node has no CPU device")
 
 
-def test_other_parameters_under_the_same_results_are_another_allocation() -> None:
-    """The CPUs are allocated again, unless the record was written by a release that did not store parameters."""
+def test_the_same_results_with_other_parameters_are_another_allocation() -> None:
+    """The CPUs are allocated again, unless the record comes from a release that did not store parameters."""
     first = decided(view("u", cpus(2)))
     spread = view("u", cpus(2), config=(opaque({"strategy": "spread"}),))
     assert decided(spread, ledger=holding(first)).cpus_of() != first.cpus_of()
@@ -182,8 +186,8 @@ def named(cpu_list: str, *requests: str) -> dict[str, Any]:
 
 
 def test_machine_mode_allocates_the_named_cpus() -> None:
-    """The claim gets exactly the named CPUs, and the record contains them. A claim without named CPUs gets any CPUs of
-    the machine.
+    """The claim gets exactly the CPUs that it names, and the record contains them. A claim that names no CPUs gets any
+    of the machine's CPUs.
     """
     one, two = cpus(2, "a", "cpudevmachine"), cpus(1, "b", "cpudevmachine")
     record = decided(view("u", one, two, config=(named("2-3", "a"), named("6", "b"))), inventory=WHOLE)
@@ -210,7 +214,7 @@ UNRESERVED = build_inventory(machine(), Config(group_by="machine"), NODE)
 )
 def test_machine_mode_checks_the_named_cpus(cpu_list: str, requests: str, inventory: Inventory, text: str) -> None:
     """The named CPUs must match the requested number, be online, unreserved and unclaimed, and contain no duplicates,
-    as in dra-driver-cpu. Each violation has its own text.
+    as in dra-driver-cpu. Each violation has its own message.
     """
     other = decided(view("o", cpus(1, device="cpudevmachine"), config=(named("1"),)), inventory=WHOLE)
     wanted = view("u", *(cpus(2, r, "cpudevmachine") for r in requests), config=(named(cpu_list),))
@@ -220,9 +224,9 @@ def test_machine_mode_checks_the_named_cpus(cpu_list: str, requests: str, invent
 
 
 @pytest.mark.parametrize("group_by", ["numanode", "socket", "l3", "coretype"])
-def test_named_cpus_are_of_the_device_that_was_allocated(group_by: Any) -> None:
-    """The scheduler has consumed the capacity of that device. CPUs of another device would be counted twice or not at
-    all.
+def test_named_cpus_must_belong_to_the_allocated_device(group_by: Any) -> None:
+    """The scheduler has consumed the allocated device's capacity. CPUs from another device would be counted twice or
+    not at all.
     """
     inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0}), group_by=group_by), NODE)
     device = inventory.pools[0].devices[0].name
@@ -235,8 +239,8 @@ def test_named_cpus_are_of_the_device_that_was_allocated(group_by: Any) -> None:
         assert shown.endswith(f"CPUs 2-3 do not belong to device {device}, which has 1,4-5"), "no CPU is named twice"
 
 
-def test_an_external_allocator_names_all_cpus() -> None:
-    """If the configuration requires an external allocator, a claim without named CPUs was allocated by another
+def test_with_an_external_allocator_every_claim_names_its_cpus() -> None:
+    """If the configuration requires an external allocator, a claim that names no CPUs was allocated by some other
     scheduler and is refused.
     """
     config = Config(allocator="external")
@@ -258,8 +262,8 @@ def single(cpu: int) -> dict[str, Any]:
     return result("cpus", "dra.cpu", f"cpudev{cpu:03d}")
 
 
-def test_single_cpus_are_those_that_the_scheduler_chose() -> None:
-    """Such a device has no consumed capacity. The claim gets the union of these CPUs under one request."""
+def test_single_cpus_are_the_ones_that_the_scheduler_chose() -> None:
+    """A single-CPU device has no consumed capacity. The claim gets the union of the chosen CPUs under one request."""
     record = decided(view("u", single(2), single(7)), inventory=SINGLE)
     assert record.cpus_of() == {2, 7}
     assert record.requests == ("cpus",)
@@ -268,7 +272,7 @@ def test_single_cpus_are_those_that_the_scheduler_chose() -> None:
 
 
 def test_a_single_cpu_is_not_allocated_twice() -> None:
-    """The CPU is not free while another claim holds it or is being released, and one claim cannot get it twice."""
+    """The CPU is not free while another claim holds it or is releasing it, and one claim cannot get it twice."""
     first = decided(view("o", single(2)), inventory=SINGLE)
     going = ClaimFile("dra.cpu", "gone", None, frozenset({2}))
     assert "CPU 2 is held by claim o" in refused(view("u", single(2)), ledger=holding(first), inventory=SINGLE)
@@ -280,7 +284,7 @@ def test_a_single_cpu_is_not_allocated_twice() -> None:
 
 
 def test_a_rebuilt_record_contains_the_cpus_of_each_device() -> None:
-    """Each result gets CPUs of its own device, so no device appears to have allocated more CPUs than it has."""
+    """Each result gets CPUs from its own device, so no device appears to have allocated more CPUs than it has."""
 
     def rebuilt(inventory: Inventory, seen: set[int], *results: dict[str, Any]) -> list[tuple[str, list[int]]]:
         record = decided(view("u", *results), ledger=lost("u", {"": frozenset(seen)}), inventory=inventory)
@@ -290,15 +294,15 @@ def test_a_rebuilt_record_contains_the_cpus_of_each_device() -> None:
     far, near = cpus(2, device="cpudevnuma001"), cpus(1)
     assert rebuilt(INVENTORY, {1, 2, 6}, far, near) == [("cpudevnuma001", [2, 6]), ("cpudevnuma000", [1])]
     assert rebuilt(INVENTORY, {1, 4, 5}, near, cpus(2)) == [("cpudevnuma000", [1]), ("cpudevnuma000", [4, 5])]
-    # CPU 0 has been reserved since then; it stays with the device that is one CPU short.
+    # CPU 0 has since been reserved. It goes to the device that is one CPU short.
     assert rebuilt(INVENTORY, {0, 2, 6}, near, far) == [("cpudevnuma000", [0]), ("cpudevnuma001", [2, 6])]
-    # A single CPU has been reserved since then, or the device mode has changed, so its device no longer exists.
+    # A single CPU has since been reserved, or the device mode has changed, so the CPU's device no longer exists.
     assert rebuilt(SINGLE, {0, 7}, single(0), single(7)) == [("cpudev000", [0]), ("cpudev007", [7])]
     assert rebuilt(INVENTORY, {3}, single(3)) == [("cpudev003", [3])]
 
 
-def test_a_rebuilt_record_has_its_parameters_where_they_can_be_read() -> None:
-    """The claim's containers are running, so parameters that this release refuses must not remove their CPUs or
+def test_a_rebuilt_record_has_the_parameters_that_can_be_read() -> None:
+    """The claim's containers are running, so parameters that this release rejects must not cost them their CPUs or
     memory.
     """
     seen, running = lost("u", {"": frozenset({4, 5})}), lost("u", {"": frozenset()}, "dra.memory")
@@ -313,9 +317,7 @@ def test_a_rebuilt_record_has_its_parameters_where_they_can_be_read() -> None:
 
 
 def test_unknown_fields_of_a_record_are_preserved() -> None:
-    """Fields that this release does not know do not cause a new record, and they are preserved for the remaining
-    pods.
-    """
+    """Fields that this release does not know do not cause a new record, and are preserved for the remaining pods."""
     now = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),))
     document = json.loads(decided(now, "dra.memory").model_dump_json())
     for part in (document["results"][0], document["memoryParameters"]["memory"], document["reservedFor"][0]):
@@ -328,8 +330,8 @@ def test_unknown_fields_of_a_record_are_preserved() -> None:
 
 
 def test_each_memory_request_has_its_parameters_in_the_record() -> None:
-    """The parameters are stored by base request name and fully resolved; requests without parameters get the defaults
-    explicitly.
+    """The parameters are stored fully resolved under the base request's name. Requests without parameters get the
+    defaults explicitly.
     """
     config = (memory_opaque({"limit": "claim", "protect": "low"}, "m"), memory_opaque({"mount": {"path": "/h"}}, "h"))
     results = (memory("64Mi", "m"), memory("4Mi", "h", kind="hugepages-2m"), memory("64Mi", "n", 1))
@@ -343,7 +345,7 @@ def test_each_memory_request_has_its_parameters_in_the_record() -> None:
 
 @pytest.mark.parametrize(("one", "other"), [("/h", "/h"), ("/h", "/h/1g"), ("/h/1g", "/h")])
 def test_mounts_of_one_claim_must_not_hide_each_other(one: str, other: str) -> None:
-    """In a container that uses the whole claim, one mount would hide the other. Mounts next to each other are
+    """In a container that uses the whole claim, one mount would otherwise hide the other. Side-by-side mounts are
     allowed.
     """
 
@@ -359,9 +361,9 @@ def test_mounts_of_one_claim_must_not_hide_each_other(one: str, other: str) -> N
     )
 
 
-def test_lost_memory_is_rebuilt_if_its_device_shrank() -> None:
-    """Pages in use stay allocated to the claim even if their device shrank or is gone: the device name contains NUMA
-    node and page size.
+def test_lost_memory_is_rebuilt_even_if_its_device_shrank() -> None:
+    """Pages in use stay allocated to the claim even if their device shrank or is gone, since the device's name contains
+    NUMA node and page size.
     """
     limit = (memory_opaque({"limit": "claim"}, "plain"), memory_opaque({"mount": {"path": "/h"}}, "huge"))
     shrunk = memory("1Ti", "huge", kind="hugepages-2m")
@@ -380,7 +382,7 @@ def test_lost_memory_is_rebuilt_if_its_device_shrank() -> None:
 
 
 def test_memory_that_was_reserved_after_its_allocation_is_prepared() -> None:
-    """The scheduler used an older slice, but its decision is final. A refusal would persist for the life of the pod."""
+    """The scheduler used an older slice, but its decision is final: a refusal would persist for the life of the pod."""
     full = build_inventory(machine(), Config(), NODE, kubelet_reserve=1 << 50)
     assert decided(view("u", memory("1Gi")), "dra.memory", inventory=full).memory[0].numa_node == 0
     for absent in (memory("1Gi", node=7), memory("1Gi", kind="hugepages-16m")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing ResourceClaim documents into values, or into refusals that contain the claim and a remedy."""
+"""Parses ResourceClaim documents into values, or refuses them with a message that contains the claim and a remedy."""
 
 from fractions import Fraction
 from typing import Any
@@ -14,7 +14,7 @@ UID = "8d3b3a4e-7f1a-4f7e-9f0c-2b6d5a3e1c00"
 
 
 def document() -> dict[str, Any]:
-    """Returns a ResourceClaim as the API server of Kubernetes 1.36 returns it, with all fields that a scheduler and a
+    """Returns a ResourceClaim as a Kubernetes 1.36 API server returns it, with all the fields that a scheduler and a
     template set.
     """
     config = [
@@ -41,7 +41,7 @@ def document() -> dict[str, Any]:
 
 
 def read(document: object, uid: str = UID) -> ClaimView:
-    """Returns the parsed claim, reserved for some pod. Raises Refused."""
+    """Returns the parsed claim, which is reserved for some pod. Raises Refused."""
     view = parse_claim(document)
     view.check_usable(uid)
     return view
@@ -61,7 +61,9 @@ def consuming(amount: object, key: str = "dra.cpu/cpu") -> dict[str, Any]:
 
 
 def test_a_whole_claim_is_read() -> None:
-    """All fields that the driver uses are parsed. Pod groups are not pods, and adminAccess results get no devices."""
+    """All fields that the driver uses are parsed. Pod groups are not treated as pods, and adminAccess results get no
+    devices.
+    """
     claim = read(document())
     assert (claim.claim.uid, str(claim)) == (UID, "claim default/pod-a-cpu-x7k2p")
     assert claim.pod_claim_name == "cpu"
@@ -83,7 +85,7 @@ def test_a_whole_claim_is_read() -> None:
 
 
 def test_results_are_filtered_by_driver() -> None:
-    """Results and parameters of other drivers have their own formats and must be ignored."""
+    """Other drivers' results and parameters have their own formats and must be ignored."""
     found = document()
     devices = found["status"]["allocation"]["devices"]
     devices["results"].append({"driver": "gpu.example.com", "request": 3})
@@ -93,7 +95,7 @@ def test_results_are_filtered_by_driver() -> None:
 
 @pytest.mark.parametrize(("driver", "key"), [("dra.cpu", "cpu"), ("dra.memory", "size")])
 def test_a_capacity_is_found_under_both_names(driver: str, key: str) -> None:
-    """A capacity name may be published with or without the driver's name as prefix."""
+    """A capacity name may be published with or without the driver's name as a prefix."""
     for name in (key, f"{driver}/{key}"):
         (result,) = read(consuming("3", name)).results["dra.cpu"]
         assert count_of(driver, result) == 3
@@ -114,10 +116,8 @@ def test_invalid_amounts_are_refused(amount: str) -> None:
         count_of("dra.cpu", read(consuming(amount)).results["dra.cpu"][0])
 
 
-def test_parameters_of_the_class_precede_those_of_the_claim() -> None:
-    """Later entries override earlier ones, so the claim's entries come last, regardless of their order in the
-    document.
-    """
+def test_class_parameters_precede_those_from_the_claim() -> None:
+    """Later entries override earlier ones, so the claim's entries come last, whatever their order in the document."""
     claim = document()
     config = claim["status"]["allocation"]["devices"]["config"]
     for order in (config, config[::-1]):
@@ -133,8 +133,10 @@ def test_parameters_of_the_class_precede_those_of_the_claim() -> None:
     ("requests", "applies"),
     [([], True), (None, True), (["cpus"], True), (["cpus/big"], True), (["cpus/small"], False), (["mem"], False)],
 )
-def test_parameters_match_by_request_base_or_full_name(requests: list[str] | None, applies: bool) -> None:
-    """An entry applies to a result if it lists no requests, or its base request, or exactly its subrequest."""
+def test_parameters_match_by_base_request_or_full_name(requests: list[str] | None, applies: bool) -> None:
+    """An entry applies to a result if it lists no requests, the result's base request, or exactly the result's
+    subrequest.
+    """
     claim = document()
     claim["status"]["allocation"]["devices"]["config"] = [
         {"source": "FromClaim", "requests": requests, "opaque": {"driver": "dra.cpu", "parameters": {}}}
@@ -144,8 +146,8 @@ def test_parameters_match_by_request_base_or_full_name(requests: list[str] | Non
 
 
 def test_node_selection() -> None:
-    """Only required node names are considered. Terms are alternatives, and a term that requires no name may match this
-    node.
+    """Only required node names are considered. The terms are alternatives, and a term that requires no node name may
+    match this node.
     """
     claim = document()
     assert read(claim).is_for(NODE, UID)
@@ -159,16 +161,16 @@ def test_node_selection() -> None:
     assert read(claim).is_for("anywhere", UID)
 
 
-def test_another_claim_of_the_same_name_is_refused() -> None:
-    """The kubelet identifies a claim by UID. A claim that was recreated with the same name is a different claim."""
+def test_another_claim_with_the_same_name_is_refused() -> None:
+    """The kubelet identifies a claim by UID. A claim recreated with the same name is a different claim."""
     text = refusal(document(), "other-uid")
     assert text.startswith(f"claim default/pod-a-cpu-x7k2p: UID other-uid was replaced by {UID}; delete the pod")
     assert not read(document()).is_for(NODE, "other-uid")
 
 
 def test_unallocated_and_unreserved_claims_are_refused() -> None:
-    """A claim that the scheduler has not finished is distinguished from a damaged one, and the message contains
-    namespace and name.
+    """The message distinguishes a claim that the scheduler has not finished from a damaged one, and contains namespace
+    and name.
     """
     claim = document()
     claim["status"]["reservedFor"] = claim["status"]["reservedFor"][1:]
@@ -182,8 +184,8 @@ def test_unallocated_and_unreserved_claims_are_refused() -> None:
 
 @pytest.mark.parametrize("path", ["device", "pool", "request"])
 @pytest.mark.parametrize("value", [None, "", 3, {}])
-def test_damaged_results_are_refused_by_field(path: str, value: object) -> None:
-    """The text contains the claim and the invalid field."""
+def test_a_refusal_of_damaged_results_names_the_field(path: str, value: object) -> None:
+    """The message contains the claim and the invalid field."""
     claim = document()
     claim["status"]["allocation"]["devices"]["results"][0][path] = value
     assert f"claim default/pod-a-cpu-x7k2p: field '{path}'" in refusal(claim)
@@ -193,12 +195,12 @@ def test_damaged_results_are_refused_by_field(path: str, value: object) -> None:
 
 @pytest.mark.parametrize("value", ["4K", "", True, [], "nan", float("inf"), pytest.param(10**5000, id="huge")])
 def test_damaged_quantities_are_refused(value: object) -> None:
-    """The text contains the name of the capacity."""
+    """The message names the capacity."""
     assert "consumedCapacity[dra.cpu/cpu]" in refusal(consuming(value))
 
 
-def test_an_unknown_source_of_parameters_is_refused() -> None:
-    """The source of the parameters decides their precedence."""
+def test_an_unknown_parameter_source_is_refused() -> None:
+    """The source of a parameter decides its precedence."""
     claim = document()
     claim["status"]["allocation"]["devices"]["config"][0]["source"] = "FromMars"
     assert "field 'source' is 'FromMars', neither FromClass nor FromClaim" in refusal(claim)
@@ -226,8 +228,8 @@ def test_a_claim_has_at_most_the_entries_that_the_api_allows(path: tuple[str, ..
     ("requests", "request_name", "covered"),
     [((), "r/a", True), (("r",), "r/a", True), (("r/a",), "r/a", True), (("r/b",), "r/a", False), (("s",), "r", False)],
 )
-def test_a_list_of_requests_names_requests_or_alternatives(
+def test_a_requests_list_names_requests_or_subrequests(
     requests: tuple[str, ...], request_name: str, covered: bool
 ) -> None:
-    """The lists in constraints and in opaque parameters follow the same rule; an empty list means all requests."""
+    """The lists in constraints and in opaque parameters follow the same rule, and an empty list means all requests."""
     assert covers(frozenset(requests), request_name) is covered

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocating several requests of one claim: the choice for one request must not prevent another one from being met."""
+"""Allocates several requests of one claim: the choice made for one request must not prevent another from being met."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -33,14 +33,14 @@ Ask = tuple[int, dict[str, Any]]
 
 
 def intel(overlay: dict[str, str], **config: Any) -> Inventory:
-    """Returns the captured machine with two sockets of eight cores and two threads each, with other content overlaid on
-    its sysfs.
+    """Returns the captured machine with two sockets, eight cores per socket and two threads per core, with the given
+    content overlaid on its sysfs.
     """
     return build_inventory(discover(OverlayTree(captured(INTEL), overlay)), Config(**config), NODE)
 
 
 def asked(asks: dict[str, Ask], order: Sequence[str], device: str) -> ClaimView:
-    """Returns a claim with one request for each amount, with the results in some order."""
+    """Returns a claim with one request for each amount and with its results in the given order."""
     config = [opaque(fields, request) for request, (_, fields) in asks.items()]
     return view("u", *(cpus(asks[r][0], r, device) for r in order), config=config)
 
@@ -59,7 +59,7 @@ def outcome(
 
 
 def widest(inventory: Inventory) -> CpuDevice:
-    """Returns the CPU device with the most CPUs, the first of several equal ones."""
+    """Returns the CPU device with the most CPUs, or the first of them if several have equally many."""
     devices = [device for device in inventory.pools[0].devices if isinstance(device, CpuDevice)]
     return max(devices, key=lambda device: len(device.cpus))
 
@@ -84,8 +84,8 @@ def widest(inventory: Inventory) -> CpuDevice:
     ],
 )
 def test_a_flexible_request_leaves_cpus_that_another_one_needs(inventory: Inventory, asks: dict[str, Ask]) -> None:
-    """Covers isolated CPUs, P-cores, named CPUs, one L3 and whole cores, in every order that the scheduler may list the
-    requests in.
+    """Covers isolated CPUs, P-cores, named CPUs, a single L3 and whole cores, in every order in which the scheduler may
+    list the requests.
     """
     for order in permutations(asks):
         record = outcome(inventory, asks, order)
@@ -95,9 +95,9 @@ def test_a_flexible_request_leaves_cpus_that_another_one_needs(inventory: Invent
 
 
 @pytest.mark.parametrize(("isolated", "free", "many"), [("0-1", {0, 1, 16}, "a"), ("0-4", {0, 1, 2, 3, 4, 16}, "abcd")])
-def test_another_order_is_tried_if_the_strictest_first_fails(isolated: str, free: set[int], many: str) -> None:
-    """One core is free, and the request for an isolated CPU must not use half of it. With many requests not every order
-    is tried, but each request is tried first.
+def test_other_orders_are_tried_if_strictest_first_fails(isolated: str, free: set[int], many: str) -> None:
+    """Only one core is free, and the request for an isolated CPU must not use half of it. With many requests not every
+    order is tried, but each request gets a turn at being first.
     """
     found = discover(OverlayTree(captured(INTEL), {"/sys/devices/system/cpu/isolated": isolated}))
     inventory = build_inventory(found, Config(reserved_cpus=frozenset({31})), NODE)
@@ -110,7 +110,7 @@ def test_another_order_is_tried_if_the_strictest_first_fails(isolated: str, free
 
 
 def test_the_refusal_names_conflicting_requests() -> None:
-    """If a request cannot be met even alone, the refusal reports that. Otherwise it names the claim's other
+    """If a request cannot be met even on its own, the refusal says so. Otherwise it names the claim's other
     requests.
     """
     inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
@@ -134,8 +134,8 @@ def test_the_refusal_names_conflicting_requests() -> None:
     ],
 )
 def test_waiting_is_advised_only_if_it_helps(amount: int, fields: dict[str, Any], worth_waiting: bool) -> None:
-    """The device has three CPUs, all allocated. The text for a request that would not fit even if they were free must
-    not suggest waiting.
+    """The device's three CPUs are all allocated. The message for a request that would not fit even if all three were
+    free must not suggest waiting.
     """
     inventory = build_inventory(machine(1), Config(reserved_cpus=frozenset({0})), NODE)
     refusal = outcome(inventory, {"a": (amount, fields)}, "a", held=frozenset({1, 2, 3}))
@@ -144,7 +144,7 @@ def test_waiting_is_advised_only_if_it_helps(amount: int, fields: dict[str, Any]
 
 
 def fits(inventory: Inventory, asks: Sequence[tuple[int, CpuParameters]], held: frozenset[int]) -> bool:
-    """Returns True if deciding the requests one after another succeeds in some order."""
+    """Returns True if allocating the requests one after another succeeds in some order."""
     for order in permutations(asks):
         taken = held
         try:
@@ -170,9 +170,9 @@ ASKS = st.lists(st.tuples(st.sampled_from([1, 2, 2, 3, 4, 6, 8]), wishes()), min
 def test_a_claim_fits_in_every_order_or_in_none(
     inventory: Inventory, asks: list[tuple[int, CpuParameters]], data: st.DataObject
 ) -> None:
-    """If any order of the requests succeeds, the claim gets disjoint CPUs, regardless of the order of its results."""
+    """If any order of the requests succeeds, the claim gets disjoint CPUs, whatever the order of its results."""
     offered = widest(inventory).cpus
-    # Few CPUs are free, so requests compete for them.
+    # Few CPUs are free, so the requests compete for them.
     left = data.draw(st.frozensets(st.sampled_from(sorted(offered)), max_size=12))
     held = offered - left
     named = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device status of a claim: its allocated resources, and whether the kernel enforces them."""
+"""A claim's device status: its allocated resources, and whether the kernel enforces them."""
 
 from typing import Any
 
@@ -32,14 +32,16 @@ NOW = "2026-01-01T00:00:00Z"
 
 
 def entry(key: Key, *given: AllocationRecord | ContainerReport, silent: bool = False) -> Entry:
-    """Returns the status entry of a claim, from the node's records and the reports of the claim's containers."""
+    """Returns the status entry for a claim, computed from the node's records and the reports about the claim's
+    containers.
+    """
     records = [one for one in given if isinstance(one, AllocationRecord)]
     ledger = Ledger(files_of(*records), containers=tuple(one for one in given if isinstance(one, ContainerReport)))
     return status_entries(ledger, machine(), silent=silent)["u"][key]
 
 
 def enforced(key: Key, *given: AllocationRecord | ContainerReport, silent: bool = False) -> Condition:
-    """Returns the entry's condition Enforced."""
+    """Returns the entry's Enforced condition."""
     return entry(key, *given, silent=silent).conditions["Enforced"]
 
 
@@ -48,8 +50,8 @@ BY_KERNEL = Condition("True", "Exclusive", "the kernel keeps all other processes
 
 
 def test_the_nodes_reason_applies_to_each_claim() -> None:
-    """If the node supports no partitions, that reason is reported. A container's own reason takes precedence, and with
-    a partition there is no reason.
+    """If the node does not support partitions, the status gives that as the reason. A container's own reason takes
+    precedence, and with a partition there is no reason.
     """
     record, reason = cpu_record("u", "r=1-2"), "nri-backend lacks the capability SYS_ADMIN"
     for more, expected in (
@@ -63,7 +65,7 @@ def test_the_nodes_reason_applies_to_each_claim() -> None:
 
 
 def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
-    """A reader can locate the claim's resources without a shell on the node."""
+    """A user can locate the claim's resources without a shell on the node."""
     cpus = entry(CPU_KEY, cpu_record("u", "r=1-2,5"))
     nodes = sorted({machine().cpus[cpu].numa_node for cpu in (1, 2, 5)})
     assert cpus.data == {"cpus": "1-2,5", "isolation": "exclusive", "numaNodes": nodes}
@@ -95,12 +97,12 @@ def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
         ),
     ],
 )
-def test_enforcement_of_a_cpu_claim_is_judged_by_the_kernels_state(
+def test_a_cpu_claims_enforcement_is_judged_by_the_kernels_state(
     containers: list[ContainerReport], expected: Condition | str
 ) -> None:
     """The claim is enforced if its containers run on its CPUs and no other container does. A rejected container does
-    not count. Within a partition the cpusets of other containers are irrelevant, and before the first container runs
-    others may use the CPUs.
+    not count. With a partition, the cpusets of other containers do not matter, and before the claim's first container
+    runs other containers may use the CPUs.
     """
     found = enforced(CPU_KEY, cpu_record("u", "r=1-2"), *containers)
     if isinstance(expected, Condition):
@@ -111,7 +113,7 @@ def test_enforcement_of_a_cpu_claim_is_judged_by_the_kernels_state(
 
 
 def test_containers_of_several_claims_are_not_intruders() -> None:
-    """A container may hold two claims, each with its own CPUs."""
+    """A container may hold two claims, each with CPUs of its own."""
     both = report(claims=[USE, {"uid": "v", "driver": "dra.cpu"}], cpus="1-4")
     assert enforced(CPU_KEY, cpu_record("u", "r=1-2"), cpu_record("v", "r=3-4"), both).reason == "Exclusive"
     beyond = report(claims=[{"uid": "v", "driver": "dra.cpu"}], cpus="2-4")
@@ -120,7 +122,7 @@ def test_containers_of_several_claims_are_not_intruders() -> None:
 
 
 def test_a_container_may_use_the_pool_in_addition() -> None:
-    """Additional CPUs are fine as long as they do not belong to another claim."""
+    """Additional CPUs are allowed as long as they do not belong to another claim."""
     with_pool = mixed(cpu_record("u", "r=1-2"), "0-7")
     assert enforced(CPU_KEY, with_pool, report(claims=[USE], cpus="0-7")).reason == "Exclusive"
     intruder = report("vpp", claims=[{"uid": "v", "driver": "dra.cpu"}], cpus="2-7")
@@ -133,7 +135,7 @@ def test_a_container_may_use_the_pool_in_addition() -> None:
     ("binding", "mems", "reason"),
     [("strict", "1", "Bound"), ("strict", "0-1", "NUMANodesDiffer"), ("preferred", "0-1", "Bound")],
 )
-def test_a_memory_claim_is_enforced_where_it_is_bound(binding: str, mems: str, reason: str) -> None:
+def test_a_memory_claim_is_enforced_if_the_container_is_bound_to_its_node(binding: str, mems: str, reason: str) -> None:
     """The container must not be able to use another node's memory, unless the claim leaves placement to a memory
     policy.
     """
@@ -142,12 +144,12 @@ def test_a_memory_claim_is_enforced_where_it_is_bound(binding: str, mems: str, r
 
 
 def test_the_status_is_unknown_while_no_backend_reports() -> None:
-    """The last report of a silent backend may be outdated."""
+    """The last report from a backend that has gone silent may be outdated."""
     assert enforced(CPU_KEY, cpu_record("u", "r=1"), report(claims=[USE], cpus="1"), silent=True) == NO_BACKEND
 
 
-def test_a_written_condition_is_parsed_again() -> None:
-    """A condition keeps its transition time as long as its status is the same."""
+def test_a_written_condition_can_be_read_back() -> None:
+    """A condition keeps its transition time for as long as its status stays the same."""
     wanted = status_entries(Ledger(files_of(cpu_record("u", "r=1"))), machine(), silent=False)["u"]
     documents = written(wanted, {}, NOW)
     assert documents[0]["conditions"][0] == {
@@ -167,8 +169,8 @@ def test_a_written_condition_is_parsed_again() -> None:
     assert [one["lastTransitionTime"] for one in written(running, present, "later")[0]["conditions"]] == [NOW, "later"]
 
 
-def test_a_share_of_a_device_is_named() -> None:
-    """The API server identifies entries of shared devices by share id."""
+def test_a_share_of_a_device_is_identified() -> None:
+    """The API server identifies the entries for a shared device by share id."""
     record = cpu_record("u", "r=1")
     record = record.model_copy(update={"results": (record.results[0].model_copy(update={"share_id": "s"}),)})
     (document,) = written(status_entries(Ledger(files_of(record)), machine(), silent=False)["u"], {}, NOW)
@@ -176,7 +178,7 @@ def test_a_share_of_a_device_is_named() -> None:
 
 
 def test_the_last_status_is_kept_after_a_container_ends() -> None:
-    """The container may be restarted at once, so the status of an enforced claim does not become Unknown in between."""
+    """The container may restart immediately, so an enforced claim's status does not become Unknown in between."""
     idle = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"))}
     seen = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"), report(claims=[USE], cpus="1"))}
     silent = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"), silent=True)}
@@ -189,12 +191,12 @@ def test_the_last_status_is_kept_after_a_container_ends() -> None:
     [None, {}, {"status": None}, {"status": {"devices": 3}}, {"status": {"devices": [1, {"driver": "dra.cpu"}]}}],
 )
 def test_an_invalid_status_is_accepted(document: Any) -> None:
-    """Prepare reads the claim, so an invalid status must not make it fail."""
+    """Prepare reads the claim, so an invalid status must not make Prepare fail."""
     assert read_entries(document) == {}
 
 
 def test_malformed_entries_are_read_as_far_as_possible() -> None:
-    """Entries of other drivers are kept as they are, and malformed conditions are ignored."""
+    """Other drivers' entries are preserved as they are, and malformed conditions are ignored."""
     name = {"driver": "dra.cpu", "pool": "node", "device": "d"}
     for odd in ({"conditions": 1}, {"conditions": [1, {"type": 2}]}, {"data": None, "shareID": None}):
         assert read_entries({"status": {"devices": [{**name, **odd}]}}) == {CPU_KEY: Entry({}, {}, {})}

@@ -16,27 +16,27 @@ BESIDE = TWO.model_copy(update={"pool_cpus": {"a": PoolCpus(cpus=frozenset({4, 5
 
 
 def user(*requests: str, driver: str = "dra.cpu", uid: str = "u1") -> ContainerReport:
-    """Returns a container that names some requests of a claim."""
+    """Returns a container that names some of a claim's requests."""
     use: dict[str, Any] = {"uid": uid, "driver": driver, "requests": requests}
     return report("c", claims=[use])
 
 
 def test_a_container_is_entitled_to_the_requests_that_it_names() -> None:
-    """A backend from an older release reports no request names; then all requests count."""
+    """A backend from an older release reports no request names. In that case, all requests count."""
     ledger = Ledger(files_of(TWO, OTHER))
     assert entitled_cpus(user("a"), ledger) == own_cpus(user("a"), ledger) == {0, 1}
     assert entitled_cpus(user("a", "b"), ledger) == entitled_cpus(user(), ledger) == {0, 1, 2, 3}
 
 
 def test_a_container_can_be_entitled_to_the_pool() -> None:
-    """A container gets the unclaimed pool CPUs in addition if it names the request that asks for pool CPUs."""
+    """A container that names the request with the pool option gets the unclaimed pool CPUs in addition."""
     ledger = Ledger(files_of(BESIDE, OTHER))
     assert entitled_cpus(user("a"), ledger) == {0, 1, 4, 5, 7}
     assert (own_cpus(user("a"), ledger), shares_pool(user("a"), ledger)) == ({0, 1}, True)
     assert (entitled_cpus(user("b"), ledger), shares_pool(user("b"), ledger)) == ({2, 3}, False)
 
 
-def test_a_container_without_a_cpu_request_has_no_own_cpus() -> None:
+def test_a_container_without_a_cpu_request_has_no_cpus_of_its_own() -> None:
     """A container without a CPU request uses the shared pool, even if other containers hold CPUs of the same claim."""
     ledger = Ledger(files_of(TWO, memory_record("u1", ("m", 0, 1 << 20, 4096))))
     assert entitled_cpus(user("m", driver="dra.memory"), ledger) == frozenset()

@@ -21,10 +21,8 @@ MIB = 1 << 20
 BUDGET_SECONDS = 0.1
 
 
-def test_a_claim_has_at_most_its_share_of_the_cpus() -> None:
-    """Half of the node's seven CPUs is three. The refusal contains the configuration key, the key's value and a
-    remedy.
-    """
+def test_a_claim_gets_at_most_the_configured_fraction_of_the_cpus() -> None:
+    """Half of the node's seven CPUs is three. The refusal contains the configuration key, its value and a remedy."""
     two = (cpus(2, "a"), cpus(2, "b", "cpudevnuma001"))
     assert decided(view("u", cpus(3)), config=HALF).cpus_of() == {1, 4, 5}
     text = refused(view("u", *two), config=HALF)
@@ -54,9 +52,9 @@ def test_only_the_allowed_kinds_of_protection_are_accepted() -> None:
     decided(protecting("none"), "dra.memory", config=none)
 
 
-def test_all_claims_together_protect_a_fraction_of_a_numa_node() -> None:
-    """Memory protected by other claims counts, even while these claims are being released. Memory of other NUMA nodes
-    does not count.
+def test_all_claims_together_protect_at_most_a_fraction_of_a_numa_node() -> None:
+    """Memory that other claims protect counts, even while they are being released. Memory on other NUMA nodes does
+    not.
     """
     node = INVENTORY.machine.numa_nodes[0].memory_bytes
     first = decided(protecting("low", str(node // 4)), "dra.memory")
@@ -72,8 +70,8 @@ def test_all_claims_together_protect_a_fraction_of_a_numa_node() -> None:
 
 
 def test_hugepages_of_a_lost_record_are_held() -> None:
-    """The container may use its pages, and no pages are allocated to other claims until the API server has been asked
-    for the claim.
+    """The container may still be using the pages, so they go to no other claim until the API server has been asked
+    about the lost record's claim.
     """
     running = report(
         unknownClaims=[{"uid": "x", "driver": "dra.memory"}],
@@ -97,11 +95,13 @@ def test_hugepages_of_a_lost_record_are_held() -> None:
     absent = Ledger({}, absent=frozenset({("dra.memory", "y")}))
     assert "the record of claim y is being rebuilt" in refused(wanted, "dra.memory", absent)
     decided(view("y", memory("400Mi", kind="hugepages-2m")), "dra.memory", absent)
-    decided(view("u", memory("400Mi")), "dra.memory", absent)  # plain memory is not exclusive
+    decided(view("u", memory("400Mi")), "dra.memory", absent)  # Plain memory is not exclusive.
 
 
 def test_a_running_container_holds_resources_without_a_record() -> None:
-    """The backend still has a record of the claim, but this instance has neither its file nor a release entry."""
+    """The backend still has a record of the claim, but this frontend instance has neither the claim's file nor a
+    release entry.
+    """
     uses: dict[str, Any] = {"claims": [{"uid": "gone", "driver": "dra.cpu"}], "cpus": "4-5"}
     assert Ledger({}, containers=(report(**uses),)).held_cpus() == {4, 5}
     assert Ledger({}, containers=(report(**uses, refused="no"),)).held_cpus() == frozenset()
@@ -112,9 +112,7 @@ def test_a_running_container_holds_resources_without_a_record() -> None:
 
 
 def test_invalid_parameters_are_refused_unparsed() -> None:
-    """The API server stores at most 32 entries, not counting those of other drivers. A CPU list is expanded only if it
-    is used.
-    """
+    """The API server stores at most 32 entries per driver. A CPU list is expanded only if it is used."""
     with pytest.raises(Refused, match="33 entries for this driver"):
         view("u", cpus(1), config=[opaque({})] * 33)
     others = [opaque({}, driver="gpu.example.com")] * 31
@@ -125,8 +123,8 @@ def test_invalid_parameters_are_refused_unparsed() -> None:
 
 
 def test_many_requests_on_a_large_machine_are_decided_in_time() -> None:
-    """There are 32 requests for one L3 each and only 31 free L3 groups. The refusal arrives within the time budget in
-    any order.
+    """There are 32 requests for one L3 each, but only 31 free L3 groups. The refusal arrives within the time budget,
+    whatever the order of the requests.
     """
     large = assemble([Core(n // 128, n // 64, n // 4, 2) for n in range(512)])
     inventory = build_inventory(large, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)

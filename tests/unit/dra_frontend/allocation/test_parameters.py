@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opaque parameters are parsed strictly and per request, the claim overrides the class, and parameters that cannot be
-enforced are refused.
+"""Opaque parameters are parsed strictly and per request. Parameters from the claim override those from the class, and
+parameters that cannot be enforced are refused.
 """
 
 from typing import Any
@@ -36,27 +36,27 @@ def of_cpus(*config: Entry, request: str = "cpus", inventory: Inventory = NUMA) 
 
 
 def of_memory(*config: Entry, kinds: tuple[str, ...] = ("memory",), size: str = "64Mi") -> DriverClaim:
-    """Returns a claim with the request `r`, which has a result of each driver."""
+    """Returns a claim with the request `r`, which has one result from each driver."""
     found = view("u", *(memory(size, "r", 1, kind) for kind in kinds), config=config)
     return parse_driver_claim(found, "dra.memory", PAGES, BOTH)
 
 
 def wish(*config: Entry, request: str = "cpus", inventory: Inventory = NUMA) -> CpuParameters:
-    """Returns the resolved CPU parameters of a request."""
+    """Returns a request's resolved CPU parameters."""
     parsed = of_cpus(*config, request=request, inventory=inventory)
     assert parsed.refusal is None
     return parsed.blank.parameters[request.partition("/")[0]]
 
 
 def memory_wish(*config: Entry, kinds: tuple[str, ...] = ("memory",), size: str = "64Mi") -> MemoryParameters:
-    """Returns the resolved memory parameters of a request."""
+    """Returns a request's resolved memory parameters."""
     parsed = of_memory(*config, kinds=kinds, size=size)
     assert parsed.refusal is None
     return parsed.blank.memory_parameters["r"]
 
 
 def fault(parsed: DriverClaim) -> str:
-    """Returns the message that the claim is refused with."""
+    """Returns the message with which the claim is refused."""
     assert parsed.refusal is not None
     text = str(parsed.refusal)
     assert text.startswith(("request cpus: ", "request r: "))
@@ -64,22 +64,24 @@ def fault(parsed: DriverClaim) -> str:
 
 
 def raw(parameters: Any, entry: Entry | None = None) -> Entry:
-    """Returns a configuration entry with these parameters, valid or not."""
+    """Returns a configuration entry with the given parameters, valid or not."""
     entry = entry or opaque({})
     entry["opaque"]["parameters"] = parameters
     return entry
 
 
-def test_without_parameters_everything_is_the_default() -> None:
-    """Parameters are optional: memory is bound by cpuset.mems, and nothing is limited, protected or mounted."""
+def test_without_parameters_all_defaults_apply() -> None:
+    """Parameters are optional. By default memory is bound by cpuset.mems, and nothing is limited, protected or
+    mounted.
+    """
     assert wish() == wish(raw({})) == wish(opaque({})) == wish(opaque({"x": 1}, driver="gpu.example.com"))
     assert wish() == CpuParameters()
     default = MemoryParameters(binding="strict", limit="none", protect="none", high=None, mount=None)
     assert memory_wish() == memory_wish(memory_opaque({})) == default
 
 
-def test_every_field_arrives() -> None:
-    """Every field of the parameter tables is set to a value other than its default."""
+def test_every_field_is_parsed() -> None:
+    """Every field in the parameter tables is set to a value other than its default."""
     first = {"fullPhysicalCores": True, "l3": "required", "isolcpus": "only", "coreType": "performance"}
     second = {"sharing": "pod", "quota": "keep", "irqs": "keep"}
     assert wish(opaque(first), opaque(second)) == CpuParameters(
@@ -96,7 +98,7 @@ def test_every_field_arrives() -> None:
 
 
 def test_the_claim_overrides_the_class_field_by_field() -> None:
-    """Fields that the claim omits come from the class. A mount is one field, so its parts are never mixed."""
+    """A field that the claim omits comes from the class. A mount is a single field, so its parts are never mixed."""
     both = [opaque({"strategy": "spread", "l3": "ignore"}, from_class=True), opaque({"l3": "required"})]
     assert wish(*both) == wish(*both[::-1]) == CpuParameters(strategy="spread", l3="required")
     both = [memory_opaque({"limit": "claim", "protect": "low"}, from_class=True), memory_opaque({"protect": "none"})]
@@ -107,7 +109,7 @@ def test_the_claim_overrides_the_class_field_by_field() -> None:
 
 
 def test_each_request_has_its_own_parameters() -> None:
-    """Parameters of other requests are ignored. A subrequest is matched by its own name and by its parent request's
+    """Parameters for other requests are ignored. A subrequest is matched by its own name and by its parent request's
     name.
     """
     config = (opaque({"strategy": "spread"}, "other"), opaque({"isolcpus": "never"}, "cpus"))
@@ -157,8 +159,8 @@ SAID = {"apiVersion": "v1alpha1"}
     ],
 )
 def test_unknown_cpu_parameters_are_refused(parameters: Any, text: str) -> None:
-    """Unknown or invalid fields are never ignored. The message contains the field and the source, since a class is
-    fixed by its administrator and not by the user.
+    """Unknown or invalid fields are never ignored. The message contains the field and the source, since only an
+    administrator can correct a class.
     """
     shown = fault(of_cpus(raw(parameters)))
     assert shown.startswith("parameters of the claim: ")
@@ -200,7 +202,7 @@ def test_unknown_cpu_parameters_are_refused(parameters: Any, text: str) -> None:
     ],
 )
 def test_unknown_memory_parameters_are_refused(fields: Entry, text: str) -> None:
-    """The text contains the source, the field, its value and the expected values."""
+    """The message contains the source, the field, its value and the expected values."""
     shown = fault(of_memory(memory_opaque(fields), kinds=(HUGE,)))
     assert shown.startswith("parameters of the claim: memoryConfig.")
     assert text in shown
@@ -224,13 +226,13 @@ def test_unknown_memory_parameters_are_refused(fields: Entry, text: str) -> None
     ],
 )
 def test_contradictory_parameters_are_refused(config: list[Entry], text: str) -> None:
-    """Two parameters that contradict each other are an error, not a preference."""
+    """Two contradictory parameters are an error; neither takes precedence."""
     assert text in fault(of_cpus(*config))
 
 
 def test_a_claim_may_name_its_cpus() -> None:
-    """Only the claim itself may name CPUs, once per request, from any group and without other parameters that select
-    CPUs.
+    """Only the claim itself may name CPUs. It may do so once per request, from any group, and without other parameters
+    that select CPUs.
     """
     named = opaque({"cpuset": "2-3"}, "cpus")
     for inventory in (WHOLE, NUMA):
@@ -250,7 +252,7 @@ def test_a_claim_may_name_its_cpus() -> None:
 
 
 def test_common_spellings_of_parameters_are_accepted() -> None:
-    """kubectl converts `off` and `no` to false, and a single CPU to a number."""
+    """YAML tools such as kubectl convert `off` and `no` to false, and a single CPU to a number."""
     assert [wish(opaque({"quota": word})).quota for word in (False, "off", "lift", "keep", None)] == [
         *["lift"] * 3,
         "keep",
@@ -260,8 +262,8 @@ def test_common_spellings_of_parameters_are_accepted() -> None:
     assert "cpuset: '-3': '-3' is neither a number nor a range" in fault(of_cpus(opaque({"cpuset": -3})))
 
 
-def test_former_names_mean_the_same_as_the_present_ones() -> None:
-    """This also holds if a class uses one name and a claim the other, since the claim overrides the field."""
+def test_deprecated_names_mean_the_same_as_their_replacements() -> None:
+    """This also holds if the class uses one name and the claim the other: the claim still overrides the field."""
     for word in ("ignore", "only", "never"):
         assert wish(opaque({"isolated": word})) == wish(opaque({"isolcpus": word})) == CpuParameters(isolcpus=word)
     for former, present in (("none", "none"), ("pool", "all"), ("numa", "numa")):
@@ -283,12 +285,12 @@ def test_former_names_mean_the_same_as_the_present_ones() -> None:
     ],
 )
 def test_a_deprecated_name_appears_in_its_error(fields: dict[str, Any], text: str) -> None:
-    """An entry with both names is refused, whatever their values."""
+    """An entry with both names is refused, whatever the values."""
     assert text in fault(of_cpus(opaque(fields)))
 
 
 def test_single_cpus_are_chosen_by_the_scheduler() -> None:
-    """In individual mode only parameters that do not select CPUs are allowed."""
+    """In individual mode, only parameters that do not select CPUs are allowed."""
     free = opaque({"sharing": "pod", "quota": "keep", "irqs": "keep"})
     assert wish(free, inventory=SINGLE) == CpuParameters(quota="keep", irqs="keep")
     assert "the scheduler selects them" in fault(of_cpus(opaque({"strategy": "spread"}), inventory=SINGLE))
@@ -307,7 +309,7 @@ def test_memory_limits_and_protection_are_refused_for_hugepages(fields: Entry) -
 
 
 def test_a_mount_is_for_hugepages_of_one_size() -> None:
-    """A hugetlbfs file system has one page size, and plain memory has no mount."""
+    """A hugetlbfs file system has a single page size, and plain memory cannot be mounted."""
     mount = memory_opaque({"mount": {"path": "/a"}})
     assert "applies to hugepages, but the request is for plain memory" in fault(of_memory(mount))
     assert "applies to hugepages" in fault(of_memory(mount, kinds=("memory", HUGE)))
@@ -318,7 +320,7 @@ def test_a_mount_is_for_hugepages_of_one_size() -> None:
     assert memory_wish(many, kinds=(HUGE,)).mount == MemoryMount(path="/mnt/huge")
 
 
-def test_high_bounds_at_least_a_page() -> None:
+def test_high_is_at_least_one_page() -> None:
     """A fraction that rounds to zero would block the container before its first instruction."""
     assert "is less than one page" in fault(of_memory(memory_opaque({"high": 0.5}), size="4Ki"))
     assert memory_wish(memory_opaque({"high": 0.5}), size="8Ki").high == 0.5
@@ -326,7 +328,7 @@ def test_high_bounds_at_least_a_page() -> None:
 
 
 def shares(name: str, how: str, **more: Any) -> Entry:
-    """Returns parameters that set how a request is shared."""
+    """Returns parameters that set how a request may be shared."""
     return (memory_opaque if name == "m" else opaque)({"sharing": how}, name, **more)
 
 
@@ -348,8 +350,8 @@ def sharing(*config: Entry) -> ClaimView:
         ((shares("a", "pod"), shares("w", "container"), opaque({"sharing": 1}, driver="gpu.example.com")), "pod"),
     ],
 )
-def test_requests_without_sharing_follow_the_others(config: tuple[Entry, ...], expected: str) -> None:
-    """Both drivers record the same value. Other drivers' requests and adminAccess requests have no influence."""
+def test_requests_without_sharing_use_the_value_of_the_others(config: tuple[Entry, ...], expected: str) -> None:
+    """Both drivers record the same value. Other drivers' requests and requests with adminAccess have no influence."""
     assert [decided(sharing(*config), driver, inventory=NUMA).sharing for driver in DRIVERS] == [expected, expected]
 
 
@@ -370,8 +372,8 @@ _DIFFER = "parameters: sharing: applies to the whole claim, but its requests dif
         ([memory_opaque({"limit": "all"})], "request m: parameters of the claim: memoryConfig.limit: 'all'"),
     ],
 )
-def test_both_drivers_refuse_a_claim_with_the_same_text(config: list[Entry], expected: str) -> None:
-    """One container uses the whole claim, so either both drivers prepare it or neither does."""
+def test_both_drivers_refuse_a_claim_with_the_same_message(config: list[Entry], expected: str) -> None:
+    """One container uses the whole claim, so either both drivers prepare the claim or neither does."""
     text, same = (refused(sharing(*config), driver, inventory=NUMA) for driver in DRIVERS)
     assert text == same
     assert text.startswith(f"claim ns/claim-u: {expected}")

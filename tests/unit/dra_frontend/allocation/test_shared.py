@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims that use shared-pool CPUs in addition to their own: which CPUs these are, and how containers learn which ones
-they are.
+"""Claims that use shared-pool CPUs in addition to their own: which CPUs these are, and how the containers learn about
+them.
 """
 
 import json
@@ -23,16 +23,16 @@ NODE_0 = parse_cpu_list("0-1,4-5")
 
 
 def claimed(word: str, *requests: str) -> AllocationRecord:
-    """Returns a claim with the requests ``cpus`` and ``other``, whose CPUs are 1 and 5 of NUMA node 0 and 2 of node
-    1.
+    """Returns a claim with the requests ``cpus`` and ``other``, which hold CPUs 1 and 5 on NUMA node 0 and CPU 2 on
+    node 1.
     """
     found = view("u", cpus(2), cpus(1, "other", "cpudevnuma001"), config=[opaque({"poolCPUs": word}, *requests)])
     return decided(found)
 
 
 def test_the_pool_is_every_cpu_outside_the_claim() -> None:
-    """The backend knows which of these CPUs are in the pool at a given time. Reserved CPUs are included if all others
-    are claimed.
+    """Only the backend knows which of the CPUs outside the claim are in the pool at a given time. Reserved CPUs are
+    included if all others are claimed.
     """
     found = claimed("all").pool_cpus
     assert found.keys() == {"cpus", "other"}
@@ -41,7 +41,7 @@ def test_the_pool_is_every_cpu_outside_the_claim() -> None:
 
 
 def test_near_pool_cpus_are_on_the_numa_nodes_of_each_request() -> None:
-    """A request without the option gets only its own CPUs. If the claim has a whole NUMA node, the entire pool counts
+    """A request without the option gets only its own CPUs. If the claim holds a whole NUMA node, the entire pool counts
     as near.
     """
     found = claimed("numa", "cpus").pool_cpus
@@ -52,16 +52,16 @@ def test_near_pool_cpus_are_on_the_numa_nodes_of_each_request() -> None:
     assert only.near == only.cpus == parse_cpu_list("2-3,6-7")
 
 
-def test_pool_cpus_are_part_of_a_rebuilt_record() -> None:
-    """The record is rebuilt from the claim and from the CPUs that its containers hold."""
+def test_a_rebuilt_record_includes_the_pool_cpus() -> None:
+    """The record is rebuilt from the claim and from the CPUs that the claim's containers hold."""
     found = view("u", cpus(2), config=[opaque({"poolCPUs": "numa"})])
     record = decided(found, ledger=lost("u", {"": frozenset({4, 5})}))
     assert (record.rebuilt, record.cpus_of(), record.pool_cpus["cpus"].near) == (True, {4, 5}, {0, 1})
 
 
 def test_containers_get_both_cpu_sets() -> None:
-    """There is a variable and an attribute for each set. The variable is not evidence, so a pod gains nothing by
-    setting it.
+    """There is one variable and one attribute for each set. The driver does not trust the variable, so a pod gains
+    nothing by setting it.
     """
     record = claimed("numa", "cpus")
     devices = json.loads(dump_claim_file(record))["devices"]
@@ -84,7 +84,9 @@ def test_containers_get_both_cpu_sets() -> None:
 
 @given(st.sampled_from(sorted(SYNTHETIC)), st.data())
 def test_pool_cpus_never_include_claimed_ones(name: str, data: st.DataObject) -> None:
-    """On any machine and with any requests, the near set is a subset of the pool and is empty only if the pool is."""
+    """On any machine and for any requests, the near set is a subset of the pool, and it is empty only if the pool
+    is.
+    """
     machine: Machine = SYNTHETIC[name]
     sets = data.draw(st.lists(st.frozensets(st.sampled_from(sorted(machine.online)), min_size=1), max_size=3))
     parts = [CpuAllocation(request=str(n), device="d", cpus=one) for n, one in enumerate(sets)]

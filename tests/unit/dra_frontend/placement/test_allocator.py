@@ -34,14 +34,14 @@ CLAIMS_PER_MACHINE = 240
 def allocate(
     offered: frozenset[int], taken: frozenset[int], count: int, found: Machine, wish: CpuParameters | None = None
 ) -> frozenset[int]:
-    """Calls the allocator with the layout of the machine."""
+    """Calls the allocator with the machine's layout."""
     return allocator.allocate(offered, taken, count, Layout.of(found), wish or CpuParameters())
 
 
 def check(
     offered: frozenset[int], taken: frozenset[int], count: int, found: Machine, wish: CpuParameters
 ) -> frozenset[int] | None:
-    """Checks the invariants of every result, and that it does not depend on the order of the free CPUs."""
+    """Checks the invariants for every result, and that the result does not depend on the order of the free CPUs."""
     answers = []
     for listed in (found, replace(found, cpus=dict(reversed(found.cpus.items())))):
         try:
@@ -75,8 +75,10 @@ def check(
 
 @settings(max_examples=300, deadline=None)
 @given(odd_machines(), st.data(), wishes())
-def test_a_set_is_found_exactly_when_there_is_one(found: Machine, data: st.DataObject, wish: CpuParameters) -> None:
-    """Checked by trying all CPU sets of a small machine."""
+def test_cpus_are_found_exactly_when_a_suitable_set_exists(
+    found: Machine, data: st.DataObject, wish: CpuParameters
+) -> None:
+    """The result is checked by trying all CPU sets on a small machine."""
     offered = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1, max_size=11))
     taken = data.draw(st.frozensets(st.sampled_from(sorted(offered))))
     free = set(offered - taken)
@@ -110,7 +112,7 @@ ASKS = st.lists(
 
 
 def machine_named(name: str) -> Machine:
-    """Returns a synthetic or a captured machine by its name."""
+    """Returns a synthetic or captured machine by name."""
     return SYNTHETIC[name] if name in SYNTHETIC else discover(captured(name))
 
 
@@ -118,8 +120,8 @@ def machine_named(name: str) -> Machine:
 @settings(max_examples=CLAIMS_PER_MACHINE // 20, deadline=None)
 @given(ASKS, st.sampled_from(["numanode", "socket", "machine", "l3", "coretype"]))
 def test_invariants_hold_for_any_history_on_every_machine(name: str, asks: list[Ask], group_by: str) -> None:
-    """Over a history of claims, the size, the group, disjointness and every parameter hold, and no satisfiable claim is
-    refused.
+    """In any sequence of claims, the size, the group, disjointness and every parameter hold, and no satisfiable claim
+    is refused.
     """
     found = machine_named(name)
     groups = [group.cpus for group in cpu_groups(found, "grouped", group_by)]
@@ -137,9 +139,9 @@ def test_invariants_hold_for_any_history_on_every_machine(name: str, asks: list[
 
 
 @given(machines(), st.data())
-def test_no_more_l3_groups_than_needed(found: Machine, data: st.DataObject) -> None:
-    """On one NUMA node the number of L3 groups is minimal: as many as are needed when the fullest groups are used
-    first.
+def test_no_more_l3_groups_than_necessary(found: Machine, data: st.DataObject) -> None:
+    """On one NUMA node, the claim is spread over the minimum number of L3 groups: as many as it takes if the groups
+    with the most free CPUs are used first.
     """
     node = data.draw(st.sampled_from([node.cpus for node in found.numa_nodes.values() if node.cpus]))
     free = data.draw(st.frozensets(st.sampled_from(sorted(node)), min_size=1))
@@ -153,8 +155,8 @@ def test_no_more_l3_groups_than_needed(found: Machine, data: st.DataObject) -> N
 
 @given(machines() | odd_machines(), st.data())
 def test_a_claim_that_fits_into_one_group_is_not_spread(found: Machine, data: st.DataObject) -> None:
-    """A claim that fits into one socket, one of its NUMA nodes, or one L3 inside it is not spread over several. If the
-    claim got a single core type, only CPUs of that type count.
+    """A claim that fits into one socket, into one of that socket's NUMA nodes, or into one L3 on that node is not
+    spread over several. If the claim got a single core type, only CPUs of that type count.
     """
     free = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1))
     count = data.draw(st.integers(1, len(free)))
@@ -166,15 +168,15 @@ def test_a_claim_that_fits_into_one_group_is_not_spread(found: Machine, data: st
         placed = frozenset(cpu for cpu in inside if getattr(found.cpus[cpu], level) is not None)
         places = by(found, placed, lambda cpu, level=level: getattr(cpu, level))  # type: ignore[misc] # bound at once
         if not any(len(cpus) >= count for cpus in places.values()):
-            # If no NUMA node can hold the claim, an L3 that spans two of them is not a group inside one.
+            # If no NUMA node can hold the claim, an L3 that spans two nodes does not count as a group within one.
             break
         [place] = {getattr(found.cpus[cpu], level) for cpu in got}
         inside = frozenset(cpu for cpu in inside if getattr(found.cpus[cpu], level) == place)
 
 
 @given(machines(), st.data())
-def test_at_most_one_whole_core_is_broken(found: Machine, data: st.DataObject) -> None:
-    """Within one L3 only an odd remainder splits a core that was entirely free."""
+def test_at_most_one_whole_core_is_split(found: Machine, data: st.DataObject) -> None:
+    """Within one L3, only an odd remainder splits a core that was entirely free."""
     free = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1))
     sizes = by(found, free, lambda cpu: cpu.l3)
     count = data.draw(st.integers(1, max(map(len, sizes.values()))))
@@ -211,8 +213,10 @@ NODES = assemble(even_cores(1, 2, 2, 4, 1))
         (NODES, "3-8,12", "", [2], "4-5"),
     ],
 )
-def test_the_vectors_of_dra_driver_cpu(found: Machine, group: str, gone: str, counts: list[int], expected: str) -> None:
-    """Allocates the sets that the tests of dra-driver-cpu expect."""
+def test_the_test_vectors_of_dra_driver_cpu(
+    found: Machine, group: str, gone: str, counts: list[int], expected: str
+) -> None:
+    """The allocator selects the CPU sets that dra-driver-cpu's tests expect."""
     offered = parse_cpu_list(group)
     taken = parse_cpu_list(gone)
     got: frozenset[int] = NONE
@@ -232,7 +236,7 @@ SPREAD = CpuParameters(strategy="spread")
 @pytest.mark.parametrize(
     ("found", "gone", "count", "wish", "expected"),
     [
-        # Core ids repeat on every socket: a claim for whole cores stays on its node and still gets whole cores.
+        # Core IDs repeat on every socket. A claim for whole cores stays on its node and still gets whole cores.
         (TWO_SOCKETS, "", 1, None, "0"),
         (TWO_SOCKETS, "0", 4, None, "1-2,9-10"),
         (TWO_SOCKETS, "0", 2, None, "1,9"),
@@ -240,26 +244,28 @@ SPREAD = CpuParameters(strategy="spread")
         (ONE_L3, "0", 3, None, "1,4-5"),
         # The smallest group that can hold the claim is used, so larger ones stay whole.
         (TWO_L3, "0,8", 6, None, "1-3,9-11"),
-        # Without the preference a claim gets the lowest cores, whichever L3 they share.
+        # Without the preference for a shared L3, a claim gets the lowest cores, whichever L3 they share.
         (TWO_L3X, "0-1", 4, None, "4-7"),
         (TWO_L3X, "0-1", 4, CpuParameters(l3="ignore"), "2-5"),
         # One thread of each core is taken first, and then the second threads.
         (ONE_L3, "", 3, SPREAD, "0-2"),
         (ONE_L3, "", 6, SPREAD, "0-5"),
         (ONE_L3, "0", 3, SPREAD, "1-3"),
-        # If a single L3 is required, the one with the fewest doubly used cores is chosen.
+        # If a single L3 is required, the L3 in which the fewest cores have both threads used is chosen.
         (MIXED, "", 4, CpuParameters(strategy="spread", l3="required"), "2-5"),
     ],
 )
-def test_the_cpus_of_a_claim(found: Machine, gone: str, count: int, wish: CpuParameters | None, expected: str) -> None:
+def test_the_cpus_that_a_claim_gets(
+    found: Machine, gone: str, count: int, wish: CpuParameters | None, expected: str
+) -> None:
     """Of all suitable sets, the one that leaves the most CPUs for the next claim is chosen."""
     offered = found.numa_nodes[0].cpus if found is TWO_SOCKETS else found.online
     assert format_cpu_list(allocate(offered, parse_cpu_list(gone), count, found, wish)) == expected
 
 
-def test_distribute_splits_evenly_over_nodes() -> None:
-    """Shares are equal to the CPU, or to the core if whole cores are requested; the node with the most free CPUs gets
-    the remainder.
+def test_distribute_splits_a_claim_evenly_across_nodes() -> None:
+    """Shares are equal to within one CPU, or one core if whole cores are requested. The node with the most free CPUs
+    gets the remainder.
     """
     found = machine(sockets=2, nodes_per_socket=2, cores_per_l3=4)
     distribute = CpuParameters(numa="distribute")
@@ -312,7 +318,7 @@ WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
     ],
 )
 def test_a_refusal_contains_the_free_cpus(wish: CpuParameters, count: int, taken: str, text: str) -> None:
-    """The text appears in the pod's events: it contains the request, the free CPUs, and the reason why these do not
+    """The message appears in the pod's events. It contains the request, the free CPUs, and the reason why they do not
     suffice.
     """
     found = machine(sockets=1, nodes_per_socket=2)
@@ -322,8 +328,8 @@ def test_a_refusal_contains_the_free_cpus(wish: CpuParameters, count: int, taken
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_missing_feature_of_the_machine_is_named(whole: bool) -> None:
-    """If the machine has no core types or no L3, freeing CPUs would not help, but another parameter would."""
+def test_a_feature_that_the_machine_lacks_is_named(whole: bool) -> None:
+    """If the machine has no core types or no L3, freeing CPUs would not help, but changing the parameter would."""
     found = machine(1, has_l3=False)
     untyped = (
         "this machine does not distinguish performance and efficiency cores: neither /sys/devices/cpu_core/cpus nor "
@@ -342,7 +348,7 @@ def test_a_missing_feature_of_the_machine_is_named(whole: bool) -> None:
 
 @given(st.sampled_from(sorted(SYNTHETIC)), st.data())
 def test_the_suggested_multiple_can_be_allocated(name: str, data: st.DataObject) -> None:
-    """The next possible amount in a refusal is one that an empty device can provide."""
+    """An empty device can provide the next possible amount that the refusal suggests."""
     found = SYNTHETIC[name]
     count = data.draw(st.integers(1, len(found.cpus)))
     try:
@@ -358,7 +364,7 @@ def test_the_suggested_multiple_can_be_allocated(name: str, data: st.DataObject)
 HYBRID = assemble(
     [*[Core(threads=2, kind=CoreType.PERFORMANCE)] * 8, *[Core(kind=CoreType.EFFICIENCY)] * 16], adjacent=True
 )
-"""An i9-13900: CPUs 0-15 are threads of performance cores, 16-31 are efficiency cores."""
+"""An i9-13900: CPUs 0-15 are threads of performance cores, and CPUs 16-31 are efficiency cores."""
 
 
 @pytest.mark.parametrize(
@@ -371,8 +377,8 @@ HYBRID = assemble(
     ],
 )
 def test_a_claim_gets_one_core_type_if_possible(wish: CpuParameters) -> None:
-    """Performance cores are preferred. If too few CPUs of each type are left, a mixture is allocated instead of
-    refusing the claim.
+    """Performance cores are preferred. If too few CPUs of each type are left, the claim gets a mixture instead of being
+    refused.
     """
     offered, held = HYBRID.online - {0, 1}, NONE
     for _ in range(6):
@@ -383,7 +389,7 @@ def test_a_claim_gets_one_core_type_if_possible(wish: CpuParameters) -> None:
     assert len({HYBRID.cpus[cpu].core_type for cpu in allocate(offered, held, 6, HYBRID, wish)}) == 2
 
 
-def test_efficiency_cores_of_one_numa_node_are_better_than_performance_cores_of_two() -> None:
+def test_efficiency_cores_on_one_numa_node_are_better_than_performance_cores_on_two() -> None:
     cores = [
         Core(node=n, package=n, l3=n, kind=kind)
         for n in (0, 1)
@@ -394,8 +400,8 @@ def test_efficiency_cores_of_one_numa_node_are_better_than_performance_cores_of_
     assert allocate(found.online, NONE, 2, found) == {0, 1}
 
 
-def test_numa_distribute_does_not_skip_a_node_that_lacks_a_kind() -> None:
-    """Every node contributes its share, here of both types."""
+def test_numa_distribute_does_not_skip_a_node_without_one_core_type() -> None:
+    """Every node contributes its share, so this claim gets cores of both types."""
     found = assemble(
         [*[Core(node=0, l3=0, kind=CoreType.PERFORMANCE)] * 4, *[Core(node=1, l3=1, kind=CoreType.EFFICIENCY)] * 4]
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splitting an amount evenly."""
+"""Splits an amount evenly."""
 
 from itertools import product
 
@@ -12,9 +12,9 @@ givers = st.lists(st.frozensets(st.integers(0, 8)).map(lambda amounts: amounts |
 
 
 @given(givers, st.integers(1, 20), st.integers(0, 4))
-def test_shares_are_as_even_as_can_be(amounts: list[frozenset[int]], need: int, widest: int) -> None:
-    """Of all ways to make up the amount, one with the smallest difference is chosen, and none that exceeds the
-    permitted difference.
+def test_shares_are_as_even_as_possible(amounts: list[frozenset[int]], need: int, widest: int) -> None:
+    """Of all ways to add up to the amount, the result is one with the smallest difference between shares. If even that
+    exceeds the permitted difference, there is no result.
     """
     spreads = [max(shares) - min(shares) for shares in product(*amounts) if sum(shares) == need]
     best = min(spreads, default=widest + 1)
@@ -29,15 +29,13 @@ def test_shares_are_as_even_as_can_be(amounts: list[frozenset[int]], need: int, 
 
 
 def test_the_first_shares_include_the_remainder() -> None:
-    """The remainder of the division goes to the front of the list."""
+    """The first shares in the list get the remainder of the division."""
     assert even_shares([0b11111111] * 3, 8, 1) == [3, 3, 2]
 
 
 @given(st.lists(st.integers(1, 9), max_size=40))
-def test_sums_contain_every_sum_of_some_sizes(sizes: list[int]) -> None:
-    """Bit n stands for n CPUs: an amount is in the set if and only if some of the sizes add up to it, however many
-    sizes are equal.
-    """
+def test_the_sums_of_all_subsets_of_sizes_are_found(sizes: list[int]) -> None:
+    """Bit n represents n CPUs. It is set if and only if some of the sizes add up to n, however many sizes are equal."""
     found = 1
     for size in sizes:
         found |= found << size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selecting CPUs from parts of a machine."""
+"""Selects CPUs from parts of a machine."""
 
 from dataclasses import replace
 
@@ -15,8 +15,8 @@ from tests.strategies.wishes import whole_cores
 
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=8), st.data())
-def test_whole_cores_make_exactly_every_sum(threads: list[int], data: st.DataObject) -> None:
-    """Each amount that is the sum of some whole cores is taken in whole cores, for cores of any size."""
+def test_every_sum_of_whole_cores_is_taken_in_whole_cores(threads: list[int], data: st.DataObject) -> None:
+    """This holds for each amount that some of the cores add up to, whatever the cores' sizes."""
     found = assemble([Core(threads=count) for count in threads], adjacent=True)
     [place] = Layout.of(found).within(found.online)
     possible = [need for need in range(1, sum(threads) + 1) if sums(threads) >> need & 1]
@@ -27,20 +27,22 @@ def test_whole_cores_make_exactly_every_sum(threads: list[int], data: st.DataObj
 
 
 def test_a_core_in_two_places_is_never_whole() -> None:
-    """No kernel reports such a core. Its halves would be used as single threads, never as a core."""
+    """No kernel reports a core that is split between two places. Its halves would be used as single threads, never as a
+    core.
+    """
     found = assemble([Core(threads=2), Core(threads=1)], adjacent=True)
     layout = Layout.of(replace(found, cpus=found.cpus | {1: replace(found.cpus[1], numa_node=1)}))
     assert [(place.whole, place.broken) for _, place in layout.places] == [(((2,),), ((0,),)), ((), ((1,),))]
 
 
 def place_with(free: set[int]) -> Place:
-    """Returns a place with three cores of two threads each, (0, 3), (1, 4) and (2, 5), of which some are free."""
+    """Returns a place that has three cores with two threads each, (0, 3), (1, 4) and (2, 5), of which some are free."""
     [place] = Layout.of(assemble(even_cores(1, 1, 1, 3, 2))).within(frozenset(free))
     return place
 
 
-def test_fill_breaks_a_core_last() -> None:
-    """Whole cores that fit come first, then single free threads, then a thread of a whole core."""
+def test_fill_splits_a_core_last() -> None:
+    """Whole cores that fit come first, then single free threads, then a thread from a whole core."""
     place = place_with({0, 3, 1})
     assert [place.take(need) for need in (3, 2, 1)] == [[0, 3, 1], [0, 3], [1]]
     assert place_with({0, 3}).take(1) == [0]
@@ -61,8 +63,8 @@ def test_a_place_is_ranked_by_the_core_that_it_splits(whole: list[int], broken: 
 
 @given(machines() | odd_machines(), st.data())
 def test_a_layout_contains_exactly_the_requested_cpus(found: Machine, data: st.DataObject) -> None:
-    """The places of some CPUs contain exactly these, each once; with whole cores only, they contain every core that is
-    completely included.
+    """Together, the places contain exactly the requested CPUs, each of them once. With whole cores only, they contain
+    the cores whose CPUs were all requested.
     """
     cpus = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
     layout = Layout.of(found)
@@ -74,8 +76,8 @@ def test_a_layout_contains_exactly_the_requested_cpus(found: Machine, data: st.D
     assert whole == {frozenset(core) for place in places for core in place.whole}
 
 
-def test_cached_places_do_not_depend_on_earlier_free_cpus() -> None:
-    """The cache of a place is keyed by the requested CPUs and by whether whole cores are required."""
+def test_cached_places_do_not_depend_on_previously_free_cpus() -> None:
+    """A place's cache is keyed by the requested CPUs and by whether whole cores are required."""
     layout = Layout.of(assemble(even_cores(1, 1, 1, 3, 2)))
     for _ in range(2):
         assert [place.cpus for place in layout.within(frozenset({0, 3, 1}))] == [[0, 3, 1]]
@@ -83,10 +85,8 @@ def test_cached_places_do_not_depend_on_earlier_free_cpus() -> None:
         assert [place.cpus for place in layout.within(frozenset({1, 4}))] == [[1, 4]]
 
 
-def test_an_undivided_level_adds_nothing_to_the_tree() -> None:
-    """A group that is not subdivided is its own only part. Cores that no level separates are used in the order of their
-    CPUs.
-    """
+def test_a_level_without_subdivisions_adds_nothing_to_the_tree() -> None:
+    """A group that is not subdivided has only itself as a part. Cores that no level separates are used in CPU order."""
     layout = Layout.of(assemble(even_cores(1, 1, 2, 2, 2)))
     part = build(layout.within(frozenset(range(8))), (PACKAGE, NODE, L3))
     assert isinstance(part, Branch)

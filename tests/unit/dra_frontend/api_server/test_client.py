@@ -81,8 +81,8 @@ Pair = tuple[ApiServer, KubeClient]
 MINE = ("example.com", "node-a")
 
 
-async def test_reads_claims_and_nodes(pair: Pair) -> None:
-    """An existing object is returned as the server's document, and a missing claim as None."""
+async def test_claims_and_nodes_are_read(pair: Pair) -> None:
+    """An existing object is returned as the server's document, and a missing claim is returned as None."""
     server, client = pair
     claim = server.store.create(CLAIMS, "default", {"metadata": {"name": "c"}, "spec": {}})
     assert await client.get_claim("default", "c") == claim
@@ -93,8 +93,10 @@ async def test_reads_claims_and_nodes(pair: Pair) -> None:
     assert await client.get_node("node-a") == node
 
 
-async def test_claims_are_published_after_their_reader_has_them(pair: Pair) -> None:
-    """A failing observer affects neither the reader nor the other observers, and a missing claim is not published."""
+async def test_observers_get_a_claim_after_its_reader(pair: Pair) -> None:
+    """A failing observer affects neither the reader nor the other observers. Observers are not called for a missing
+    claim.
+    """
     server, client = pair
     claim = server.store.create(CLAIMS, "default", {"metadata": {"name": "c"}, "spec": {}})
     observed: list[object] = []
@@ -108,8 +110,8 @@ async def test_claims_are_published_after_their_reader_has_them(pair: Pair) -> N
     assert observed == [claim]
 
 
-async def test_only_a_404_of_the_claim_itself_means_that_it_is_gone(tmp_path: Path) -> None:
-    """A 404 for the whole API, or one sent by a proxy, does not prove that a claim is gone: trusting it would release
+async def test_only_a_404_for_the_claim_itself_means_that_it_is_gone(tmp_path: Path) -> None:
+    """A 404 for the whole API, or one from a proxy, does not prove that the claim is gone. Trusting it would release
     the claim's CPUs.
     """
     async with client_of(tmp_path, Options(not_served={"resource.k8s.io"})) as (_, client):
@@ -118,8 +120,8 @@ async def test_only_a_404_of_the_claim_itself_means_that_it_is_gone(tmp_path: Pa
 
 
 def test_the_end_of_a_long_error_message_is_kept() -> None:
-    """The slice name contains the node name, and both precede the rejected field in the message. Without the end of the
-    message, nothing would be published.
+    """In the message, the slice's name, which contains the node's name, precedes the rejected field. If the end of the
+    message were cut off, the log would not show the reason why publishing fails.
     """
     name, node = "s" * 253, "n" * 253
     text = f'resourceslices.resource.k8s.io "{name}" is forbidden: node "{node}" does not support {COUNTING} feature'
@@ -128,10 +130,8 @@ def test_the_end_of_a_long_error_message_is_kept() -> None:
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
-async def test_forbidden_names_the_rule(tmp_path: Path, verb: str) -> None:
-    """The error for a 403 names the missing RBAC rule, including for a watch. The error for a 401 names the
-    credentials.
-    """
+async def test_a_403_names_the_missing_rbac_rule(tmp_path: Path, verb: str) -> None:
+    """This also applies to a watch. The error for a 401 names the credentials instead."""
     options = Options(forbidden={(verb, "resourceslices")}, tokens={"good"})
     async with client_of(tmp_path, options) as (server, client):
         with pytest.raises(ForbiddenError, match=rf'\["resource.k8s.io"\].*\["resourceslices"\].*\["{verb}"\]'):
@@ -141,9 +141,9 @@ async def test_forbidden_names_the_rule(tmp_path: Path, verb: str) -> None:
             await client.get_node("node-a")
 
 
-async def test_a_slice_is_written_only_if_it_is_unchanged(pair: Pair) -> None:
-    """A slice that changed since it was read is neither overwritten nor deleted. Deleting a slice that is already gone
-    succeeds.
+async def test_a_slice_is_written_only_if_it_has_not_changed(pair: Pair) -> None:
+    """A slice that has changed since it was read is neither overwritten nor deleted. Deleting a slice that is already
+    gone succeeds.
     """
     server, client = pair
     created = await client.create_slice(a_slice())
@@ -161,8 +161,8 @@ async def test_a_slice_is_written_only_if_it_is_unchanged(pair: Pair) -> None:
 
 @pytest.mark.parametrize("fault", ["500", "503", "429", "drop", "hang", "end"])
 async def test_transient_errors_are_retriable(tmp_path: Path, fault: str) -> None:
-    """Server errors, overload, refused or broken connections and silence raise UnavailableError within a bounded
-    time.
+    """Server errors, overload, refused or broken connections and a server that never responds raise UnavailableError
+    within a bounded time.
     """
     async with client_of(tmp_path, call_seconds=0.3 if fault == "hang" else 5.0) as (server, client):
         if fault == "end":
@@ -175,7 +175,9 @@ async def test_transient_errors_are_retriable(tmp_path: Path, fault: str) -> Non
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
 async def test_names_cannot_change_the_path(pair: Pair, name: str) -> None:
-    """An empty or dotted name would address another resource; it is rejected before a request is sent."""
+    """An empty name or one with dots would address another resource, so the client rejects it before it sends a
+    request.
+    """
     with pytest.raises(InvalidError, match="is not a name"):
         await pair[1].get_claim("default", name)
     assert Call("get", "", "nodes", "a/b?c").path == "/api/v1/nodes/a%2Fb%3Fc"
@@ -187,9 +189,9 @@ async def next_of(events: AsyncGenerator[tuple[str, Document], None]) -> tuple[s
     return kind, document["metadata"].get("name", "")
 
 
-async def test_list_and_watch_see_one_driver_and_node(pair: Pair) -> None:
-    """The selector excludes other nodes' slices from list and watch. An event may be longer than every buffer on its
-    way.
+async def test_list_and_watch_cover_one_driver_and_node(pair: Pair) -> None:
+    """The selector excludes other nodes' slices from list and watch. An event may be longer than every buffer that it
+    passes through.
     """
     server, client = pair
     server.store.create(SLICES, "", a_slice("mine"))
@@ -206,8 +208,8 @@ async def test_list_and_watch_see_one_driver_and_node(pair: Pair) -> None:
         assert await next_of(events) == ("DELETED", "big")
 
 
-async def test_many_slices_are_listed_by_page(pair: Pair) -> None:
-    """The slices of a machine with one device per CPU are longer than the limit for one response."""
+async def test_many_slices_are_listed_in_pages(pair: Pair) -> None:
+    """The slices of a machine with one device per CPU exceed the length limit for one response."""
     server, client = pair
     for number in range(40):
         server.store.create(SLICES, "", a_slice(f"s{number}", annotations={"a": "x" * 200_000}))
@@ -216,8 +218,8 @@ async def test_many_slices_are_listed_by_page(pair: Pair) -> None:
     assert version == str(server.store.version)
 
 
-async def test_slices_without_end_are_an_error(pair: Pair) -> None:
-    """The publisher holds all slices in memory, so their number is bounded."""
+async def test_an_endless_list_of_slices_is_an_error(pair: Pair) -> None:
+    """The publisher holds all slices in memory, so the number of slices is bounded."""
     server, client = pair
     for number in range(MAX_SLICES + 1):
         server.store.create(SLICES, "", a_slice(f"s{number}"))
@@ -227,9 +229,9 @@ async def test_slices_without_end_are_an_error(pair: Pair) -> None:
         await client.list_slices(*MINE)
 
 
-async def test_watch_that_breaks_is_unavailable(pair: Pair) -> None:
-    """After a broken connection the watch can be resumed. A 410 inside a 200 response means that a new list is needed,
-    and nothing else does.
+async def test_a_watch_that_breaks_is_unavailable(pair: Pair) -> None:
+    """After a broken connection, the watch can be resumed. Only a 410 inside a 200 response means that a new list is
+    needed.
     """
     server, client = pair
     version = str(server.store.version)
@@ -251,7 +253,7 @@ def an_event(name: str) -> dict[str, Any]:
 
 
 async def test_an_event_is_created_once_and_patched(pair: Pair) -> None:
-    """Later occurrences patch only the series, based on the resource version that was read."""
+    """Later occurrences patch only the Event's series, based on the resource version that was read."""
     server, client = pair
     created = await client.create_event(an_event("node-a"))
     with pytest.raises(ConflictError):
@@ -270,8 +272,10 @@ async def test_an_event_is_created_once_and_patched(pair: Pair) -> None:
     assert list(server.store.select(EVENTS)) == [patched]
 
 
-async def test_token_is_read_again_each_minute() -> None:
-    """A projected token is renewed before it expires. If the file cannot be read, the previous token stays in use."""
+async def test_the_token_is_read_again_each_minute() -> None:
+    """The kubelet renews a projected token before it expires. If the file cannot be read, the previous token stays in
+    use.
+    """
     now, tokens = [0.0], iter(["one", "two"])
 
     def load(configuration: Configuration) -> None:
@@ -289,8 +293,10 @@ async def test_token_is_read_again_each_minute() -> None:
     assert seen == ["one", "one", "two", "two", "two"]
 
 
-async def test_a_slow_read_of_the_token_delays_one_call_only() -> None:
-    """Other calls continue with the current token. A call that was rejected with it waits for the newer one."""
+async def test_a_slow_token_read_delays_only_one_call() -> None:
+    """Other calls continue with the current token. A call that the server rejected with the current token waits for the
+    newer one.
+    """
     now, slow = [0.0], threading.Event()
     slow.set()
     tokens = iter(["one", "two"])
@@ -315,9 +321,9 @@ async def test_a_slow_read_of_the_token_delays_one_call_only() -> None:
 @pytest.mark.parametrize(
     "text", [None, "", "[1", "a: b", "current-context: x\ncontexts: []\nclusters: []\nusers: []\n", "just words"]
 )
-async def test_unreadable_kubeconfig_names_the_file(tmp_path: Path, text: str | None) -> None:
-    """Every kind of damage gives an error with the file's name instead of a traceback of the library. Outside a pod and
-    without a kubeconfig, the error contains a remedy.
+async def test_an_unreadable_kubeconfig_is_named(tmp_path: Path, text: str | None) -> None:
+    """Any damage to the file results in an error with the file's name instead of a traceback from the library. Outside
+    a pod and without a kubeconfig, the error contains a remedy.
     """
     path = tmp_path / "kubeconfig"
     if text is not None:
@@ -329,7 +335,7 @@ async def test_unreadable_kubeconfig_names_the_file(tmp_path: Path, text: str | 
 
 
 def test_calls_beyond_the_burst_are_spread() -> None:
-    """A burst passes at once, later calls are spread at the configured rate, and idle time refills the bucket."""
+    """A burst passes immediately, later calls are spread at the configured rate, and idle time refills the bucket."""
     now = [0.0]
     pace = Pace(per_second=10, burst=3, clock=lambda: now[0])
     assert [pace.take() for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
@@ -338,7 +344,7 @@ def test_calls_beyond_the_burst_are_spread() -> None:
 
 
 async def test_a_cancelled_wait_returns_its_token() -> None:
-    """Calls that were cancelled must not starve later ones."""
+    """Cancelled calls must not starve later ones."""
     pace = Pace(per_second=1, burst=1, clock=lambda: 0.0)
     await pace.turn()
     async with asyncio.TaskGroup() as tasks:
@@ -350,7 +356,7 @@ async def test_a_cancelled_wait_returns_its_token() -> None:
 
 
 def test_a_thousand_claims_are_read_within_the_kubelets_timeout() -> None:
-    """250 pods with four claims each: the last call starts long before the kubelet's timeout of 45 s."""
+    """With 250 pods of four claims each, the last call starts long before the kubelet's timeout of 45 s."""
     pace = Pace(clock=lambda: 0.0)
     assert max(pace.take() for _ in range(1000)) < 20
 
@@ -364,8 +370,8 @@ async def test_rate_limiting_does_not_count_as_server_time(tmp_path: Path) -> No
     assert [read.result() for read in reads] == [None] * 3
 
 
-async def test_events_never_delay_a_claim(pair: Pair) -> None:
-    """Events have their own rate limit: with fifty Events waiting, a claim is still read at once."""
+async def test_events_never_delay_reading_a_claim(pair: Pair) -> None:
+    """Events have their own rate limit: even with fifty Events waiting, a claim is read immediately."""
     _, client = pair
     async with asyncio.TaskGroup() as tasks:
         events = [tasks.create_task(client.create_event(an_event(f"n{n}"))) for n in range(50)]
@@ -383,7 +389,9 @@ A_CLAIM = {"metadata": {"name": "c"}, "spec": {}}
 
 @pytest.mark.parametrize("fault", ["409", "429", "500", "503", "drop", "hang"])
 async def test_reading_a_claim_is_retried(tmp_path: Path, fault: str) -> None:
-    """A transient error costs a Prepare less than a second, not the kubelet's retry interval of a minute."""
+    """A transient error delays Prepare by less than a second, instead of by the kubelet's retry interval of a
+    minute.
+    """
     async with client_of(tmp_path, call_seconds=0.3 if fault == "hang" else 5.0) as (server, client):
         claim = server.store.create(CLAIMS, "default", A_CLAIM)
         server.fail_next(1, fault, verb="get")
@@ -392,7 +400,7 @@ async def test_reading_a_claim_is_retried(tmp_path: Path, fault: str) -> None:
 
 
 async def test_retry_after_is_honoured(pair: Pair) -> None:
-    """A claim is read again after that time, unless it exceeds the time limit of the call."""
+    """The claim is read again after the time in Retry-After, unless that exceeds the call's time limit."""
     server, client = pair
     server.fail_next(9, 429, retry_after=60)
     began = asyncio.get_running_loop().time()
@@ -404,8 +412,8 @@ async def test_retry_after_is_honoured(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("code", [403, 404, 422])
-async def test_permanent_errors_are_raised_at_once(pair: Pair, code: int) -> None:
-    """A permanent error and an error that outlasts the retries contain the server's reason."""
+async def test_permanent_errors_are_raised_immediately(pair: Pair, code: int) -> None:
+    """A permanent error, or one that outlasts the retries, contains the server's reason."""
     server, client = pair
     server.fail_next(1, code)
     with pytest.raises(KubeError, match=f"injected fault {code}"):
@@ -441,7 +449,7 @@ ODD = [
 
 @pytest.mark.parametrize("body", ODD, ids=map(str, range(len(ODD))))
 async def test_a_malformed_response_counts_as_unavailable(pair: Pair, body: str) -> None:
-    """A 200 response with unexpected JSON probably comes from a proxy. It raises the same error as an outage and never
+    """A 200 response with unexpected JSON probably comes from a proxy. It raises the same error as an outage, and never
     means "not found".
     """
     server, client = pair
@@ -474,8 +482,8 @@ async def test_a_malformed_response_counts_as_unavailable(pair: Pair, body: str)
     ],
 )
 async def test_a_malformed_watch_event(pair: Pair, line: str, what: type[KubeError] | str) -> None:
-    """A response that is not a watch stream counts as an outage. For an object that cannot be parsed, the resource
-    version is still used.
+    """A response that is not a watch stream counts as an outage. If only an event's object cannot be parsed, its
+    resource version is still used.
     """
     server, client = pair
     server.fail_next(1, 200, verb="watch", body=f"{line}\n")
@@ -493,10 +501,10 @@ UNREADABLE = ["[" * 62 + "]" * 62, "1e999", "9" * 30, '"\\ud800"', "NaN"]
 
 
 @pytest.mark.parametrize("value", UNREADABLE, ids=range(len(UNREADABLE)))
-async def test_an_event_of_an_object_that_cannot_be_read_is_skipped(
+async def test_an_event_with_an_unreadable_object_is_skipped(
     pair: Pair, value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Regression: one claim of 400 bytes ended the watch of every node, again after each list."""
+    """Regression test: a single claim of 400 bytes ended the watch on every node, again after each list."""
     metadata = '"metadata": {"name": "%s", "uid": "u", "resourceVersion": "7"}'
     spec = f'"spec": {{"devices": {{"config": [{{"opaque": {{"parameters": {value}}}}}]}}}}'
     odd = f'{{"type": "ADDED", "object": {{{metadata % "odd"}, {spec}}}}}'
@@ -509,7 +517,7 @@ async def test_an_event_of_an_object_that_cannot_be_read_is_skipped(
 
 @pytest.mark.parametrize("line", ["[" * 9000, "1e999", "<html>", '{"object": 1e999}'])
 async def test_a_line_that_is_not_an_event_ends_the_watch(pair: Pair, line: str) -> None:
-    """Only the object inside an event is written by a tenant, so a malformed line is a broken connection."""
+    """A tenant can write only the object inside an event, so a malformed line means a broken connection."""
     pair[0].fail_next(1, 200, verb="watch", body=f"{line}\n")
     with pytest.raises(UnavailableError) as caught:
         await anext(pair[1].watch_slices(*MINE, "1"))
@@ -529,7 +537,7 @@ async def test_an_unreadable_claim_is_not_requested_again(pair: Pair, value: str
 
 @pytest.mark.parametrize("items", ["[]", "null", "[ ]"])
 def test_an_empty_list_is_a_list(items: str) -> None:
-    """Go encodes an empty list in three ways. A nested field with the same name does not count."""
+    """Go encodes an empty list in three ways. A nested field of the same name is not mistaken for the list."""
     text = f'{{"metadata": {{"items": [{{}}], "resourceVersion": "7"}}, "kind": "KList", "items": {items}}}'
     assert read_list(Call("list", "g", "r"), text.encode(), "K")[0] == []
 
@@ -539,7 +547,7 @@ HOSTILE = ["[" * 9000 + "]" * 9000, '{"a":' * 3000 + "1" + "}" * 3000, "1e999", 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE))))
 def test_one_claim_cannot_hide_the_others(value: str) -> None:
-    """The author of a claim controls part of the list response. An unreadable claim is left out and all others are
+    """A claim's author controls part of the list response. An unreadable claim is left out, and all others are
     returned.
     """
     item = '{"metadata": {"name": "%s", "uid": "u-%s"}, "spec": {"parameters": %s}}'
@@ -574,8 +582,8 @@ def test_a_hostile_list_takes_linear_time(data: bytes) -> None:
     assert cpu_seconds(refuse) < 3
 
 
-async def test_lists_claims_by_namespace_and_page(pair: Pair) -> None:
-    """The claims of one namespace or of all are listed in pages of 500."""
+async def test_claims_are_listed_by_namespace_and_page(pair: Pair) -> None:
+    """The claims in one namespace, or in all of them, are listed in pages of 500."""
     server, client = pair
     for number in range(1003):
         server.store.create(CLAIMS, f"ns-{number % 2}", {"metadata": {"name": f"c{number}"}, "spec": {}})
@@ -584,8 +592,8 @@ async def test_lists_claims_by_namespace_and_page(pair: Pair) -> None:
     assert len(server.served) == 2 + 3
 
 
-async def test_pages_that_are_too_long_are_requested_in_smaller_ones(pair: Pair) -> None:
-    """Large claims of one tenant cost more requests but never make the list fail."""
+async def test_pages_that_are_too_long_are_requested_again_in_smaller_sizes(pair: Pair) -> None:
+    """One tenant's large claims cost additional requests but never make the list fail."""
     server, client = pair
     for number in range(40):
         claim = {"metadata": {"name": f"c{number}", "annotations": {"a": "x" * 200_000}}}
@@ -594,8 +602,8 @@ async def test_pages_that_are_too_long_are_requested_in_smaller_ones(pair: Pair)
 
 
 @pytest.mark.parametrize("odd", [0, 3, 9])
-async def test_a_claim_that_is_too_long_hides_no_other(pair: Pair, odd: int) -> None:
-    """In JSON an object of 1.5 MiB may be six times as long, because `<` is escaped."""
+async def test_a_claim_that_is_too_long_hides_no_others(pair: Pair, odd: int) -> None:
+    """In JSON, a 1.5 MiB object may become six times as long, because `<` is escaped."""
     server, client = pair
     for number in range(10):
         size = MAX_BYTES if number == odd else 1
@@ -611,7 +619,7 @@ async def test_a_claim_that_is_too_long_hides_no_other(pair: Pair, odd: int) -> 
 
 
 async def test_an_event_that_is_too_long_is_skipped(pair: Pair) -> None:
-    """The next event is read. An event that never ends closes the watch."""
+    """The next event is read. An event that never ends causes the client to close the watch."""
     event = '{"type": "ADDED", "object": {"metadata": {"name": "%s", "uid": "u", "resourceVersion": "7"}}}'
     long = event % ("x" * (2 * MAX_BYTES))
     pair[0].fail_next(1, 200, verb="watch", body=f"{event % 'a'}\n{long}\n{event % 'b'}\n")
@@ -623,7 +631,7 @@ async def test_an_event_that_is_too_long_is_skipped(pair: Pair) -> None:
 
 
 async def test_a_repeated_page_is_an_error(pair: Pair) -> None:
-    """A server that returns the same continue token again would otherwise keep the client in a loop."""
+    """A server that repeats the same continue token would otherwise keep the client in a loop."""
     server, client = pair
     server.fail_next(9, 200, body='{"kind": "ResourceClaimList", "metadata": {"continue": "again"}, "items": []}')
     with pytest.raises(UnavailableError, match="the same page"):
@@ -632,12 +640,12 @@ async def test_a_repeated_page_is_an_error(pair: Pair) -> None:
 
 
 def a_page(token: str, items: str = "[]") -> str:
-    """Returns one page of a list that continues."""
+    """Returns one page of a list, with a continue token."""
     return f'{{"kind": "ResourceClaimList", "metadata": {{"continue": "{token}"}}, "items": {items}}}'
 
 
 async def test_pages_that_alternate_are_an_error(pair: Pair) -> None:
-    """Each continue token differs from the previous one, and the list never ends."""
+    """Each continue token differs from the previous one, but the list never ends."""
     server, client = pair
     for token in "abab":
         server.fail_next(1, 200, body=a_page(token))
@@ -648,7 +656,7 @@ async def test_pages_that_alternate_are_an_error(pair: Pair) -> None:
 
 @pytest.mark.parametrize("items", ["[]", '[{"metadata": {"name": "c", "uid": "u"}}]'])
 async def test_a_list_with_ever_new_tokens_ends(pair: Pair, items: str) -> None:
-    """The number of requested items is bounded, whether or not the pages contain items."""
+    """The number of requested items is bounded, whether or not the pages contain any."""
     server, client = pair
     for token in range(9):
         server.fail_next(1, 200, body=a_page(f"t{token}", items))
@@ -660,7 +668,7 @@ async def test_a_list_with_ever_new_tokens_ends(pair: Pair, items: str) -> None:
     assert len(server.served) == 8
 
 
-async def test_a_token_that_is_too_long_is_an_error(pair: Pair) -> None:
+async def test_a_continue_token_that_is_too_long_is_an_error(pair: Pair) -> None:
     """The token would become part of the next request's URL."""
     server, client = pair
     server.fail_next(1, 200, body=a_page("x" * 9000))
@@ -670,7 +678,7 @@ async def test_a_token_that_is_too_long_is_an_error(pair: Pair) -> None:
 
 
 async def test_labelled_claims_are_listed_by_page_and_only_parts_are_retained(pair: Pair) -> None:
-    """Large claims of one tenant cost more requests but never make the list fail."""
+    """One tenant's large claims cost additional requests but never make the list fail."""
     server, client = pair
     for number in range(40):
         metadata = {"name": f"c{number}", "labels": {"l": "true"}, "annotations": {"a": "x" * 200_000}}
@@ -717,8 +725,8 @@ async def connection_to(
     ],
 )
 async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: str | None, said: str) -> None:
-    """Following a redirect would send the request, and on the same host also the token, to any address in the
-    response.
+    """Following the redirect would send the request to whatever address the response contains, and on the same host it
+    would also send the token.
     """
     asked: list[str] = []
 
@@ -739,7 +747,7 @@ async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: s
 
 
 async def test_a_cookie_is_not_sent_back() -> None:
-    """aiohttp would keep every named cookie of a server without a limit and send all of them with each request."""
+    """aiohttp would keep all cookies that a server sets, without a limit, and send all of them with each request."""
     sent: list[str | None] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -756,7 +764,7 @@ async def test_a_cookie_is_not_sent_back() -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-async def test_an_answer_is_never_decompressed(coding: str) -> None:
+async def test_a_response_is_never_decompressed(coding: str) -> None:
     """64 KiB can expand to 64 MiB in one step, before the length is checked against the limit."""
     bomb = gzip.compress(bytes(64 << 20)) if coding == "gzip" else zlib.compress(bytes(64 << 20))
 
@@ -773,8 +781,10 @@ async def test_an_answer_is_never_decompressed(coding: str) -> None:
     assert most < 8 << 20
 
 
-async def test_a_watch_that_the_server_does_not_end_ends() -> None:
-    """The client requested a timeout that the server ignores. Blank lines alone keep the connection from being idle."""
+async def test_the_client_ends_a_watch_that_the_server_does_not() -> None:
+    """The server ignores the timeout that the client requested. Its blank lines alone keep the connection from being
+    idle.
+    """
 
     async def answer(request: web.Request) -> web.StreamResponse:
         assert int(request.query["timeoutSeconds"]) <= MAX_WATCH_SECONDS
@@ -791,10 +801,8 @@ async def test_a_watch_that_the_server_does_not_end_ends() -> None:
             await anext(KubeClient(connection).watch_slices(*MINE, "1"))
 
 
-async def test_calls_that_meet_a_rotated_token_together_all_succeed(tmp_path: Path) -> None:
-    """A call that was rejected with the previous token retries with the current one, regardless of which call has read
-    it.
-    """
+async def test_concurrent_calls_all_survive_a_token_rotation(tmp_path: Path) -> None:
+    """A call that was rejected with the previous token retries with the current one, whichever call has read it."""
     token = tmp_path / "token"
     token.write_text("first")
     async with ApiServer(Options(tokens={"first"})) as server:
@@ -808,8 +816,9 @@ async def test_calls_that_meet_a_rotated_token_together_all_succeed(tmp_path: Pa
 
 
 async def test_a_rotated_ca_is_trusted_without_a_restart(tmp_path: Path) -> None:
-    """The pod's service account is sufficient: the address comes from the environment, CA and token from its directory.
-    CA bundle and client certificate are read every minute, like the token, and a half-written rotation changes nothing.
+    """The pod's service account is sufficient: the address comes from the environment, and CA and token come from the
+    account's directory. The CA bundle and the client certificate are read every minute, like the token, and a
+    half-written rotation changes nothing.
     """
     now = [0.0]
     ca = tmp_path / "ca.crt"
@@ -840,8 +849,8 @@ async def test_a_rotated_ca_is_trusted_without_a_restart(tmp_path: Path) -> None
                         await client.get_node("node-a")
 
 
-def test_an_ipv6_address_of_the_service_is_in_brackets(tmp_path: Path) -> None:
-    """The kubelet sets the variable without brackets."""
+def test_an_ipv6_service_address_is_put_in_brackets(tmp_path: Path) -> None:
+    """The kubelet sets the environment variable without brackets."""
     (tmp_path / "token").write_text("secret")
     (tmp_path / "ca.crt").write_bytes((TLS / "ca.pem").read_bytes())
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -850,8 +859,8 @@ def test_an_ipv6_address_of_the_service_is_in_brackets(tmp_path: Path) -> None:
     assert configuration.api_key == {"BearerToken": "Bearer secret"}
 
 
-async def test_the_proxy_of_a_kubeconfig_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`proxy-url` in a kubeconfig takes precedence; the environment variable applies to HTTPS only."""
+async def test_the_kubeconfigs_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`proxy-url` in a kubeconfig takes precedence. The environment variable applies to HTTPS only."""
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     asked: list[str] = []
 
@@ -873,10 +882,10 @@ async def test_the_proxy_of_a_kubeconfig_is_used(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("no_proxy", "path"), [("", "http://server.example/api/v1/nodes/n"), ("server.example", None)])
-async def test_the_proxy_of_the_environment_is_used(
+async def test_the_proxy_from_the_environment_is_used(
     no_proxy: str, path: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HTTP_PROXY applies to servers without TLS, and NO_PROXY excludes servers."""
+    """HTTP_PROXY applies to servers without TLS, and NO_PROXY lists servers that are reached directly."""
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -897,7 +906,7 @@ async def test_the_proxy_of_the_environment_is_used(
     assert asked == [path] * bool(path)
 
 
-async def test_a_request_uses_no_thread_and_no_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_uses_neither_a_thread_nor_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry in ~/.netrc would conflict with the token, and the request would fail."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login user password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -924,7 +933,7 @@ async def test_a_request_uses_no_thread_and_no_netrc(tmp_path: Path, monkeypatch
     ],
 )
 async def test_the_error_about_an_invalid_url_contains_no_password(server: str, proxy: str | None) -> None:
-    """The error text appears in the log, at /readyz and in Events."""
+    """The error message appears in the log, at /readyz and in Events."""
 
     def load(configuration: Configuration) -> None:
         configuration.host, configuration.proxy = server, proxy
@@ -949,8 +958,8 @@ async def test_only_whole_lines_are_events(pair: Pair) -> None:
 
 
 async def test_an_event_in_many_small_pieces_takes_linear_time(tmp_path: Path) -> None:
-    """The bytes of an incomplete line are not copied for each additional piece, so the cost is linear and other tasks
-    are not blocked.
+    """The bytes of an incomplete line are not copied again for each additional piece, so the cost is linear and other
+    tasks are not blocked.
     """
     whole = b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "' + b"7" * (3 << 20) + b'"}}}\n'
     crumbs = b"".join(b"%x\r\n%s\r\n" % (len(whole[n : n + 16]), whole[n : n + 16]) for n in range(0, len(whole), 16))

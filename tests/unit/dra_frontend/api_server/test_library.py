@@ -13,22 +13,22 @@ PACKAGES = ("kubernetes_asyncio.client", "kubernetes_asyncio.client.api", "kuber
 
 
 def run(code: str, *arguments: str) -> str:
-    """Runs Python code in a process that has imported nothing yet."""
+    """Runs Python code in a process that has not imported anything yet."""
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_version_is_the_one_that_was_read() -> None:
+def test_the_installed_version_is_the_reviewed_one() -> None:
     """After an upgrade to another major version, the library's ``__init__`` modules and its REST client must be
     reviewed again.
     """
     assert importlib.metadata.version("kubernetes-asyncio").startswith("36.")
 
 
-def test_import_loads_neither_a_model_nor_an_api() -> None:
-    """These modules would take 36 MB."""
+def test_importing_loads_neither_a_model_nor_an_api() -> None:
+    """Models and APIs would take 36 MB."""
     code = """
 import json, sys
 import dra_frontend.app
@@ -40,8 +40,8 @@ print(json.dumps([name for name in sys.modules if name.startswith("kubernetes_as
     assert len(loaded) <= 20, loaded
 
 
-def test_import_loads_neither_urllib3_nor_time_zones() -> None:
-    """Both would take 1.7 MB. Both packages remain importable, with all their names."""
+def test_importing_loads_neither_urllib3_nor_time_zones() -> None:
+    """Together they would take 1.7 MB. Both packages remain importable, with all their names."""
     run("""
 import sys
 import dra_frontend.app
@@ -69,8 +69,8 @@ PACKAGES = {PACKAGES}
 """
 
 
-def test_the_lazy_package_has_the_names_of_the_whole_one() -> None:
-    """A later importer gets every API and every model; an unknown name raises AttributeError."""
+def test_the_lazy_package_has_the_same_names_as_the_whole_one() -> None:
+    """A later importer gets every API and every model, and an unknown name raises AttributeError."""
     whole = """
 import kubernetes_asyncio
 listed = {package: [name for name in dir(importlib.import_module(package)) if name[0] != "_"] for package in PACKAGES}
@@ -90,7 +90,7 @@ print(json.dumps(names(json.loads(sys.argv[1]))))
 
 @pytest.mark.parametrize("first", ["ours", "whole"])
 def test_the_package_is_shared_with_other_importers(first: str) -> None:
-    """Regardless of which import comes first, there is one package, and its models work."""
+    """Whichever import comes first, there is only one package, and its models work."""
     imports = ["import dra_frontend.api_server.library as ours", "import kubernetes_asyncio as whole"]
     lines = imports if first == "ours" else imports[::-1]
     run(

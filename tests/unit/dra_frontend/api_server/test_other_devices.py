@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare reads the other drivers' devices that determine which CPUs a claim gets."""
+"""Prepare reads other drivers' devices if they determine which CPUs a claim gets."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ MACHINE = machine()
 
 
 def slice_of(name: str, numa: int, node: str = NODE, pool: str = "pool", driver: str = GPU[0]) -> dict[str, Any]:
-    """Returns a ResourceSlice with one device. Without a node name, many nodes can reach the device."""
+    """Returns a ResourceSlice with one device. Without a node name, the device is reachable from many nodes."""
     devices = [{"name": GPU[2], "attributes": {NUMA: {"int": numa}}}]
     spec: dict[str, Any] = {"driver": driver, "devices": devices}
     spec["pool"] = {"name": pool, "generation": 1, "resourceSliceCount": 1}
@@ -35,7 +35,7 @@ def slice_of(name: str, numa: int, node: str = NODE, pool: str = "pool", driver:
 
 
 def joined(uid: str = "u") -> dict[str, Any]:
-    """Returns a claim for two CPUs near a device of another driver."""
+    """Returns a claim for two CPUs near another driver's device."""
     document = claim(uid, cpus(2, device="cpudevmachine"), result("gpu", GPU[0], GPU[2], GPU[1]))
     document["spec"] = {"devices": {"constraints": [{"matchAttribute": NUMA}]}}
     return document
@@ -43,7 +43,7 @@ def joined(uid: str = "u") -> dict[str, Any]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Frontend:
-    """Returns a node whose CPUs are one device."""
+    """Returns a node that publishes all of its CPUs as one device."""
     config = Config(group_by="machine", reserved_cpus=frozenset({0}))
     return Frontend(tmp_path, build_inventory(MACHINE, config, NODE), joined(), config=config)
 
@@ -54,7 +54,7 @@ async def test_prepare_chooses_cpus_near_another_drivers_device(node: Frontend) 
     assert node.cpus("u") <= MACHINE.numa_nodes[1].cpus
 
 
-async def test_prepare_finds_devices_of_no_single_node(node: Frontend) -> None:
+async def test_prepare_finds_devices_that_belong_to_no_single_node(node: Frontend) -> None:
     node.api.slices = [slice_of("s", 1, node="")]
     assert (await node.prepare("u")).error is None
     assert node.cpus("u") <= MACHINE.numa_nodes[1].cpus
@@ -77,7 +77,7 @@ async def test_a_prepared_claim_is_prepared_again_without_the_slices(node: Front
 
 
 class Failing(Claims):
-    """An API server that fails the first lists of slices."""
+    """A fake API server whose first slice lists fail."""
 
     def __init__(self, *errors: KubeError) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Failing(Claims):
             yield one
 
 
-async def test_a_passing_error_is_retried() -> None:
+async def test_a_transient_error_is_retried() -> None:
     api = Failing(UnavailableError("list resourceslices", "overloaded"))
     api.slices = [slice_of("s", 1)]
     found = await OtherDeviceReader(api, NODE).read(frozenset({GPU}))
@@ -100,7 +100,7 @@ async def test_a_passing_error_is_retried() -> None:
 @pytest.mark.parametrize(
     "errors", [[UnavailableError("list resourceslices", "overloaded")] * 99, [ForbiddenError("list", "overloaded")]]
 )
-async def test_an_error_that_stays_is_the_problem(errors: list[KubeError]) -> None:
+async def test_a_lasting_error_is_reported_as_the_problem(errors: list[KubeError]) -> None:
     found = await OtherDeviceReader(Failing(*errors), NODE, seconds=0.5).read(frozenset({GPU}))
     assert "overloaded" in found.problem
     assert not found.found
@@ -113,8 +113,10 @@ async def test_too_many_slices_are_a_problem() -> None:
     assert "gpu.example.com has more than 2000 slices that belong to no single node" in found.problem
 
 
-async def test_only_slices_of_the_other_driver_are_listed(tmp_path: Path) -> None:
-    """The node's own slices are listed first. Slices of all nodes are listed only if the device is not among them."""
+async def test_only_the_other_drivers_slices_are_listed(tmp_path: Path) -> None:
+    """The node's own slices are listed first. Slices that belong to no single node are listed only if the device is not
+    among the node's own.
+    """
     async with ApiServer() as server:
         slices = [slice_of("a", 1), slice_of("b", 0, node="node-b"), slice_of("c", 0, node="", pool="fabric")]
         for one in [*slices, slice_of("d", 0, driver="other.example.com")]:
@@ -127,11 +129,11 @@ async def test_only_slices_of_the_other_driver_are_listed(tmp_path: Path) -> Non
             found = await OtherDeviceReader(client, NODE).read(frozenset({GPU, far}))
             assert found.values(far, NUMA) == {(int, 0)}
             assert not (await OtherDeviceReader(client, NODE).read(frozenset({("a,spec.nodeName=b", "p", "d")}))).found
-        # The node's own slices are listed three times, and those without a single node once.
+        # The node's own slices are listed three times, and those that belong to no single node once.
         assert [one.verb for one in server.served] == ["list"] * 4
 
 
-async def test_a_slice_that_is_too_long_hides_no_other(tmp_path: Path) -> None:
+async def test_a_slice_that_is_too_long_hides_no_others(tmp_path: Path) -> None:
     async with ApiServer() as server:
         long = slice_of("a", 0, pool="long")
         long["metadata"]["annotations"] = {"a": "x" * MAX_BYTES}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Event documents: the observations that count as one condition, and the content of their Event."""
+"""Event documents: which observations count as one condition, and what the condition's Event contains."""
 
 from typing import Any
 
@@ -36,22 +36,24 @@ ID = "0a1b2c3d4e5f" * 5
         ({"note": "a"}, {"note": "a", "regarding": POD._replace(uid="u-2")}, False),
     ],
 )
-def test_observations_that_differ_in_identifiers_alone_are_one_condition(
+def test_observations_that_differ_only_in_identifiers_are_one_condition(
     one: dict[str, Any], other: dict[str, Any], same: bool
 ) -> None:
-    """A retry with another container id is the same condition; another pod, reason, subject or cause is not."""
+    """A retry with another container ID is the same condition. Another pod, reason, subject or cause makes a different
+    one.
+    """
     first, second = (Observation(**{"regarding": POD, "reason": "Reason"} | fields) for fields in (one, other))
     assert (first.condition == second.condition) is same
     assert (event_place(first) == event_place(second)) is same
 
 
-def test_a_text_of_any_length_is_cut_before_it_is_searched() -> None:
-    """The note of an Event has at most 1 KiB."""
+def test_a_note_of_any_length_is_cut_before_it_is_searched() -> None:
+    """An Event's note has at most 1 KiB."""
     assert len(without_identifiers("0a1b2c3d4e5f " * 1_000_000)) <= 1024
 
 
 def test_a_new_event_has_the_fields_that_the_api_requires() -> None:
-    """Long messages and names are truncated to the API's limits, and truncated names remain valid."""
+    """Long messages and names are truncated to the API's limits, and truncated names are still valid."""
     long = POD._replace(name=f"{'a' * 199}.{'b' * 50}")
     document = new_event(Observation(long, "R" * 200, "ä" * 2000, source="c"), "n" * 200, 1, 1)
     assert document["metadata"]["name"].startswith(f"{'a' * 199}.")
@@ -63,7 +65,7 @@ def test_a_new_event_has_the_fields_that_the_api_requires() -> None:
 
 
 def test_an_event_about_a_node_is_in_the_default_namespace() -> None:
-    """Nodes have no namespace, but Events must have one."""
+    """Nodes have no namespace, but every Event must have one."""
     node = Observation(ObjectReference("Node", "", "node-a", "node-a"), "Reason", "note")
     assert new_event(node, "node-a", 2, 2)["metadata"]["namespace"] == "default"
     assert new_event(node, "node-a", 2, 2)["series"]["count"] == 2
@@ -84,13 +86,13 @@ def test_an_event_about_a_node_is_in_the_default_namespace() -> None:
         ({"metadata": {"annotations": {COUNTED: "none"}}, "series": {"count": 1 << 40}}, Recorded("", 1, "", 0)),
     ],
 )
-def test_a_damaged_event_is_read_as_far_as_it_can_be(document: dict[str, Any], recorded: Recorded) -> None:
+def test_a_damaged_event_is_read_as_far_as_possible(document: dict[str, Any], recorded: Recorded) -> None:
     """Another client may have written anything into the annotation and the series."""
     assert read_recorded(document) == recorded
 
 
-def test_a_patch_changes_the_series_and_the_annotation_of_one_version() -> None:
-    """The API server rejects the patch if another instance was faster, and it rejects changes to any other field."""
+def test_a_patch_changes_only_series_and_annotation_of_the_version_that_was_read() -> None:
+    """The API server rejects the patch if another instance was faster, and rejects changes to any other field."""
     patch = count_patch(Observation(POD, "Reason", "note", source="c"), "7", 3, 5)
     assert patch["metadata"] == {"resourceVersion": "7", "annotations": {COUNTED: "c=5"}}
     assert patch.keys() == {"metadata", "series"}

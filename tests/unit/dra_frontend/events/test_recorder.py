@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recording Events through the real client: one object per condition, with a count."""
+"""Events are recorded through the real client: one object per condition, with a count."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -51,7 +51,7 @@ class Rig:
         self.recorder = self.another()
 
     def another(self) -> EventRecorder:
-        """Returns a recorder of another instance, or of the same one after a restart."""
+        """Returns the recorder of another instance, or of the same instance after a restart."""
         return EventRecorder(self.client, "node-a", lambda: self.now)
 
     async def tick(self, *observations: Observation, after: float = 0.0) -> None:
@@ -66,7 +66,7 @@ class Rig:
         return list(self.server.store.select(EVENTS))
 
     def counts(self) -> list[int]:
-        """Returns their counts."""
+        """Returns the count of each Event."""
         return [one.get("series", {}).get("count", 1) for one in self.events()]
 
     def writes(self) -> list[str]:
@@ -84,7 +84,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 def retry(number: int, **more: Any) -> Observation:
-    """Returns an observation of a retried container, whose id is in the note."""
+    """Returns an observation of a retried container, whose ID is in the note."""
     container = f"{number:02x}" * 32
     return Observation(
         POD, "Reason", f"container app: x-{container}.scope was refused", source=container, total=1, **more
@@ -92,7 +92,7 @@ def retry(number: int, **more: Any) -> Observation:
 
 
 async def test_retries_of_a_container_are_one_event_with_a_count(rig: Rig) -> None:
-    """Regression: on a real node, five retries in 65 s created five Event objects."""
+    """Regression test: on a real node, five retries within 65 s created five Event objects."""
     for number in range(5):
         await rig.tick(retry(number), after=13)
     await rig.tick(after=40)
@@ -104,7 +104,7 @@ async def test_retries_of_a_container_are_one_event_with_a_count(rig: Rig) -> No
     assert set(rig.writes()[1:]) == {"patch 200"}
 
 
-async def test_the_first_observation_is_written_at_once_and_updates_are_rare(rig: Rig) -> None:
+async def test_the_first_observation_is_written_immediately_and_updates_are_rare(rig: Rig) -> None:
     """A container that fails every two seconds for an hour costs one write every five minutes, and the count is
     exact.
     """
@@ -115,8 +115,8 @@ async def test_the_first_observation_is_written_at_once_and_updates_are_rare(rig
     assert len(rig.writes()) <= 20
 
 
-async def test_after_a_calm_an_update_is_soon_again(rig: Rig) -> None:
-    """The interval grows only while a condition is observed again and again."""
+async def test_after_a_quiet_period_the_next_update_is_soon(rig: Rig) -> None:
+    """The update interval grows only while a condition is observed repeatedly."""
     for number in range(100):
         await rig.tick(Observation(POD, "Reason", "note", source="c", total=number + 1), after=10)
     await rig.tick(after=UPDATE_SECONDS[1])
@@ -126,7 +126,7 @@ async def test_after_a_calm_an_update_is_soon_again(rig: Rig) -> None:
 
 
 async def test_a_repeated_total_is_not_counted_again(rig: Rig) -> None:
-    """The backend repeats a container's state in every report."""
+    """The backend repeats a container's totals in every report."""
     for _ in range(3):
         await rig.tick(retry(1), after=60)
     assert rig.counts() == [1]
@@ -134,7 +134,7 @@ async def test_a_repeated_total_is_not_counted_again(rig: Rig) -> None:
 
 
 async def test_a_restarted_recorder_continues_counting(rig: Rig) -> None:
-    """The new recorder finds the Event of its predecessor and does not count the same observations again."""
+    """The new recorder finds the Event that its predecessor created, and does not count the same observations again."""
     await rig.tick(Observation(POD, "Reason", "note", source="c", total=4))
     rig.recorder = rig.another()
     await rig.tick(Observation(POD, "Reason", "note", source="c", total=4))
@@ -146,8 +146,8 @@ async def test_a_restarted_recorder_continues_counting(rig: Rig) -> None:
     assert event["metadata"]["annotations"][COUNTED] == "d=1"
 
 
-async def test_two_instances_count_together(rig: Rig) -> None:
-    """During an upgrade, both instances observe the same node; the resource version in a patch prevents lost
+async def test_two_instances_count_in_the_same_event(rig: Rig) -> None:
+    """During an upgrade, both instances observe the same node. The resource version in each patch prevents lost
     updates.
     """
     first, second = rig.recorder, rig.another()
@@ -174,8 +174,10 @@ async def lasts(rig: Rig, events: NodeEvents, hours: int, *present: NodeConditio
     return round(longest)
 
 
-async def test_the_event_of_a_lasting_condition_outlives_the_hour_of_the_api_server(rig: Rig) -> None:
-    """The Event is updated about six times an hour, each time with one PATCH, until the condition ends."""
+async def test_a_lasting_conditions_event_outlives_the_servers_hour(rig: Rig) -> None:
+    """The API server deletes an Event that has not changed for an hour. Until the condition ends, the Event is updated
+    about six times an hour, each time with one PATCH.
+    """
     events = NodeEvents(rig.recorder, "node-a", "a", lambda: rig.now)
     assert await lasts(rig, events, 3, PARTITIONS) <= LASTING_SECONDS[1] + 4
     assert rig.writes()[0] == "create 201"
@@ -186,8 +188,10 @@ async def test_the_event_of_a_lasting_condition_outlives_the_hour_of_the_api_ser
     assert rig.counts() == [len(rig.writes())]
 
 
-async def test_a_lasting_condition_that_was_just_notified_is_not_counted_twice(rig: Rig) -> None:
-    """The publisher observes the conditions of its writes itself; one that ends and comes back is observed again."""
+async def test_a_lasting_condition_that_was_just_reported_is_not_counted_twice(rig: Rig) -> None:
+    """The publisher reports the conditions of its writes as soon as they occur. One that ends and comes back is counted
+    again.
+    """
     events = NodeEvents(rig.recorder, "node-a", "a", lambda: rig.now)
     events.notify(*PARTITIONS)
     events.observe_lasting([PARTITIONS])
@@ -200,7 +204,7 @@ async def test_a_lasting_condition_that_was_just_notified_is_not_counted_twice(r
 
 
 async def test_nodes_that_start_together_do_not_write_together(rig: Rig) -> None:
-    """The intervals of 20 nodes are spread."""
+    """The update intervals of 20 nodes are spread out."""
     nodes = [NodeEvents(rig.recorder, f"node-{number}", "a", lambda: rig.now) for number in range(20)]
     for node in nodes:
         node.observe_lasting([PARTITIONS])
@@ -208,7 +212,7 @@ async def test_nodes_that_start_together_do_not_write_together(rig: Rig) -> None
 
 
 async def test_an_event_that_the_server_has_deleted_is_created_again(rig: Rig) -> None:
-    """The API server keeps Events for an hour; after that the count starts again."""
+    """The API server keeps Events for an hour. After that, the count starts again."""
     await rig.tick(retry(1), retry(2))
     rig.server.store.delete(EVENTS, "ns", rig.events()[0]["metadata"]["name"])
     await rig.tick(retry(3), after=60)
@@ -217,7 +221,7 @@ async def test_an_event_that_the_server_has_deleted_is_created_again(rig: Rig) -
 
 
 @pytest.mark.parametrize("fault", ["503", "drop", "hang"])
-async def test_a_write_is_retried_when_the_server_is_back(rig: Rig, fault: str) -> None:
+async def test_a_write_is_retried_once_the_server_is_back(rig: Rig, fault: str) -> None:
     """One failed write ends the tick, because the other writes would wait for the same server."""
     rig.server.fail_next(2, fault, resource="events")
     await rig.tick(retry(1), Observation(POD, "Other", "note"))
@@ -228,7 +232,7 @@ async def test_a_write_is_retried_when_the_server_is_back(rig: Rig, fault: str) 
 
 
 class Lossy:
-    """A client that loses responses after the server has processed the request."""
+    """A client that loses responses after the server has processed the requests."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
@@ -247,8 +251,8 @@ class Lossy:
         return answer
 
 
-async def test_a_write_whose_answer_is_lost_is_not_counted_twice(rig: Rig) -> None:
-    """The annotation of the Event contains the total that was counted."""
+async def test_a_write_whose_response_is_lost_is_not_counted_twice(rig: Rig) -> None:
+    """The Event's annotation contains the total that has already been counted."""
     api = Lossy(rig.client)
     rig.recorder = EventRecorder(api, "node-a", lambda: rig.now)
     for total in (3, 5):
@@ -261,9 +265,9 @@ async def test_a_write_whose_answer_is_lost_is_not_counted_twice(rig: Rig) -> No
     assert rig.counts() == [6]
 
 
-async def test_a_write_that_is_refused_is_not_retried(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """The server would reject the same document again. A write that RBAC denies is retried, because a role can be
-    granted later.
+async def test_a_rejected_write_is_not_retried(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """The server would reject the same document again. A write that RBAC denies is retried, though, because a role can
+    be granted later.
     """
     rig.server.fail_next(1, 422, resource="events")
     await rig.tick(retry(1))
@@ -279,8 +283,8 @@ async def test_a_write_that_is_refused_is_not_retried(rig: Rig, caplog: pytest.L
     assert rig.counts() == [2]
 
 
-async def test_an_error_of_one_event_does_not_affect_others(rig: Rig) -> None:
-    """An internal error in one document does not affect the other Events."""
+async def test_an_error_with_one_event_does_not_affect_others(rig: Rig) -> None:
+    """An internal error while one document is built does not affect the other Events."""
     odd = Observation(POD, "Odd", "note", source="\ud800")
     await rig.tick(odd)
     await rig.tick(retry(1))
@@ -288,7 +292,7 @@ async def test_an_error_of_one_event_does_not_affect_others(rig: Rig) -> None:
 
 
 async def test_urgent_events_are_written_first(rig: Rig) -> None:
-    """A killed container is reported before fifty pods with a wrong QoS class."""
+    """A killed container is reported before fifty pods with the wrong QoS class."""
     pods = [Observation(POD._replace(uid=str(number)), "Reason", "note") for number in range(50)]
     await rig.tick(*pods, retry(1, urgent=True))
     events = rig.events()
@@ -296,8 +300,8 @@ async def test_urgent_events_are_written_first(rig: Rig) -> None:
     assert retry(1).note in {one["note"] for one in events}
 
 
-async def test_conditions_of_an_object_are_bounded(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """A pod whose messages change continuously must not fill the API server or the frontend's memory."""
+async def test_the_conditions_per_object_are_bounded(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """A pod whose messages change continuously must not fill up the API server or the frontend's memory."""
     flood = [Observation(POD, f"Reason{number}", "note") for number in range(200)]
     for _ in range(30):
         await rig.tick(*flood)
@@ -308,7 +312,7 @@ async def test_conditions_of_an_object_are_bounded(rig: Rig, caplog: pytest.LogC
     assert (rig.recorder._conditions, rig.recorder._per_object) == ({}, {})
 
 
-async def test_conditions_are_bounded(rig: Rig) -> None:
+async def test_the_total_number_of_conditions_is_bounded(rig: Rig) -> None:
     """Beyond the limits per namespace and in total, new conditions are dropped until old ones are an hour old."""
     for number in range(MAX_PER_NAMESPACE + 100):
         rig.recorder.observe(killed("evil", number))
@@ -327,13 +331,13 @@ async def test_conditions_are_bounded(rig: Rig) -> None:
 
 
 def killed(namespace: str, number: int, total: int = 1) -> Observation:
-    """Returns an urgent condition of a container; ten containers belong to one pod."""
+    """Returns an urgent condition for a container. Ten containers belong to each pod."""
     pod = ObjectReference("Pod", namespace, f"p{number // 10}", f"u{number // 10}")
     return Observation(pod, "Killed", "note", f"c{number % 10}", source=f"c{number}", total=total, urgent=True)
 
 
 class Memory:
-    """An in-memory API server without latency; writes in some namespaces fail with an error."""
+    """An in-memory API server without latency. Writes in some namespaces fail with an error."""
 
     def __init__(self) -> None:
         self.events: dict[tuple[str, str], dict[str, Any]] = {}
@@ -361,12 +365,12 @@ class Memory:
             raise self.failing[namespace]
 
     def names(self) -> list[str]:
-        """Returns the objects that have an Event."""
+        """Returns the names of the objects that have an Event."""
         return [one["regarding"]["name"] for one in self.events.values()]
 
 
 class Flood:
-    """A recorder with a fast API server and ticks of two seconds."""
+    """A recorder with a fast API server and a tick every two seconds."""
 
     def __init__(self) -> None:
         self.api, self.now = Memory(), 0.0
@@ -386,7 +390,7 @@ class Flood:
 async def test_a_flood_of_pods_does_not_suppress_other_events(
     namespaces: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Regression: 1,050 containers that were killed again and again wrote 105,001 log lines in ten minutes and
+    """Regression test: 1,050 containers that were killed again and again caused 105,001 log lines in ten minutes and
     suppressed all other Events.
     """
     flood = Flood()
@@ -404,8 +408,10 @@ async def test_a_flood_of_pods_does_not_suppress_other_events(
     assert len(caplog.records) <= 100
 
 
-async def test_conditions_of_the_node_are_recorded_when_those_of_pods_are_too_many() -> None:
-    """The Node's conditions have their own limit and their own writes in each tick, independent of pods."""
+async def test_node_conditions_are_recorded_even_if_there_are_too_many_pod_conditions() -> None:
+    """The Node's conditions have their own limit and their own writes in each tick, independent of the pods'
+    conditions.
+    """
     flood = Flood()
     for number in range(2 * MAX_CONDITIONS):
         flood.recorder.observe(killed(f"ns-{number}", number))
@@ -417,7 +423,7 @@ async def test_conditions_of_the_node_are_recorded_when_those_of_pods_are_too_ma
 
 
 async def test_namespaces_and_their_objects_take_turns() -> None:
-    """A namespace with hundreds of conditions delays another one by at most one tick."""
+    """A namespace with hundreds of conditions delays another namespace by at most one tick."""
     flood = Flood()
     for number in range(200):
         flood.recorder.observe(killed("evil", number))
@@ -438,8 +444,10 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=("429", "500", "403"))
 @pytest.mark.parametrize("namespaces", [1, 2, 3, 6])
-async def test_a_namespace_whose_writes_fail_delays_no_other(error: KubeError, namespaces: int) -> None:
-    """A tenant's rate limit or webhook is not a fault of the API server; only the pauses of that namespace grow."""
+async def test_a_namespace_whose_writes_fail_delays_no_other_namespace(error: KubeError, namespaces: int) -> None:
+    """A tenant's rate limit or webhook is not an API server fault, so only the pauses for that tenant's namespace
+    grow.
+    """
     flood = Flood()
     flood.api.failing = {f"evil-{number}": error for number in range(namespaces)}
     for number in range(200):
@@ -456,8 +464,8 @@ async def test_a_namespace_whose_writes_fail_delays_no_other(error: KubeError, n
     assert len(flood.api.events) == 202
 
 
-async def test_a_server_that_cannot_be_reached_is_tried_once_in_a_tick() -> None:
-    """Writes in other namespaces would take as long and fail as well."""
+async def test_an_unreachable_server_is_tried_once_per_tick() -> None:
+    """Writes in other namespaces would take as long and fail too."""
     flood = Flood()
     flood.api.failing = {f"ns-{number}": UnreachableError("create events", "refused") for number in range(50)}
     for number in range(50):
@@ -478,8 +486,8 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("difference", FOREIGN, ids=range(len(FOREIGN)))
-async def test_an_event_of_another_author_suppresses_none(rig: Rig, difference: dict[str, Any]) -> None:
-    """Event names are predictable, so another client may have created one with the same name."""
+async def test_an_event_from_another_author_suppresses_no_event(rig: Rig, difference: dict[str, Any]) -> None:
+    """Event names are predictable, so another client may have created an Event with the same name."""
     condition = Observation(POD, "Reason", "note", source="c", total=3)
     await rig.client.create_event(new_event(condition, "node-a", 1, 1) | difference)
     await rig.tick(condition)
@@ -491,8 +499,8 @@ async def test_an_event_of_another_author_suppresses_none(rig: Rig, difference: 
     assert rig.counts().count(5) == 1
 
 
-async def test_an_event_that_may_not_be_read_suppresses_none(rig: Rig) -> None:
-    """The chart's admission policy denies the patch of an Event of another reporting controller."""
+async def test_an_event_that_must_not_be_patched_suppresses_no_event(rig: Rig) -> None:
+    """The chart's admission policy denies patching an Event that belongs to another reporting controller."""
     condition = Observation(POD, "Reason", "note", source="c", total=1)
     await rig.client.create_event(new_event(condition, "node-a", 1, 1) | {"reportingController": "evil"})
     rig.server.options.forbidden.add(("patch", "events"))
@@ -500,8 +508,8 @@ async def test_an_event_that_may_not_be_read_suppresses_none(rig: Rig) -> None:
     assert [one["reportingController"] for one in rig.events()].count("dra-driver-numa") == 1
 
 
-async def test_a_count_ends_at_the_largest_one_of_the_api(rig: Rig) -> None:
-    """The Event is still updated when another client has set its count to the maximum."""
+async def test_a_count_stops_at_the_apis_maximum(rig: Rig) -> None:
+    """The Event is still updated after another client has set its count to the maximum."""
     condition = Observation(POD, "Reason", "note", source="c", total=1)
     await rig.client.create_event(new_event(condition, "node-a", MAX_COUNT, 1))
     await rig.tick(Observation(POD, "Reason", "note", source="d", total=7))

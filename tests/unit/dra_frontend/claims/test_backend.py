@@ -25,7 +25,7 @@ class Clock:
 
 
 def status(generation: int = 1, **changes: Any) -> BackendStatus:
-    """Returns a lease of an enforcing backend."""
+    """Returns the lease that an enforcing backend sends."""
     values = {"instance": "i", "generation": generation, "active": True, "synchronized": True}
     return BackendStatus.model_validate(values | changes)
 
@@ -42,7 +42,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def view(clock: Clock) -> BackendView:
-    """Returns a view of an enforcing backend with one container."""
+    """Returns the view of an enforcing backend that has reported one container."""
     view = BackendView(clock)
     view.renew(status(), [container()])
     assert view.live
@@ -50,7 +50,7 @@ def view(clock: Clock) -> BackendView:
 
 
 def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
-    """A busy node may renew its lease late; the lease expires after ten seconds without a report."""
+    """A busy node may renew its lease late. The lease expires after ten seconds without a report."""
     clock.now += LEASE_SECONDS - 0.1
     view.renew(status())
     clock.now += LEASE_SECONDS - 0.1
@@ -60,9 +60,10 @@ def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
     assert "not reported for 10 s" in view.problem
 
 
-def test_a_lease_without_containers_refers_to_known_ones(view: BackendView) -> None:
-    """The same generation means the same containers. Containers of another generation or another backend instance are
-    unknown until they are reported. Until then the previous ones are retained, so their CPUs stay allocated.
+def test_a_lease_without_containers_refers_to_the_known_ones(view: BackendView) -> None:
+    """The same generation means the same containers. With another generation or another backend instance, the
+    containers are unknown until the backend reports them. Until then, the view retains the previous containers, so
+    their CPUs stay allocated.
     """
     view.renew(status(1))
     assert (view.live, view.generation) == (True, 1)
@@ -98,7 +99,9 @@ def test_only_changed_containers_are_processed(view: BackendView) -> None:
     ],
 )
 def test_a_missing_backend_is_explained(clock: Clock, view: BackendView, changes: dict[str, Any], text: str) -> None:
-    """The problem contains a hint for the operator. Before the first lease, the hint says where to look."""
+    """The problem contains a hint for the operator. Before the first lease, the hint names the place to look for the
+    cause.
+    """
     view.renew(status().model_copy(update=changes))
     assert text in view.problem
     unheard = BackendView(clock)
@@ -116,18 +119,18 @@ def test_a_missing_backend_is_explained(clock: Clock, view: BackendView, changes
         ({"enforced": False}, 0.0, StatusCode.NO_BACKEND_ENFORCES),
     ],
 )
-def test_each_reason_to_prepare_nothing_has_a_code(
+def test_each_reason_to_refuse_all_claims_has_a_code(
     clock: Clock, view: BackendView, changes: dict[str, Any], silence: float, code: StatusCode | None
 ) -> None:
-    """Programs compare codes, and only these codes prevent a claim from being prepared."""
+    """Programs compare codes, and these are the only codes that prevent claims from being prepared."""
     view.renew(status().model_copy(update=changes))
     clock.now += silence
     assert (view.fault and view.fault.code) == code
     assert view.live == (code not in PREVENTS_PREPARE)
 
 
-def test_the_first_report_and_an_unreadable_one_have_codes(clock: Clock, view: BackendView) -> None:
-    """Before the first report, no container is known. An unreadable report leaves its container unknown."""
+def test_a_missing_first_report_and_an_unreadable_one_have_codes(clock: Clock, view: BackendView) -> None:
+    """Before the first report, no container is known. An unreadable report leaves its container's state unknown."""
     unheard = BackendView(clock).fault
     assert unheard is not None
     view.renew(status(generation=2), [{"id": "odd", "claims": 1}])
@@ -137,8 +140,8 @@ def test_the_first_report_and_an_unreadable_one_have_codes(clock: Clock, view: B
     assert codes <= PREVENTS_PREPARE
 
 
-def test_a_standby_prepares_while_another_instance_enforces(view: BackendView) -> None:
-    """During an upgrade the new pod is not active yet. It must not become unready because its own backend enforces
+def test_a_standby_prepares_claims_while_another_instance_enforces_them(view: BackendView) -> None:
+    """During an upgrade, the new pod is not active yet. It must not become unready because its own backend enforces
     nothing, or the rollout would stop.
     """
     view.renew(status(active=False))
@@ -161,8 +164,8 @@ def test_a_newer_backend_is_understood() -> None:
 
 
 def test_an_unreadable_report_does_not_affect_others(view: BackendView, caplog: pytest.LogCaptureFixture) -> None:
-    """The other reports are used. If the container's CPUs cannot be read, no claim is prepared, and the problem reports
-    that.
+    """The other reports are used. If an unreadable report hides which CPUs its container uses, no claim is prepared,
+    and the problem says so.
     """
     bad: list[Any] = [container("b", claims="x"), 7, None, [], {}, container(unknownClaims=[{"uid": 1}])]
     for generation in (2, 3):
@@ -175,17 +178,17 @@ def test_an_unreadable_report_does_not_affect_others(view: BackendView, caplog: 
     assert view.live
 
 
-def test_a_partly_readable_report_is_used(view: BackendView) -> None:
-    """Only the claims of the container must be readable; a newer backend may change the format of everything else."""
+def test_a_partially_readable_report_is_used(view: BackendView) -> None:
+    """Only the container's claims must be readable, since a newer backend may change the format of everything else."""
     view.renew(status(2), [container("d", limits=7, mems={}, podName=[], claims=[{"uid": "u", "driver": "dra.cpu"}])])
     assert view.live
     assert view.containers["d"].claims[0].uid == "u"
     assert view.containers["d"].limits == {}
 
 
-def test_an_unchanged_state_is_processed_quickly() -> None:
-    """A report of 500 containers, one of which changed, takes less than 25 ms of CPU time, far below the 100 ms between
-    two reports.
+def test_a_mostly_unchanged_report_is_processed_quickly() -> None:
+    """A report with 500 containers, only one of which has changed, takes less than 25 ms of CPU time, far below the 100
+    ms between two reports.
     """
     view = BackendView(Clock())
     containers = [container(f"{n:064}", cgroup="kubepods.slice/" * 10, cpus="1-255") for n in range(500)]
@@ -204,14 +207,16 @@ def test_an_unchanged_state_is_processed_quickly() -> None:
 
 
 def view_of(clock: Clock | None = None, config: Config | None = None, **fields: Any) -> BackendView:
-    """Returns a view of a live backend with these fields in its lease."""
+    """Returns the view of a live backend whose lease has the given fields."""
     made = BackendView(clock or Clock(), config or Config())
     made.renew(status(**fields), [])
     return made
 
 
-def test_a_node_without_partitions_is_one_warning_for_the_node() -> None:
-    """The reason applies to the node and not to a claim. No warning is given if the configuration asks for the pool."""
+def test_a_node_without_partitions_has_one_warning() -> None:
+    """The reason applies to the node as a whole, not to individual claims. There is no warning if the configuration
+    asks for the pool.
+    """
     view = view_of(exclusivity="pool", exclusivity_reason="nri-backend lacks the capability SYS_ADMIN")
     (warning,) = view.warnings
     assert "nri-backend lacks the capability SYS_ADMIN" in warning.text
@@ -231,17 +236,19 @@ def test_a_node_without_partitions_is_one_warning_for_the_node() -> None:
         ),
     ],
 )
-def test_the_warning_names_the_effect_that_the_configuration_gives(config: Config, beginning: str, ending: str) -> None:
-    """Without partitions, the pool enforces claims or they are refused, depending on the configuration; hostSlices also
-    keeps host daemons off the CPUs.
+def test_the_warning_names_the_effect_under_the_current_configuration(
+    config: Config, beginning: str, ending: str
+) -> None:
+    """Without partitions, either the pool enforces claims or claims are refused, depending on the configuration.
+    hostSlices also keeps host daemons off the claimed CPUs.
     """
     view = view_of(config=config, exclusivity="pool", exclusivity_reason="boot Linux 6.7")
     (found,) = view.conditions
     assert (found.text.startswith(beginning), found.text.endswith(ending)) == (True, True), found.text
 
 
-def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
-    """Managers that this release does not know are left out of the warning. Another NRI plugin may have caused the
+def test_static_managers_cause_a_warning_while_the_lease_is_live() -> None:
+    """The warning leaves out managers that this release does not know. Another NRI plugin may have caused the
     report.
     """
     clock = Clock()
@@ -255,8 +262,8 @@ def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
     assert live.warnings == ()
 
 
-def test_the_mode_and_an_empty_reserve_are_warnings_of_the_configuration() -> None:
-    """Both warnings exist before the backend's first report, which adds the number of files."""
+def test_observe_mode_and_an_empty_reserve_are_configuration_warnings() -> None:
+    """Both warnings appear before the backend's first report, which then adds the number of files."""
     silent = BackendView(Clock(), Config(enforcement="observe"))
     assert [one.code for one in silent.configured] == ["ObserveMode", "NoReservedCPUs"]
     assert "no pass over its files" in silent.configured[0].text
@@ -265,15 +272,15 @@ def test_the_mode_and_an_empty_reserve_are_warnings_of_the_configuration() -> No
     assert BackendView(Clock(), Config(reserved_cpus=frozenset({0}))).configured == ()
 
 
-def test_a_former_name_in_the_configuration_is_a_warning() -> None:
+def test_a_deprecated_name_in_the_configuration_causes_a_warning() -> None:
     """The warning contains the current name."""
     (warning,) = BackendView(Clock(), parse_config({"reservedCPUs": "0", "irqs": "leave"}, "f")).configured
     assert (warning.code, warning.text) == ("SettingRenamed", "irqs: leave is the former word for keep")
 
 
-def test_an_observation_that_a_report_leaves_out_remains(view: BackendView) -> None:
-    """The backend sends the observation only together with metrics. After a restart of the backend the previous one is
-    dropped.
+def test_an_observation_that_a_report_omits_is_retained(view: BackendView) -> None:
+    """The backend sends the observation only together with metrics. When the backend restarts, the previous observation
+    is dropped.
     """
     found = Observation(total=3, complete=True)
     view.renew(BackendStatus(instance="b", generation=1, observation=found, counters={}, metrics=()), [])

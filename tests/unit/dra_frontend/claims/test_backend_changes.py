@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports from the backend that contain only the containers that have changed."""
+"""Reports in which the backend sends only the containers that have changed."""
 
 import json
 from typing import Any
@@ -14,14 +14,14 @@ from tests.unit.dra_frontend.claims.test_backend import Clock, container, status
 
 
 def send(view: BackendView, generation: int, instance: str = "i", **body: Any) -> int:
-    """Sends a report as the state endpoint receives it. Returns the generation of the response."""
+    """Passes a report to the view as the state endpoint does. Returns the generation in the response."""
     lease = status(generation, instance=instance).model_dump(mode="json", exclude={"counters", "metrics"})
     view.renew(*read_state(json.dumps(lease | body).encode()))
     return view.generation
 
 
 def changes(since: int, total: int, *containers: Any, removed: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """Returns changes as the backend sends them."""
+    """Returns a report body with changes, in the backend's format."""
     return {"since": since, "total": total, "removed": [*removed], "containers": [*containers]}
 
 
@@ -35,12 +35,14 @@ def view() -> BackendView:
 
 
 def names(view: BackendView) -> str:
-    """Returns the ids of the containers."""
+    """Returns the IDs of the view's containers."""
     return "".join(view.containers)
 
 
-def test_changes_are_merged_with_the_containers_that_are_there(view: BackendView) -> None:
-    """A changed container keeps its position, a new one is appended, and the objects of the others stay the same."""
+def test_changes_are_merged_with_the_known_containers(view: BackendView) -> None:
+    """A changed container keeps its position, a new one is appended, and the objects for unchanged containers stay the
+    same.
+    """
     before = view.containers
     assert send(view, 6, changes=changes(5, 3, container("b", cpus="1"), container("d"), removed=("a",))) == 6
     assert (names(view), view.live, view.containers["b"].cpus) == ("bcd", True, {1})
@@ -61,15 +63,15 @@ def test_changes_are_merged_with_the_containers_that_are_there(view: BackendView
         (6, 0, 3, "i"),
         (5, 5, 3, "i"),  # a generation cannot follow itself
         (4, 5, 3, "i"),
-        (6, 5, 4, "i"),  # it has a different number of containers than the backend
+        (6, 5, 4, "i"),  # the merged containers would differ in number from the backend's
         (6, 5, 2, "i"),
-        (6, 5, 3, "j"),  # the containers are those of another instance
+        (6, 5, 3, "j"),  # the containers come from another instance
     ],
 )
 def test_changes_that_do_not_fit_are_ignored_until_all_containers_are_sent(
     view: BackendView, generation: int, since: int, total: int, instance: str
 ) -> None:
-    """The lease is renewed, but nothing is prepared until the reports are complete."""
+    """The lease is renewed, but nothing is prepared until the backend has sent all containers."""
     body = changes(since, total, container("b", state="stopped"))
     acked = send(view, generation, instance, changes=body)
     assert acked == (5 if instance == "i" else 0)
@@ -80,15 +82,19 @@ def test_changes_that_do_not_fit_are_ignored_until_all_containers_are_sent(
     assert (names(view), view.live) == ("b", True)
 
 
-def test_the_first_changes_of_a_backend_have_nothing_to_be_merged_with() -> None:
-    """This includes changes since generation 0, which means that the runtime has not sent its containers yet."""
+def test_a_backends_first_changes_cannot_be_merged() -> None:
+    """This includes changes since generation 0, which the backend sends before the runtime has reported its
+    containers.
+    """
     view = BackendView(Clock())
     assert send(view, 1, changes=changes(0, 1, container("a"))) == 0
     assert (view.containers, view.live) == ({}, False)
 
 
-def test_an_unreadable_report_counts_until_it_can_be_read_or_is_removed(view: BackendView) -> None:
-    """The last readable report is retained, as with an unreadable report among all containers."""
+def test_an_unreadable_report_counts_until_it_becomes_readable_or_is_removed(view: BackendView) -> None:
+    """The container's last readable report is retained, as it is when a report with all containers has an unreadable
+    entry.
+    """
     odd = container("b", claims=7)
     assert send(view, 6, changes=changes(5, 4, odd, container("x", unknownClaims="x"))) == 6
     assert (names(view), view.live) == ("abc", False)
@@ -101,8 +107,8 @@ def test_an_unreadable_report_counts_until_it_can_be_read_or_is_removed(view: Ba
     assert (names(view), view.live) == ("abc", True)
 
 
-def test_a_report_that_becomes_readable_has_its_place() -> None:
-    """The order is that of a report with all containers."""
+def test_a_report_that_becomes_readable_keeps_its_position() -> None:
+    """The containers are in the same order as in a report with all of them."""
     view = BackendView(Clock())
     send(view, 1, containers=[container("a"), container("b", claims=7), container("c")])
     assert send(view, 2, changes=changes(1, 3, container("b"))) == 2
@@ -110,8 +116,10 @@ def test_a_report_that_becomes_readable_has_its_place() -> None:
 
 
 @pytest.mark.parametrize("odd", [7, None, {}, {"id": 7}, container("a")])
-def test_reports_without_an_id_of_their_own_are_not_merged(odd: Any) -> None:
-    """It is unknown what the changes apply to. The next report with all containers can be merged again."""
+def test_reports_without_a_unique_id_are_not_merged(odd: Any) -> None:
+    """It is unclear which container such changes apply to. Changes can be merged again after the next report with all
+    containers.
+    """
     view = BackendView(Clock())
     send(view, 1, containers=[container("a"), odd])
     assert send(view, 2, changes=changes(1, 2, container("a", cpus="1"))) == 1
@@ -120,8 +128,8 @@ def test_reports_without_an_id_of_their_own_are_not_merged(odd: Any) -> None:
     assert view.live
 
 
-def test_merged_containers_have_the_bounds_of_one_report() -> None:
-    """Many small reports cannot store more than one large report can."""
+def test_merged_containers_obey_the_bounds_of_a_single_report() -> None:
+    """Many small reports cannot store more data than one large report can."""
     view, generation = BackendView(Clock()), 1
     send(view, generation, containers=[])
     large = "x" * (MAX_STATE_BYTES // 8)
@@ -165,7 +173,7 @@ def test_merged_containers_have_the_bounds_of_one_report() -> None:
     ],
 )
 def test_malformed_changes_change_nothing(view: BackendView, body: Any) -> None:
-    """The request is rejected as a whole, and the message about it is short."""
+    """The request is rejected as a whole, with a short message."""
     before = view.containers
     with pytest.raises(MalformedError) as raised:
         send(view, 6, changes=body)
@@ -173,15 +181,15 @@ def test_malformed_changes_change_nothing(view: BackendView, body: Any) -> None:
     assert (view.containers is before, view.generation, view.live) == (True, 5, True)
 
 
-def test_a_report_has_all_containers_or_changes(view: BackendView) -> None:
+def test_a_report_has_either_all_containers_or_changes(view: BackendView) -> None:
     """A body with both fields is rejected."""
     with pytest.raises(MalformedError, match="both"):
         send(view, 6, containers=[], changes=changes(5, 3))
     assert names(view) == "abc"
 
 
-def test_malformed_changes_are_refused_in_little_time() -> None:
-    """A sender must not be able to use up a hundred times as much CPU time as it spends itself."""
+def test_malformed_changes_are_rejected_quickly() -> None:
+    """A sender must not be able to cause a hundred times the CPU time that it spends itself."""
     body = json.dumps({"instance": "i", "changes": changes(1, 1, *[1] * 1_000_000)}).encode()
 
     def refused() -> None:
@@ -191,8 +199,8 @@ def test_malformed_changes_are_refused_in_little_time() -> None:
     assert cpu_seconds(refused) < 0.5
 
 
-def test_a_change_of_one_container_is_merged_in_little_time() -> None:
-    """A change in one container of 500 takes less than 3 ms of CPU time, even the first time."""
+def test_a_change_to_one_container_is_merged_quickly() -> None:
+    """Merging a change to one of 500 containers takes less than 3 ms of CPU time, even the first time."""
     view = BackendView(Clock())
     containers = [container(f"{n:064}", cgroup="kubepods.slice/" * 10, cpus="1-255") for n in range(500)]
     send(view, 1, containers=containers)
@@ -204,9 +212,9 @@ def test_a_change_of_one_container_is_merged_in_little_time() -> None:
     assert view.live
 
 
-def test_a_report_that_was_overtaken_changes_nothing(view: BackendView) -> None:
-    """The report was sent on a connection that the backend has abandoned, and arrived after a later report on the next
-    connection.
+def test_an_overtaken_report_changes_nothing(view: BackendView) -> None:
+    """The report was sent on a connection that the backend has since abandoned, and arrived after a later report on the
+    next connection.
     """
 
     def at(time: float | None, **fields: Any) -> BackendStatus:
@@ -223,8 +231,8 @@ def test_a_report_that_was_overtaken_changes_nothing(view: BackendView) -> None:
     assert view.status.records == 3
 
 
-def test_an_overtaken_report_renews_no_lease_and_a_later_one_is_accepted_after_its_end() -> None:
-    """A report whose time is in the future blocks later reports for at most the duration of a lease."""
+def test_an_overtaken_report_does_not_renew_the_lease_or_block_later_ones() -> None:
+    """A report dated in the future blocks later reports for at most the duration of a lease."""
     clock = Clock()
     view = BackendView(clock)
     view.renew(status().model_copy(update={"reported_at": 1e300}), [])
@@ -236,8 +244,8 @@ def test_an_overtaken_report_renews_no_lease_and_a_later_one_is_accepted_after_i
     assert view.live
 
 
-def test_counters_and_metrics_that_a_report_leaves_out_stay(view: BackendView) -> None:
-    """Values of another instance do not stay. An empty list counts as present and replaces the values."""
+def test_counters_and_metrics_that_a_report_omits_are_retained(view: BackendView) -> None:
+    """Values from another instance are dropped. An empty list counts as present and replaces the earlier values."""
     measured = BackendStatus(instance="i", generation=5, counters={"audits": 3}, metrics=(Metric(name="x"),))
     view.renew(measured)
     send(view, 5)

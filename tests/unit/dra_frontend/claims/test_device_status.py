@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the device status of claims is written to the API server."""
+"""When the driver writes a claim's device status to the API server."""
 
 import asyncio
 from pathlib import Path
@@ -41,10 +41,10 @@ class Api(Claims):
     def __init__(self, *documents: Document) -> None:
         super().__init__(*documents)
         self.writes: list[str] = []
-        """UIDs."""
+        """UIDs of the claims whose status was written."""
         self.refuses: KubeError | None = None
         self.refuses_in: dict[str, KubeError] = {}
-        """By namespace, or UID."""
+        """Errors to raise, by the claim's namespace or UID."""
         self.keeps = True
 
     async def apply_claim_devices(self, namespace: str, name: str, uid: str, devices: list[Document]) -> Document:
@@ -58,12 +58,12 @@ class Api(Claims):
         return self.documents[name]
 
     def entries(self, uid: str) -> list[Document]:
-        """Returns the device entries in a claim's status."""
+        """Returns the device entries from a claim's status."""
         found: list[Document] = self.documents[f"claim-{uid}"]["status"].get("devices", [])
         return found
 
     def enforced(self, uid: str) -> str:
-        """Returns status and reason of the condition Enforced for the claim's only device of this driver."""
+        """Returns the status and reason of the Enforced condition for the claim's only device from this driver."""
         (entry,) = [one for one in self.entries(uid) if one["driver"].startswith("dra.")]
         condition = next(one for one in entry["conditions"] if one["type"] == "Enforced")
         return f"{condition['status']} {condition['reason']}"
@@ -75,13 +75,13 @@ class Node:
     def __init__(self, path: Path, api: Api) -> None:
         self.api, self.now, self.counted = api, 1000.0, list[str]()
         self.frontend = Frontend(path, api=api)
-        # The backend's lease does not expire, however long a test takes on a busy machine.
+        # The backend's lease never expires here, however long a test takes on a busy machine.
         self.frontend.backend.clock = lambda: 0.0
         self.frontend.enforce()
         self.status = self.again()
 
     def again(self) -> DeviceStatus:
-        """Restarts the instance, which forgets which status it has written."""
+        """Restarts the instance, which then no longer knows which statuses it has written."""
         rig = self.frontend
         self.status = DeviceStatus(self.api, rig.store, rig, rig.backend, self.counted.append, lambda: self.now)
         self.api.claim_observers = [self.status.observe]
@@ -89,7 +89,7 @@ class Node:
         return self.status
 
     def runs(self, *uids: str, **more: Any) -> None:
-        """Reports running containers of claims, each on its claim's CPUs."""
+        """Reports a running container for each given claim, pinned to its claim's CPUs."""
         told = [
             builders.report(
                 f"c-{uid}", **{"claims": [{"uid": uid, "driver": "dra.cpu"}], "cpus": self.cpus(uid), **more}
@@ -99,11 +99,11 @@ class Node:
         self.frontend.backend.containers = {one.id: one for one in told}
 
     def cpus(self, uid: str) -> str:
-        """Returns the CPUs as a list."""
+        """Returns the claim's CPUs as a list."""
         return ",".join(str(cpu) for cpu in self.frontend.cpus(uid))
 
     async def after(self, seconds: float) -> None:
-        """Advances the clock in steps of one second."""
+        """Advances the clock in one-second steps."""
         for _ in range(int(seconds)):
             self.now += 1
             await asyncio.sleep(0)
@@ -118,14 +118,16 @@ def api() -> Api:
 
 @pytest.fixture
 async def node(tmp_path: Path, api: Api) -> Node:
-    """Returns an instance that has been running for a second, without claims."""
+    """Returns an instance without claims that has been running for a second."""
     node = Node(tmp_path, api)
     await node.after(1)
     return node
 
 
 async def test_a_claim_is_written_once_when_its_container_runs(node: Node, api: Api) -> None:
-    """Neither Prepare nor the container's start writes by itself; one write shortly afterwards contains both."""
+    """Neither Prepare nor the container's start causes a write of its own. A single write shortly afterwards covers
+    both.
+    """
     await node.frontend.prepare("a")
     await node.after(1)
     node.runs("a")
@@ -154,7 +156,7 @@ async def test_the_status_of_an_unused_claim_is_written_later(node: Node, api: A
 
 
 async def test_transient_states_are_not_written(node: Node, api: Api) -> None:
-    """A container that is restarted, or CPUs that are shared for a moment, do not cause a write."""
+    """A container restart, or CPUs that are shared for a moment, cause no write."""
     await node.frontend.prepare("a")
     node.runs("a")
     await node.after(10)
@@ -168,7 +170,7 @@ async def test_transient_states_are_not_written(node: Node, api: Api) -> None:
 
 
 async def test_a_lasting_problem_and_its_end_are_written(node: Node, api: Api) -> None:
-    """A status that keeps changing is written at most once per interval for each claim."""
+    """A status that keeps changing is written at most once per interval and claim."""
     await node.frontend.prepare("a")
     node.runs("a")
     await node.after(10)
@@ -186,8 +188,8 @@ async def test_a_lasting_problem_and_its_end_are_written(node: Node, api: Api) -
     assert api.enforced("a") == "True Exclusive"
 
 
-async def test_a_storm_is_written_slowly(node: Node, api: Api) -> None:
-    """A node that starts many pods at once must not flood the API server of a large cluster."""
+async def test_many_changes_at_once_are_written_slowly(node: Node, api: Api) -> None:
+    """A node that starts many pods at once must not flood a large cluster's API server."""
     for uid in "abcdef":
         await node.frontend.prepare(uid)
     node.runs(*"abcdef")
@@ -198,7 +200,9 @@ async def test_a_storm_is_written_slowly(node: Node, api: Api) -> None:
 
 
 async def test_a_restart_writes_only_missing_entries(node: Node, api: Api) -> None:
-    """The status on the server is known from the claims that are read anyway, and only missing entries are written."""
+    """The driver learns the server's status from the claims that it reads anyway, and writes only the missing
+    entries.
+    """
     for uid in "ab":
         await node.frontend.prepare(uid)
     node.runs(*"ab")
@@ -216,8 +220,10 @@ async def test_a_restart_writes_only_missing_entries(node: Node, api: Api) -> No
     assert len(api.writes) == 3
 
 
-async def test_entries_of_others_are_kept(node: Node, api: Api) -> None:
-    """A claim may have devices of several drivers. The entries of both drivers of this project are written at once."""
+async def test_other_drivers_entries_are_preserved(node: Node, api: Api) -> None:
+    """A claim may have devices from several drivers. The entries for both of this project's drivers are written
+    together.
+    """
     api.add(claim("x", cpus(1), memory("1Mi")))
     api.documents["claim-x"]["status"]["devices"] = [OTHERS]
     for driver in ("dra.cpu", "dra.memory"):
@@ -242,7 +248,7 @@ async def test_entries_of_others_are_kept(node: Node, api: Api) -> None:
 async def test_writes_pause_if_the_server_rejects_them(
     node: Node, api: Api, caplog: pytest.LogCaptureFixture, error: KubeError, result: str, most: int
 ) -> None:
-    """Claims are prepared as usual. The failure is logged once and counted by a metric, and retries are rare."""
+    """Claims are still prepared as usual. The failure is logged once and counted by a metric, and retries are rare."""
     api.refuses = error
     for uid in "abcdef":
         assert (await node.frontend.prepare(uid)).error is None
@@ -257,7 +263,7 @@ async def test_writes_pause_if_the_server_rejects_them(
     assert api.enforced("a") == api.enforced("f") == "True Exclusive"
 
 
-async def test_a_server_that_drops_the_field_is_not_written_again(
+async def test_writes_stop_if_the_server_drops_the_field(
     node: Node, api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An API server whose feature gate is off drops the field without an error."""
@@ -271,7 +277,7 @@ async def test_a_server_that_drops_the_field_is_not_written_again(
 
 
 async def test_the_condition_becomes_unknown_without_a_backend(node: Node, api: Api) -> None:
-    """The condition stays during the seconds of a restart and becomes Unknown if the backend stays away."""
+    """The condition stays unchanged for the few seconds of a restart, and becomes Unknown if the backend stays away."""
     await node.frontend.prepare("a")
     node.runs("a")
     await node.after(10)
@@ -288,7 +294,9 @@ async def test_the_condition_becomes_unknown_without_a_backend(node: Node, api: 
 
 
 async def test_a_standby_writes_nothing(tmp_path: Path, api: Api) -> None:
-    """Two instances on a node would alternate their writes, so only the one with the enforcing backend writes."""
+    """Two instances on a node would overwrite each other's status in turn, so only the one with the enforcing backend
+    writes.
+    """
     node = Node(tmp_path, api)
     node.frontend.backend.status = BackendStatus(instance="i", synchronized=True, active=False)
     await node.frontend.prepare("a")
@@ -297,9 +305,7 @@ async def test_a_standby_writes_nothing(tmp_path: Path, api: Api) -> None:
 
 
 async def test_a_claim_that_is_allocated_again_is_written_again(node: Node, api: Api) -> None:
-    """When the claim was deallocated and allocated again under the same UID, its entries are gone and it counts as
-    new.
-    """
+    """A claim that is deallocated and allocated again under the same UID loses its entries, so it is treated as new."""
     await node.frontend.prepare("a")
     await node.after(3 * PATIENCE_SECONDS)
     await node.frontend.unprepare("a")
@@ -324,7 +330,7 @@ async def test_a_denied_write_does_not_affect_other_claims(node: Node, api: Api)
 
 @pytest.mark.parametrize("error", [UnreadableError("patch", "is nested too deep"), ConflictError("patch", "changed")])
 async def test_a_malformed_response_does_not_affect_other_claims(node: Node, api: Api, error: KubeError) -> None:
-    """The author of the claim controls part of the response."""
+    """The claim's author controls part of the response."""
     api.refuses_in["a"] = error
     for uid in "abc":
         await node.frontend.prepare(uid)
@@ -344,8 +350,10 @@ async def test_a_malformed_response_does_not_affect_other_claims(node: Node, api
     ],
     ids=("429", "500", "403"),
 )
-async def test_failing_writes_in_a_namespace_do_not_affect_others(node: Node, api: Api, error: KubeError) -> None:
-    """Regression: four claims of a tenant with a failing webhook paused the writes of all tenants."""
+async def test_failing_writes_in_one_namespace_do_not_affect_others(node: Node, api: Api, error: KubeError) -> None:
+    """Regression test: four claims in one tenant's namespace, where a webhook failed, paused the writes for all
+    tenants.
+    """
     api.refuses_in["evil"] = error
     for uid in "wxyz":
         api.add(claim(uid, cpus(1, device="cpudevnuma000" if uid < "y" else "cpudevnuma001"), namespace="evil"))
@@ -364,14 +372,14 @@ async def test_failing_writes_in_a_namespace_do_not_affect_others(node: Node, ap
     assert {api.enforced(uid) for uid in "wxyz"} == {"True Exclusive"}
 
 
-async def test_claims_of_a_failing_namespace_do_not_use_up_the_attempts_of_a_tick(node: Node, api: Api) -> None:
-    """After the first attempt fails, the other claims of its namespace are skipped and do not count as attempts."""
+async def test_claims_in_a_failing_namespace_do_not_use_up_the_attempts_per_tick(node: Node, api: Api) -> None:
+    """After the first attempt in a namespace fails, its other claims are skipped and do not count as attempts."""
     api.refuses_in["evil"] = UnavailableError("patch", "HTTP 500: failed calling webhook")
     for uid in "wxyz":
         api.add(claim(uid, cpus(1, device="cpudevnuma000" if uid < "y" else "cpudevnuma001"), namespace="evil"))
     for uid in "wxyza":
         await node.frontend.prepare(uid)
-    node.runs(*"wxyz")  # an unused claim is written later than these
+    node.runs(*"wxyz")  # claim a is unused, so it is written later than these
     await node.status.write_some()
     node.now += 3 * PATIENCE_SECONDS
     await node.status.write_some()
@@ -384,7 +392,7 @@ async def test_claims_of_a_failing_namespace_do_not_use_up_the_attempts_of_a_tic
 async def test_writes_pause_if_the_server_fails_in_every_namespace(
     node: Node, api: Api, error: KubeError, most: int
 ) -> None:
-    """A failed connection, or failures in three namespaces in a row, pause all writes."""
+    """A failed connection, or failures in three namespaces in a row, pauses all writes."""
     api.refuses = error
     for number, uid in enumerate("uvwxyz"):
         device = "cpudevnuma000" if number < 3 else "cpudevnuma001"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI directory, which is the only database of claims: writing files and quarantining unusable ones."""
+"""The CDI directory is the only claim database: files are written to it, and unusable ones are quarantined."""
 
 import json
 from pathlib import Path
@@ -18,12 +18,12 @@ NAME = cdi_file_name("dra.cpu", "u1")
 
 @pytest.fixture
 def files(tmp_path: Path) -> ClaimFiles:
-    """Returns a path to a directory that does not exist yet."""
+    """Returns a store whose directory does not exist yet."""
     return ClaimFiles(tmp_path / "cdi", tmp_path / "quarantine")
 
 
 def scan(files: ClaimFiles) -> dict[tuple[str, str], frozenset[int]]:
-    """Returns the CPUs of each claim in the directory."""
+    """Returns each claim's CPUs, read from the directory."""
     return {key: file.cpus for key, file in files.scan(thorough=True).files.items()}
 
 
@@ -32,18 +32,18 @@ def quarantined(tmp_path: Path) -> list[bytes]:
     return [path.read_bytes() for path in (tmp_path / "quarantine").iterdir()]
 
 
-def test_a_file_is_renamed_only_when_complete(files: ClaimFiles, tmp_path: Path) -> None:
-    """The file is readable by root only. It is written to a temporary file next to it, so a partial file never has a
-    .json name.
+def test_a_file_gets_its_name_only_when_complete(files: ClaimFiles, tmp_path: Path) -> None:
+    """Only root can read the file. It is written to a temporary file in the same directory first, so a partial file
+    never has a .json name.
     """
     files.write(record())
     (file,) = (tmp_path / "cdi").iterdir()
     assert (file.name, file.stat().st_mode & 0o777) == (NAME, 0o600)
 
 
-def test_a_file_with_an_unreadable_record_is_copied_and_stays(files: ClaimFiles, tmp_path: Path) -> None:
-    """A healthy pod needs the file for a restart. It is copied to quarantine, and its CPUs stay allocated according to
-    its environment variables.
+def test_a_file_with_an_unreadable_record_is_copied_and_stays_in_place(files: ClaimFiles, tmp_path: Path) -> None:
+    """A healthy pod needs the file in order to restart. The file is copied to quarantine, and its CPUs stay allocated
+    according to its environment variables.
     """
     document = json.loads(dump_claim_file(record()))
     document["annotations"][RECORD_ANNOTATION] = "{"
@@ -79,7 +79,7 @@ def test_quarantine_keeps_the_newest_copies(files: ClaimFiles, tmp_path: Path) -
 
 
 def test_foreign_and_missing_files_are_left_alone(files: ClaimFiles, tmp_path: Path) -> None:
-    """The directory is shared with other vendors. Unprepare may be called twice, or before the directory exists."""
+    """Other vendors use the directory too. Unprepare may be called twice, or before the directory exists."""
     files.remove("dra.cpu", "u1")
     (tmp_path / "cdi").mkdir()
     (tmp_path / "cdi" / "nvidia.json").write_text("{")
@@ -93,10 +93,10 @@ def test_foreign_and_missing_files_are_left_alone(files: ClaimFiles, tmp_path: P
 
 
 @pytest.mark.parametrize("thorough", [True, False])
-def test_fields_that_a_newer_instance_added_are_written_again(
-    files: ClaimFiles, tmp_path: Path, thorough: bool
-) -> None:
-    """This release treats the records as equal despite unknown fields, and later writes preserve these fields."""
+def test_fields_that_a_newer_instance_added_are_preserved(files: ClaimFiles, tmp_path: Path, thorough: bool) -> None:
+    """This release treats records that differ only in unknown fields as equal, and its later writes preserve these
+    fields.
+    """
     newer = ClaimFiles(tmp_path / "cdi", tmp_path / "quarantine")
     newer.write(AllocationRecord.model_validate({**record().model_dump(), "anInvention": 1}))
     seen = files.scan(thorough=thorough).files["dra.cpu", "u1"].record
@@ -108,7 +108,7 @@ def test_fields_that_a_newer_instance_added_are_written_again(
 
 
 def test_a_failing_quarantine_does_not_affect_other_claims(files: ClaimFiles, tmp_path: Path) -> None:
-    """The damaged file stays in place and is reported; other claims continue."""
+    """The damaged file stays in place and is reported, and other claims are not affected."""
     (tmp_path / "quarantine").write_text("not a directory")
     files.write(record("good"))
     path = tmp_path / "cdi" / cdi_file_name("dra.cpu", "bad")
@@ -127,7 +127,7 @@ def test_a_contradictory_record_can_be_removed(files: ClaimFiles, tmp_path: Path
     assert files.problems == {NAME: "holds CPUs of another claim"}
 
 
-def test_a_file_that_could_not_be_read_again_is_not_written(files: ClaimFiles, tmp_path: Path) -> None:
+def test_content_that_could_not_be_read_back_is_not_written(files: ClaimFiles, tmp_path: Path) -> None:
     """The claim keeps its existing file, and the error contains both sizes."""
     files.write(record())
     before = (tmp_path / "cdi" / NAME).read_bytes()
@@ -138,8 +138,10 @@ def test_a_file_that_could_not_be_read_again_is_not_written(files: ClaimFiles, t
     assert files.scan(thorough=True).files["dra.cpu", "u1"].record == record()
 
 
-def test_no_more_files_are_written_than_are_read(files: ClaimFiles, tmp_path: Path) -> None:
-    """The backend would not see a claim file beyond its limit. An existing file can still be replaced."""
+def test_no_more_files_are_written_than_the_readers_accept(files: ClaimFiles, tmp_path: Path) -> None:
+    """The backend would not see a claim file beyond its own limit on the number of files. An existing file can still be
+    replaced.
+    """
     (tmp_path / "cdi").mkdir()
     content = dump_claim_file(record("UID")).decode()
     for number in range(MAX_CLAIM_FILES):
@@ -154,7 +156,7 @@ def test_no_more_files_are_written_than_are_read(files: ClaimFiles, tmp_path: Pa
     assert len(scan(files)) == MAX_CLAIM_FILES
 
 
-def test_a_problem_of_the_directory_is_not_one_of_a_file(files: ClaimFiles, tmp_path: Path) -> None:
+def test_a_directory_error_is_not_reported_as_a_file_error(files: ClaimFiles, tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("not a directory")
     files.scan(thorough=True)
     assert files.problems == {}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal that all instances on a node share: the failures it survives and the entries it always retains."""
+"""The journal that all instances on a node share: the failures that it survives and the entries that it always
+retains.
+"""
 
 import json
 import os
@@ -29,12 +31,12 @@ NAMELESS = {B: ClaimFile(*B, None, frozenset({4, 5}), memory={"hugepages-2m-numa
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Returns the path of the journal."""
+    """Returns the path to the journal."""
     return tmp_path / "run" / "claims.journal"
 
 
-def test_each_write_contains_the_present_names_cpus_and_releases(path: Path) -> None:
-    """The lines of unchanged entries are reused, and each part of an entry can change."""
+def test_each_write_contains_the_current_names_cpus_and_releases(path: Path) -> None:
+    """The lines for unchanged entries are reused, and each part of an entry can change."""
     journal = Journal(path)
     for entries in (
         Entries(NAMES, LEAVING, cpus=CPUS),
@@ -55,7 +57,7 @@ def test_each_write_contains_the_present_names_cpus_and_releases(path: Path) -> 
 
 def test_another_instance_reads_what_was_written(path: Path) -> None:
     """The journal contains the names of claims with files and the records of claims that are being released. Each
-    instance sees the writes of the other.
+    instance sees the other's writes.
     """
     first, second = Journal(path), Journal(path)
     assert (first.read(), first.was_read) == (Entries(), False)
@@ -76,8 +78,8 @@ def test_another_instance_reads_what_was_written(path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [("ns", "claim"), ("n" * 60, "c" * 250)], ids=["whole", "without names"])
-def test_the_cpus_of_claims_are_read_as_they_were_written(path: Path, names: tuple[str, str]) -> None:
-    """This includes entries whose names did not fit. A claim that is not in the journal has no CPUs."""
+def test_the_cpus_of_claims_are_read_back_as_they_were_written(path: Path, names: tuple[str, str]) -> None:
+    """This includes claims whose names did not fit. A claim that is not in the journal has no CPUs in it."""
     present = dict.fromkeys([*CPUS, *[("dra.cpu", f"{n:036d}") for n in range(2000)]], names)
     Journal(path).write(Entries(present, cpus=CPUS))
     read = Journal(path).read()
@@ -85,9 +87,9 @@ def test_the_cpus_of_claims_are_read_as_they_were_written(path: Path, names: tup
     assert read.present[A] == (names if len(names[0]) < 60 else ("", ""))
 
 
-def test_cpus_that_do_not_fit_are_left_out_and_their_claims_stay(path: Path) -> None:
-    """The machine has 3,840 CPUs: 120 claims with 32 requests of one CPU each, and the longest possible request
-    names.
+def test_cpus_that_do_not_fit_are_left_out_while_their_claims_stay(path: Path) -> None:
+    """The machine has 3,840 CPUs, allocated to 120 claims with 32 one-CPU requests each and with the longest possible
+    request names.
     """
     requests = [f"{n:063d}" for n in range(32)]
     cpus = {
@@ -101,7 +103,7 @@ def test_cpus_that_do_not_fit_are_left_out_and_their_claims_stay(path: Path) -> 
     assert read.releasing[A].cpus == {1, 2}
 
 
-def test_the_file_has_one_size_and_is_written_in_place(path: Path) -> None:
+def test_the_file_has_a_fixed_size_and_is_written_in_place(path: Path) -> None:
     """The space is allocated when the file is created, so a disk that fills up later does not prevent writes."""
     journal = Journal(path)
     journal.write(journal.read())
@@ -117,7 +119,7 @@ def test_the_file_has_one_size_and_is_written_in_place(path: Path) -> None:
 
 
 @given(st.integers(0, SLOT_BYTES), st.binary(max_size=40))
-@example(27, b"")  # the new sequence number precedes the old length and checksum
+@example(27, b"")  # the new sequence number is followed by the old length and checksum
 def test_a_crash_during_a_write_keeps_the_previous_slot(end: int, garbage: bytes) -> None:
     """Whichever part of the new slot has reached the disk, the previous slot is read, and the next write is complete
     again.
@@ -137,9 +139,9 @@ def test_a_crash_during_a_write_keeps_the_previous_slot(end: int, garbage: bytes
         assert Journal(path).read() == Entries({B: NAMES[B]})
 
 
-def test_a_failed_write_is_repeated_later(path: Path) -> None:
-    """If the disk is full when the service starts, no partial file remains, and the journal is written once there is
-    space.
+def test_a_failed_write_is_retried_later(path: Path) -> None:
+    """If the disk is full when the service starts, no partial file remains, and the journal is written as soon as there
+    is space.
     """
     journal = Journal(path)
     with full_disk():
@@ -158,7 +160,9 @@ def test_a_failed_write_is_repeated_later(path: Path) -> None:
 def test_a_slot_that_is_damaged_after_it_was_read_is_written_again(
     path: Path, writes: int, slots: tuple[int, ...], offset: int
 ) -> None:
-    """The latest entries are kept, not those of the older slot, although the next write contains the same entries."""
+    """The latest entries survive, instead of those in the older slot, although the next write does not change the
+    entries.
+    """
     journal = Journal(path)
     for number in range(writes):
         journal.write(Entries({("dra.cpu", str(number)): ("ns", "c")}))
@@ -179,7 +183,7 @@ def test_a_slot_that_is_damaged_after_it_was_read_is_written_again(
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 2 * SLOT_BYTES, b"dra-driver-numa journal 1 x y z", b"[]"])
 def test_an_invalid_journal_is_replaced(path: Path, content: bytes) -> None:
-    """Nothing is read from such a file, and the entries of this process overwrite it."""
+    """Nothing is read from an invalid journal, and this process's entries overwrite it."""
     path.parent.mkdir()
     path.write_bytes(content)
     journal = Journal(path)
@@ -189,8 +193,8 @@ def test_an_invalid_journal_is_replaced(path: Path, content: bytes) -> None:
     assert Journal(path).read() == Entries(NAMES)
 
 
-def test_a_fifo_or_a_link_in_its_place_is_replaced(path: Path) -> None:
-    """The journal neither blocks on it nor follows it, and the next write replaces it."""
+def test_a_fifo_or_a_symlink_in_the_journals_place_is_replaced(path: Path) -> None:
+    """Reading does not block on a FIFO and does not follow a symlink, and the next write replaces either."""
     path.parent.mkdir()
     for target in ("", "/dev/zero", path.name):
         path.unlink(missing_ok=True)
@@ -204,8 +208,8 @@ def test_a_fifo_or_a_link_in_its_place_is_replaced(path: Path) -> None:
 
 
 def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
-    """UIDs, CPUs and pages are always retained, because claims must not lose them. Names can be requested from the API
-    server again.
+    """UIDs, CPUs and pages are always retained, because they cannot be recovered from anywhere else. Names can be
+    requested from the API server again.
     """
     many = {("dra.cpu", f"01234567-89ab-cdef-0123-{n:012d}"): (f"namespace-{n}", f"claim-{n}") for n in range(2000)}
     journal = Journal(path)
@@ -222,7 +226,7 @@ def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
 
 
 def replace_slot(path: Path, sequence: int, entries: list[Any]) -> None:
-    """Writes entries into the slot of a sequence number, as another program could."""
+    """Writes entries into the slot for a sequence number, as another program could."""
     line = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
     slot = (b"dra-driver-numa journal 1 %d %d %d" % (sequence, len(line), zlib.crc32(line, sequence))).ljust(64) + line
     assert len(slot) <= SLOT_BYTES
@@ -243,9 +247,9 @@ MANY = [f"{first}-8191" for first in range(1, 1600)]
     ],
     ids=["requests of a claim", "claims", "releases"],
 )
-def test_more_cpus_than_a_machine_has_are_not_read(path: Path, entries: list[Any]) -> None:
-    """Such CPUs would need a gigabyte of memory. The entries of this process overwrite them, and the next instance
-    reads those.
+def test_more_cpus_than_any_machine_has_are_not_read(path: Path, entries: list[Any]) -> None:
+    """Such a CPU list would expand to a gigabyte of memory. This process's entries overwrite it, and the next instance
+    reads these entries.
     """
     journal = Journal(path)
     journal.write(Entries(NAMES))
@@ -263,9 +267,9 @@ def test_more_cpus_than_a_machine_has_are_not_read(path: Path, entries: list[Any
     assert (journal.problem, Journal(path).read()) == ("", Entries(NAMES))
 
 
-def test_entries_that_no_claim_file_can_have_are_passed_over(path: Path) -> None:
-    """If such entries were read, their CPUs would stay allocated forever, or negative bytes would let another claim get
-    too many bytes.
+def test_entries_that_cannot_come_from_a_claim_file_are_skipped(path: Path) -> None:
+    """If such entries were read, their CPUs would stay allocated forever, or their negative byte counts would allow
+    another claim too many bytes.
     """
     Journal(path).write(Entries(NAMES))
     gone = {"driver": "dra.memory", "uid": "m", "cpus": "", "memory": {"memory-numa000": -(1 << 40)}}
@@ -275,8 +279,8 @@ def test_entries_that_no_claim_file_can_have_are_passed_over(path: Path) -> None
     assert Journal(path).read() == Entries({A: NAMES[A]})
 
 
-def test_entries_of_a_newer_release_are_passed_over(path: Path) -> None:
-    """Such entries are lines of their own, so the others can still be parsed."""
+def test_entries_from_a_newer_release_are_skipped(path: Path) -> None:
+    """Such an entry is on a line of its own, so the other entries can still be parsed."""
     journal = Journal(path)
     journal.write(Entries(NAMES))
     entries = [["dra.cpu", "a", "ns", "claim-a", {"": "1-2"}, "more"], {"invention": 1}, ["x"], 3]

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random traces of a node where claim files are lost. The oracle knows which claims the kubelet believes to be
-prepared.
-"""
+"""Random traces of a node that loses claim files. The oracle knows which claims the kubelet believes to be prepared."""
 
 from pathlib import Path
 from random import Random
@@ -32,7 +30,7 @@ OPERATIONS = {
 
 
 class Machine:
-    """A node with its kubelet and its API server. The scheduler allocates more than the node has."""
+    """A node with its kubelet and its API server. The scheduler allocates more pages than the node has."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.random, self.path = Random(seed), path
@@ -41,7 +39,7 @@ class Machine:
         self.documents = {uid: claim(uid, wish) for uid, wish in wishes.items()}
         self.api = Claims(*self.documents.values())
         self.promised: set[str] = set()
-        """Claims that were prepared and not unprepared."""
+        """Claims that have been prepared and not unprepared."""
         self.running: set[str] = set()
 
     async def begin(self) -> None:
@@ -52,8 +50,8 @@ class Machine:
         self.report()
 
     def report(self, *late: str) -> None:
-        """Renews the backend's reports. ``late`` contains claims whose container has ended but whose last report has
-        not arrived.
+        """Renews the backend's reports. ``late`` contains claims whose container has ended but is still in the
+        backend's last report.
         """
         self.node.backend.containers = {}
         for uid in sorted({*self.running, *late}):
@@ -79,7 +77,7 @@ class Machine:
             self.promised.add(uid)
 
     async def do_unprepare(self, uid: str) -> None:
-        """Has the kubelet unprepare a claim, possibly before the last report of its container."""
+        """Has the kubelet unprepare a claim, possibly while the backend's last report still contains its container."""
         if uid in self.running:
             return
         late = [uid] if uid in self.promised and self.random.random() < 0.5 else []
@@ -95,18 +93,18 @@ class Machine:
         self.node.file(uid, DRIVER).unlink(missing_ok=True)
 
     async def do_restart(self, _: str) -> None:
-        """Ends the process, removes some files, and starts it again."""
+        """Ends the process, removes some files, and starts a new process."""
         for uid in self.sizes:
             if self.random.random() < 0.4:
                 self.node.file(uid, DRIVER).unlink(missing_ok=True)
         await self.begin()
 
     async def do_recover(self, _: str) -> None:
-        """Advances the time."""
+        """Advances the time until lost claims are due for recovery."""
         await self.recover()
 
     async def do_start(self, uid: str) -> None:
-        """Starts a container of a prepared claim."""
+        """Starts a container that uses a prepared claim."""
         self.running |= {uid} & self.promised
         self.report()
 
@@ -124,7 +122,7 @@ class Machine:
         self.api.away = None if self.api.away else UnavailableError("get resourceclaims", "refused")
 
     async def do_spoil(self, uid: str) -> None:
-        """Makes a claim unreadable or readable again."""
+        """Makes a claim on the API server unreadable or readable again."""
         name, good = f"claim-{uid}", self.documents[uid]
         odd: dict[str, Any] = {"metadata": good["metadata"], "status": {"allocation": 3}}
         self.api.documents[name] = odd if self.api.documents[name] is good else good
@@ -136,7 +134,7 @@ class Machine:
         assert recorded <= self.promised
 
     async def settle(self) -> None:
-        """Ends all faults: every prepared claim must get its record back."""
+        """Ends all faults and checks that every prepared claim gets its record back."""
         self.api.away = None
         self.api.documents = {f"claim-{uid}": document for uid, document in self.documents.items()}
         for _ in range(3):
@@ -148,7 +146,7 @@ class Machine:
 
 @pytest.mark.parametrize("seed", range(25))
 async def test_hugepages_are_allocated_once_and_every_claim_gets_its_record_back(tmp_path: Path, seed: int) -> None:
-    """Holds for any order of losses, as long as the journal is intact."""
+    """This holds for any order of losses, as long as the journal is intact."""
     machine = Machine(tmp_path, seed)
     await machine.begin()
     for _ in range(STEPS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OOM kills of containers with claims are observed once each, with node, claim and rule."""
+"""The frontend observes each OOM kill in a container with claims once, and names the node, the claim and the rule."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ RECORD = memory_record("u", ("memory", 1, 48 * MI, 4096), ("pages", 1, 2 * MI, 2
 
 
 def report(kills: int, container: str = "c1") -> ContainerReport:
-    """Returns a report of a container that holds the claim."""
+    """Returns a report about a container that holds the claim."""
     use = {"uid": "u", "driver": "dra.memory", "requests": ["memory", "pages"]}
     return builders.report(container, claims=[use], mems="1", memoryKills=kills)
 
@@ -29,14 +29,14 @@ class Kills:
         self.kills = MemoryKills("node-a", self.frontend.store, self.frontend.backend, self.observed.append)
 
     def reported(self, *reports: ContainerReport) -> list[Observation]:
-        """Reports exactly these containers and returns the observations."""
+        """Reports exactly the given containers and returns the observations."""
         before = len(self.observed)
         self.frontend.backend.containers = {one.id: one for one in reports}
         self.kills.backend_changed()
         return self.observed[before:]
 
 
-def test_the_note_has_effect_cause_and_remedy() -> None:
+def test_the_note_contains_effect_cause_and_remedy() -> None:
     """The note contains the killed container, the claim's limit on that NUMA node, and what to change."""
     effect = "Container work was OOM-killed on NUMA node 1 of node-a. "
     assert kill_note(report(1), [RECORD], "node-a") == (
@@ -56,7 +56,7 @@ def test_the_note_has_effect_cause_and_remedy() -> None:
 
 
 async def test_a_kill_is_observed_once(tmp_path: Path) -> None:
-    """The same report arrives repeatedly; a kill is counted only when the total rises."""
+    """The same report arrives repeatedly. A kill is counted only when the total increases."""
     node = Kills(tmp_path)
     await node.frontend.store.transact(lambda t: t.write(RECORD))
     assert node.reported(report(0)) == []
@@ -69,9 +69,9 @@ async def test_a_kill_is_observed_once(tmp_path: Path) -> None:
     assert (more.condition, more.total) == (kill.condition, 7)
 
 
-def test_kills_of_a_restarted_container_are_the_same_condition(tmp_path: Path) -> None:
-    """A container that is killed at each start produces one Event with a count, although each start has a new container
-    id.
+def test_kills_in_a_restarted_container_are_the_same_condition(tmp_path: Path) -> None:
+    """A container that is killed on every start produces a single Event with a count, although each start has a new
+    container ID.
     """
     node = Kills(tmp_path)
     observed = [one for number in range(5) for one in node.reported(report(1, f"c{number}"))]
@@ -79,9 +79,9 @@ def test_kills_of_a_restarted_container_are_the_same_condition(tmp_path: Path) -
     assert len({one.condition for one in observed}) == 1
 
 
-def test_a_silent_backend_does_not_make_kills_new(tmp_path: Path) -> None:
-    """Right after its start a backend reports incomplete containers. Missing ones are forgotten only when it is
-    live.
+def test_old_kills_are_not_new_after_the_backend_was_silent(tmp_path: Path) -> None:
+    """Right after it starts, a backend reports incomplete containers. Only when it is live are missing containers
+    forgotten.
     """
     node = Kills(tmp_path)
     node.reported(report(1))
@@ -94,8 +94,8 @@ def test_a_silent_backend_does_not_make_kills_new(tmp_path: Path) -> None:
     assert node.kills._kills == {}
 
 
-def test_kills_of_one_report_are_bounded(tmp_path: Path) -> None:
-    """A report of 20,000 containers must block the event loop for a moment only."""
+def test_the_kills_per_report_are_bounded(tmp_path: Path) -> None:
+    """A report with 20,000 containers must not block the event loop for more than a moment."""
     node = Kills(tmp_path)
     reports = [report(1, f"c{number}") for number in range(2 * MAX_NEW)]
     assert len(node.reported(*reports)) == MAX_NEW

@@ -23,12 +23,12 @@ FILES = MetadataFiles(PLUGINS, enabled=True)
 
 
 def offered(**config: Any) -> Inventory:
-    """Returns the devices of a small machine; CPU 0 is reserved."""
+    """Returns the devices of a small machine whose CPU 0 is reserved."""
     return build_inventory(machine(), Config(reserved_cpus=frozenset({0}), **config), NODE)
 
 
 def document(*results: dict[str, Any], uid: str = "u", pod_claim: str = "", **more: Any) -> dict[str, Any]:
-    """Returns an allocated claim, with ``pod_claim`` one created from a template."""
+    """Returns an allocated claim. With ``pod_claim``, the claim was created from a template."""
     found = claim(uid, *results, **more)
     if pod_claim:
         found["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": pod_claim}
@@ -48,7 +48,9 @@ def told(*results: dict[str, Any], driver: str = "dra.cpu", inventory: Inventory
 
 
 def test_metadata_contains_device_attributes_and_allocated_capacity() -> None:
-    """KubeVirt and others read this format: claim, requests, and devices with their attributes by type."""
+    """KubeVirt and others read this format, which contains the claim, its requests, and their devices with attributes
+    by type.
+    """
     document = told(cpus(2))["cpus"]
     (device,) = document.pop("requests")[0]["devices"]
     assert document == {
@@ -64,16 +66,16 @@ def test_metadata_contains_device_attributes_and_allocated_capacity() -> None:
     (device,) = told(memory("512Mi"), driver="dra.memory")["memory"]["requests"][0]["devices"]
     assert device["attributes"]["dra.memory/allocatedBytes"] == {"int": 512 << 20}
     assert device["attributes"]["dra.memory/pageSize"] == {"string": "4Ki"}
-    # A device that is allocated as a whole has no consumed capacity; its CPU is an attribute.
+    # A device that is allocated as a whole has no consumed capacity. Its CPU is an attribute.
     single = told(result("one", "dra.cpu", "cpudev003"), inventory=offered(cpu_device_mode="individual"))
     (device,) = single["one"]["requests"][0]["devices"]
     assert device["attributes"]["dra.cpu/cpuID"] == {"int": 3}
     assert "dra.cpu/allocatedNumCPUs" not in device["attributes"]
 
 
-def test_each_request_has_a_file_of_its_own() -> None:
-    """Paths contain the base name and documents the full name. Results with adminAccess and those of other drivers are
-    left out.
+def test_each_request_has_its_own_file() -> None:
+    """Paths contain the request's base name, and documents its full name. Results with adminAccess and other drivers'
+    results are left out.
     """
     watched = result("w", "dra.cpu", "cpudevnuma000", adminAccess=True)
     found = (cpus(1, "a"), cpus(1, "b/big"), memory("1Mi", "m"), watched)
@@ -82,8 +84,8 @@ def test_each_request_has_a_file_of_its_own() -> None:
     assert told(*found, driver="dra.memory").keys() == {"m"}
 
 
-def test_a_claim_of_a_template_goes_by_its_name_in_the_pod() -> None:
-    """The author of the pod does not know the generated name, so annotation and path contain the name in the
+def test_a_claim_from_a_template_is_named_as_in_the_pod() -> None:
+    """The pod's author does not know the generated name, so the annotation and the path contain the name from the
     manifest.
     """
     file = described(parse_claim(document(cpus(1), pod_claim="pinned"))).metadata["cpus"]
@@ -93,8 +95,10 @@ def test_a_claim_of_a_template_goes_by_its_name_in_the_pod() -> None:
     assert json.loads(file.content)["podClaimName"] == "pinned"
 
 
-def test_metadata_does_not_change_when_a_claim_is_prepared_again() -> None:
-    """If attributes have changed when the claim is prepared again, the record and so the CDI file stay the same."""
+def test_preparing_a_claim_again_does_not_change_its_metadata() -> None:
+    """Even if attributes have changed when the claim is prepared again, the record stays the same, and therefore the
+    CDI file does too.
+    """
     found = parse_claim(document(cpus(2)))
     first = described(found)
     assert FILES.describe(first, found, offered(group_by="socket")) == first
@@ -103,7 +107,7 @@ def test_metadata_does_not_change_when_a_claim_is_prepared_again() -> None:
 
 
 class Node(Frontend):
-    """A frontend with metadata files. Each object acts as a new process on the same disk."""
+    """A frontend with metadata files. Each object represents a new process on the same disk."""
 
     def __init__(self, path: Path, *, enabled: bool = True, api: Claims | None = None) -> None:
         super().__init__(path, offered(), metadata=enabled, api=api)
@@ -120,7 +124,7 @@ class Node(Frontend):
         return self.plugins / f"ns_{claim_name}" / "cpus" / "metadata.json"
 
     def mounts(self, uid: str = "u") -> list[dict[str, Any]]:
-        """Returns the mounts of the claim's only CDI device."""
+        """Returns the mounts in the claim's only CDI device."""
         written = json.loads(self.file(uid).read_text())
         found: list[dict[str, Any]] = written["devices"][0]["containerEdits"].get("mounts", [])
         return found
@@ -132,8 +136,8 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-async def test_the_file_is_there_when_the_cdi_file_names_it(node: Node) -> None:
-    """The file is world-readable, complete, and at the mounted path. Unprepare removes it with its directory."""
+async def test_the_metadata_file_exists_before_the_cdi_file_refers_to_it(node: Node) -> None:
+    """The file is world-readable, complete, and at the mounted path. Unprepare removes the file and its directory."""
     await node.has(document(cpus(1)))
     await node.has(document(cpus(1), uid="v"))
     (mount,) = node.mounts()
@@ -146,16 +150,18 @@ async def test_the_file_is_there_when_the_cdi_file_names_it(node: Node) -> None:
 
 
 async def test_no_metadata_is_written_if_it_is_disabled(tmp_path: Path) -> None:
-    """With deviceMetadata off there is neither a file nor a mount. Existing files stay as long as their claims."""
+    """With deviceMetadata off, there is neither a file nor a mount. Existing files remain for as long as their claims
+    exist.
+    """
     node = Node(tmp_path, enabled=False)
     await node.has(document(cpus(2)))
     assert not node.mounts()
     assert not node.plugins.exists()
 
 
-async def test_the_file_of_a_claim_with_the_same_name_is_kept(node: Node) -> None:
-    """A claim that was force-deleted and recreated shares the directory with its predecessor, which is unprepared
-    late.
+async def test_the_file_of_another_claim_with_the_same_name_is_kept(node: Node) -> None:
+    """A claim that was force-deleted and recreated shares the directory with its predecessor, which the kubelet
+    unprepares late.
     """
     await node.has(document(cpus(1), name="same"))
     await node.has(document(cpus(2), uid="v", name="same"))
@@ -186,8 +192,8 @@ async def test_a_failed_prepare_leaves_no_file(node: Node) -> None:
 
 
 async def test_lost_files_are_restored_together(node: Node) -> None:
-    """Both files are back within a second with the same content, and the CDI file never refers to a missing metadata
-    file.
+    """Both files are restored within a second with their previous content, and the CDI file never refers to a missing
+    metadata file.
     """
     await node.has(document(cpus(2)))
     cdi = node.file("u")
@@ -198,7 +204,7 @@ async def test_lost_files_are_restored_together(node: Node) -> None:
         node.metadata().parent.rmdir()
         await node.reconciler.scan()
         assert (node.metadata().read_text(), cdi.read_text()) == before
-    # A container with a missing mount source could not start at all.
+    # A container whose mount source is missing could not start at all.
     node.metadata().unlink()
     node.metadata().parent.rmdir()
     node.metadata().parent.write_text("in the way")
@@ -208,9 +214,9 @@ async def test_lost_files_are_restored_together(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("peer", "left"), [(False, ["ns_claim-u"]), (True, ["ns_claim-u", "ns_gone"])])
-async def test_a_start_removes_metadata_without_a_claim(node: Node, peer: bool, left: list[str]) -> None:
-    """A crash between two steps leaves such files. Without a record it is unknown to which claim a directory
-    belongs.
+async def test_metadata_without_a_claim_is_removed_at_startup(node: Node, peer: bool, left: list[str]) -> None:
+    """A crash between two steps leaves such files behind. Without a record, it is unknown which claim a directory
+    belongs to.
     """
     await node.has(document(cpus(2)))
     (node.plugins / "ns_gone" / "cpus").mkdir(parents=True)
@@ -225,7 +231,7 @@ async def test_a_start_removes_metadata_without_a_claim(node: Node, peer: bool, 
 async def test_an_unreadable_metadata_directory_does_not_affect_claims(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A foreign file in place of the directory costs only the metadata."""
+    """A foreign file in place of the directory costs the claim only its metadata."""
     node.plugins.parent.mkdir(parents=True, exist_ok=True)
     node.plugins.write_text("")
     await node.store.start()

@@ -8,7 +8,7 @@ from dra_frontend.claims.store import RecordNews
 
 
 def said(news: RecordNews, after: int | None) -> list[str]:
-    """Returns the claims that changed after a generation. The response must be immediate."""
+    """Returns the claims that have changed since a generation. The response must be immediate."""
     answer = news.after(after, 60.0)
     try:
         answer.send(None)
@@ -19,25 +19,25 @@ def said(news: RecordNews, after: int | None) -> list[str]:
 
 
 def test_changes_after_a_generation_are_returned() -> None:
-    """Each change has a number, and a reader that was away gets all later ones in order."""
+    """Each change has a number, and a reader that was away gets all later changes in order."""
     news = RecordNews(10)
     for uid in "abc":
         news.publish(Change("prepared", "dra.cpu", uid))
-    news.publish(Change("freed", "dra.cpu", "a"))  # its record was removed before
+    news.publish(Change("freed", "dra.cpu", "a"))  # The claim's record was removed earlier.
     assert said(news, 10) == ["a", "b", "c"]
     assert said(news, 12) == ["c"]
     assert said(news, None) == []
 
 
-def test_a_generation_of_another_instance_is_answered_at_once() -> None:
-    """A generation of an earlier or a later frontend instance is answered with the current one."""
+def test_a_generation_from_another_instance_gets_an_immediate_answer() -> None:
+    """If the generation comes from an earlier or later frontend instance, the response contains the current one."""
     news = RecordNews(10)
     assert said(news, 3) == []
     assert said(news, 99) == []
 
 
 def test_only_the_latest_changes_are_remembered() -> None:
-    """Memory is bounded. The generation alone shows a reader that it has missed changes."""
+    """Memory is bounded. A reader that has missed changes can tell so from the generation alone."""
     news = RecordNews(0)
     for number in range(1000):
         news.publish(Change("prepared", "dra.cpu", str(number)))
@@ -45,7 +45,7 @@ def test_only_the_latest_changes_are_remembered() -> None:
 
 
 async def test_all_waiting_readers_are_notified() -> None:
-    """One change answers all waiting readers, and a reader that asks again waits for the next change."""
+    """A single change answers all waiting readers. A reader that asks again waits for the next change."""
     news = RecordNews(0)
     async with asyncio.TaskGroup() as tasks:
         waiting = [tasks.create_task(news.after(0, 60.0)) for _ in range(3)]
@@ -54,8 +54,8 @@ async def test_all_waiting_readers_are_notified() -> None:
     assert {task.result().generation for task in waiting} == {1}
 
 
-async def test_a_wait_ends() -> None:
-    """Without a change, the same generation is returned after the timeout, and at shutdown immediately."""
+async def test_a_wait_is_bounded() -> None:
+    """Without a change, the same generation is returned after the timeout, and immediately at shutdown."""
     news = RecordNews(5)
     assert (await news.after(5, 0.01)).generation == 5
     async with asyncio.TaskGroup() as tasks:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugepages on demand for labelled claims with any content: a malformed claim affects only its own pages and never ends
-the frontend.
+"""Hugepages on demand for labelled claims. A claim may have any content: a malformed one affects only its own pages and
+never ends the frontend.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Api:
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[Document], Document | None]
     ) -> tuple[list[Document], str]:
-        """Lists the current claims."""
+        """Returns all claims and a resource version."""
         if (error := self.error) is not None:
             self.error = None
             raise error
@@ -69,7 +69,7 @@ class Kernel(KernelPools):
     silent = False
     checks = 0
     broken = ""
-    """Parts of names of NUMA nodes whose pools cannot be read."""
+    """NUMA nodes whose names (``node0``) are part of this string have unreadable pools."""
 
     def pages(self, node: int, page_bytes: int) -> int:
         """Reads the pool's page count."""
@@ -85,7 +85,9 @@ class Kernel(KernelPools):
         super().check(node, page_bytes)
 
     def resize(self, node: int, page_bytes: int, pages: int) -> None:
-        """Allocates as many pages as fit into memory and reports success, as the kernel does."""
+        """Allocates as many pages as fit into memory, and reports success even if that is fewer than requested, as the
+        kernel does.
+        """
         self.check(node, page_bytes)
         super().resize(node, page_bytes, min(pages, max(self.most, self.pages(node, page_bytes))))
 
@@ -102,7 +104,7 @@ class Kernel(KernelPools):
 
 
 class Node:
-    """A node whose NUMA node 0 has no 1 GiB page and may grow to three."""
+    """A node whose NUMA node 0 has no 1 GiB pages and may have up to three."""
 
     def __init__(self, path: Path, api: Api, **settings: Any) -> None:
         self.ledger, self.now = Ledger({}), 1000.0
@@ -114,7 +116,7 @@ class Node:
         books = lambda: self.ledger, lambda: watch.inventory
         self.shortages, self.kernel = Shortages(lambda: self.now), Kernel(tree)
         self.published: list[tuple[dict[str, str], set[str]]] = []
-        """The shortages by device at each publication, and the claims that had been answered before."""
+        """For each publication, the shortages by device, and the claims that had been answered before it."""
         self.on_demand = HugepagesOnDemand(
             api, self.kernel, *books, config, self.shortages, self._publish, lambda: self.now
         )
@@ -125,7 +127,7 @@ class Node:
 
     @property
     def pages(self) -> int:
-        """Returns the number of pages that the kernel has."""
+        """Returns the kernel's current number of pages."""
         return int(self.pool.read_text())
 
     async def follow(self) -> None:
@@ -148,7 +150,7 @@ class Node:
 
 
 def asked(uid: str, *sizes: str | None, pool: str = f"{NODE}-hugepages-1g", device: str = "numa000") -> Document:
-    """Returns a claim with one result per size."""
+    """Returns a claim with one result for each page size."""
     results = []
     for number, size in enumerate(sizes):
         more = {} if size is None else {"consumedCapacity": {"size": size}}
@@ -184,8 +186,8 @@ ODD = {
 @pytest.mark.parametrize("how", ODD)
 @pytest.mark.parametrize("by", ["list", "watch", "memory"])
 async def test_a_malformed_claim_does_not_affect_others(tmp_path: Path, how: str, by: str) -> None:
-    """The other claim gets its page in the same round. The malformed claim gets either no condition or one of its
-    own.
+    """The other claim gets its page in the same round. The malformed claim gets either no condition or a condition of
+    its own.
     """
     good, odd = asked("good", "1Gi"), ODD[how]
     node = Node(tmp_path, Api(("ADDED", good), ("MODIFIED", odd)) if by == "watch" else Api())
@@ -200,7 +202,7 @@ async def test_a_malformed_claim_does_not_affect_others(tmp_path: Path, how: str
 
 
 async def test_a_claim_that_loses_its_status_is_forgotten(tmp_path: Path) -> None:
-    """The status reported that the pages could not be allocated, and then became null."""
+    """The claim's pages could not be allocated, which its status reported, and then the status became null."""
     node = Node(tmp_path, Api(("MODIFIED", {"metadata": {"uid": "u"}, "status": None})))
     node.api.listed = [asked("u", "9Gi")]
     node.on_demand.claims.by_uid, node.on_demand.claims.version = {"u": asked("u", "9Gi")}, object()
@@ -212,8 +214,8 @@ async def test_a_claim_that_loses_its_status_is_forgotten(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("by", ["list", "watch"])
 async def test_a_claim_that_is_allocated_again_gets_a_new_condition(tmp_path: Path, by: str) -> None:
-    """The claim's pages could not be allocated; the scheduler deallocated the claim and chose this node again within
-    one tick.
+    """The claim's pages could not be allocated. Within one tick, the scheduler deallocated the claim and chose this
+    node for it again.
     """
     first, second = asked("u", "9Gi"), asked("u", "1Gi")
     deallocated = {"metadata": first["metadata"], "status": {}}
@@ -231,7 +233,7 @@ async def test_a_claim_that_is_allocated_again_gets_a_new_condition(tmp_path: Pa
 
 
 async def test_no_claim_causes_more_pages_than_the_device_offers(tmp_path: Path) -> None:
-    """One claim's status requests more pages. Another claim still gets its pages."""
+    """One claim's status requests more pages than the device has. Another claim still gets its pages."""
     node = Node(tmp_path, Api())
     node.api.listed = [asked("big", "900Gi"), asked("good", "2Gi")]
     await node.follow()
@@ -242,15 +244,15 @@ async def test_no_claim_causes_more_pages_than_the_device_offers(tmp_path: Path)
 
 
 async def test_no_error_ends_the_watch_of_claims(tmp_path: Path) -> None:
-    """The list is read again after a second."""
+    """The list of claims is read again after a second."""
     node = Node(tmp_path, Api())
     node.api.listed, node.api.error = [asked("good", "1Gi")], KeyError("metadata")
     await node.follow()
     assert node.answered() == {"good": "Provisioned"}
 
 
-async def test_only_what_is_needed_of_a_claim_is_retained(tmp_path: Path) -> None:
-    """Any tenant can label claims and write most of their content."""
+async def test_only_the_needed_parts_of_a_claim_are_retained(tmp_path: Path) -> None:
+    """Any tenant can label claims and write most of their content, so the frontend must not retain all of it."""
     node = Node(tmp_path, Api())
     large = asked("large", "1Gi") | {"spec": {"devices": "x" * 100_000}}
     large["metadata"]["annotations"] = {"a": "x" * 100_000}
@@ -261,8 +263,8 @@ async def test_only_what_is_needed_of_a_claim_is_retained(tmp_path: Path) -> Non
     assert len(str(node.on_demand.claims.by_uid)) < 2000
 
 
-async def test_pages_are_not_given_back_while_a_lost_claim_may_have_them(tmp_path: Path) -> None:
-    """It is not known yet which pages belong to the claim whose file was lost."""
+async def test_pages_are_not_freed_while_a_lost_claim_may_own_them(tmp_path: Path) -> None:
+    """It is not yet known which pages belong to the claim whose file was lost."""
     node = Node(tmp_path, Api())
     node.pool.write_text("2\n")
     node.ledger = Ledger({}, absent=frozenset({("dra.memory", "lost")}))
@@ -292,8 +294,8 @@ DEVICE = "hugepages-1g-numa000"
 
 
 async def test_a_device_is_tainted_before_the_claim_is_answered(tmp_path: Path) -> None:
-    """Without the taint, the scheduler would choose the same device again. The pages that were allocated so far are
-    freed.
+    """Without the taint, the scheduler would choose the same device again. The pages that had already been allocated
+    for the claim are freed.
     """
     node = Node(tmp_path, Api())
     node.kernel.most = 1
@@ -309,8 +311,8 @@ async def test_a_device_is_tainted_before_the_claim_is_answered(tmp_path: Path) 
     assert node.pages == 0
 
 
-async def test_a_claim_that_stays_allocated_is_tried_again_when_the_shortage_is_over(tmp_path: Path) -> None:
-    """A scheduler that does not wait for binding conditions has bound the pod already, so nothing else would start
+async def test_a_claim_that_stays_allocated_is_retried_after_the_shortage(tmp_path: Path) -> None:
+    """A scheduler that does not wait for binding conditions has already bound the pod, so nothing else would trigger
     another attempt.
     """
     node = Node(tmp_path, Api())
@@ -327,8 +329,10 @@ async def test_a_claim_that_stays_allocated_is_tried_again_when_the_shortage_is_
     assert node.published[-1] == ({}, {"u"})
 
 
-async def test_pages_that_records_need_are_requested_again_when_the_shortage_is_over(tmp_path: Path) -> None:
-    """The pages were freed while Prepare was allocating them, and the kernel currently finds no memory."""
+async def test_pages_that_records_need_are_requested_again_after_the_shortage(tmp_path: Path) -> None:
+    """The pages were freed while Prepare was allocating them, and at first the kernel has no memory to allocate them
+    again.
+    """
     node = Node(tmp_path, Api())
     held = ClaimFile("dra.memory", "u", None, frozenset(), memory={DEVICE: 2 << 30})
     node.ledger = Ledger({("dra.memory", "u"): held})
@@ -344,16 +348,16 @@ async def test_pages_that_records_need_are_requested_again_when_the_shortage_is_
 
 
 async def test_a_claim_larger_than_the_device_is_not_a_shortage(tmp_path: Path) -> None:
-    """The kernel has allocated everything that the configuration allows."""
+    """The kernel has allocated every page that the configuration allows."""
     node = Node(tmp_path, Api())
     node.api.listed = [asked("big", "900Gi")]
     await node.follow()
     assert (node.answered(), node.published) == ({"big": "NotProvisioned"}, [])
 
 
-async def test_a_restart_of_the_helper_fails_no_claim(tmp_path: Path) -> None:
-    """The claim waits. After ten seconds without a response its condition is written, and the device is tainted until
-    the helper responds.
+async def test_a_helper_restart_fails_no_claim(tmp_path: Path) -> None:
+    """The claim waits. After ten seconds without a response from the helper, the claim's condition is written, and the
+    device is tainted until the helper responds.
     """
     node = Node(tmp_path, Api())
     node.kernel.silent = True
@@ -382,8 +386,8 @@ async def test_a_restart_of_the_helper_fails_no_claim(tmp_path: Path) -> None:
     assert node.published[-1] == ({}, {"u"})
 
 
-async def test_a_pool_that_cannot_be_written_taints_at_once(tmp_path: Path) -> None:
-    """The helper reports that the file is missing, and the taint is removed together with the cause."""
+async def test_a_pool_that_cannot_be_written_is_tainted_immediately(tmp_path: Path) -> None:
+    """The helper reports that the pool's file is missing. The taint is removed when the file is back."""
     node = Node(tmp_path, Api())
     node.pool.unlink()
     await node.follow()
@@ -395,8 +399,8 @@ async def test_a_pool_that_cannot_be_written_taints_at_once(tmp_path: Path) -> N
 
 
 async def test_a_silent_helper_is_asked_about_one_pool_only(tmp_path: Path) -> None:
-    """A hung helper costs one timeout per check while claims wait, so only one pool is checked. All pools are
-    tainted.
+    """While claims wait, each check of a hung helper costs one timeout, so only one pool is checked. The devices of all
+    pools are tainted.
     """
     entries = tuple(OnDemandPages(numa_node=node, size="1Gi", pages=3) for node in (0, 1))
     node = Node(tmp_path, Api(), hugepages_on_demand=entries)
@@ -410,8 +414,10 @@ async def test_a_silent_helper_is_asked_about_one_pool_only(tmp_path: Path) -> N
     assert sorted(published[0].values()) == ["helper-unavailable"] * 2
 
 
-async def test_one_pool_that_fails_is_retried_whatever_the_others_do(tmp_path: Path) -> None:
-    """The claim of the failing pool gets no condition before its pages are known; claims of the other pool do."""
+async def test_a_failing_pool_is_retried_regardless_of_other_pools(tmp_path: Path) -> None:
+    """A claim for pages from the failing pool gets no condition until the outcome is known. Claims for pages from the
+    other pool get theirs.
+    """
     entries = tuple(OnDemandPages(numa_node=node, size="1Gi", pages=3) for node in (0, 1))
     node = Node(tmp_path, Api(), hugepages_on_demand=entries)
     node.kernel.broken = "node0"
@@ -424,7 +430,7 @@ async def test_one_pool_that_fails_is_retried_whatever_the_others_do(tmp_path: P
 
 
 async def test_reserved_pages_are_allocated_in_addition(tmp_path: Path) -> None:
-    """One page is reserved, so a claim for two needs a pool of three, and one page remains afterwards."""
+    """One page is reserved, so a claim for two pages needs a pool of three, and one page remains afterwards."""
     reserved = (ReservedMemory(numa_node=0, limits={"hugepages-1Gi": 1 << 30}),)
     node = Node(tmp_path, Api(), reserved_memory=reserved)
     node.api.listed = [asked("u", "2Gi")]
@@ -435,8 +441,10 @@ async def test_reserved_pages_are_allocated_in_addition(tmp_path: Path) -> None:
     assert node.pages == 1
 
 
-async def test_a_claim_is_answered_after_the_machine_was_read_again(tmp_path: Path) -> None:
-    """Prepare uses that reading. If Prepare came too early, the kubelet would repeat it only after a minute."""
+async def test_a_claim_is_answered_after_the_machine_has_been_read_again(tmp_path: Path) -> None:
+    """Prepare uses the latest reading of the machine. If Prepare came before it, the kubelet would retry only after a
+    minute.
+    """
     node = Node(tmp_path, Api())
     node.on_demand.claims.by_uid, node.on_demand.claims.version = {"u": asked("u", "2Gi")}, object()
     await node.on_demand.provide()
@@ -447,7 +455,7 @@ async def test_a_claim_is_answered_after_the_machine_was_read_again(tmp_path: Pa
 
 
 async def test_a_later_condition_replaces_the_earlier_one(tmp_path: Path) -> None:
-    """The scheduler gives up as long as the failure condition is true."""
+    """The scheduler does not use the claim for as long as its failure condition is true."""
     node = Node(tmp_path, Api())
     document = asked("u", "1Gi")
     (one,) = document["status"]["allocation"]["devices"]["results"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditions of pods that are reported as Events: BestEffort pods with claims, and CPUs without kernel enforcement."""
+"""Pod conditions that are reported as Events: BestEffort pods with claims, and CPUs without kernel enforcement."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ SYSTEMD = "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podx.sli
 
 
 def report(pod: str, cgroup: str = SYSTEMD, **more: Any) -> ContainerReport:
-    """Returns a report of a container that holds a claim."""
+    """Returns a report about a container that holds a claim."""
     given = {"podUid": pod, "podName": f"name-{pod}", "claims": [{"uid": "u", "driver": "dra.cpu"}], "cgroup": cgroup}
     return builders.report(f"c-{pod}", **given | more)
 
@@ -32,7 +32,7 @@ class Pods:
         self.pods.backend_changed()
 
     def see(self, *reports: ContainerReport) -> list[str]:
-        """Reports these containers and returns the pods that were observed so far."""
+        """Reports the given containers and returns the pods observed so far."""
         self.backend.containers = {one.id: one for one in reports}
         self.pods.backend_changed()
         assert {one.reason for one in self.observed} <= {BEST_EFFORT, KEPT_BY_POOL}
@@ -54,8 +54,8 @@ def pods(tmp_path: Path) -> Pods:
     ],
 )
 def test_a_best_effort_pod_is_observed_once(pods: Pods, cgroup: str) -> None:
-    """This holds for both of the kubelet's cgroup drivers. A restarted container of the same source counts as the same
-    condition.
+    """This holds for both of the kubelet's cgroup drivers. A restarted container from the same source counts as the
+    same condition.
     """
     assert pods.see(report("p", cgroup)) == ["p"]
     assert pods.see(report("p", cgroup), report("p", cgroup, id="again")) == ["p"]
@@ -77,7 +77,7 @@ def test_other_pods_are_not_observed(pods: Pods, other: ContainerReport) -> None
 
 
 def test_pods_that_ran_before_this_instance_are_not_observed(pods: Pods) -> None:
-    """The previous instance has already created the Event, so a restart of the frontend must not create another one."""
+    """The previous instance has already created the Event, so restarting the frontend must not create another one."""
     pods.see(report("p"))
     pods.pods = PodEvents(pods.backend, pods.observed.append)
     assert pods.see(report("p"), report("new")) == ["p"], "all that were there at the first report"
@@ -88,8 +88,8 @@ BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podx.sli
 
 
 def test_a_fallback_to_the_pool_is_observed_with_its_reason(pods: Pods) -> None:
-    """No observation is made if the kernel enforces the claim or if the claim asked for the pool, because there is
-    nothing the pod's author could change.
+    """There is no observation if the kernel enforces the claim or the claim asked for the pool, because the pod's
+    author would have nothing to change.
     """
     pods.see(
         report("q", BURSTABLE, exclusivity="partition"),
@@ -102,9 +102,9 @@ def test_a_fallback_to_the_pool_is_observed_with_its_reason(pods: Pods) -> None:
     assert "refused a cpuset partition: the kernel refused. Remove the cause; " in pods.observed[0].note
 
 
-def test_retries_of_a_container_are_one_condition(pods: Pods) -> None:
-    """Regression: on a real node, five retries in 65 s created five Event objects, because each container has a new id
-    and cgroup.
+def test_retries_of_one_container_are_one_condition(pods: Pods) -> None:
+    """Regression test: on a real node, five retries within 65 s created five Event objects, because each retry had a
+    new container ID and cgroup.
     """
     for number in range(5):
         container = f"{number:02x}" * 32
@@ -114,8 +114,10 @@ def test_retries_of_a_container_are_one_condition(pods: Pods) -> None:
     assert len({(one.source, one.total) for one in pods.observed}) == 5
 
 
-def test_conditions_of_one_report_are_bounded(pods: Pods, caplog: pytest.LogCaptureFixture) -> None:
-    """Regression: a report of 20,000 new containers wrote a log line for each and blocked everything else for 1.4 s."""
+def test_the_conditions_per_report_are_bounded(pods: Pods, caplog: pytest.LogCaptureFixture) -> None:
+    """Regression test: a report with 20,000 new containers wrote a log line for each of them and blocked everything
+    else for 1.4 s.
+    """
     for start in range(0, 6000, 3000):
         pods.see(*[report(f"{number}") for number in range(start, start + 3000)])
     assert len(pods.observed) == 2 * MAX_NEW

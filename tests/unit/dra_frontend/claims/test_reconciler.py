@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeping records up to date between the kubelet's calls."""
+"""The reconciler keeps records up to date between the kubelet's calls."""
 
 import asyncio
 import os
@@ -36,14 +36,14 @@ async def node(tmp_path: Path, api: Claims) -> Frontend:
 
 
 def owner(node: Frontend) -> tuple[str, str]:
-    """Returns pod and container of the claim's owner."""
+    """Returns the pod and container that own the claim."""
     found = node.record("u").owner
     return (found.pod_uid, found.container) if found else ("", "")
 
 
 async def test_the_first_user_becomes_the_owner(node: Frontend) -> None:
-    """The owner is stored in the record. When it ends, a container of its own pod takes over, but neither another pod's
-    nor a rejected one.
+    """The owner is stored in the record. When it ends, a container from its own pod takes over, but neither one from
+    another pod nor a rejected one.
     """
     for report, expected in [
         ({"id": "i", "name": "init"}, "init"),
@@ -58,7 +58,7 @@ async def test_the_first_user_becomes_the_owner(node: Frontend) -> None:
         assert owner(node) == ("pod-1", expected)
 
 
-async def test_reports_without_a_change_are_followed_once(node: Frontend) -> None:
+async def test_unchanged_reports_are_processed_only_once(node: Frontend) -> None:
     """The backend renews its lease every six seconds, and a node has hundreds of containers."""
 
     class Counted(dict[str, ContainerReport]):
@@ -88,8 +88,8 @@ async def test_no_container_becomes_owner_while_reports_are_incomplete(node: Fro
 
 
 @pytest.mark.parametrize("when", ["before the lock", "under the lock"])
-async def test_an_owner_is_stored_when_reports_are_complete_again(node: Frontend, when: str) -> None:
-    """The new user's report no longer changes, so nothing else would make it the owner."""
+async def test_an_owner_is_stored_once_reports_are_complete_again(node: Frontend, when: str) -> None:
+    """The new user's report does not change any more, so no later report would make it the owner."""
     node.report(id="i", name="init", claims=[USE])
     await node.reconciler.follow_reports()
     node.report(id="i", name="init", claims=[USE], state="stopped")
@@ -111,8 +111,10 @@ async def test_an_owner_is_stored_when_reports_are_complete_again(node: Frontend
     assert owner(node) == ("pod-1", "work")
 
 
-async def test_an_owner_is_stored_when_its_container_has_started(node: Frontend, api: Claims) -> None:
-    """Records do not change between creation and start, because the backend would have to check them all again."""
+async def test_an_owner_is_stored_only_after_its_container_has_started(node: Frontend, api: Claims) -> None:
+    """The record does not change between the container's creation and its start, because the backend would otherwise
+    have to check all records again.
+    """
     api.add(claim("u", cpus(1), memory("1Mi")))
     await node.prepare("u")
     await node.prepare("u", "dra.memory")
@@ -127,8 +129,8 @@ async def test_an_owner_is_stored_when_its_container_has_started(node: Frontend,
     assert [(change.change, change.driver) for change in written] == [("updated", "dra.cpu"), ("updated", "dra.memory")]
 
 
-async def test_a_failed_write_of_an_owner_is_retried(node: Frontend) -> None:
-    """A failed disk write only delays the owner, and one failing container does not affect the others."""
+async def test_a_failed_owner_write_is_retried(node: Frontend) -> None:
+    """A failed disk write only delays storing the owner, and one failing container does not affect the others."""
     path, content = node.file("u"), node.file("u").read_bytes()
     path.unlink()
     path.mkdir()
@@ -141,9 +143,9 @@ async def test_a_failed_write_of_an_owner_is_retried(node: Frontend) -> None:
     assert owner(node) == ("pod-1", "work")
 
 
-async def test_a_pod_that_shows_up_later_is_read_from_the_api_server(node: Frontend, api: Claims) -> None:
-    """The kubelet does not call Prepare for the second pod of a claim. The rejection of its container triggers the
-    update of the record.
+async def test_a_pod_that_appears_later_is_read_from_the_api_server(node: Frontend, api: Claims) -> None:
+    """The kubelet does not call Prepare for a claim's second pod. When the backend rejects the pod's container, the
+    frontend updates the record.
     """
     api.add(claim("u", cpus(1), pods=("pod-1", "pod-2")))
     async with asyncio.TaskGroup() as tasks:
@@ -156,7 +158,9 @@ async def test_a_pod_that_shows_up_later_is_read_from_the_api_server(node: Front
 
 @pytest.mark.parametrize("change", ["gone", "replaced", "unreadable namesake", "elsewhere", "deallocated"])
 async def test_a_forgotten_claim_is_released(node: Frontend, api: Claims, change: str) -> None:
-    """The claim's UID is gone from the API server or allocated to another node, and no container uses it."""
+    """The claim's UID is no longer on the API server, or the claim is allocated to another node, and no container uses
+    it.
+    """
     api.forget("u", change)
     await node.reconciler.sweep_some()
     assert node.store.ledger.records == []
@@ -185,7 +189,7 @@ async def test_a_claim_is_not_released_without_proof(node: Frontend, api: Claims
 
 
 async def test_a_sweep_reads_one_claim_at_a_time(node: Frontend, api: Claims) -> None:
-    """Both records of a claim cost one request, and the rate is at most one claim per second."""
+    """Both drivers' records for a claim cost a single request, and the rate is at most one claim per second."""
     api.add(claim("v", cpus(1), memory("1Mi")))
     for driver in ("dra.cpu", "dra.memory"):
         assert (await node.prepare("v", driver)).error is None
@@ -198,8 +202,8 @@ async def test_a_sweep_reads_one_claim_at_a_time(node: Frontend, api: Claims) ->
     assert api.read == ["claim-v", "claim-u"]
 
 
-async def test_a_sweep_begins_again_after_minutes(node: Frontend, api: Claims) -> None:
-    """The API requests of thousands of nodes about idle claims must be minutes apart, not seconds."""
+async def test_the_next_sweep_begins_minutes_later(node: Frontend, api: Claims) -> None:
+    """With thousands of nodes, the API requests about idle claims must be minutes apart, not seconds."""
     clock = iter([0.0, 0.0, 2.0, SWEEP_SECONDS - 1, 2 * SWEEP_SECONDS, 2 * SWEEP_SECONDS])
     reconciler = Reconciler(NODE, api, node.store, node.backend, lambda: next(clock))
     api.read.clear()
@@ -222,7 +226,9 @@ async def test_a_malformed_claim_does_not_end_the_sweep(node: Frontend, api: Cla
 
 
 async def test_an_owner_whose_pod_is_gone_is_replaced(node: Frontend, api: Claims) -> None:
-    """A claim may outlive its first pod if another pod was reserved in time; the next user becomes the owner."""
+    """A claim may outlive its first pod if another pod has been reserved in time. The next pod to use the claim becomes
+    the owner.
+    """
     node.report(claims=[USE])
     await node.reconciler.follow_reports()
     api.add(claim("u", cpus(1), pods=("pod-2",)))
@@ -232,7 +238,7 @@ async def test_an_owner_whose_pod_is_gone_is_replaced(node: Frontend, api: Claim
 
 
 async def test_a_claim_that_was_prepared_again_is_not_released(node: Frontend, api: Claims) -> None:
-    """The sweep compared another record, and it only releases a record that it has seen."""
+    """The sweep compared the claim's earlier record, and it releases only the record that it has compared."""
     old = node.record("u")
     api.add(claim("u", cpus(2)))
     await node.prepare("u")
@@ -241,13 +247,13 @@ async def test_a_claim_that_was_prepared_again_is_not_released(node: Frontend, a
     assert len(node.cpus("u")) == 2
 
 
-async def test_a_directory_that_was_replaced_ends_the_process(tmp_path: Path) -> None:
-    """Only a new container mounts the new directory. Until then the known records are retained and the cause is
+async def test_a_replaced_directory_ends_the_process(tmp_path: Path) -> None:
+    """Only a new container mounts the new directory. Until then, the known records are retained and the cause is
     logged.
     """
     (tmp_path / "cdi").mkdir()
     await Frontend(tmp_path).store.transact(lambda t: t.write(record("u")))
-    os.chdir(tmp_path / "cdi")  # keeps the directory alive after its removal, as a mount does
+    os.chdir(tmp_path / "cdi")  # An open descriptor keeps the directory alive after its removal, as a mount would.
     try:
         node = Frontend(tmp_path)
         node.store._files = ClaimFiles(Path("/proc/self/cwd"), tmp_path / "quarantine")

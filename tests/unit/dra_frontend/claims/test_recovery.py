@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rebuilding lost records from the names in the journal, the API server, and the resources of running containers."""
+"""Rebuilds lost records from the names in the journal, the API server, and the resources of running containers."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ from tests.strategies.machines import machine
 
 @pytest.fixture
 def api() -> Claims:
-    """Returns an API server with two claims, each for all CPUs of a NUMA node."""
+    """Returns an API server with two claims, each for all CPUs on one NUMA node."""
     return Claims(claim("u", cpus(2)), claim("v", cpus(2)))
 
 
@@ -49,14 +49,14 @@ async def restarted(node: Frontend, **more: Any) -> Frontend:
 
 
 def use(uid: str, held: frozenset[int] = frozenset(), driver: str = "dra.cpu") -> dict[str, Any]:
-    """Returns the report of a claim that a container uses and that this instance does not know."""
+    """Returns the report entry for a claim that a container uses and that this instance does not know."""
     return ClaimUse(uid=uid, driver=driver, cpus=held).model_dump(mode="json")
 
 
 @pytest.mark.parametrize("how", ["gone", "truncated", "record damaged"])
-async def test_a_claim_without_a_container_is_rebuilt_at_the_start(node: Frontend, how: str) -> None:
-    """The kubelet does not prepare the claim again, so its container could never be created. The claim is read by name,
-    without a list.
+async def test_a_claim_without_a_container_is_rebuilt_at_startup(node: Frontend, how: str) -> None:
+    """The kubelet does not prepare the claim again, so without the rebuilt record its container could never be created.
+    The claim is read by name, without a list.
     """
     held = node.cpus("u")
     if how == "gone":
@@ -97,8 +97,8 @@ async def test_an_unchanged_ledger_is_searched_once(node: Frontend, monkeypatch:
     assert [await searches(), await searches()] == [True, True]
 
 
-async def test_lost_claims_come_first(node: Frontend) -> None:
-    """A Prepare that arrives right after the start waits until the lost claims in the journal have been read."""
+async def test_lost_claims_come_before_new_ones(node: Frontend) -> None:
+    """A Prepare call that arrives right after the start waits until the lost claims in the journal have been read."""
     node.file("u").unlink()
     node.remove_journaled_cpus()
     again = await restarted(node)
@@ -109,9 +109,9 @@ async def test_lost_claims_come_first(node: Frontend) -> None:
     assert again.cpus("u")
 
 
-async def test_a_slow_list_makes_no_prepare_wait(node: Frontend) -> None:
-    """A container uses a claim that neither a file nor the journal names, so its namespace is listed in the
-    background.
+async def test_a_slow_list_does_not_delay_prepare(node: Frontend) -> None:
+    """A container uses a claim that is named by neither a file nor the journal, so the claims in the container's
+    namespace are listed in the background.
     """
     listing = asyncio.Event()
 
@@ -136,8 +136,8 @@ async def test_a_slow_list_makes_no_prepare_wait(node: Frontend) -> None:
 
 @pytest.mark.parametrize("journal", [True, False])
 async def test_lost_files_are_rebuilt_from_running_containers(node: Frontend, journal: bool) -> None:
-    """The directory was wiped while the frontend was down. The claim's name comes from the journal, or its namespace
-    from the pod.
+    """The directory was wiped while the frontend was down. The claim's name comes from the journal, or else its
+    namespace comes from the pod.
     """
     held = node.cpus("u")
     node.file("u").unlink()
@@ -170,8 +170,8 @@ async def test_without_a_journal_all_claims_are_listed_once(node: Frontend) -> N
     assert {record.claim.uid for record in again.store.ledger.records} == {"u"}
 
 
-async def test_a_claim_that_was_unprepared_before_the_list_is_not_rebuilt(node: Frontend) -> None:
-    """The journal was lost. The list still contains the claim, which has since been released completely."""
+async def test_a_claim_unprepared_before_the_list_is_not_rebuilt(node: Frontend) -> None:
+    """The journal was lost. The list still contains the claim, but the claim has since been released completely."""
     (node.root / "claims.journal").unlink()
     again = await restarted(node)
     assert again.store.journal_lost
@@ -187,8 +187,10 @@ async def test_a_claim_that_was_unprepared_before_the_list_is_not_rebuilt(node: 
 
 
 @pytest.mark.parametrize("fault", ["unreadable", "reserved for no pod"])
-async def test_a_listed_claim_that_cannot_be_used_now_is_not_given_up(node: Frontend, fault: str) -> None:
-    """The journal was lost and the record is damaged. The claim exists, so it is rebuilt when it can be used again."""
+async def test_a_listed_claim_that_is_currently_unusable_is_retried(node: Frontend, fault: str) -> None:
+    """The journal was lost and the record is damaged. The claim still exists, so its record is rebuilt once the claim
+    can be used again.
+    """
     del node.api.documents["claim-v"]
     held = node.cpus("u")
     node.damage("u")
@@ -207,9 +209,9 @@ async def test_a_listed_claim_that_cannot_be_used_now_is_not_given_up(node: Fron
     assert (again.cpus("u"), again.store.ledger.lost()) == (held, {})
 
 
-async def test_no_cpus_are_allocated_before_the_backend_knows_of_a_lost_claim(tmp_path: Path) -> None:
-    """Another instance prepared the claim, and its container was started just before; the report about that has not
-    arrived.
+async def test_no_cpus_are_allocated_before_the_backend_has_reported_a_lost_claim(tmp_path: Path) -> None:
+    """Another instance prepared the claim, and the claim's container was started just before the loss. The report about
+    the container has not arrived yet.
     """
     api = Claims(claim("u", cpus(1)), claim("v", cpus(1)))
     other, node = Frontend(tmp_path, api=api), Frontend(tmp_path, api=api, enforced=False, wait=20.0)
@@ -237,7 +239,7 @@ async def test_no_cpus_are_allocated_before_the_backend_knows_of_a_lost_claim(tm
 
 
 async def test_without_the_api_server_lost_cpus_stay_held(node: Frontend) -> None:
-    """CPUs that a container is pinned to stay allocated, with or without a record."""
+    """The CPUs that a container is pinned to stay allocated, with or without a record."""
     node.file("u").unlink()
     again = await restarted(node)
     again.report(unknownClaims=[use("x", frozenset({1, 4, 5}))])
@@ -247,8 +249,8 @@ async def test_without_the_api_server_lost_cpus_stay_held(node: Frontend) -> Non
     assert (await again.prepare("v")).error is not None
 
 
-async def test_hugepages_wait_for_the_answer_about_a_lost_claim(tmp_path: Path) -> None:
-    """If the list fails, no pages are allocated, because the claim of the running container may own them."""
+async def test_no_hugepages_are_allocated_until_the_lost_claim_has_been_looked_up(tmp_path: Path) -> None:
+    """If listing the claims fails, no pages are allocated, because the running container's claim may own them."""
     api = Claims(*(claim(uid, memory("400Mi", "r", 0, "hugepages-2m")) for uid in "ab"))
     node = Frontend(tmp_path, api=api)
     await node.prepare("a", "dra.memory")
@@ -268,7 +270,9 @@ async def test_hugepages_wait_for_the_answer_about_a_lost_claim(tmp_path: Path) 
 
 
 async def test_a_nonexistent_claim_holds_no_hugepages(tmp_path: Path) -> None:
-    """A pod can name any claim. Hugepages are withheld only until the API server has answered."""
+    """A pod can name any claim, even one that does not exist. Its hugepages are withheld only until the API server has
+    answered.
+    """
     api = Claims(claim("b", memory("400Mi", "r", 0, "hugepages-2m")))
     node = Frontend(tmp_path, api=api)
     node.report(unknownClaims=[use(f"made-up-{n}", driver="dra.memory") for n in range(5000)])
@@ -285,7 +289,7 @@ async def test_a_nonexistent_claim_holds_no_hugepages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("living", [(), ("a",)])
-async def test_an_unreadable_record_of_several_requests_is_rebuilt(
+async def test_an_unreadable_record_with_several_requests_is_rebuilt(
     tmp_path: Path, api: Claims, living: tuple[str, ...]
 ) -> None:
     """For a request without a running container, the CPUs come from the damaged file's environment variables."""
@@ -317,8 +321,8 @@ async def test_a_lost_claim_that_was_deleted_is_released(node: Frontend, answer:
 
 
 async def allocated_again(node: Frontend) -> tuple[frozenset[int], dict[str, Any], Frontend]:
-    """Removes the file of claim u and has another instance, which cannot read u, prepare v with the same CPUs. Returns
-    the CPUs, the document of u, which ``node`` cannot read either, and the other instance.
+    """Removes claim u's file and has another instance, which cannot read u, prepare v with the same CPUs. Returns the
+    CPUs, u's document, which ``node`` cannot read either, and the other instance.
     """
     held = node.cpus("u")
     node.file("u").unlink()
@@ -331,8 +335,10 @@ async def allocated_again(node: Frontend) -> tuple[frozenset[int], dict[str, Any
 
 
 @pytest.mark.parametrize("other", ["prepared", "released"])
-async def test_a_lost_record_is_not_restored_when_its_cpus_were_allocated_again(node: Frontend, other: str) -> None:
-    """Another instance started after the loss of the file, could not read the claim and did not know its CPUs."""
+async def test_a_lost_record_is_not_restored_after_its_cpus_were_allocated_again(node: Frontend, other: str) -> None:
+    """The other instance started after the loss of the file, could not read the claim, and did not know the claim's
+    CPUs.
+    """
     held, good, second = await allocated_again(node)
     assert second.cpus("v") == held
     if other == "released":
@@ -348,7 +354,9 @@ async def test_a_lost_record_is_not_restored_when_its_cpus_were_allocated_again(
 
 
 async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated_again(node: Frontend) -> None:
-    """The container was started just before the loss. The claim that got its CPUs is prepared again."""
+    """The container was started just before the loss. The other claim, which got the same CPUs, is prepared again with
+    new ones.
+    """
     held, good, _ = await allocated_again(node)
     node.api.documents["claim-u"] = good
     node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
@@ -360,9 +368,9 @@ async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated
 
 
 @pytest.mark.parametrize("other", ["file vanished", "container runs"])
-async def test_a_lost_record_is_not_restored_when_the_file_with_its_cpus_vanished(node: Frontend, other: str) -> None:
-    """The other claim's file was removed right afterwards: its CPUs are known from memory or from a container's
-    report.
+async def test_a_lost_record_is_not_restored_if_the_file_with_its_cpus_vanished(node: Frontend, other: str) -> None:
+    """The file of the other claim, which got the CPUs, was removed right afterwards. That claim's CPUs are known from
+    memory or from a container's report.
     """
     held, good, second = await allocated_again(node)
     assert second.cpus("v") == held
@@ -382,9 +390,11 @@ async def test_a_lost_record_is_not_restored_when_the_file_with_its_cpus_vanishe
 
 
 @pytest.mark.parametrize("evidence", ["container", "journal", "journal, and the other claim is gone"])
-async def test_a_lost_record_is_not_restored_when_it_was_rebuilt_with_other_cpus(tmp_path: Path, evidence: str) -> None:
-    """An instance remembers the CPUs of a claim that was lost and rebuilt with other CPUs, and whose file is then lost
-    again.
+async def test_a_lost_record_that_was_rebuilt_elsewhere_is_not_restored_with_its_old_cpus(
+    tmp_path: Path, evidence: str
+) -> None:
+    """This instance remembers the claim's CPUs from before the claim was lost and rebuilt with other CPUs. Then the
+    claim's file is lost again.
     """
     api = Claims(claim("u", cpus(1)), claim("v", cpus(1)))
     node = Frontend(tmp_path, api=api)
@@ -412,9 +422,9 @@ async def test_a_lost_record_is_not_restored_when_it_was_rebuilt_with_other_cpus
     assert (node.cpus("u"), node.cpus("v")) == (second.cpus("u"), frozenset() if gone else former)
 
 
-async def test_the_cpus_of_a_lost_claim_stay_allocated_while_the_claim_cannot_be_read(node: Frontend) -> None:
-    """No container uses the claim and no process remembers it. The journal contains its CPUs, and the claim gets them
-    back.
+async def test_a_lost_claims_cpus_stay_allocated_while_the_claim_cannot_be_read(node: Frontend) -> None:
+    """No container uses the claim and no process remembers it. The journal contains the claim's CPUs, and the claim
+    gets them back.
     """
     held, good = node.cpus("u"), node.api.documents["claim-u"]
     node.file("u").unlink()
@@ -429,7 +439,7 @@ async def test_the_cpus_of_a_lost_claim_stay_allocated_while_the_claim_cannot_be
     assert again.cpus("u") == held
 
 
-async def test_the_cpus_of_a_lost_claim_are_free_when_it_was_unprepared_or_deleted(node: Frontend) -> None:
+async def test_a_lost_claims_cpus_are_free_once_it_is_unprepared_or_deleted(node: Frontend) -> None:
     node.file("u").unlink()
     again = await restarted(node)
     assert (await again.unprepare("u")).error is None
@@ -445,7 +455,9 @@ async def test_the_cpus_of_a_lost_claim_are_free_when_it_was_unprepared_or_delet
 
 
 def renew(node: Frontend, instance: str, generation: int, *uses: dict[str, Any]) -> None:
-    """Has the instance's backend read all changes and report a container with these claims, or no container."""
+    """Has the instance's backend read all changes and report either one container with the given claims or no
+    container.
+    """
     reports = [report(unknownClaims=uses).model_dump(mode="json", by_alias=True)] if uses else []
     lease = BackendStatus(instance=instance, generation=generation, active=True, synchronized=True)
     node.backend.renew(lease.model_copy(update={"records": node.store.news.generation}), reports)
@@ -454,12 +466,12 @@ def renew(node: Frontend, instance: str, generation: int, *uses: dict[str, Any])
 
 @pytest.fixture(params=["seen", "between two scans"])
 async def late(request: pytest.FixtureRequest, tmp_path: Path) -> Frontend:
-    """Returns an instance whose backend still reports the container of claim ``u``, although its CPUs belong to claim
-    ``v``.
+    """Returns an instance whose backend still reports the container of claim ``u``, although the container's CPUs
+    already belong to claim ``v``.
 
-    Another instance has unprepared ``u`` while its container was running; the parameters determine whether the first
-    instance and its backend have read that. Then the container has ended and ``v`` got the CPUs, but the first
-    instance's backend has not reported since.
+    Another instance unprepared ``u`` while its container was running. Depending on the parameter, the first instance
+    and its backend have read that change or not. Then the container ended and ``v`` got its CPUs, but the first
+    instance's backend has not sent a report since.
     """
     node = Frontend(tmp_path, None, claim("u", cpus(2)), claim("v", cpus(2)), enforced=False)
     await node.store.start()
@@ -481,8 +493,10 @@ async def late(request: pytest.FixtureRequest, tmp_path: Path) -> Frontend:
     return node
 
 
-async def test_a_release_that_has_ended_is_not_rebuilt_on_an_older_report(late: Frontend) -> None:
-    """The claim still exists. Rebuilt from the report, it would get the CPUs that now belong to the next claim."""
+async def test_a_finished_release_is_not_rebuilt_from_an_older_report(late: Frontend) -> None:
+    """The claim still exists. If its record were rebuilt from the report, it would get the CPUs that now belong to the
+    next claim.
+    """
     for _ in range(3):
         await late.recovery.round()
         await late.look()
@@ -491,8 +505,8 @@ async def test_a_release_that_has_ended_is_not_rebuilt_on_an_older_report(late: 
     assert len(list(late.path.iterdir())) == 1
 
 
-async def test_a_claim_is_not_prepared_again_on_a_report_before_the_end_of_its_release(late: Frontend) -> None:
-    """The claim's previous CPUs belong to another claim by now. Prepare waits for the next report."""
+async def test_a_claim_is_not_prepared_again_from_a_report_older_than_its_release(late: Frontend) -> None:
+    """By now, the claim's previous CPUs belong to another claim. Prepare waits for the next report."""
     late.api.documents["claim-u"] = claim("u", cpus(1))
     late.claims.report_wait = 0.05
     assert "still reports container work of pod ns/p" in str((await late.prepare("u")).error)
@@ -502,8 +516,8 @@ async def test_a_claim_is_not_prepared_again_on_a_report_before_the_end_of_its_r
     assert not late.cpus("u") & late.cpus("v")
 
 
-async def test_cpus_in_a_report_before_a_release_are_held_until_the_backend_reports_again(late: Frontend) -> None:
-    """Prepare waits for that report, because only then does this instance know that the CPUs are free."""
+async def test_cpus_in_a_report_from_before_a_release_are_held_until_the_next_report(late: Frontend) -> None:
+    """Prepare waits for the backend's next report, because only then does this instance know that the CPUs are free."""
     other = await restarted(late)
     await other.unprepare("v")
     await other.look()
@@ -518,7 +532,7 @@ async def test_cpus_in_a_report_before_a_release_are_held_until_the_backend_repo
 
 
 async def test_a_report_newer_than_the_end_of_a_release_counts(late: Frontend) -> None:
-    """The container has CPUs that no release covers: its claim is rebuilt, or the CPUs stay allocated."""
+    """The container has CPUs that no release covers. Either its claim is rebuilt, or the CPUs stay allocated."""
     await late.look()
     renew(late, "i", 3, use("u", frozenset({5})))
     assert late.store.ledger.ended == {("dra.cpu", "u")}
@@ -526,8 +540,8 @@ async def test_a_report_newer_than_the_end_of_a_release_counts(late: Frontend) -
     assert (late.store.ledger.ended, [*late.store.ledger.lost()]) == (frozenset(), [("dra.cpu", "u")])
 
 
-async def test_a_claim_that_is_missing_in_a_new_journal_was_not_released(tmp_path: Path) -> None:
-    """Files and journal were lost. The instance that created the new journal has never read a file of the claim."""
+async def test_a_claim_that_is_absent_from_a_new_journal_was_not_released(tmp_path: Path) -> None:
+    """Files and journal were lost. The instance that created the new journal never read the claim's file."""
     node = Frontend(tmp_path, None, claim("u", cpus(2)), enforced=False)
     await node.store.start()
     renew(node, "i", 1)
@@ -543,7 +557,7 @@ async def test_a_claim_that_is_missing_in_a_new_journal_was_not_released(tmp_pat
 
 
 async def test_an_unprepared_claim_is_not_rebuilt(node: Frontend) -> None:
-    """The claim's container is still running and names a claim without a record: the CPUs stay allocated, but the claim
+    """The claim's container is still running and names a claim without a record. Its CPUs stay allocated, but the claim
     is not rebuilt.
     """
     held = node.cpus("u")
@@ -560,9 +574,11 @@ async def test_an_unprepared_claim_is_not_rebuilt(node: Frontend) -> None:
 
 
 @pytest.mark.parametrize("runs", [True, False])
-async def test_a_lost_claim_gets_no_cpus_of_another_one_by_an_older_report(node: Frontend, *, runs: bool) -> None:
-    """Another instance knew that the container had ended and had allocated its CPUs. The claim is rebuilt after the
-    next report.
+async def test_a_lost_claim_gets_no_cpus_of_another_claim_because_of_an_older_report(
+    node: Frontend, *, runs: bool
+) -> None:
+    """Another instance knew that the container had ended, and allocated its CPUs to another claim. The lost claim is
+    rebuilt after the next report.
     """
     held = node.cpus("u")
     node.file("u").unlink()
@@ -584,7 +600,7 @@ async def test_a_lost_claim_gets_no_cpus_of_another_one_by_an_older_report(node:
     assert again.cpus("v").isdisjoint(held) if runs else again.cpus("v") == held
 
 
-async def test_the_record_in_use_wins_over_an_overlapping_one(node: Frontend) -> None:
+async def test_the_record_in_use_takes_precedence_over_an_overlapping_one(node: Frontend) -> None:
     """The claim with the running container keeps its CPUs, and the other claim gets new ones."""
     await node.store.transact(lambda t: t.write(record("t", node.cpus("u"))))
     node.api.add(claim("t", cpus(1)))
@@ -601,7 +617,7 @@ async def test_the_record_in_use_wins_over_an_overlapping_one(node: Frontend) ->
     "document", [{}, {"metadata": []}, {"metadata": {"uid": "u"}, "status": 3}, {"kind": "X" * 9000}]
 )
 async def test_a_malformed_response_affects_only_its_own_claim(node: Frontend, document: dict[str, Any]) -> None:
-    """Another lost claim is rebuilt in the same round, and the malformed one is read again later."""
+    """The other lost claim is rebuilt in the same round, and the malformed one is read again later."""
     node.api.add(claim("w", cpus(1)))
     await node.prepare("w")
     for uid in "uw":
@@ -618,8 +634,8 @@ async def test_a_malformed_response_affects_only_its_own_claim(node: Frontend, d
 
 
 @pytest.mark.parametrize("gone", ["released", "deleted", "readable again"])
-async def test_hugepages_of_a_lost_claim_that_cannot_be_read_are_not_given_away(tmp_path: Path, gone: str) -> None:
-    """The claim exists, and a pod may still use it. Its pages are freed when it is unprepared or deleted."""
+async def test_hugepages_of_an_unreadable_lost_claim_are_not_allocated_to_others(tmp_path: Path, gone: str) -> None:
+    """The claim exists, and a pod may still use it. The claim's pages are freed when it is unprepared or deleted."""
     api = Claims(*(claim(uid, memory("400Mi", "r", 0, "hugepages-2m")) for uid in "ab"))
     node = Frontend(tmp_path, api=api)
     await node.prepare("a", "dra.memory")
@@ -645,12 +661,14 @@ async def test_hugepages_of_a_lost_claim_that_cannot_be_read_are_not_given_away(
 
 
 HUGE = {"a": 256, "b": 64, "new": 256}
-"""Claims for pages of one hugepage pool of 512 MiB, with their sizes in MiB. Together they exceed the pool."""
+"""Claims on one hugepage pool of 512 MiB, with their sizes in MiB. Together they exceed the pool."""
 
 
 @pytest.fixture
 async def lost(tmp_path: Path) -> Frontend:
-    """Two hugepage claims without a running container were prepared, and then both files were removed."""
+    """Returns an instance after two hugepage claims without a running container were prepared and then both of their
+    files were removed.
+    """
     node = Frontend(tmp_path, api=Claims(*(_huge(uid, size) for uid, size in HUGE.items())))
     await node.store.start()
     for uid in ("a", "b"):
@@ -670,7 +688,9 @@ def rebuilt(node: Frontend) -> set[str]:
 
 
 async def test_hugepage_claims_that_were_lost_together_are_rebuilt_together(lost: Frontend) -> None:
-    """Regression: each was refused because of the other, yet both counted as done, so 576 of 512 MiB were allocated."""
+    """Regression test: each claim was refused because of the other, yet both counted as done, so 576 MiB of the 512 MiB
+    were allocated.
+    """
     again = await restarted(lost)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(again.recovery.run())
@@ -679,8 +699,8 @@ async def test_hugepage_claims_that_were_lost_together_are_rebuilt_together(lost
     assert rebuilt(again) == {"a", "b"}
 
 
-async def test_without_files_and_journal_no_hugepages_are_given_away_before_the_list(lost: Frontend) -> None:
-    """A claim that nothing on the node refers to may have been prepared."""
+async def test_without_files_and_journal_no_hugepages_are_allocated_before_the_list(lost: Frontend) -> None:
+    """A claim may have been prepared even if nothing on the node refers to it."""
     (lost.root / "claims.journal").unlink()
     again = await restarted(lost)
     new = again.api.documents.pop("claim-new")
@@ -697,8 +717,10 @@ async def test_without_files_and_journal_no_hugepages_are_given_away_before_the_
 
 
 @pytest.mark.parametrize("fault", ["not reserved", "disk full", "API server away"])
-async def test_the_pages_of_a_lost_claim_count_before_its_record_is_written(lost: Frontend, fault: str) -> None:
-    """The API server's response contains the claim's pages. Without a response, no page is allocated."""
+async def test_a_lost_claims_pages_count_before_its_record_is_written(lost: Frontend, fault: str) -> None:
+    """The claim's pages are known from the API server's response. Without a response, no pages are allocated to any
+    claim.
+    """
     again = await restarted(lost)
     for uid in ("a", "b") if fault == "not reserved" else ():
         again.api.documents[f"claim-{uid}"]["status"]["reservedFor"] = []
@@ -711,8 +733,8 @@ async def test_the_pages_of_a_lost_claim_count_before_its_record_is_written(lost
     assert expected in str(await again.prepare("new", "dra.memory"))
 
 
-async def test_of_lost_claims_that_no_longer_fit_one_is_rebuilt_and_both_count(tmp_path: Path) -> None:
-    """The pool shrank while the frontend was down. Neither claim may wait for the other."""
+async def test_of_two_lost_claims_that_no_longer_fit_one_is_rebuilt_and_both_count(tmp_path: Path) -> None:
+    """The pool shrank while the frontend was down. Neither claim may wait for the other one to be rebuilt."""
     api = Claims(_huge("a", 256), _huge("b", 512), _huge("c", 512))
     again = Frontend(tmp_path, api=api)
     await again.store.start()
@@ -724,8 +746,8 @@ async def test_of_lost_claims_that_no_longer_fit_one_is_rebuilt_and_both_count(t
     assert "0 of 536870912 unclaimed" in str(await again.prepare("c", "dra.memory"))
 
 
-async def test_an_answer_about_a_lost_claim_ends_with_its_release(lost: Frontend) -> None:
-    """A claim with the same UID that is prepared and lost again is read again."""
+async def test_an_answer_about_a_lost_claim_is_discarded_when_it_is_released(lost: Frontend) -> None:
+    """If a claim with the same UID is prepared and lost again, it is read from the API server again."""
     again = await restarted(lost)
     again.api.forget("a", "deallocated")
     await again.recovery.round()
@@ -739,7 +761,7 @@ async def test_an_answer_about_a_lost_claim_ends_with_its_release(lost: Frontend
 async def test_a_claim_that_was_unprepared_without_a_file_is_not_rebuilt(
     tmp_path: Path, driver: str, restart: bool, journal: bool
 ) -> None:
-    """The last report before its container ends still names the claim, and the API server still has it."""
+    """The last report before the container ends still names the claim, and the API server still has it."""
     wish = cpus(2) if driver == "dra.cpu" else memory("400Mi", "r", 0, "hugepages-2m")
     node = Frontend(tmp_path, api=Claims(claim("u", wish)))
     await node.store.start()
@@ -767,9 +789,9 @@ async def test_a_claim_that_was_unprepared_without_a_file_is_not_rebuilt(
     assert node.store.ledger.releasing == {}
 
 
-async def test_a_claim_that_is_released_while_all_claims_are_listed_is_not_rebuilt(node: Frontend) -> None:
-    """The list contains the claim as allocated. When the list is complete, its file, its container and its release are
-    gone.
+async def test_a_claim_released_while_all_claims_are_being_listed_is_not_rebuilt(node: Frontend) -> None:
+    """The list contains the claim as allocated. By the time the list is complete, the claim's file, container and
+    release entry are gone.
     """
     (node.root / "claims.journal").unlink()
     again = await restarted(node)
@@ -798,7 +820,7 @@ async def test_a_claim_that_is_released_while_all_claims_are_listed_is_not_rebui
 
 
 async def test_a_claim_that_another_instance_releases_before_the_list_is_not_rebuilt(node: Frontend) -> None:
-    """The second instance starts with the journal that the first one has written, and completes the release."""
+    """The second instance starts with the journal that the first one wrote, and completes the release."""
     (node.root / "claims.journal").unlink()
     first, second = await restarted(node), await restarted(node)
     assert second.store.journal_lost
@@ -813,8 +835,8 @@ async def test_a_claim_that_another_instance_releases_before_the_list_is_not_reb
     assert (second.store.journal_lost, second.store.ledger.releasing) == (False, {})
 
 
-async def test_a_lost_journal_is_known_to_the_next_instance_if_none_has_listed_the_claims(tmp_path: Path) -> None:
-    """The new instance's journal would otherwise look complete, and pages of a claim without a file would be allocated
+async def test_the_next_instance_knows_of_a_lost_journal_until_all_claims_are_listed(tmp_path: Path) -> None:
+    """The new journal would otherwise look complete, and a claim without a file would have its pages allocated
     twice.
     """
     huge = [claim(uid, memory("400Mi", "r", 0, "hugepages-2m")) for uid in ("u", "v")]
@@ -831,12 +853,12 @@ async def test_a_lost_journal_is_known_to_the_next_instance_if_none_has_listed_t
     assert not (await restarted(node)).store.journal_lost
 
 
-async def test_the_claims_are_listed_each_time_that_another_instance_has_lost_the_journal(
+async def test_all_claims_are_listed_whenever_another_instance_has_lost_the_journal(
     node: Frontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An instance that finds the journal missing may end before it has listed the claims."""
     monkeypatch.setattr("dra_frontend.claims.recovery._LIST_SECONDS", (0.01, 0.01))
-    node.backend.clock = float  # a lease that never expires
+    node.backend.clock = float  # The lease never expires.
     node.enforce()
     running = asyncio.create_task(node.recovery.run())
     for number in (1, 2):
@@ -850,10 +872,10 @@ async def test_the_claims_are_listed_each_time_that_another_instance_has_lost_th
 
 
 @pytest.mark.parametrize("file", ["lost", "damaged"])
-async def test_a_deleted_claim_without_a_name_is_released_when_its_container_has_ended(
+async def test_a_deleted_claim_without_a_name_is_released_after_its_container_has_ended(
     node: Frontend, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
-    """The claims were listed while the container was running. They are listed once more when it has ended."""
+    """The claims were listed while the container was running. They are listed once more after it has ended."""
     monkeypatch.setattr("dra_frontend.claims.recovery._LIST_SECONDS", (0.01, 0.01))
     monkeypatch.setattr("dra_frontend.claims.recovery._LIST_SOON_SECONDS", (0.01, 0.01))
     held = node.cpus("u")
@@ -864,7 +886,7 @@ async def test_a_deleted_claim_without_a_name_is_released_when_its_container_has
     (node.root / "claims.journal").unlink()
     Journal(node.root / "claims.journal").write(Entries({("dra.cpu", "u"): ("", "")}, unlisted=True))
     again = await restarted(node)
-    again.backend.clock = float  # a lease that never expires
+    again.backend.clock = float  # The lease never expires.
     again.enforce()
     again.report(unknownClaims=[use("u", held)])
     running = asyncio.create_task(again.recovery.run())
@@ -886,10 +908,8 @@ async def test_a_deleted_claim_without_a_name_is_released_when_its_container_has
 
 
 @pytest.mark.parametrize("missing", ["pages were taken back", "machine cannot be read"])
-async def test_a_listed_claim_counts_although_its_device_is_not_offered_now(lost: Frontend, missing: str) -> None:
-    """The claim's pages are allocated. These pages must not be given to the next claim when the device is published
-    again.
-    """
+async def test_a_listed_claim_counts_even_if_its_device_is_not_currently_offered(lost: Frontend, missing: str) -> None:
+    """The claim's pages are allocated. They must not go to the next claim when the device is published again."""
     (lost.root / "claims.journal").unlink()
     again = await restarted(lost)
     offered = again.inventory
@@ -909,7 +929,7 @@ async def test_a_listed_claim_counts_although_its_device_is_not_offered_now(lost
 async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(
     node: Frontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CPUs that went offline while the claim was read are not allocated to it."""
+    """The claim gets no CPUs that went offline while it was being read."""
     held = node.cpus("u")
     node.file("u").unlink()
     node.remove_journaled_cpus()
@@ -926,8 +946,8 @@ async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(
     assert held.isdisjoint(again.cpus("u"))
 
 
-async def test_a_rebuilt_claim_of_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
-    """The same rule applies when a claim is prepared."""
+async def test_a_rebuilt_claim_on_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
+    """Whether the kubelet counts a rebuilt claim follows the same rule as when a claim is prepared."""
     config = Config(reserved_cpus=frozenset({0}))
     node = Frontend(tmp_path, api=api, config=config)
     await node.store.start()
@@ -941,15 +961,15 @@ async def test_a_rebuilt_claim_of_devices_without_the_mapping_is_not_counted(tmp
 
 
 async def test_a_release_without_a_file_does_not_count_as_a_record(lost: Frontend) -> None:
-    """The claim is prepared again at once, and its pages must fit like those of any other claim."""
+    """The claim is prepared again immediately, and its pages must fit like those of any other claim."""
     again = await restarted(lost)
     await again.recovery.round()
     await again.unprepare("new", "dra.memory")
     assert "201326592 of 536870912 unclaimed" in str(await again.prepare("new", "dra.memory"))
 
 
-async def test_releases_without_a_file_are_bounded(node: Frontend) -> None:
-    """The oldest releases are dropped. Without complete reports from the backend, no release would end."""
+async def test_the_number_of_releases_without_a_file_is_bounded(node: Frontend) -> None:
+    """The oldest releases are dropped. Without complete reports from the backend, no release would ever end."""
     node.enforce(complete=False)
     for n in range(300):
         await node.unprepare(f"x{n}")
@@ -958,8 +978,8 @@ async def test_releases_without_a_file_are_bounded(node: Frontend) -> None:
     assert node.cpus("u")
 
 
-async def test_failing_requests_are_repeated_less_and_less_often(node: Frontend) -> None:
-    """The retry interval grows, so an API server that is down for an hour does not get a request every second."""
+async def test_failing_requests_are_repeated_at_growing_intervals(node: Frontend) -> None:
+    """An API server that is down for an hour does not get a request every second."""
     node.file("u").unlink()
     again = await restarted(node)
     asked = 0
@@ -969,8 +989,8 @@ async def test_failing_requests_are_repeated_less_and_less_often(node: Frontend)
     assert 10 < asked < 30
 
 
-async def test_a_list_that_does_not_end_does_not_stop_recovery(node: Frontend) -> None:
-    """Claims that are known by name are rebuilt in the next round."""
+async def test_an_endless_list_does_not_stop_recovery(node: Frontend) -> None:
+    """Claims whose names are known are rebuilt in the next round."""
 
     class Endless(Claims):
         async def list_claims(self, namespace: str = "") -> AsyncGenerator[dict[str, Any], None]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparing and unpreparing claims as the kubelet requests it."""
+"""The service prepares and unprepares claims as the kubelet requests it."""
 
 import asyncio
 from pathlib import Path
@@ -33,8 +33,10 @@ def node(tmp_path: Path, api: Claims) -> Frontend:
     return Frontend(tmp_path, api=api)
 
 
-async def test_prepare_answers_with_the_ids_of_the_file(node: Frontend, api: Claims) -> None:
-    """The file exists before the response, with one device per request, and share ids are returned unchanged."""
+async def test_prepare_returns_the_device_ids_from_the_file(node: Frontend, api: Claims) -> None:
+    """The file exists before the response is sent, it has one device per request, and share IDs are returned
+    unchanged.
+    """
     api.add(claim("u", cpus(1, "a"), cpus(1, "b/big")))
     answer = await node.prepare("u")
     assert answer.error is None
@@ -46,8 +48,8 @@ async def test_prepare_answers_with_the_ids_of_the_file(node: Frontend, api: Cla
 
 
 async def test_claims_are_not_prepared_without_enforcement(tmp_path: Path, api: Claims) -> None:
-    """The error is clear, and early enough for the kubelet's retry. A backend that reports within the waiting time is
-    used.
+    """The error is clear, and arrives early enough for the kubelet's retry. If the backend reports within the waiting
+    time, the claim is prepared.
     """
     instance = Frontend(tmp_path, api=api, enforced=False)
     api.add(claim("u", cpus(1)))
@@ -62,7 +64,7 @@ async def test_claims_are_not_prepared_without_enforcement(tmp_path: Path, api: 
 
 
 async def test_a_refusal_is_logged(node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture) -> None:
-    """The log contains claim and reason, so the kubelet's log is not needed."""
+    """The log contains the claim and the reason, so there is no need to read the kubelet's log."""
     api.add(claim("u", cpus(9)))
     await node.prepare("u")
     (logged,) = [record.__dict__ for record in caplog.records if record.msg == "prepare failed"]
@@ -70,8 +72,8 @@ async def test_a_refusal_is_logged(node: Frontend, api: Claims, caplog: pytest.L
     assert "9 CPUs requested" in logged["error"]
 
 
-async def test_the_machine_is_read_at_the_time_of_the_allocation(node: Frontend, api: Claims) -> None:
-    """A CPU that goes offline while a Prepare waits for the lock is not allocated."""
+async def test_the_machine_is_read_when_the_claim_is_allocated(node: Frontend, api: Claims) -> None:
+    """A CPU that goes offline while a Prepare call waits for the lock is not allocated."""
     api.add(claim("u", cpus(1)))
     other = FileLock(node.root / "claims.lock")
     await other.acquire()
@@ -85,7 +87,7 @@ async def test_the_machine_is_read_at_the_time_of_the_allocation(node: Frontend,
 
 
 async def test_one_bad_claim_does_not_fail_the_others(node: Frontend, api: Claims) -> None:
-    """Each claim of a batch gets its own response, whatever its document contains."""
+    """Each claim in a batch gets its own response, whatever its document contains."""
     good = api.add(claim("good", cpus(1)))
     greedy = api.add(claim("greedy", cpus(100)))
     gone = ClaimName("ns", "gone", "gone")
@@ -104,7 +106,7 @@ async def test_one_bad_claim_does_not_fail_the_others(node: Frontend, api: Claim
 
 
 async def test_a_repeated_prepare_gives_the_same_response(node: Frontend, api: Claims) -> None:
-    """A repeated Prepare restores a missing file and does not allocate anything again."""
+    """Repeating Prepare restores a missing file and does not allocate anything again."""
     api.add(claim("u", cpus(2)))
     first = await node.prepare("u")
     before = node.cpus("u")
@@ -115,7 +117,7 @@ async def test_a_repeated_prepare_gives_the_same_response(node: Frontend, api: C
 
 
 async def test_a_failed_read_or_write_changes_nothing(node: Frontend, api: Claims) -> None:
-    """The error names the server that did not respond or the disk's error, and the CPUs stay free."""
+    """The error names the server that did not respond, or contains the disk's error. The CPUs stay free."""
     api.add(claim("u", cpus(2)))
     api.away = UnavailableError("get resourceclaims", "connection refused")
     assert "connection refused" in str(await node.prepare("u"))
@@ -132,7 +134,7 @@ async def test_a_failed_read_or_write_changes_nothing(node: Frontend, api: Claim
 
 
 async def test_a_claim_with_admin_access_gets_no_cdi_device(node: Frontend, api: Claims) -> None:
-    """Prepare succeeds for a claim with adminAccess and allocates nothing to it."""
+    """Prepare succeeds for a claim with adminAccess, but allocates nothing to it."""
     api.add(claim("u", result("all", "dra.cpu", "cpudevnuma000", adminAccess=True)))
     answer = await node.prepare("u")
     assert answer.error is None
@@ -141,7 +143,7 @@ async def test_a_claim_with_admin_access_gets_no_cdi_device(node: Frontend, api:
 
 
 async def test_both_drivers_keep_their_own_files(node: Frontend, api: Claims) -> None:
-    """A claim with CPUs and memory is prepared and unprepared by one call per driver."""
+    """A claim for CPUs and memory is prepared and unprepared by one call per driver."""
     api.add(claim("u", cpus(1), memory("1Gi")))
     await node.prepare("u")
     await node.prepare("u", "dra.memory")
@@ -157,7 +159,7 @@ async def test_unprepare_of_an_unknown_claim_succeeds(node: Frontend) -> None:
     assert all(failure.error is not None for failure in answer.values())
 
 
-async def test_a_restart_keeps_all_claims(node: Frontend, api: Claims, tmp_path: Path) -> None:
+async def test_all_claims_survive_a_restart(node: Frontend, api: Claims, tmp_path: Path) -> None:
     """A new process reads every claim from the directory."""
     api.add(claim("u", cpus(2)))
     await node.prepare("u")
@@ -169,9 +171,9 @@ async def test_a_restart_keeps_all_claims(node: Frontend, api: Claims, tmp_path:
 
 
 async def test_nothing_is_allocated_while_reports_are_incomplete(node: Frontend, api: Claims) -> None:
-    """If the runtime restarts while a claim is read, CPUs in use must not look free, so Prepare waits for outstanding
-    reports. The CPU driver's allocation for a pod moves other containers, which is reported while the memory driver
-    decides.
+    """If the runtime restarts while a claim is being read, CPUs in use must not look free, so Prepare waits for
+    outstanding reports. When the CPU driver allocates CPUs for a pod, other containers are moved, and the backend
+    reports that while the memory driver is allocating.
     """
     api.add(claim("u", cpus(2)))
     await node.prepare("u")
@@ -199,9 +201,9 @@ async def test_nothing_is_allocated_while_reports_are_incomplete(node: Frontend,
     assert answer.result().error is None
 
 
-async def test_prepare_waits_for_the_report_of_an_ended_container(node: Frontend, api: Claims) -> None:
-    """The container's end is reported a moment later. The claim that needs its CPUs waits for that report instead of
-    failing until the kubelet retries.
+async def test_prepare_waits_for_the_report_about_an_ended_container(node: Frontend, api: Claims) -> None:
+    """The backend reports the container's end a moment later. A claim that needs the container's CPUs waits for that
+    report instead of failing until the kubelet retries.
     """
     api.add(claim("u", cpus(2)))
     api.add(claim("v", cpus(2)))
@@ -232,7 +234,9 @@ async def test_a_claim_is_parsed_before_the_lock_is_acquired(node: Frontend, api
 
 
 async def test_a_claim_that_is_being_released_is_restored_unchanged(node: Frontend, api: Claims) -> None:
-    """This also holds for an instance that has just started: the claim's container still runs on those CPUs."""
+    """This also holds for an instance that has just started, since the claim's container still runs on the same
+    CPUs.
+    """
     for name in ("x", "a", "b"):
         api.add(claim(name, cpus(1)))
     for name in ("x", "a"):
@@ -251,8 +255,10 @@ async def test_a_claim_that_is_being_released_is_restored_unchanged(node: Fronte
     assert not again.cpus("b") & held
 
 
-async def test_counting_of_a_claim_is_fixed_when_it_is_prepared(node: Frontend, api: Claims) -> None:
-    """The kubelet has set the pod's limits by then, so a capability change applies to later claims only."""
+async def test_whether_the_kubelet_counts_a_claim_is_fixed_when_it_is_prepared(node: Frontend, api: Claims) -> None:
+    """By then, the kubelet has set the pod's limits, so a change of the node's capability applies only to later
+    claims.
+    """
     for uid, counted in (("u", True), ("v", False)):
         api.add(claim(uid, memory("64Mi")))
         node.counted = counted
@@ -262,8 +268,8 @@ async def test_counting_of_a_claim_is_fixed_when_it_is_prepared(node: Frontend, 
             node.counted = not counted
 
 
-async def test_a_claim_of_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
-    """The API server may still have slices with the mapping, left by an earlier configuration."""
+async def test_a_claim_on_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
+    """The API server may still have slices with the mapping from an earlier configuration."""
     node = Frontend(tmp_path, api=api, config=Config(reserved_cpus=frozenset({0})))
     node.counted = True
     api.add(claim("u", memory("64Mi")))
@@ -274,8 +280,8 @@ async def test_a_claim_of_devices_without_the_mapping_is_not_counted(tmp_path: P
 async def test_prepared_claims_are_logged_with_their_resources(
     node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Prepared claims are logged after the response. Refused claims are not logged as prepared, even if they have a
-    record.
+    """Prepared claims are logged after the response has been sent. Refused claims are not logged as prepared, even if
+    they have a record.
     """
     api.add(claim("u", cpus(2)))
     api.add(claim("v", cpus(1)))
@@ -298,10 +304,10 @@ async def test_prepared_claims_are_logged_with_their_resources(
     }
 
 
-async def test_a_node_that_only_observes_prepares_nothing_new(
+async def test_a_node_in_observe_mode_prepares_nothing_new(
     node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error contains a remedy. A claim that is already prepared gets the same answer as before and can be
+    """The error contains a remedy. An already prepared claim gets the same response as before, and can be
     unprepared.
     """
     api.add(claim("old", cpus(1)))

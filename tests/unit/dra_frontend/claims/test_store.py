@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's claims across several instances, lost files, releases and failing disks."""
+"""The node's claims with several instances, lost files, releases and failing disks."""
 
 import asyncio
 import threading
@@ -35,18 +35,18 @@ async def release(frontend: Frontend, uid: str = "u1") -> None:
 
 
 async def told(frontend: Frontend) -> list[tuple[str, str]]:
-    """Returns the changes that the backend receives."""
+    """Returns the changes that are sent to the backend."""
     return [(change.change, change.uid) for change in (await frontend.store.news.after(0, 0)).changes]
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Frontend:
-    """Returns the active instance."""
+    """Returns an active instance."""
     return Frontend(tmp_path)
 
 
-async def test_the_caller_of_a_transaction_continues_before_the_readers_of_changes(node: Frontend) -> None:
-    """The kubelet waits for the caller, whose response must not be delayed by the one to the backend."""
+async def test_a_transactions_caller_continues_before_the_readers_of_changes(node: Frontend) -> None:
+    """The kubelet waits for the caller, whose response must not be delayed by the response to the backend."""
     order: list[str] = []
 
     async def follow() -> None:
@@ -61,8 +61,8 @@ async def test_the_caller_of_a_transaction_continues_before_the_readers_of_chang
     assert order == ["caller", "reader"]
 
 
-async def test_the_ledger_of_a_transaction_is_built_again_only_after_a_change(node: Frontend) -> None:
-    """Each change inside a transaction is immediately visible in the ledger."""
+async def test_the_ledger_is_rebuilt_within_a_transaction_only_after_a_change(node: Frontend) -> None:
+    """Each change that the transaction makes is immediately visible in the ledger."""
     key, other = ("dra.cpu", "u1"), ("dra.memory", "u2")
 
     def change(transaction: Transaction) -> None:
@@ -88,8 +88,8 @@ async def test_the_ledger_of_a_transaction_is_built_again_only_after_a_change(no
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"{", b"[" * 200_000, b'{"kind":"dra.k8s.io/cpu","devices":[null]}'])
-async def test_a_lost_or_damaged_file_is_written_again_from_memory(node: Frontend, damage: bytes | None) -> None:
-    """The damaged content is quarantined, and no CPU is free in between."""
+async def test_a_lost_or_damaged_file_is_rewritten_from_memory(node: Frontend, damage: bytes | None) -> None:
+    """The damaged content is quarantined, and no CPU becomes free in between."""
     await write(node)
     content = node.file("u1").read_bytes()
     if damage is None:
@@ -102,8 +102,8 @@ async def test_a_lost_or_damaged_file_is_written_again_from_memory(node: Fronten
 
 
 async def test_a_lost_file_that_cannot_be_written_frees_nothing(node: Frontend) -> None:
-    """The disk fails at the first of two lost files: both claims stay allocated, and both files are written at the next
-    scan.
+    """The disk fails when the first of two lost files is written. Both claims stay allocated, and the next scan writes
+    both files.
     """
     held = frozenset({5, 6})
     await write(node)
@@ -118,8 +118,8 @@ async def test_a_lost_file_that_cannot_be_written_frees_nothing(node: Frontend) 
     assert [node.file(uid).read_bytes() for uid in ("u1", "u2")] == contents
 
 
-async def test_a_file_that_cannot_be_restored_concerns_its_claim_alone(node: Frontend) -> None:
-    """Meanwhile, other claims can be prepared and unprepared."""
+async def test_a_file_that_cannot_be_restored_affects_only_its_own_claim(node: Frontend) -> None:
+    """In the meantime, other claims can be prepared and unprepared."""
     await write(node)
     await write(node, "u2", frozenset({5}))
     node.file("u1").unlink()
@@ -133,9 +133,9 @@ async def test_a_file_that_cannot_be_restored_concerns_its_claim_alone(node: Fro
     assert node.file("u1").is_file()
 
 
-async def test_a_standby_holds_but_does_not_write(tmp_path: Path) -> None:
-    """Only the active instance restores a file, because two writers would race. In both instances, the CPUs stay
-    allocated.
+async def test_a_standby_holds_cpus_but_does_not_restore_files(tmp_path: Path) -> None:
+    """Only the active instance restores a file, because two writers would race. The CPUs stay allocated in both
+    instances.
     """
     standby = Frontend(tmp_path, active=False)
     await write(standby)
@@ -147,7 +147,9 @@ async def test_a_standby_holds_but_does_not_write(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("others", [0, 600])
 async def test_a_release_by_another_instance_is_not_a_loss(tmp_path: Path, others: int) -> None:
-    """During an upgrade the new instance unprepares a claim; the old one must never restore it, even months later."""
+    """During an upgrade, the new instance unprepares a claim. The old instance must never restore the claim, even
+    months later.
+    """
     old, new = Frontend(tmp_path), Frontend(tmp_path)
     await write(old)
     await release(new)
@@ -161,12 +163,12 @@ async def test_a_release_by_another_instance_is_not_a_loss(tmp_path: Path, other
     for _ in range(2):
         await old.look()
     assert not old.file("u1").exists()
-    # Many claims take longer than a lease lasts.
+    # With this many claims, the test takes longer than a lease lasts.
     assert others or old.store.ledger.held_cpus() == frozenset()
 
 
-async def test_claims_of_another_instance_are_read_before_an_allocation(tmp_path: Path) -> None:
-    """Each transaction reads the directory again under the lock, so no CPU is allocated twice."""
+async def test_another_instances_claims_are_read_before_an_allocation(tmp_path: Path) -> None:
+    """Each transaction reads the directory again while it holds the lock, so no CPU is allocated twice."""
     old, new = Frontend(tmp_path), Frontend(tmp_path)
     for number in range(30):  # within one tick of the file system's clock
         await write(old, f"a{number}")
@@ -176,9 +178,9 @@ async def test_claims_of_another_instance_are_read_before_an_allocation(tmp_path
         assert len(known[0]) == 2 * number + 2
 
 
-async def test_the_cpus_of_a_living_container_stay_held(node: Frontend) -> None:
-    """Unprepare removes the file, and the CPUs become free when the last container is gone. The backend is notified of
-    both.
+async def test_a_running_containers_cpus_stay_held(node: Frontend) -> None:
+    """Unprepare removes the file, but the CPUs become free only when the last container is gone. The backend is
+    notified of both.
     """
     await write(node)
     node.report(**USES)
@@ -191,8 +193,8 @@ async def test_the_cpus_of_a_living_container_stay_held(node: Frontend) -> None:
     assert await told(node) == [("prepared", "u1"), ("released", "u1")]
 
 
-async def test_a_release_is_held_by_every_instance_and_across_deaths(tmp_path: Path) -> None:
-    """The journal contains the allocated resources, whether or not a backend reports the container there."""
+async def test_a_release_is_held_by_every_instance_and_across_crashes(tmp_path: Path) -> None:
+    """The journal contains the allocated resources, whether or not a backend reports the container to that instance."""
     first, other = Frontend(tmp_path), Frontend(tmp_path, enforced=False)
     await write(first)
     first.report(**USES)
@@ -207,7 +209,7 @@ async def test_a_release_is_held_by_every_instance_and_across_deaths(tmp_path: P
 
 
 async def test_released_resources_are_held_until_the_backend_confirms(tmp_path: Path) -> None:
-    """A container may have started just before. Only a later report shows that no container is running."""
+    """A container may have started just before Unprepare. Only a later report proves that no container is running."""
     node = Frontend(tmp_path, enforced=False)
 
     async def held(generation: int, heard: int | None, *reports: dict[str, Any]) -> frozenset[int]:
@@ -234,7 +236,7 @@ async def test_released_resources_are_held_until_the_backend_confirms(tmp_path: 
 
 
 async def test_a_release_that_another_instance_has_completed_is_not_a_loss(tmp_path: Path) -> None:
-    """The other instance's backend knows that no container remains, but the reports of this instance's backend are
+    """The other instance's backend knows that no container remains, but the reports from this instance's backend are
     older than the release.
     """
     node, other = Frontend(tmp_path, enforced=False), Frontend(tmp_path, enforced=False)
@@ -256,11 +258,11 @@ async def test_a_release_that_another_instance_has_completed_is_not_a_loss(tmp_p
     assert await node.store.transact(lambda t: [*t.ledger.lost()]) == [("dra.cpu", "u1")], "a newer report is believed"
 
 
-async def test_the_end_of_a_release_is_in_the_journal_before_its_cpus_are_allocated_again(
+async def test_the_end_of_a_release_is_journaled_before_its_cpus_are_reallocated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The instance dies between writing the next claim's file and the journal. Then the released claim is prepared
-    again.
+    """The instance crashes between writing the next claim's file and writing the journal. Then the released claim is
+    prepared again.
     """
     node = Frontend(tmp_path, None, claim("u", cpus(1)), claim("v", cpus(1)))
     await node.store.start()
@@ -286,8 +288,10 @@ async def test_the_end_of_a_release_is_in_the_journal_before_its_cpus_are_alloca
     assert (again.cpus("v"), again.cpus("u") & held) == (held, frozenset())
 
 
-async def test_a_release_that_ends_with_another_release_takes_one_write_of_the_journal(node: Frontend) -> None:
-    """The kubelet releases the claims of a pod one driver after the other, and waits for each."""
+async def test_two_releases_that_change_state_together_take_one_journal_write(node: Frontend) -> None:
+    """The kubelet releases a pod's claims one driver after the other, and waits for each. The end of the first release
+    and the beginning of the second are written together.
+    """
     for uid, held in (("u1", CPUS), ("v", frozenset({3}))):
         await write(node, uid, held)
     await node.unprepare("u1")
@@ -299,8 +303,8 @@ async def test_a_release_that_ends_with_another_release_takes_one_write_of_the_j
 
 
 async def test_a_release_by_another_instance_is_sent_to_the_backend(tmp_path: Path) -> None:
-    """A successor finds the release in the journal. Its own backend must have read it as well before the resources are
-    free.
+    """A new instance finds the release in the journal. The instance's own backend must also have read the release
+    before the resources are free.
     """
     former = Frontend(tmp_path, enforced=False)
     await write(former)
@@ -320,7 +324,7 @@ async def test_a_release_by_another_instance_is_sent_to_the_backend(tmp_path: Pa
 
 
 async def test_a_lock_that_cannot_be_acquired_is_an_error(tmp_path: Path) -> None:
-    """If another instance is stuck with the lock, an error reports that instead of waiting forever."""
+    """If another instance holds the lock indefinitely, the result is an error instead of an endless wait."""
 
     class Taken(FileLock):
         async def acquire(self, limit: float | None = None) -> None:
@@ -332,9 +336,9 @@ async def test_a_lock_that_cannot_be_acquired_is_an_error(tmp_path: Path) -> Non
         await store.transact(lambda _: None)
 
 
-async def test_a_cancelled_caller_does_not_free_the_lock(node: Frontend) -> None:
-    """The kubelet cancels its call while the thread still allocates: no other transaction may start before the thread
-    has finished.
+async def test_cancelling_the_caller_does_not_release_the_lock(node: Frontend) -> None:
+    """The kubelet cancels its call while the thread is still allocating. No other transaction may start before the
+    thread has finished.
     """
     inside, go = threading.Event(), threading.Event()
 
@@ -356,8 +360,8 @@ async def test_a_cancelled_caller_does_not_free_the_lock(node: Frontend) -> None
     await node.store.close()
 
 
-async def test_after_the_rename_a_claim_is_held_whatever_fails(tmp_path: Path) -> None:
-    """The journal cannot be written: the other claim of the call gets different CPUs, even on a standby."""
+async def test_a_claim_is_held_after_its_file_was_renamed_whatever_fails(tmp_path: Path) -> None:
+    """The journal cannot be written, yet the second claim in the call gets different CPUs, even on a standby."""
     node = Frontend(tmp_path, None, claim("a", cpus(2)), claim("b", cpus(1)))
     await node.store.start()
     (tmp_path / "claims.journal").unlink()
@@ -371,9 +375,9 @@ async def test_after_the_rename_a_claim_is_held_whatever_fails(tmp_path: Path) -
     assert on_disk(tmp_path) == {"a": {1, 5}, "b": {4}}
 
 
-async def test_a_full_disk_does_not_keep_claims_from_being_taken_back(tmp_path: Path) -> None:
-    """Unprepare does not require any space. A Prepare that finds none is refused and leaves nothing behind, and
-    succeeds when there is space again.
+async def test_a_full_disk_does_not_prevent_unprepare(tmp_path: Path) -> None:
+    """Unprepare does not need any disk space. A Prepare call that finds no space is refused and leaves nothing behind;
+    it succeeds once there is space again.
     """
     node = Frontend(tmp_path, None, claim("a", cpus(1)), claim("b", cpus(1)), claim("c", cpus(1)))
     await node.store.start()
@@ -392,8 +396,8 @@ async def test_a_full_disk_does_not_keep_claims_from_being_taken_back(tmp_path: 
     assert node.store.journal_problem == ""
 
 
-async def test_memory_of_a_living_container_stays_claimed(node: Frontend) -> None:
-    """Hugepages stay allocated like CPUs: after Unprepare they become free when the last container has ended."""
+async def test_a_running_containers_memory_stays_claimed(node: Frontend) -> None:
+    """Like CPUs, hugepages stay allocated after Unprepare and become free when the last container has ended."""
     held = memory_record("u1", ("r", 0, 64 << 20, 2 << 20))
     await node.store.transact(lambda t: t.write(held))
     node.report(claims=[{"uid": "u1", "driver": "dra.memory"}])
@@ -407,7 +411,9 @@ async def test_memory_of_a_living_container_stays_claimed(node: Frontend) -> Non
 
 
 async def test_the_ledger_is_the_same_object_while_nothing_changes(node: Frontend) -> None:
-    """Periodic tasks are skipped while the object is the same. A scan of all files does not replace it."""
+    """Periodic tasks skip their work if the ledger is the same object as before. A scan of all files does not replace
+    the object.
+    """
     await write(node)
     node.report(**USES)
     for change in (
@@ -428,8 +434,8 @@ async def test_the_ledger_is_the_same_object_while_nothing_changes(node: Fronten
     assert len(node.store.ledger.containers) == 2
 
 
-async def test_leftovers_of_a_death_are_removed(node: Frontend) -> None:
-    """A process that dies during a write leaves a temporary file."""
+async def test_temporary_files_from_a_crash_are_removed(node: Frontend) -> None:
+    """A process that crashes during a write leaves a temporary file behind."""
     leftovers = (node.root / ".claims.journal.12345678", node.path / f".{cdi_file_name('dra.cpu', 'u1')}.abcd.tmp")
     node.path.mkdir()
     for leftover in leftovers:
@@ -439,8 +445,8 @@ async def test_leftovers_of_a_death_are_removed(node: Frontend) -> None:
 
 
 @pytest.mark.parametrize("journal", ["kept", "lost", "never there"])
-async def test_whether_the_journal_of_prepared_claims_was_lost(tmp_path: Path, journal: str) -> None:
-    """A node that has just booted has no lost claims; a node whose journal was removed may have some."""
+async def test_a_lost_journal_is_distinguished_from_one_that_never_existed(tmp_path: Path, journal: str) -> None:
+    """A node that has just booted has no lost claims, whereas a node whose journal was removed may have some."""
     if journal != "never there":
         former = Frontend(tmp_path)
         await former.store.start()
@@ -451,12 +457,12 @@ async def test_whether_the_journal_of_prepared_claims_was_lost(tmp_path: Path, j
     assert node.store.journal_lost is (journal == "lost")
 
 
-async def test_a_scan_is_due_as_long_as_a_file_may_have_changed(tmp_path: Path) -> None:
-    """A changed directory or journal, a release in progress and a lost file all make a scan due."""
+async def test_a_scan_is_due_whenever_a_file_may_have_changed(tmp_path: Path) -> None:
+    """A scan is due if the directory or the journal has changed, a release is in progress, or a file has been lost."""
     (tmp_path / "cdi").mkdir()
     node, other = Frontend(tmp_path), Frontend(tmp_path)
     await node.store.transact(lambda t: None)
-    await asyncio.sleep(0.02)  # a current time stamp proves nothing
+    await asyncio.sleep(0.02)  # a time stamp in the current tick proves nothing
     await node.store.transact(lambda t: None)
     assert (node.store.is_settled, node.store.has_files) == (True, False)
     await write(other)
@@ -468,7 +474,7 @@ async def test_a_scan_is_due_as_long_as_a_file_may_have_changed(tmp_path: Path) 
     assert not node.store.is_settled
     await asyncio.sleep(0.02)
     await node.look()
-    assert on_disk(tmp_path)  # written again
+    assert on_disk(tmp_path)  # the lost file was written again
     await asyncio.sleep(0.02)
     await node.look()
     assert node.store.is_settled
@@ -476,7 +482,7 @@ async def test_a_scan_is_due_as_long_as_a_file_may_have_changed(tmp_path: Path) 
     assert not node.store.is_settled
 
 
-async def test_a_release_whose_container_runs_is_not_settled(node: Frontend) -> None:
+async def test_a_scan_stays_due_while_a_released_claims_container_runs(node: Frontend) -> None:
     """Each scan may find that the container has ended."""
     await write(node)
     node.report(**USES)

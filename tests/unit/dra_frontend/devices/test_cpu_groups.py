@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grouping CPUs into devices."""
+"""Groups CPUs into devices."""
 
 import pytest
 from dra_frontend.devices.cpu_groups import cpu_groups
@@ -10,7 +10,7 @@ from tests.strategies.machines import Core, assemble, hybrid, machine
 
 
 def groups(found: Machine, group_by: str) -> dict[str, CpuDevice]:
-    """Returns the groups by name."""
+    """Returns the CPU groups by name."""
     return {group.name: group for group in cpu_groups(found, "grouped", group_by)}
 
 
@@ -36,7 +36,7 @@ MIXED = assemble(hybrid(2, 1, 1), adjacent=True)
 def test_groups(
     group_by: str, found: Machine, names: list[str], cpus: set[int], attributes: dict[str, int | str]
 ) -> None:
-    """Each group publishes the attributes that all its CPUs share; a socket may span several NUMA nodes and then has no
+    """Each group publishes the attributes that all of its CPUs share. A socket that spans several NUMA nodes has no
     NUMA attribute.
     """
     made = groups(found, group_by)
@@ -46,8 +46,8 @@ def test_groups(
 
 
 def test_an_l3_that_spans_numa_nodes_has_no_numa_attribute() -> None:
-    """With sub-NUMA clusters one L3 spans several NUMA nodes. An attribute that holds only for some of the CPUs is not
-    published.
+    """With sub-NUMA clusters, one L3 spans several NUMA nodes. An attribute that applies to only some of the CPUs is
+    not published.
     """
     (group,) = groups(assemble([Core(node=0), Core(node=1)]), "l3").values()
     assert not [name for name in group.attributes if "numaNode" in name or "NumaNode" in name]
@@ -55,7 +55,7 @@ def test_an_l3_that_spans_numa_nodes_has_no_numa_attribute() -> None:
     assert "dra.cpu/coreType" not in mixed.attributes
 
 
-def test_cpus_without_l3_are_offered_by_numa_node() -> None:
+def test_cpus_without_an_l3_are_offered_by_numa_node() -> None:
     """CPUs without a cache directory are grouped by the next larger unit instead of being dropped."""
     found = groups(assemble(hybrid(2, 1, 2), adjacent=True), "l3")
     assert {name: sorted(group.cpus) for name, group in found.items()} == {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes from which a custom scheduler learns a device's CPUs and which of them share a core."""
+"""Attributes that tell a custom scheduler which CPUs a device has and which of them share a core."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from numa_contract.cpuset import parse_cpu_list
 from tests.strategies.machines import Core, assemble, machine, machines
 
 EVERY_FOURTH = assemble([Core(node=number % 4, threads=1) for number in range(128)])
-"""A machine whose CPUs are numbered round-robin over its NUMA nodes."""
+"""A machine whose CPUs are numbered round-robin across its NUMA nodes."""
 
 
 def offered(found: Machine, **keys: Any) -> Inventory:
@@ -23,7 +23,7 @@ def offered(found: Machine, **keys: Any) -> Inventory:
 
 
 def decoded(layout: str) -> dict[int, int]:
-    """Returns the sibling of each CPU as a reader decodes it, or the CPU itself if it has none."""
+    """Returns each CPU's sibling as a reader decodes it from the attributes, or the CPU itself if it has none."""
     other: dict[int, int] = {}
     for entry in layout.split(";"):
         cpus, _, stride = entry.partition(">")
@@ -46,15 +46,15 @@ def decoded(layout: str) -> dict[int, int]:
     ],
 )
 def test_siblings_are_encoded_by_their_distance(found: Machine, expected: str) -> None:
-    """Siblings are encoded by their distance, with single threads last. A layout that this format cannot express is
-    left out.
+    """Each pair of siblings is encoded by the distance between their numbers, and CPUs without a sibling come last. A
+    layout that this format cannot express is left out.
     """
     assert smt_layout(found) == expected
 
 
 @given(machines())
-def test_the_layout_can_be_read_again(found: Machine) -> None:
-    """For any numbering, each CPU decodes to its sibling or to none."""
+def test_the_layout_can_be_decoded(found: Machine) -> None:
+    """For any CPU numbering, each CPU decodes to its own sibling, or to none."""
     layout = smt_layout(found)
     cores = [
         {one for one in found.cpus if found.cpus[one].core == core} for core in {c.core for c in found.cpus.values()}
@@ -66,7 +66,9 @@ def test_the_layout_can_be_read_again(found: Machine) -> None:
 
 
 def test_devices_list_their_cpus_for_an_external_allocator() -> None:
-    """The devices list the CPUs that claims can get. The layout is that of the machine and the same on every device."""
+    """The devices list the CPUs that claims can get. The layout describes the whole machine and is the same on every
+    device.
+    """
     inventory = offered(machine(), reserved_cpus=frozenset({0}))
     said = {d.name: (d.attributes[CPU_IDS], d.attributes[SMT_LAYOUT]) for d in inventory.pools[0].devices}
     assert said == {"cpudevnuma000": ("1,4-5", "0-7>4"), "cpudevnuma001": ("2-3,6-7", "0-7>4")}
@@ -75,15 +77,15 @@ def test_devices_list_their_cpus_for_an_external_allocator() -> None:
 
 @pytest.mark.parametrize("config", [Config(), Config(allocator="external", cpu_device_mode="individual")])
 def test_other_configurations_publish_no_cpu_lists(config: Config) -> None:
-    """A device with a single CPU has its number already, and claims that leave the choice to this driver do not need
-    the list.
+    """A device with a single CPU already has the CPU's number, and claims for which this driver chooses the CPUs do not
+    need the list.
     """
     for device in build_inventory(machine(), config, "n").pools[0].devices:
         assert not {CPU_IDS, SMT_LAYOUT} & device.attributes.keys()
 
 
 def test_a_list_that_is_too_long_is_left_out_with_a_warning() -> None:
-    """The server rejects a slice with a string of more than 64 bytes, and a truncated CPU list would be wrong."""
+    """The server rejects a slice with a string longer than 64 bytes, and a truncated CPU list would be wrong."""
     inventory = offered(EVERY_FOURTH)
     assert not any(CPU_IDS in device.attributes for device in inventory.pools[0].devices)
     assert {one.kind for one in inventory.misfits} == {MisfitKind.TOO_LONG}

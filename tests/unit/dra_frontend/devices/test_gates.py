@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feature gates that the published devices depend on."""
+"""Feature gates on which the published devices depend."""
 
 from dra_frontend.devices.gates import COUNTING, kubelet_counts_claims
 
 
-def test_a_kubelet_declares_that_it_counts() -> None:
-    """A Node without the list belongs to a kubelet that is too old."""
+def test_the_node_object_declares_whether_the_kubelet_counts_claims() -> None:
+    """A Node object without the list of declared features comes from a kubelet that is too old."""
     declared = ["GuaranteedQoSPodCPUResize", COUNTING]
     assert kubelet_counts_claims({"status": {"declaredFeatures": declared}})
     assert not kubelet_counts_claims({"status": {"declaredFeatures": declared[:1]}})

@@ -23,7 +23,7 @@ NEAREST = "dra.cpu/nearestNumaNode"
 
 
 def config(**keys: Any) -> Config:
-    """Returns a configuration as it is read from a file."""
+    """Returns a configuration as it would be read from a file."""
     return parse_config(keys, "test")
 
 
@@ -44,8 +44,8 @@ def memory_device(inventory: Inventory, pool: str, name: str) -> MemoryDevice:
     return device
 
 
-def test_names_are_the_contract() -> None:
-    """Manifests and claims use the names of pools and devices."""
+def test_pool_and_device_names_are_part_of_the_contract() -> None:
+    """Manifests and claims contain the names of pools and devices."""
     assert pools(offered(discover(small_machine()))) == {
         "n": ["cpudevnuma000", "cpudevnuma001"],
         "n-memory": ["memory-numa000", "memory-numa001"],
@@ -55,8 +55,8 @@ def test_names_are_the_contract() -> None:
 
 
 def test_memory_attributes_and_policies() -> None:
-    """Memory has its page size in both spellings, its tier and its distance. Requests are whole pages, or 1 MiB steps
-    by default.
+    """Memory devices publish their page size in both spellings, their tier and their distance. Requests are in whole
+    pages, or in steps of 1 MiB by default.
     """
     inventory = offered(discover(small_machine()))
     plain = memory_device(inventory, "memory", "memory-numa001")
@@ -96,31 +96,35 @@ def test_a_single_page_or_cpu_has_no_step() -> None:
 
 
 def test_memory_is_offered_only_once() -> None:
-    """Plain memory is the node's memory without its hugepages, including surplus pages, and without the reserve."""
+    """A plain memory device has the node's memory minus the node's hugepages, including surplus pages, and minus the
+    reserve.
+    """
     two = (HugepagePool(2 * MIB, 256, 100, surplus=6), HugepagePool(GIB, 1, 0))
     reserve = [{"numaNode": 1, "limits": {"memory": "100Mi", "hugepages-2Mi": "3Mi"}}]
     inventory = offered(machine(memory=4 * GIB, hugepages=two), reservedMemory=reserve)
     assert memory_device(inventory, "memory", "memory-numa000").amount == 4 * GIB - 512 * MIB - GIB
-    # 2460 MiB remain; the step is 64 MiB.
+    # 2460 MiB remain, and the step is 64 MiB.
     assert memory_device(inventory, "memory", "memory-numa001").amount == 38 * MEMORY_STEP
     assert memory_device(inventory, "hugepages-2m", "hugepages-2m-numa000").amount == 250 * 2 * MIB
     assert memory_device(inventory, "hugepages-2m", "hugepages-2m-numa001").amount == 248 * 2 * MIB
 
 
 @pytest.mark.parametrize("drift", [0, 4096, 12345, 8 * MIB])
-def test_capacity_survives_the_drift_between_boots(drift: int) -> None:
+def test_the_capacity_does_not_change_with_small_differences_between_boots(drift: int) -> None:
     """If a few pages are missing after a reboot, neither the capacity nor the slice changes."""
     size = 33 * GIB + 20 * MIB
     device = memory_device(offered(machine(memory=size - drift, hugepages=())), "memory", "memory-numa000")
     assert device.amount == (33 * 16 - 27) * MEMORY_STEP, "less a twentieth, in whole steps"
 
 
-def test_nothing_is_published_at_zero() -> None:
-    """A node without memory, pages or free CPUs, or with a larger reserve, has no device, but its pools remain."""
+def test_a_device_without_capacity_is_not_published() -> None:
+    """A node without memory, pages or free CPUs, or with a reserve larger than its memory, has no device, but its pools
+    remain.
+    """
     bare = machine(memory=0, hugepages=(HugepagePool(2 * MIB, 0, 0),))
     assert pools(offered(bare, reservedCPUs="2-3,6-7")) == {"n": ["cpudevnuma000"], "n-memory": []}
     assert pools(offered(bare, reservedCPUs="0-7")) == {"n": [], "n-memory": []}
-    assert pools(offered(machine(1, 1, 1, 1, 1)))["n"] == []  # the only CPU stays with the shared pool
+    assert pools(offered(machine(1, 1, 1, 1, 1)))["n"] == []  # the only CPU stays in the shared pool
     reserve = [{"numaNode": 0, "limits": {"memory": "1Ti", "hugepages-2Mi": "1Ti"}}]
     assert pools(offered(machine(), reservedMemory=reserve)) == {
         "n": ["cpudevnuma000", "cpudevnuma001"],
@@ -129,8 +133,10 @@ def test_nothing_is_published_at_zero() -> None:
     }
 
 
-def test_memory_without_cpus_is_far() -> None:
-    """A node without CPUs is in the far tier, at its distance to the nearest CPUs, or 20 if that is unknown."""
+def test_memory_without_cpus_is_in_the_far_tier() -> None:
+    """A NUMA node without CPUs is in the far tier, at the distance to its nearest CPUs, or at 20 if the distance is
+    unknown.
+    """
     found = machine(memory=GIB)
     far = replace(found.numa_nodes[1], id=2, cpus=frozenset(), distances={0: 24, 1: 17, 2: 10})
     known = replace(found, numa_nodes={**found.numa_nodes, 2: far})
@@ -141,8 +147,8 @@ def test_memory_without_cpus_is_far() -> None:
 
 
 def test_memory_publishes_its_kind_performance_and_nearest_cpus() -> None:
-    """Attributes that the kernel does not report are left out, except the kind. Hugepages have the attributes of their
-    node's memory.
+    """Attributes other than the kind are left out if the kernel does not report them. Hugepages have the same
+    attributes as their node's memory.
     """
     pages = {f"{NODES}/node3/hugepages/hugepages-2048kB/{name}_hugepages": "512\n" for name in ("nr", "free")}
     inventory = offered(discover(small_machine().changed({**far_memory(), **pages})))
@@ -159,9 +165,9 @@ def test_memory_publishes_its_kind_performance_and_nearest_cpus() -> None:
     assert published("memory", "memory-numa001")["nearestNumaNode"] == 1
 
 
-def test_cpus_next_to_more_nodes_than_a_device_can_list_are_left_out() -> None:
-    """The memory is equally far from each of 64 nodes. A truncated list would wrongly exclude the CPUs of the
-    others.
+def test_nearest_cpus_on_more_nodes_than_a_device_can_list_are_left_out() -> None:
+    """The memory is equally far from each of 64 nodes. A truncated list would wrongly exclude the CPUs on the nodes
+    left out.
     """
     found = machine(64, 1, 1, 1, 1, memory=GIB)
     far = NumaNode(64, frozenset(), GIB)
@@ -171,8 +177,10 @@ def test_cpus_next_to_more_nodes_than_a_device_can_list_are_left_out() -> None:
     assert NEAREST not in device.attributes
 
 
-def test_cpus_are_next_to_the_nodes_that_they_are_of() -> None:
-    """A device of several nodes lists them in both attributes; if both lists are too long, the standard one stays."""
+def test_a_cpu_devices_nearest_nodes_are_its_own_nodes() -> None:
+    """A device that spans several nodes lists them in both attributes. If both lists together are too long, only the
+    standard attribute remains.
+    """
     for sockets, listed in ((2, True), (30, False)):
         (device,) = offered(machine(sockets), groupBy="machine").pools[0].devices
         nodes = device.attributes["resource.kubernetes.io/numaNode"]
@@ -208,8 +216,8 @@ ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left f
     ],
 )
 def test_missing_resources_are_a_warning(keys: dict[str, Any], texts: list[str], kinds: list[MisfitKind]) -> None:
-    """One configuration serves different nodes, so a missing item may exist elsewhere: it is reported, and the rest is
-    offered.
+    """The same configuration serves different nodes, so an item that is missing here may exist elsewhere. The missing
+    item is reported, and everything else is offered.
     """
     found = replace(machine(offline=frozenset({7})), possible=frozenset(range(12)), possible_nodes=frozenset(range(4)))
     inventory = offered(found, **keys)
@@ -232,7 +240,9 @@ def test_missing_resources_are_a_warning(keys: dict[str, Any], texts: list[str],
     ],
 )
 def test_an_impossible_configuration_disables_its_driver(keys: dict[str, Any], driver: str, text: str) -> None:
-    """The operator meant another machine. The other driver's devices are offered, and claims can still be released."""
+    """The operator meant another machine. The other driver's devices are still offered, and claims can still be
+    released.
+    """
     found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
     inventory = offered(found, **keys)
     assert inventory.refused == {driver: text}
@@ -270,8 +280,8 @@ def test_an_irrelevant_inconsistency_is_only_a_warning() -> None:
     ],
 )
 def test_the_configured_number_of_cpus_is_withheld(keys: dict[str, Any], withheld: set[int]) -> None:
-    """In addition to the reserved CPUs, N more stay in the pool: from the last groups, lowest first, whole cores if
-    possible.
+    """In addition to the reserved CPUs, N more stay in the pool. They come from the last groups, lowest CPU first, and
+    are whole cores if possible.
     """
     inventory = offered(machine(), **keys)  # cores 0+4, 1+5 on node 0, 2+6, 3+7 on node 1
     assert inventory.withheld_cpus == withheld
@@ -280,8 +290,8 @@ def test_the_configured_number_of_cpus_is_withheld(keys: dict[str, Any], withhel
 
 
 @given(machines() | odd_machines(), st.integers(0, 9), st.data())
-def test_withheld_cpus_stay_and_avoid_claims(found: Machine, count: int, data: st.DataObject) -> None:
-    """Previously withheld CPUs stay withheld if possible, and claims lose none while others are free."""
+def test_withheld_cpus_stay_the_same_and_avoid_claims(found: Machine, count: int, data: st.DataObject) -> None:
+    """CPUs that were withheld before stay withheld if possible, and claims lose no CPUs while others are free."""
     held = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
     settings = Config(withheld_cpus=count, **data.draw(st.sampled_from(MODES)))
     first = build_inventory(found, settings, "n").withheld_cpus
@@ -294,14 +304,16 @@ def test_withheld_cpus_stay_and_avoid_claims(found: Machine, count: int, data: s
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "a_b", "a/b", "-a", "a..b", "a" * 241])
-def test_a_node_name_that_makes_bad_pool_names_is_refused(name: str) -> None:
-    """The server would reject the slices one by one; the error appears once, when the service starts."""
+def test_a_node_name_that_makes_invalid_pool_names_is_rejected(name: str) -> None:
+    """The server would reject each slice individually. Instead, the error appears once, when the service starts."""
     with pytest.raises(InventoryError, match="node name"):
         build_inventory(machine(), config(), name)
 
 
 def test_an_unknown_device_is_not_found() -> None:
-    """An allocation result of another node, driver or time does not match any device. Devices are found by an index."""
+    """An allocation result with another node's, another driver's or an earlier inventory's device does not match any
+    device. Devices are found through an index.
+    """
     inventory = offered(machine())
     object.__setattr__(inventory, "pools", None)
     assert inventory.devices.get(("dra.cpu", "n", "cpudevnuma000")) is not None
@@ -312,7 +324,7 @@ def test_an_unknown_device_is_not_found() -> None:
 
 @given(machines() | odd_machines(), st.data())
 def test_cpus_are_offered_at_most_once_and_only_if_permitted(found: Machine, data: st.DataObject) -> None:
-    """In every mode the offered CPUs are online, unreserved and in one device each, and the pool is never empty."""
+    """In every mode, each offered CPU is online, unreserved and in exactly one device, and the pool is never empty."""
     reserved = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
     mode = data.draw(st.sampled_from(MODES))
     inventory = build_inventory(found, Config(reserved_cpus=reserved, **mode), "n")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NUMA nodes of CPU devices that may span several of them, and their alignment with other devices (KEP-6072)."""
+"""The NUMA nodes that CPU devices list, which may be several per device, and the alignment with other devices
+(KEP-6072).
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -22,14 +24,14 @@ EIGHT = discover(captured("48amd64-4pa2n6c-sparse"))
 
 
 def nodes(machine: Machine, **config: object) -> dict[str, Any]:
-    """Returns the NUMA nodes in each CPU device's attribute."""
+    """Returns the NUMA nodes from each CPU device's attribute."""
     inventory = build_inventory(machine, Config.model_validate(config), "n")
     return {device.name: device.attributes.get(NUMA_NODE) for device in inventory.pools[0].devices}
 
 
 def test_a_device_lists_the_numa_nodes_of_its_cpus() -> None:
-    """A single node is a number, which every server accepts; several are a list. A node whose CPUs are all reserved is
-    not listed.
+    """A single node is published as a number, which every server accepts, and several nodes are published as a list. A
+    node whose CPUs are all reserved is not listed.
     """
     assert nodes(TWO) == {"cpudevnuma000": 0, "cpudevnuma001": 1}
     assert nodes(TWO, groupBy="machine") == {"cpudevmachine": (0, 1)}
@@ -41,8 +43,8 @@ def test_a_device_lists_the_numa_nodes_of_its_cpus() -> None:
     assert {node for one in sockets.values() for node in one} == EIGHT.numa_nodes.keys()
 
 
-def test_a_list_that_no_server_accepts_is_left_out() -> None:
-    """A device can have 48 values, and a truncated list would wrongly exclude the other nodes."""
+def test_a_list_that_is_too_long_for_the_server_is_left_out() -> None:
+    """A device can have at most 48 attribute values, and a truncated list would wrongly exclude the other nodes."""
     spread = {cpu: replace(TWO.cpus[cpu % 8], id=cpu, core=cpu, numa_node=cpu) for cpu in range(64)}
     node = TWO.numa_nodes[0]
     many = replace(TWO, cpus=spread, numa_nodes={n: replace(node, id=n, cpus=frozenset({n})) for n in range(64)})
@@ -50,7 +52,7 @@ def test_a_list_that_no_server_accepts_is_left_out() -> None:
 
 
 def aligned(gpu: dict[str, object], **config: object) -> str:
-    """Returns the CPU device that a claim gets together with a GPU on this NUMA node."""
+    """Returns the CPU device that a claim gets together with a GPU on the given NUMA node."""
     pool = {"name": "gpus", "generation": 1, "resourceSliceCount": 1}
     device = {"name": "gpu0", "attributes": {NUMA_NODE: gpu}}
     spec = {"driver": "gpu.example", "nodeName": "n", "pool": pool, "devices": [device]}
@@ -70,7 +72,7 @@ def aligned(gpu: dict[str, object], **config: object) -> str:
     return str(claim["status"]["allocation"]["devices"]["results"][1]["device"])
 
 
-def test_cpus_are_found_next_to_a_gpu_of_several_nodes() -> None:
+def test_cpus_are_found_next_to_a_gpu_on_several_nodes() -> None:
     """A number matches a list that contains it, and two lists match if they intersect."""
     assert aligned({"ints": [1, 2]}) == "cpudevnuma001"
     assert aligned({"int": 1}) == "cpudevnuma001"

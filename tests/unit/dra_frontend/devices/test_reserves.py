@@ -21,14 +21,14 @@ MIB = 1 << 20
 
 
 def node(reserved: int = 2 * GIB, pages: str = "2Gi") -> dict[str, Any]:
-    """Returns a Node of 64 GiB with 8 GiB of hugepages, where N bytes and half a CPU are not allocatable."""
+    """Returns a Node object with 64 GiB, 8 GiB of it as hugepages, where N bytes and half a CPU are not allocatable."""
     capacity = {"cpu": "16", "memory": "64Gi", "hugepages-1Gi": "6Gi", "hugepages-2Mi": pages, "pods": "110"}
     allocatable = {**capacity, "cpu": "15500m", "memory": str(56 * GIB - reserved)}
     return {"status": {"capacity": capacity, "allocatable": allocatable}}
 
 
 def test_the_kubelets_reserve_excludes_hugepages() -> None:
-    """Kubernetes also subtracts hugepages from allocatable memory, but they are not a reserve."""
+    """Kubernetes subtracts hugepages from allocatable memory too, but they are not a reserve."""
     assert reserved_by_kubelet(node(), "memory") == 2 * GIB
     assert reserved_by_kubelet(node(), "cpu") == Fraction(1, 2)
     assert reserved_by_kubelet(node(-GIB), "memory") == 0, "more is allocatable than is there"
@@ -37,13 +37,13 @@ def test_the_kubelets_reserve_excludes_hugepages() -> None:
 @pytest.mark.parametrize(
     "broken", [{}, {"status": {}}, {"status": None}, {"status": {"capacity": []}}, node(pages="many")]
 )
-def test_a_node_without_figures_shows_no_reserve(broken: dict[str, Any]) -> None:
-    """The kubelet has not registered yet, or another client has damaged the Node."""
+def test_a_node_object_without_amounts_shows_no_reserve(broken: dict[str, Any]) -> None:
+    """The kubelet has not registered yet, or another client has damaged the Node object."""
     assert reserved_by_kubelet(broken, "memory") is None
 
 
 def uneven(*sizes: int, huge: int = 0) -> Machine:
-    """Returns a machine whose NUMA nodes have these sizes, the first one with N pages of 2 MiB."""
+    """Returns a machine whose NUMA nodes have the given sizes, with N pages of 2 MiB on the first one."""
     found = machine(len(sizes), memory=GIB, hugepages=())
     nodes = {number: replace(found.numa_nodes[number], memory_bytes=size) for number, size in enumerate(sizes)}
     nodes[0] = replace(nodes[0], hugepages=(HugepagePool(2 * MIB, huge, huge),))
@@ -51,27 +51,27 @@ def uneven(*sizes: int, huge: int = 0) -> Machine:
 
 
 def offered(found: Machine, kubelet: int | None, config: Config | None = None) -> list[int]:
-    """Returns the bytes of plain memory by NUMA node, for those that offer any."""
+    """Returns the bytes of plain memory for each NUMA node that offers any."""
     inventory = build_inventory(found, config or Config(), "n", kubelet_reserve=kubelet)
     devices = [device for pool in inventory.pools for device in pool.devices if isinstance(device, MemoryDevice)]
     return [device.amount for device in devices if not device.hugepages]
 
 
-def test_the_kubelets_reserve_is_split_by_size() -> None:
-    """The reserve is split in whole capacity steps and without hugepages, which have their own devices."""
+def test_the_kubelets_reserve_is_split_by_node_size() -> None:
+    """The reserve is split in whole capacity steps. Hugepages are excluded, since they have devices of their own."""
     reserve = memory_reserve(uneven(12 * GIB, 4 * GIB, huge=1024), Config(), 2 * GIB)
     assert (reserve.source, reserve.by_node) == ("kubelet", {0: 1536 * MIB, 1: 512 * MIB})
     assert offered(uneven(12 * GIB, 4 * GIB, huge=1024), 2 * GIB) == [8704 * MIB, 3584 * MIB]
 
 
-def test_changing_pages_do_not_affect_other_nodes() -> None:
-    """The reserve is split by the nodes' total memory, not by their memory without hugepages."""
+def test_changing_hugepages_on_one_node_does_not_affect_other_nodes() -> None:
+    """The reserve is split in proportion to the nodes' total memory, not to their memory without hugepages."""
     found = [offered(uneven(8 * GIB, 8 * GIB, huge=huge), GIB)[1] for huge in (0, 100, 2048)]
     assert found == [7680 * MIB] * 3
 
 
-def test_without_a_figure_a_part_of_each_node_is_reserved() -> None:
-    """A default installation does not offer the memory that the kubelet and system daemons need."""
+def test_without_a_known_reserve_part_of_each_node_is_reserved() -> None:
+    """A default installation must not offer the memory that the kubelet and system daemons need."""
     reserve = memory_reserve(uneven(40 * GIB, 20 * GIB), Config())
     assert (reserve.source, reserve.by_node) == ("default", {0: 2 * GIB, 1: GIB})
     assert "1/20" in reserve.text
@@ -91,7 +91,7 @@ def test_the_operators_reserve_takes_precedence(kubelet: int | None) -> None:
 
 
 def test_a_reserve_that_leaves_nothing_is_reported() -> None:
-    """This applies to the operator's reserve and to the kubelet's."""
+    """This applies both to the operator's reserve and to the kubelet's."""
     inventory = build_inventory(uneven(GIB, GIB), Config(), "n", kubelet_reserve=4 * GIB)
     (warning,) = inventory.warnings
     assert warning.startswith("memory: none is left for claims; the reserve is the kubelet's reserve")
@@ -99,7 +99,7 @@ def test_a_reserve_that_leaves_nothing_is_reported() -> None:
 
 @given(st.lists(st.integers(0, 4 << 40), min_size=1, max_size=8), st.integers(0, 8 << 40))
 def test_the_split_adds_up_to_the_kubelets_reserve(sizes: list[int], kubelet: int) -> None:
-    """The shares add up to the kubelet's reserve if the machine has that much memory, plus at most one step per NUMA
+    """If the machine has enough memory, the shares add up to the kubelet's reserve, plus at most one step per NUMA
     node.
     """
     reserve = memory_reserve(uneven(*sizes), Config(), kubelet).by_node
@@ -110,14 +110,16 @@ def test_the_split_adds_up_to_the_kubelets_reserve(sizes: list[int], kubelet: in
 
 
 def with_far_nodes(found: Machine, *far: int) -> Machine:
-    """Returns the machine with additional NUMA nodes of these sizes that have no CPUs."""
+    """Returns the machine with additional NUMA nodes that have the given sizes and no CPUs."""
     more = {id_: NumaNode(id_, frozenset(), size) for id_, size in enumerate(far, len(found.numa_nodes))}
     return replace(found, numa_nodes={**found.numa_nodes, **more})
 
 
 @pytest.mark.parametrize("kubelet", [10 * GIB, None])
 def test_nodes_without_cpus_have_no_system_reserve(kubelet: int | None) -> None:
-    """Daemons allocate on the nodes they run on, so a share on CXL memory or HBM would be missing there."""
+    """Daemons allocate memory on the nodes where they run. A share of the reserve on CXL memory or HBM would be missing
+    on those nodes.
+    """
     found = with_far_nodes(uneven(480 * GIB, 480 * GIB), *[186 * GIB] * 4)
     reserve = memory_reserve(found, Config(), kubelet).by_node
     assert reserve == {0: 5 * GIB if kubelet else 24 * GIB, 1: 5 * GIB if kubelet else 24 * GIB} | dict.fromkeys(
@@ -135,8 +137,10 @@ def test_movable_memory_has_no_system_reserve() -> None:
 
 
 @pytest.mark.parametrize("normal", [True, False])
-def test_other_nodes_keep_the_reserve_if_no_node_suits_the_system(normal: bool) -> None:
-    """This happens if CPUs are on nodes without memory, or if the kernel lists no node with normal memory."""
+def test_other_nodes_keep_the_reserve_if_no_node_is_suitable(normal: bool) -> None:
+    """No node is suitable if all CPUs are on nodes without memory, or if the kernel lists no node with normal
+    memory.
+    """
     found = with_far_nodes(uneven(0, 0), 6 * GIB, 2 * GIB)
     nodes = {id_: replace(node, normal_memory=normal) for id_, node in found.numa_nodes.items()}
     assert memory_reserve(replace(found, numa_nodes=nodes), Config(), GIB).by_node == {

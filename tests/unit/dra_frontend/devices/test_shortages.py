@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a device is tainted after an allocation of its hugepages has failed."""
+"""How long a device stays tainted after allocating its hugepages has failed."""
 
 from dra_frontend.devices.shortages import FIRST_SECONDS, MAX_SECONDS, SILENCE_SECONDS, ShortageKind, Shortages
 
@@ -26,8 +26,8 @@ def period(shortages: Shortages, clock: Clock) -> float:
     return clock.now - began
 
 
-def test_each_failure_in_a_row_doubles_the_time() -> None:
-    """The time grows to at most an hour. A success, or an hour without a failure, resets it."""
+def test_each_consecutive_failure_doubles_the_duration() -> None:
+    """The duration grows to at most an hour. A success, or an hour without a failure, resets it."""
     clock = Clock()
     shortages = Shortages(clock)
     assert [period(shortages, clock) for _ in range(6)] == [300, 600, 1200, 2400, 3600, 3600]
@@ -37,8 +37,8 @@ def test_each_failure_in_a_row_doubles_the_time() -> None:
     assert period(shortages, clock) == FIRST_SECONDS
 
 
-def test_failures_within_the_time_do_not_lengthen_it() -> None:
-    """Several claims fail at once, and some of them tolerate the taint."""
+def test_failures_during_a_shortage_do_not_prolong_it() -> None:
+    """Several claims may fail at the same time, and some of them may tolerate the taint."""
     clock = Clock()
     shortages = Shortages(clock)
     for _ in range(5):
@@ -48,8 +48,8 @@ def test_failures_within_the_time_do_not_lengthen_it() -> None:
     assert period(shortages, clock) == 2 * FIRST_SECONDS
 
 
-def test_the_mapping_is_another_object_after_a_change_alone() -> None:
-    """Publishing compares the mapping by identity."""
+def test_the_mapping_is_replaced_only_after_a_change() -> None:
+    """The publisher compares the mapping by identity."""
     clock = Clock()
     shortages = Shortages(clock)
     empty = shortages.by_device
@@ -66,7 +66,7 @@ def test_the_mapping_is_another_object_after_a_change_alone() -> None:
 
 
 def test_a_silent_helper_is_a_shortage_after_ten_seconds() -> None:
-    """The shortage lasts until the helper answers, however long that takes."""
+    """The shortage lasts until the helper responds, however long that takes."""
     clock = Clock()
     shortages = Shortages(clock)
     assert not shortages.helper_silent(DEVICE, "refused")
@@ -80,7 +80,7 @@ def test_a_silent_helper_is_a_shortage_after_ten_seconds() -> None:
     assert not shortages.helper_silent(DEVICE, "refused")
 
 
-def test_an_answer_of_the_helper_does_not_end_a_shortage_of_memory() -> None:
+def test_a_response_from_the_helper_does_not_end_a_memory_shortage() -> None:
     """The file can be written, but the kernel still has no contiguous memory."""
     shortages = Shortages(Clock())
     shortages.growth_failed(DEVICE, "no memory")

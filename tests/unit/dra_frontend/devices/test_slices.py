@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResourceSlices satisfy the API server's validation rules, on captured and on generated machines."""
+"""ResourceSlices satisfy the API server's validation rules, for captured and generated machines."""
 
 import random
 import re
@@ -31,13 +31,13 @@ PAGES = [64 << 10, 2 << 20, 32 << 20, 512 << 20, 1 << 30, 16 << 30]
 
 
 def published(inventory: Inventory) -> dict[str, list[dict[str, Any]]]:
-    """Returns the documents by pool."""
+    """Returns the slice documents by pool."""
     return {pool.name: slice_documents(pool, "n") for pool in inventory.pools}
 
 
 def assert_admitted(slices: dict[str, list[dict[str, Any]]]) -> None:
-    """Asserts that the server stores every slice unchanged, with and without lists, and that each pool is complete and
-    its device names are unique.
+    """Asserts that the server stores every slice unchanged, with and without lists, that each pool is complete, and
+    that device names are unique within a pool.
     """
     for pool, documents in slices.items():
         names = []
@@ -55,8 +55,8 @@ def assert_admitted(slices: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def assert_canonical(devices: list[dict[str, Any]]) -> None:
-    """Asserts that quantities have the server's spelling and that a shared device has exactly one capacity, with a
-    request policy.
+    """Asserts that quantities are spelled as the server spells them and that a shared device has exactly one capacity,
+    with a request policy.
     """
     for device in devices:
         if "allowMultipleAllocations" not in device:
@@ -74,7 +74,7 @@ def assert_canonical(devices: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("reserved", [frozenset(), frozenset({0, 1})])
 def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> None:
-    """In every mode, the slices of every captured machine pass the server's validation unchanged. Plain memory and
+    """In every mode, the slices for every captured machine pass the server's validation unchanged. Plain memory and
     hugepages together fit into each node.
     """
     found = discover(captured(name))
@@ -89,7 +89,7 @@ def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> 
 @settings(deadline=None)
 @given(machines() | odd_machines(), st.data())
 def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
-    """Unusual memory sizes, single pages and any reserve result in slices that the server accepts."""
+    """Unusual memory sizes, single pages and any reserve still result in slices that the server accepts."""
     nodes = {
         node.id: replace(
             node,
@@ -109,8 +109,8 @@ def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_at_every_start(name: str) -> None:
-    """Discovering the same machine again, with directories listed in another order, results in the same documents, so
+def test_rediscovering_a_machine_produces_the_same_documents(name: str) -> None:
+    """The directories are listed in another order when the machine is discovered again. The documents are the same, so
     nothing is rewritten or renamed.
     """
     tree = captured(name)
@@ -128,8 +128,8 @@ def test_the_same_at_every_start(name: str) -> None:
     )
 
 
-def test_a_device_in_full() -> None:
-    """The document of a device has the form of resource.k8s.io/v1 with canonical quantities."""
+def test_a_complete_device_document() -> None:
+    """A device's document has the format of resource.k8s.io/v1, with canonical quantities."""
     inventory = build_inventory(discover(small_machine()), Config(), "n")
     documents = published(inventory)
     assert documents["n"][0]["spec"]["devices"][0] == {
@@ -158,8 +158,8 @@ def test_a_device_in_full() -> None:
     }
 
 
-def test_names_are_the_same_at_every_start_and_differ_on_every_node() -> None:
-    """A name consists of index, driver and pool. A name that is too long keeps its beginning and ends with a hash."""
+def test_slice_names_are_the_same_on_every_start_and_differ_between_nodes() -> None:
+    """A name consists of index, driver and pool. A name that is too long is cut at the end and gets a hash appended."""
     inventory = build_inventory(machine(), Config(), "n")
     assert [one["metadata"]["name"] for pool in inventory.pools for one in slice_documents(pool, "n")] == [
         "00000-dra.cpu-n",
@@ -177,24 +177,22 @@ def test_names_are_the_same_at_every_start_and_differ_on_every_node() -> None:
 
 
 def test_an_empty_pool_is_one_slice_without_devices() -> None:
-    """A pool without devices is published as an empty slice, because without a slice consumers would still see the old
-    devices.
-    """
+    """Without a slice, consumers would still see the old devices."""
     (document,) = slice_documents(build_inventory(machine(1, 1, 1, 1, 1), Config(), "n").pools[0], "n")
     assert document["spec"]["devices"] == []
     assert document["spec"]["pool"] == {"name": "n", "generation": 1, "resourceSliceCount": 1}
 
 
 def counted(**config: Any) -> dict[str, Any]:
-    """Returns the node-allocatable mapping of each device of a small machine, by device name."""
+    """Returns each device's node-allocatable mapping on a small machine, by device name."""
     pools = build_inventory(discover(small_machine()), Config(**config), "n").pools
     slices = [one for pool in pools for one in slice_documents(pool, "n", counted=True)]
     return {device["name"]: device[ALLOCATABLE] for one in slices for device in one["spec"]["devices"]}
 
 
-def test_amounts_are_counted_by_the_capacity() -> None:
-    """CPUs, bytes of memory and bytes of hugepages by size are counted one to one by the device's capacity; a single
-    CPU counts as one.
+def test_amounts_are_counted_by_the_devices_capacity() -> None:
+    """CPUs, bytes of memory and bytes of hugepages of each size are counted one to one by the device's capacity. A
+    single-CPU device counts as one CPU.
     """
     assert counted(cpu_device_mode="individual")["cpudev001"] == {"cpu": {"mapping": {"deviceMultiplier": "1"}}}
     found = counted()
@@ -209,8 +207,8 @@ def test_amounts_are_counted_by_the_capacity() -> None:
 
 @settings(max_examples=8)
 @given(found=machines(), mode=st.sampled_from(["grouped", "individual"]))
-def test_the_mapping_passes_the_rules_of_1_37(found: Machine, mode: str) -> None:
-    """A server with the gate on changes nothing, and a release that does not know the field drops it."""
+def test_the_mapping_passes_the_validation_of_1_37(found: Machine, mode: str) -> None:
+    """A server whose gate is on stores the slice unchanged, and a release that does not know the field drops it."""
     gates = {**GATES_OF_1_36, "DRANodeAllocatableResources": True, "DRAListTypeAttributes": True}
     for pool in build_inventory(found, Config.model_validate({"cpuDeviceMode": mode}), "n").pools:
         one = slice_documents(pool, "n", counted=True)[0]
@@ -220,7 +218,7 @@ def test_the_mapping_passes_the_rules_of_1_37(found: Machine, mode: str) -> None
 
 
 def test_many_devices_are_split_into_slices_of_64() -> None:
-    """130 NUMA nodes make three slices, in the order of the devices."""
+    """130 NUMA nodes result in three slices, in the order of the devices."""
     documents = published(build_inventory(machine(130, 1, 1, 1, 1), Config(), "n"))
     assert [len(document["spec"]["devices"]) for document in documents["n-memory"]] == [64, 64, 2]
     assert documents["n-memory"][2]["spec"]["devices"][0]["name"] == "memory-numa128"
@@ -228,7 +226,9 @@ def test_many_devices_are_split_into_slices_of_64() -> None:
 
 
 def test_a_single_cpu_is_not_shared() -> None:
-    """A device of one CPU is named by its number and is not shared; 511 of them make eight slices."""
+    """A device with one CPU is named after the CPU's number and cannot be shared. 511 of these devices fill eight
+    slices.
+    """
     config = Config(cpu_device_mode="individual", reserved_cpus=frozenset({0}))
     documents = published(build_inventory(machine(2, 4, 4, 8, 2), config, "n"))["n"]
     assert [len(document["spec"]["devices"]) for document in documents] == [64] * 7 + [63]
@@ -249,7 +249,7 @@ def test_a_single_cpu_is_not_shared() -> None:
     }
 
 
-def test_attributes_in_metadata_are_those_of_the_slices() -> None:
+def test_metadata_has_the_same_attributes_as_the_slices() -> None:
     """The attributes include True and 1, which are equal in Python but must stay distinct."""
     inventory = build_inventory(machine(1, 1, 2, 1, 2), Config(cpu_device_mode="individual"), "n")
     published = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Discovery of CPUs, cores, packages, L3 groups and core types, rule by rule on variations of a small machine."""
+"""Discovery of CPUs, cores, packages, L3 groups and core types, rule by rule, on variations of a small machine."""
 
 import pytest
 from dra_frontend.machine.discovery import discover
@@ -14,24 +14,24 @@ Changes = dict[str, str | None]
 
 
 def look(changes: Changes) -> Machine:
-    """Discovers the small machine with some files changed, relative to the cpu directory unless absolute."""
+    """Discovers the small machine with some files changed. Paths are relative to the cpu directory unless absolute."""
     return discover(small_machine().changed({p if p[0] == "/" else f"{CPU}/{p}": t for p, t in changes.items()}))
 
 
 def each(path: str, *texts: str | None) -> Changes:
-    """Returns one file for every CPU; a single text applies to all."""
+    """Returns one file per CPU. A single content applies to all CPUs."""
     return {f"cpu{cpu}/{path}": texts[cpu % len(texts)] for cpu in range(8)}
 
 
 def cores(machine: Machine) -> list[list[int]]:
-    """Returns the cores as they are in the report."""
+    """Returns the cores in the form that the report uses."""
     found: list[list[int]] = report(machine)["cores"]
     return found
 
 
 def test_without_a_cpu_list_the_online_files_are_read() -> None:
-    """A CPU without an `online` file cannot be unplugged, and the others report their state there. isolcpus= may name
-    any CPU number.
+    """A CPU without an `online` file cannot be unplugged. All other CPUs report their state in that file. isolcpus= may
+    contain any CPU number.
     """
     machine = look({"online": None, "cpu1/online": "1\n", "cpu6/online": "0\n", "cpu6/topology": None})
     assert machine.online == {0, 1, 2, 3, 4, 5, 7}
@@ -51,7 +51,7 @@ def test_without_a_cpu_list_the_online_files_are_read() -> None:
         ({"online": None, "cpu5/topology": None}, "cpu5/online"),
         ({"isolated": "x"}, "isolated"),
         ({"/sys": None}, ""),
-        # A sibling mask that its siblings do not share would put one core into two claims.
+        # If siblings' masks disagreed, one core would end up in two claims.
         ({"cpu0/topology/core_cpus": "07\n"}, "cpu1/topology/core_cpus"),
         ({"cpu0/topology/core_cpus": "02\n"}, "cpu0/topology/core_cpus"),
         ({"cpu0/topology/core_cpus": "0c\n"}, "cpu0/topology/core_cpus"),
@@ -59,15 +59,17 @@ def test_without_a_cpu_list_the_online_files_are_read() -> None:
     ],
 )
 def test_inconsistent_files_about_a_cpu_are_an_error(changes: Changes, path: str) -> None:
-    """If two files disagree about a CPU's state or core, or if one is unreadable, the error contains the file."""
+    """If two files disagree about a CPU's state or core, or if a file is unreadable, the error contains the file's
+    name.
+    """
     with pytest.raises(HostTreeError) as caught:
         look(changes)
     assert caught.value.path == f"{CPU}/{path}".rstrip("/")
 
 
 @pytest.mark.parametrize("name", ["core_cpus", "core_cpus_list", "thread_siblings", "thread_siblings_list"])
-def test_every_name_of_the_sibling_files_is_read(name: str) -> None:
-    """Old kernels have thread_siblings and some have only the list; all of them result in the same cores."""
+def test_every_variant_of_the_sibling_files_is_read(name: str) -> None:
+    """Old kernels have thread_siblings, and some have only the list. All variants result in the same cores."""
     firsts = [cpu // 2 * 2 for cpu in range(8)]
     texts = [f"{first}-{first + 1}\n" if "list" in name else f"{3 << first:02x}\n" for first in firsts]
     machine = look({**each("topology/core_cpus", None), **each(f"topology/{name}", *texts)})
@@ -78,16 +80,16 @@ def test_every_name_of_the_sibling_files_is_read(name: str) -> None:
     ("changes", "found", "smt"),
     [
         (each("topology/core_cpus", *["0f"] * 4, *["f0"] * 4), [[0, 1, 2, 3], [4, 5, 6, 7]], True),
-        # The CPUs that claims can get, not the processor's capabilities.
+        # Only CPUs that claims can get are considered, not the processor's capabilities.
         ({"online": "0,2,4,6", **{f"cpu{c}/topology": None for c in (1, 3, 5, 7)}}, [[0], [2], [4], [6]], False),
-        # A CPU without topology joins the ones that name it.
+        # A CPU without a topology directory joins the CPUs whose masks contain it.
         ({"cpu3/topology": None}, [[0, 1], [2, 3], [4, 5], [6, 7]], True),
         # No CPU is dropped.
         (each("topology", None), [[cpu] for cpu in range(8)], False),
     ],
 )
 def test_a_core_consists_of_the_cpus_in_its_sibling_lists(changes: Changes, found: list[list[int]], smt: bool) -> None:
-    """The number of threads in a core is not assumed to be two."""
+    """A core may have any number of threads, not just two."""
     machine = look(changes)
     assert (cores(machine), machine.smt) == (found, smt)
     assert [cpu.core_id == -1 for cpu in machine.cpus.values()] == [
@@ -105,15 +107,15 @@ IDS = "topology/physical_package_id"
         ({f"cpu2/{IDS}": "1\n"}, 1, f"cpu2/{IDS}: is 1, but CPU 0 of the same package has a different ID"),
         ({"cpu3/topology": None}, 1, ""),
         (each("topology", None), 0, ""),
-        # POWER and s390 report -1, and s390 repeats ids in each book: packages are numbered by their lowest CPU.
+        # POWER and s390 report -1, and s390 repeats IDs in each book, so packages are numbered by their lowest CPU.
         (each(IDS, "-1\n"), 1, ""),
         (each(IDS, "5\n"), 1, ""),
-        # Without masks only the ids count, including gaps.
+        # Without masks, only the IDs count, including gaps.
         ({**each("topology/package_cpus", None), **each(IDS, *["0"] * 4, *["36"] * 4)}, 36, ""),
     ],
 )
 def test_packages_are_determined_by_masks_and_ids(changes: Changes, second: int, doubt: str) -> None:
-    """If the masks contradict each other or the ids, the ids count and a warning is recorded."""
+    """If the masks contradict each other or the IDs, the IDs count and a warning is recorded."""
     machine = look(changes)
     packages = [cpu.package for cpu in machine.cpus.values()]
     assert packages == ([0] * 4 + [second] * 4 if "cpu2" not in doubt else [0, 0, 1, 0, 1, 1, 1, 1])
@@ -133,7 +135,7 @@ def test_packages_are_determined_by_masks_and_ids(changes: Changes, second: int,
         (each("cache/index3/type", "Instruction\n"), ""),
     ],
 )
-def test_cpus_without_an_l3_have_none_and_stay(changes: Changes, doubt: str) -> None:
+def test_cpus_without_an_l3_are_not_dropped(changes: Changes, doubt: str) -> None:
     """If the files contradict each other and no set has a majority, the CPUs have no L3, and a warning is recorded."""
     machine = look(changes)
     assert [(cpu.l3, cpu.l3_id) for cpu in machine.cpus.values()] == [(None, -1)] * 8
@@ -152,7 +154,7 @@ def test_cpus_without_an_l3_have_none_and_stay(changes: Changes, doubt: str) -> 
     ],
 )
 def test_a_file_that_contradicts_the_others_costs_one_cpu_its_l3(file: str, text: str, doubt: str) -> None:
-    """The set that most CPUs of a cache agree on is used, and a warning is recorded."""
+    """The set on which most of the cache's CPUs agree is used, and a warning is recorded."""
     machine = look({f"cpu1/cache/index3/{file}": text})
     expected = [(0, 0), (None, -1), (0, 0), (0, 0), *[(4, 1)] * 4]
     assert [(cpu.l3, cpu.l3_id) for cpu in machine.cpus.values()] == expected
@@ -160,7 +162,7 @@ def test_a_file_that_contradicts_the_others_costs_one_cpu_its_l3(file: str, text
 
 
 def pmus(**cpus: str) -> Changes:
-    """Returns the PMU files of a hybrid machine."""
+    """Returns a hybrid machine's PMU files."""
     return {f"/sys/devices/{name}/cpus": text for name, text in cpus.items()}
 
 
@@ -171,33 +173,34 @@ def pmus(**cpus: str) -> Changes:
         (pmus(cpu_core="0-3\n", cpu_atom="4-5\n", cpu_lowpower="6-7\n"), 4),
         # A cpu_core PMU alone does not distinguish core types.
         (pmus(cpu_core="0-7\n"), 8),
-        # Arm capacities far below the largest are another type; favoured cores, a few percent faster, are not.
+        # On Arm, a capacity far below the largest means another core type, but favoured cores, which are a few percent
+        # faster, do not.
         (each("cpu_capacity", "1024", "1017", "997", "1024", "731", "718", "250", "446"), 4),
         (each("cpu_capacity", "1024\n"), 8),
-        # Without a type, base frequencies distinguish core types (i9-13900), regardless of the maximum frequencies.
+        # Without a type, base frequencies distinguish core types (i9-13900), whatever the maximum frequencies are.
         (
             each("cpufreq/base_frequency", *["2000000"] * 4, *["1500000"] * 4)
             | each("cpufreq/cpuinfo_max_freq", "5000000"),
             4,
         ),
         (each("acpi_cppc/nominal_freq", *["2500"] * 4, *["1800"] * 4), 4),
-        # Otherwise maximum frequencies do (i9-12900H); favoured cores (i7-6950X) are not another type.
+        # Otherwise, maximum frequencies distinguish them (i9-12900H). Favoured cores (i7-6950X) are not another type.
         (each("cpufreq/cpuinfo_max_freq", *["5000000"] * 4, *["3800000"] * 4), 4),
         (each("cpufreq/cpuinfo_max_freq", "4000000", *["3500000"] * 7), 8),
         (each("cpufreq/base_frequency", *["2450000"] * 4, *["2445000"] * 4), 8),
-        # A frequency that some CPU lacks is ignored, and so is one next to a type or a capacity.
+        # A frequency is ignored if one of the CPUs does not report it, or if the CPUs report a type or a capacity.
         (each("cpufreq/base_frequency", *["2000000"] * 4, *["1500000"] * 3, "0"), 8),
         (each("cpu_capacity", "1024") | each("cpufreq/cpuinfo_max_freq", *["5000000"] * 4, *["3000000"] * 4), 8),
     ],
 )
 def test_core_types(changes: Changes, small: int) -> None:
-    """The CPUs from ``small`` on are E-cores; 8 means that all are of one type."""
+    """The CPUs from ``small`` upwards are E-cores; 8 means that all CPUs have the same type."""
     expected = {"p-core": [*range(small)], "e-core": [*range(small, 8)]} if small < 8 else {"standard": [*range(8)]}
     assert report(look(changes))["coreTypes"] == expected
 
 
 def test_a_captured_hybrid_machine_with_its_pmus() -> None:
-    """Performance cores with two threads and efficiency cores with one: core type and SMT are determined per core."""
+    """Performance cores have two threads and efficiency cores have one. Core type and SMT are determined per core."""
     files = pmus(cpu_core="0-11\n", cpu_atom="12-19\n")
     machine = discover(captured("20em64t-hybrid-1p6c2t+2ca4co1t").changed(files))
     assert {cpu.id for cpu in machine.cpus.values() if cpu.core_type == CoreType.EFFICIENCY} == set(range(12, 20))
@@ -205,8 +208,8 @@ def test_a_captured_hybrid_machine_with_its_pmus() -> None:
     assert machine.smt
 
 
-def test_a_link_is_an_entry_like_any_other() -> None:
-    """The node link of a CPU whose node has no directory still names its node, which then has no memory."""
+def test_a_symlink_is_read_like_any_other_entry() -> None:
+    """If a CPU's node has no directory, the CPU's node link still names the node, which then has no memory."""
     tree = small_machine().changed({"/sys/devices/system/node/node0": None, "/sys/devices/system/node/online": "1\n"})
     linked = MemoryTree({**tree.files, **{f"{CPU}/cpu{cpu}/node0": Link("../../node/node0") for cpu in range(4)}})
     machine = discover(linked)

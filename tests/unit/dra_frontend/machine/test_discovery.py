@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Discovery of whole machines, compared with hwloc and under damage, and the changes that a fingerprint detects."""
+"""Discovery of whole machines, compared with hwloc and with damaged files, and the changes that a fingerprint
+detects.
+"""
 
 from functools import cache
 
@@ -17,14 +19,14 @@ CPU = "/sys/devices/system/cpu"
 
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_hwloc(name: str) -> None:
-    """For each of the eight captured machines, discovery has the same result as hwloc."""
+    """For each of the eight captured machines, discovery gives the same result as hwloc."""
     assert len(NAMES) == 8
     found = report(discover(captured(name)))
     assert {key: found[key] for key in expected(name)} == expected(name)
 
 
-def test_groups_are_named_though_ids_are_missing_or_repeat() -> None:
-    """Arm kernels do not assign ids to caches, so the lowest CPU's number is used. Two CPUs with one core_id on two
+def test_groups_are_named_even_if_ids_are_missing_or_repeated() -> None:
+    """Arm kernels do not assign cache IDs, so the lowest CPU's number is used. Two CPUs with the same core_id on two
     sockets are two cores.
     """
     machine = discover(captured("128arm-2pa2n8cluster4co"))
@@ -35,7 +37,7 @@ def test_groups_are_named_though_ids_are_missing_or_repeat() -> None:
 
 
 def _damaged(content: bytes, data: st.DataObject) -> bytes | None:
-    """Returns the content of a file after an incomplete copy, a full disk or a flipped bit."""
+    """Returns a file's content after an incomplete copy, a full disk or a flipped bit."""
     at = data.draw(st.integers(0, max(0, len(content) - 1)))
     flipped = bytes([data.draw(st.sampled_from(b"0123456789abcdef,- \n"))])
     cuts = [
@@ -53,8 +55,8 @@ def _damaged(content: bytes, data: st.DataObject) -> bytes | None:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_damage_is_named_and_never_loses_a_cpu(name: str, data: st.DataObject) -> None:
-    """With any one file damaged or missing, all online CPUs are found or an error contains a file name; no other
-    exception is raised.
+    """If any one file is damaged or missing, either all online CPUs are found or an error contains a file name. No
+    other exception is raised.
     """
     files = {path: content for path, content in captured(name).files.items() if isinstance(content, bytes)}
     path = data.draw(st.sampled_from(sorted(files)))
@@ -80,8 +82,8 @@ def _assert_whole_or_named(online: frozenset[int], damaged: MemoryTree) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_kind_of_file_may_vanish_from_one_cpu(name: str) -> None:
-    """A missing file or directory of one CPU never removes a CPU."""
+def test_every_kind_of_file_may_be_missing_for_one_cpu(name: str) -> None:
+    """No CPU is dropped because one of its files or directories is missing."""
     tree = captured(name)
     cpu = max(_online(name))
     prefix = f"{CPU}/cpu{cpu}/"
@@ -104,22 +106,24 @@ PAGES = f"{NODE}/hugepages/hugepages-2048kB"
         ({f"{NODE}/meminfo": "Node 1 MemTotal: 8388608 kB\n"}, True),
         ({NODE: None}, True),
         ({f"{PAGES}/free_hugepages": "7\n"}, False),
-        # A balloon driver that moves a few pages.
+        # A balloon driver has moved a few pages.
         ({f"{NODE}/meminfo": "Node 1 MemTotal: 4194404 kB\n"}, False),
         # Files that cannot change are not even read.
         ({"/sys/devices/system/cpu/cpu3/topology/core_id": "9\n"}, False),
     ],
 )
-def test_changes_of_the_offer_change_the_fingerprint(changes: dict[str, str | None], seen: bool) -> None:
-    """CPUs, nodes, pages and memory that appear or disappear require a new discovery; values that change continuously
-    do not.
+def test_changes_that_affect_the_offer_change_the_fingerprint(changes: dict[str, str | None], seen: bool) -> None:
+    """CPUs, nodes, pages or memory that appear or disappear require a new discovery. Values that change continuously do
+    not.
     """
     changed = read_fingerprint(small_machine().changed(changes)).shape != read_fingerprint(small_machine()).shape
     assert changed == seen
 
 
-def test_the_free_pages_of_a_fingerprint_are_the_machines() -> None:
-    """The machine of an earlier discovery shows the free pages of the latest fingerprint. Damage is an error."""
+def test_a_machine_can_be_updated_with_a_fingerprints_free_pages() -> None:
+    """A machine that was discovered earlier gets the free page counts from the latest fingerprint. A damaged file
+    raises an error.
+    """
     later = read_fingerprint(small_machine().changed({f"{PAGES}/free_hugepages": "7\n"}))
     machine = with_free_pages(discover(small_machine()), later)
     assert [pool.free for node in machine.numa_nodes.values() for pool in node.hugepages] == [200, 0, 7, 1]

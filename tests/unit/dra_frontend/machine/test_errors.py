@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardware errors that the kernel counts: reading them from sysfs, attributing them to NUMA nodes and CPUs, and
-deriving faults.
+"""Hardware errors that the kernel counts: they are read from sysfs, attributed to NUMA nodes and CPUs, and turned into
+faults.
 """
 
 from dataclasses import replace
@@ -21,19 +21,19 @@ EIGHT_NODES = "48amd64-4pa2n6c-sparse"
 
 
 def counters(tree: MemoryTree) -> dict[str, ErrorCounter]:
-    """Returns the counters of a machine by source."""
+    """Returns a machine's error counters by source."""
     found, problems = read_errors(Reader(tree), discover(tree))
     assert problems == {}
     return {one.source: one for one in found}
 
 
 def nodes(tree: MemoryTree, name: str, label: str = "", number: int = 1) -> set[int]:
-    """Returns the NUMA nodes that a controller's errors may belong to."""
+    """Returns the NUMA nodes to which a controller's errors may belong."""
     return set(counters(tree.changed(edac(number, name, label)))[f"mc{number}"].numa_nodes)
 
 
 def test_a_machine_without_counters_has_no_errors() -> None:
-    """Virtual machines have no EDAC and older kernels no page counters; that is not an error."""
+    """Virtual machines have no EDAC, and older kernels have no page counters. Neither is an error."""
     assert counters(small_machine()) == {}
 
 
@@ -47,8 +47,10 @@ def test_a_machine_without_counters_has_no_errors() -> None:
         ("F1Ah_M11h", ""),
     ],
 )
-def test_a_controllers_socket_comes_from_its_driver(name: str, label: str) -> None:
-    """The result is the socket's only NUMA node, or any of several, since sysfs does not say which."""
+def test_a_controllers_socket_is_derived_from_its_driver(name: str, label: str) -> None:
+    """The errors belong to the socket's only NUMA node, or may belong to any of its nodes, since sysfs does not report
+    which.
+    """
     assert nodes(small_machine(), name, label) == {1}
     sockets = discover(captured(EIGHT_NODES))
     assert nodes(captured(EIGHT_NODES), name, label) == {
@@ -68,20 +70,22 @@ def test_a_controllers_socket_comes_from_its_driver(name: str, label: str) -> No
         ("Broadwell SrcID#7_Ha#0", ""),
     ],
 )
-def test_an_unknown_controller_may_belong_to_any_node(name: str, label: str) -> None:
-    """Dies of the first Zen are not sockets, some firmware shows one controller for all, and HBM may be a node of its
-    own.
+def test_an_unknown_controllers_errors_may_belong_to_any_node(name: str, label: str) -> None:
+    """On first-generation Zen a die is not a socket, some firmware exposes one controller for everything, and HBM may
+    be a node of its own.
     """
     assert nodes(small_machine(), name, label) == {0, 1}
 
 
 def test_memory_outside_all_numa_nodes_is_left_out() -> None:
-    """The HBM of an MI200 accelerator is counted like a controller's memory but is not system memory."""
+    """The HBM of an MI200 accelerator is counted like a controller's memory, but is not system memory."""
     assert counters(small_machine().changed(edac(1, "MI200", ue=5))) == {}
 
 
-def test_the_text_names_controller_nodes_and_dimm() -> None:
-    """The DIMM's label is that on the board, so the technician finds it. Text from firmware stays on one line."""
+def test_the_message_names_controller_nodes_and_dimm() -> None:
+    """The DIMM's label is the one printed on the board, so a technician can find the DIMM. Strings from the firmware
+    stay on one line.
+    """
     label = "CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
     (one,) = counters(captured(EIGHT_NODES).changed(edac(0, "Skylake Socket#0 IMC#0", label, ue=2))).values()
     named = f"memory controller mc0 ('Skylake Socket#0 IMC#0') of one of the NUMA nodes 0-1, DIMM '{label}'"
@@ -91,21 +95,21 @@ def test_the_text_names_controller_nodes_and_dimm() -> None:
 
 
 def test_lost_pages_and_cpu_errors_are_counted_by_location() -> None:
-    """The kernel counts poisoned pages by NUMA node, and some Arm kernels count cache errors by CPU."""
+    """The kernel counts poisoned pages per NUMA node, and some Arm kernels count cache errors per CPU."""
     node, cpu = "/sys/devices/system/node/node1/memory_failure/total", "/sys/devices/system/edac/cpu/cpu5"
     found = counters(small_machine().changed({node: "3\n", f"{cpu}/ce_count": "7\n", f"{cpu}/ue_count": "0\n"}))
     assert found["node1"] == ErrorCounter("node1", "pages of NUMA node 1", 0, 3, frozenset({1}))
     assert found["cpu5"] == ErrorCounter("cpu5", "caches of CPU 5", 7, 0, cpus=frozenset({5}))
 
 
-def test_a_negative_counter_is_a_large_number() -> None:
-    """The kernel prints 32 bits as a signed number."""
+def test_a_negative_counter_is_read_as_a_large_number() -> None:
+    """The kernel prints the counter's 32 bits as a signed number."""
     (one,) = counters(small_machine().changed(edac(0, "F19h", ce=-1))).values()
     assert one.corrected == 2**32 - 1
 
 
 def test_a_damaged_counter_does_not_hide_others() -> None:
-    """Each counter is read separately, and the error contains its file."""
+    """Each counter is read separately, and the error contains the name of its file."""
     tree = small_machine().changed(edac(0, "F19h") | edac(1, "F19h", ue=1))
     damaged = tree.changed({"/sys/devices/system/edac/mc/mc0/ce_count": "many"})
     found, problems = read_errors(Reader(damaged), discover(damaged))
@@ -117,12 +121,12 @@ COUNTER = ErrorCounter("mc0", "controller", 0, 0, frozenset({0}))
 
 
 def kinds(rates: ErrorRates, now: float, ce: int = 0, ue: int = 0) -> list[str]:
-    """Returns the kinds of the faults after a sample."""
+    """Returns the kinds of faults after a sample."""
     return [one.kind for one in rates.sample([replace(COUNTER, corrected=ce, uncorrected=ue)], now)]
 
 
-def test_uncorrected_errors_count_since_the_kernel_counts() -> None:
-    """The count includes errors before a restart of this process; resetting the counter ends the fault."""
+def test_uncorrected_errors_count_from_the_start_of_the_kernels_counter() -> None:
+    """Errors from before a restart of this process count too. Resetting the counter ends the fault."""
     for threshold, seen in ((1, ["uncorrected"]), (3, []), (0, [])):
         assert kinds(ErrorRates(HardwareErrors(uncorrected=threshold)), 0, ue=2) == seen
     rates = ErrorRates(HardwareErrors())
@@ -131,7 +135,7 @@ def test_uncorrected_errors_count_since_the_kernel_counts() -> None:
 
 
 def test_corrected_errors_count_for_an_hour() -> None:
-    """Errors before the first sample do not count; a lower counter has started again from zero."""
+    """Errors from before the first sample do not count. A counter that is lower than before has restarted from zero."""
     rates = ErrorRates(HardwareErrors(corrected_per_hour=10))
     assert not kinds(rates, 0, ce=5000)
     assert not kinds(rates, 10, ce=5009)
@@ -142,8 +146,10 @@ def test_corrected_errors_count_for_an_hour() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 5)), min_size=1, max_size=60))
-def test_a_fault_depends_on_the_errors_of_the_last_hour(rises: list[tuple[int, int]]) -> None:
-    """For any sequence of samples, the fault exists exactly while the errors of the last hour reach the threshold."""
+def test_a_fault_depends_on_the_errors_in_the_last_hour(rises: list[tuple[int, int]]) -> None:
+    """For any sequence of samples, the fault exists for exactly as long as the errors in the last hour reach the
+    threshold.
+    """
     rates, now, count, seen = ErrorRates(HardwareErrors(corrected_per_hour=8)), 0.0, 7, list[tuple[float, int]]()
     kinds(rates, now, ce=count)
     for wait, rise in rises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugepages that host processes hold: the pages in use without those of pods, smoothed over several samples."""
+"""Hugepages that host processes hold: the pages in use minus those that pods use, smoothed over several samples."""
 
 from pathlib import Path
 
@@ -32,8 +32,10 @@ KEY = (0, PAGE)
         ("/a/b/kubepods", None),
     ],
 )
-def test_the_group_of_all_pods_is_found(directory: str, found: str | None, tmp_path: Path) -> None:
-    """Covers both cgroup drivers and a kubelet with its own root as in kind, and ignores groups with similar names."""
+def test_the_cgroup_of_all_pods_is_found(directory: str, found: str | None, tmp_path: Path) -> None:
+    """The cases cover both cgroup drivers and a kubelet with its own root, as in kind. Cgroups with similar names are
+    ignored.
+    """
     (tmp_path / directory[1:]).mkdir(parents=True)
     (tmp_path / "cgroup.controllers").write_text("cpu hugetlb\n")
     assert find_pods_groups(HostTree(tmp_path)) == ([] if found is None else [found])
@@ -44,19 +46,19 @@ def test_the_group_of_all_pods_is_found(directory: str, found: str | None, tmp_p
     [
         (["total=6291456 N0=2097152 N1=4194304\n"], PodPages({0: 2097152, 1: 4194304})),
         (["total=0 N0=0\n"], PodPages({0: 0})),
-        # A removed group passed its pages to its parent, without the NUMA nodes.
+        # A removed cgroup passed its pages to its parent, without the counts per NUMA node.
         (["total=6291456 N0=2097152 N1=0\n"], PodPages({0: 2097152, 1: 0}, unplaced=4194304)),
-        # Then they were freed, and the parent's counter went below zero.
+        # Then the pages were freed, and the parent's counter went below zero.
         (["total=0 N0=18446744073707454464\n"], PodPages({0: 0})),
         (["nonsense\n"], None),
         ([None], None),
-        # The empty group of a previous cgroup driver stays until the node reboots.
+        # A previous cgroup driver's empty cgroup stays until the node reboots.
         (["total=0 N0=0 N1=0\n", "total=4194304 N0=0 N1=2097152\n"], PodPages({0: 0, 1: 2097152}, unplaced=2097152)),
         (["total=0 N0=0 N1=0\n", None], None),
     ],
 )
-def test_the_kernels_texts_are_parsed(texts: list[str | None], pods: PodPages | None) -> None:
-    """The contents are those that the kernel prints for cgroup2; any other content has no result."""
+def test_the_kernels_file_formats_are_parsed(texts: list[str | None], pods: PodPages | None) -> None:
+    """The contents are what the kernel prints for cgroup v2. Any other content has no result."""
     files = {"/kubepods/x": b"", "/kubepods.slice/x": b""}
     for group, text in zip(("/kubepods", "/kubepods.slice"), texts, strict=False):
         files |= {} if text is None else {f"{group}/hugetlb.2MB.numa_stat": text.encode()}
@@ -64,8 +66,10 @@ def test_the_kernels_texts_are_parsed(texts: list[str | None], pods: PodPages | 
     assert read_pod_pages(tree, [PAGE]) == ({} if pods is None else {PAGE: pods})
 
 
-def test_only_pages_outside_pods_are_the_hosts() -> None:
-    """The host's pages are those in use minus those of pods; nothing is assumed while that is unknown."""
+def test_only_pages_outside_pods_count_as_the_hosts() -> None:
+    """The host's pages are the pages in use minus the pods' pages. As long as either count is unknown, so is the
+    result.
+    """
     pool = HugepagePool(PAGE, total=100, free=30)
     assert held_pages(0, pool, PodPages({0: 50 * PAGE})) == 20
     assert held_pages(1, pool, PodPages({0: 50 * PAGE})) == 70
@@ -94,23 +98,23 @@ def counted(*samples: int) -> list[int]:
         ([9, *[2] * 4, 9, *[2] * 3], [9] * 9),
     ],
 )
-def test_a_change_counts_when_it_lasts(samples: list[int], seen: list[int]) -> None:
-    """The first sample counts at once and a peak never does. A rise counts after two samples, with the lower of both,
-    and a fall after five.
+def test_a_change_counts_once_it_lasts(samples: list[int], seen: list[int]) -> None:
+    """The first sample counts immediately, and a short peak never does. A rise counts after two samples, with the lower
+    of the two values, and a fall counts after five.
     """
     assert counted(*samples) == seen
 
 
-def test_a_pool_that_vanishes_is_forgotten() -> None:
-    """The count of a removed node is dropped; a new node counts at once."""
+def test_a_pool_that_disappears_is_forgotten() -> None:
+    """A removed node's count is dropped, and a new node's count applies immediately."""
     pages = HostPages()
     for held in ({KEY: 5}, {}, {KEY: 3}):
         pages.sample(held)
         assert pages.counted == held
 
 
-def test_samples_are_settled_when_equal_ones_would_change_nothing() -> None:
-    """Until the samples are settled, the machine is read at each tick, so a rise in use takes effect one tick later."""
+def test_samples_are_settled_when_another_equal_one_would_change_nothing() -> None:
+    """Until the samples are settled, the machine is read on each tick, so a rise in use takes effect one tick later."""
     pages = HostPages()
     assert pages.is_settled
     pages.sample({KEY: 3})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Discovery of NUMA nodes, memory, hugepages and page sizes, rule by rule on variations of a small machine."""
+"""Discovery of NUMA nodes, memory, hugepages and page sizes, rule by rule, on variations of a small machine."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ KIB = 1024
 
 
 def look(changes: dict[str, str | None]) -> Machine:
-    """Discovers the small machine with some files changed, relative to the node directory unless absolute."""
+    """Discovers the small machine with some files changed. Paths are relative to the node directory unless absolute."""
     return discover(small_machine().changed({p if p[0] == "/" else f"{NODE}/{p}": t for p, t in changes.items()}))
 
 
 def gpu(status: str) -> dict[str, str | None]:
-    """Returns the file of an NVIDIA GPU."""
+    """Returns an NVIDIA GPU's status file."""
     return {"/proc/driver/nvidia/gpus/0004:04:00.0/numa_status": status}
 
 
 def far_node(number: int, cpumap: str = "00") -> dict[str, str | None]:
-    """Returns the files of a third node with its distances."""
+    """Returns the files for a third node, including the distances."""
     return {
         f"node{number}/cpumap": f"{cpumap}\n",
         f"node{number}/meminfo": f"Node {number} MemTotal:       1048576 kB\n",
@@ -37,14 +37,16 @@ def far_node(number: int, cpumap: str = "00") -> dict[str, str | None]:
 
 
 def test_hugepages_of_every_size() -> None:
-    """Total, free and surplus pages of each size are read per node; a kernel without a surplus file has no surplus."""
+    """Total, free and surplus pages of each size are read for each node. A kernel without a surplus file has no surplus
+    pages.
+    """
     machine = look({"node0/hugepages/hugepages-2048kB/surplus_hugepages": "6\n"})
     assert machine.numa_nodes[0].hugepages == (HugepagePool(2 << 20, 256, 200, 6), HugepagePool(1 << 30, 0, 0))
     assert machine.numa_nodes[1].hugepages[1] == HugepagePool(1 << 30, 1, 1)
 
 
-def test_only_the_total_of_an_empty_pool_is_read() -> None:
-    """The total includes free and surplus pages, and a node has empty pools for most page sizes."""
+def test_for_an_empty_pool_only_the_total_is_read() -> None:
+    """The total includes free and surplus pages, and most page sizes have an empty pool on each node."""
     pool = "node0/hugepages/hugepages-1048576kB"
     machine = look({f"{pool}/free_hugepages": None, f"{pool}/surplus_hugepages": "odd\n"})
     assert machine.numa_nodes[0].hugepages[1] == HugepagePool(1 << 30, 0, 0)
@@ -56,18 +58,19 @@ FOUR = frozenset(range(4))
 @pytest.mark.parametrize(
     ("changes", "nodes", "number", "facts"),
     [
-        # CXL and HBM memory is a node without CPUs; with sparse node ids the columns of the distances stay assigned.
+        # A node with CXL memory or HBM has no CPUs. If node IDs have gaps, each distance column is still assigned to
+        # the right node.
         (far_node(72), [0, 1, 72], 72, {"cpus": frozenset(), "memory_bytes": 1 << 30}),
         (far_node(72), [0, 1, 72], 72, {"distances": {0: 17, 1: 28, 72: 10}}),
         (far_node(72), [0, 1, 72], 0, {"distances": {0: 10, 1: 21, 72: 17}}),
-        # A socket without DIMMs keeps its CPUs; older kernels have no hugepages directory there.
+        # A socket without DIMMs keeps its CPUs. On older kernels, it has no hugepages directory.
         (
             {"node1/meminfo": "Node 1 MemTotal:             0 kB\n", "node1/hugepages": None},
             [0, 1],
             1,
             {"memory_bytes": 0, "cpus": {4, 5, 6, 7}, "hugepages": ()},
         ),
-        # The coherent memory of an NVIDIA GPU is left out, with its column of the distances.
+        # An NVIDIA GPU's coherent memory is left out, together with its distance column.
         ({**far_node(8), **gpu("Node:      8\nStatus:    online\n")}, [0, 1], 0, {"distances": {0: 10, 1: 21}}),
         # Old kernels list offline CPUs in the node's cpumap.
         ({"node0/cpumap": "0f0f\n", "node0/cpulist": "0-3,8-11\n"}, [0, 1], 0, {"cpus": FOUR}),
@@ -75,11 +78,12 @@ FOUR = frozenset(range(4))
         ({"node1/cpumap": None, "node1/cpulist": "4-7\n"}, [0, 1], 1, {"cpus": {4, 5, 6, 7}}),
         # A CPU that no node lists is not dropped.
         ({"node1/cpumap": "e0\n"}, [0, 1], 0, {"cpus": {*FOUR, 4}}),
-        # Broken firmware listed every CPU in each node (Altix XE320): the first node wins, as in hwloc.
+        # Broken firmware listed every CPU on each node (Altix XE320). The first node wins, as in hwloc.
         ({"node0/cpumap": "ff\n", "node1/cpumap": "ff\n"}, [0], 0, {"cpus": {*range(8)}}),
-        # There are more distances than nodes after a node was removed, so the assignment of columns is unknown.
+        # After a node was removed, there are more distances than nodes, so it is unknown which column belongs to which
+        # node.
         ({"node0/distance": "10 21 21\n", "node1/distance": "21 10 21\n"}, [0, 1], 0, {"distances": {}}),
-        # Without NUMA all CPUs and memory are node 0, from /proc/meminfo and the global hugepages.
+        # Without NUMA, all CPUs and all memory are on node 0, as read from /proc/meminfo and the global hugepages.
         (
             {
                 NODE: None,
@@ -96,15 +100,15 @@ FOUR = frozenset(range(4))
 def test_nodes_have_cpus_or_system_memory(
     changes: dict[str, str | None], nodes: list[int], number: int, facts: dict[str, Any]
 ) -> None:
-    """A node exists if it has CPUs or system memory, and every online CPU is in one node."""
+    """A node exists if it has CPUs or system memory, and every online CPU is on exactly one node."""
     machine = look(changes)
     assert list(machine.numa_nodes) == nodes
     assert {name: getattr(machine.numa_nodes[number], name) for name in facts} == facts
 
 
 @pytest.mark.parametrize("status", ["Node:      1\n", "Node: -1\n", "Status: disabled\n", ""])
-def test_a_gpu_without_a_node_of_its_own_hides_nothing(status: str) -> None:
-    """A GPU that refers to no node, or to a node with CPUs, removes no memory."""
+def test_a_gpu_without_its_own_node_hides_no_memory(status: str) -> None:
+    """A GPU that refers to no node, or to a node with CPUs, does not remove any memory."""
     assert list(look(gpu(status)).numa_nodes) == [0, 1]
 
 
@@ -130,15 +134,15 @@ def test_a_gpu_without_a_node_of_its_own_hides_nothing(status: str) -> None:
         ({NODE: None}, "/proc/meminfo"),
     ],
 )
-def test_damage_is_named(changes: dict[str, str | None], path: str) -> None:
-    """Impossible and unreadable values are errors that contain the file's name."""
+def test_the_error_for_damage_names_the_file(changes: dict[str, str | None], path: str) -> None:
+    """Impossible and unreadable values raise errors that contain the file's name."""
     with pytest.raises(HostTreeError) as caught:
         look(changes)
     assert caught.value.path == (path if path[0] == "/" else f"{NODE}/{path}")
 
 
 class LiveTree(MemoryTree):
-    """A tree that counts as the running machine's."""
+    """A tree that represents the running machine."""
 
     def live_page_bytes(self) -> int | None:
         """Returns the page size of a 64 KiB kernel."""
@@ -146,8 +150,8 @@ class LiveTree(MemoryTree):
 
 
 def test_base_page_size() -> None:
-    """On the running machine, the page size comes from the kernel; for another root it is the smallest mapping's, or
-    else 4 KiB.
+    """For the running machine, the page size comes from the kernel. For any other root, it is the smallest mapping's
+    page size, or 4 KiB if there is none.
     """
     smaps = "KernelPageSize:     2048 kB\nKernelPageSize:       16 kB\n"
     assert look({}).base_page_bytes == 4 * KIB
@@ -158,6 +162,6 @@ def test_base_page_size() -> None:
 
 @pytest.mark.parametrize(("text", "normal"), [(None, [0, 1, 2]), ("0-1\n", [0, 1]), ("\n", [])])
 def test_normal_memory_is_read_from_the_kernels_list(text: str | None, normal: list[int]) -> None:
-    """Older kernels without the file count as having normal memory everywhere."""
+    """With an older kernel that does not have the file, all nodes count as having normal memory."""
     machine = look({**far_node(2), "/sys/devices/system/node/has_normal_memory": text})
     assert [node.id for node in machine.numa_nodes.values() if node.normal_memory] == normal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deriving the kind of each NUMA node's memory from kernel data."""
+"""Derives the kind of each NUMA node's memory from kernel data."""
 
 from dataclasses import replace
 
@@ -19,14 +19,14 @@ FAR = MemoryFacts(has_cpus=False, normal=False)
     ("facts", "kind"),
     [
         (FAR, MemoryKind.UNKNOWN),
-        # More than twice the bandwidth of DRAM is HBM, whatever its latency; exactly twice is not.
+        # Memory with more than twice the bandwidth of DRAM is HBM, whatever its latency. Exactly twice is not enough.
         (replace(FAR, bandwidth=401, latency=120), MemoryKind.HBM),
         (replace(FAR, bandwidth=400, latency=60), MemoryKind.UNKNOWN),
-        # HBM that the firmware has set apart, even on a node with CPUs.
+        # HBM that the firmware has marked as special-purpose memory, even on a node with CPUs.
         (replace(FAR, special_purpose=True, bandwidth=900), MemoryKind.HBM),
         (MemoryFacts(has_cpus=True, normal=False, special_purpose=True, bandwidth=900), MemoryKind.HBM),
         (replace(FAR, special_purpose=True), MemoryKind.UNKNOWN),
-        # Memory as fast as DRAM; both values count.
+        # Memory as fast as DRAM is DRAM if both bandwidth and latency are known to match.
         (replace(FAR, bandwidth=185, latency=98), MemoryKind.DRAM),
         (replace(FAR, bandwidth=185), MemoryKind.UNKNOWN),
         (replace(FAR, bandwidth=185, latency=150), MemoryKind.UNKNOWN),
@@ -36,22 +36,23 @@ FAR = MemoryFacts(has_cpus=False, normal=False)
         (replace(FAR, bus=MemoryKind.PERSISTENT, special_purpose=True), MemoryKind.PERSISTENT),
         # CXL memory with the bandwidth of HBM is still CXL.
         (replace(FAR, bus=MemoryKind.CXL, bandwidth=900, tier=1), MemoryKind.CXL),
-        # A node with CPUs has other memory in addition to the device's.
+        # A node with CPUs has other memory in addition to the CXL device's.
         (replace(CPUS, bus=MemoryKind.CXL), MemoryKind.UNKNOWN),
-        # Performance and tier are those of the cache.
+        # With a side cache, performance and tier describe the cache.
         (replace(FAR, side_cache=True, bandwidth=900), MemoryKind.UNKNOWN),
         (replace(CPUS, side_cache=True), MemoryKind.UNKNOWN),
-        # Without a bandwidth a faster tier is HBM; the kernel puts unknown memory into the tier of DRAM.
+        # If the bandwidth is unknown, memory in a faster tier is HBM. The kernel puts memory it knows nothing about
+        # into the DRAM tier.
         (replace(FAR, tier=2), MemoryKind.HBM),
         (replace(FAR, tier=4), MemoryKind.UNKNOWN),
         (replace(FAR, bandwidth=300, latency=90, tier=3), MemoryKind.UNKNOWN),
     ],
 )
-def test_the_kind_of_one_node_beside_dram(facts: MemoryFacts, kind: MemoryKind) -> None:
+def test_the_kind_of_one_node_next_to_dram(facts: MemoryFacts, kind: MemoryKind) -> None:
     assert memory_kinds({0: CPUS, 1: CPUS, 2: facts}) == {0: MemoryKind.DRAM, 1: MemoryKind.DRAM, 2: kind}
 
 
-def test_nothing_is_compared_with_memory_that_is_not_known_to_be_dram() -> None:
+def test_memory_is_compared_only_with_memory_that_is_known_to_be_dram() -> None:
     assert memory_kinds({0: replace(CPUS, side_cache=True), 1: replace(FAR, bandwidth=900, tier=1)}) == {
         0: MemoryKind.UNKNOWN,
         1: MemoryKind.UNKNOWN,
@@ -76,8 +77,8 @@ _BUSES = {MemoryKind.CXL, MemoryKind.PERSISTENT}
 
 @given(_NODES, st.integers(1, 9))
 def test_a_kind_needs_its_evidence(nodes: dict[int, MemoryFacts], factor: int) -> None:
-    """Every node has one kind: CXL and persistent memory are recognized by their bus only, and HBM only if it is faster
-    than all DRAM.
+    """Every node gets exactly one kind. CXL and persistent memory are recognized only by their bus, and HBM only if it
+    is faster than all DRAM.
     """
     kinds = memory_kinds(nodes)
     assert kinds.keys() == nodes.keys()
@@ -89,7 +90,7 @@ def test_a_kind_needs_its_evidence(nodes: dict[int, MemoryFacts], factor: int) -
         if kind is MemoryKind.HBM:
             assert one.bus is None
             assert all(not (one.bandwidth and its.bandwidth) or one.bandwidth > 2 * its.bandwidth for its in dram)
-    # Neither the node numbers nor the unit of bandwidth matter.
+    # Neither the node numbers nor the unit of bandwidth matters.
     renamed = {1000 - number: one for number, one in nodes.items()}
     assert memory_kinds(renamed) == {1000 - number: kind for number, kind in kinds.items()}
     scaled = {n: replace(one, bandwidth=one.bandwidth and one.bandwidth * factor) for n, one in nodes.items()}
@@ -97,7 +98,7 @@ def test_a_kind_needs_its_evidence(nodes: dict[int, MemoryFacts], factor: int) -
 
 
 @given(_NODES, st.integers(0, 5000))
-def test_more_bandwidth_never_makes_hbm_another_kind(nodes: dict[int, MemoryFacts], more: int) -> None:
+def test_more_bandwidth_never_turns_hbm_into_another_kind(nodes: dict[int, MemoryFacts], more: int) -> None:
     nodes = nodes | {50: CPUS, 51: replace(FAR, bandwidth=4001)}
     for number, kind in memory_kinds(nodes).items():
         if kind is MemoryKind.HBM:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kind, performance, tier and nearest CPUs of memory, read from the kernel's files."""
+"""The kind, performance, tier and nearest CPUs of memory, read from the kernel's files."""
 
 import re
 from pathlib import Path
@@ -30,17 +30,17 @@ ACCESS = f"{NODE}/node2/access1/initiators"
 KMEM = "/sys/bus/dax/drivers/kmem"
 CXL = "/sys/bus/cxl/devices"
 KINDS = {"DRAM": "dram", "HBM": "hbm", "NVM": "pmem", None: "unknown"}
-"""The corresponding kind for each of hwloc's subtypes."""
+"""The driver's memory kind for each of hwloc's subtypes."""
 TREE = small_machine().changed(far_memory())
 
 
 def look(changes: dict[str, str | bytes | None], tree: MemoryTree = TREE) -> Machine:
-    """Discovers the machine of five nodes with some files changed."""
+    """Discovers the machine with five nodes, with some files changed."""
     return discover(tree.changed(changes))
 
 
 def doubts(found: Machine) -> str:
-    """Returns the warning about memory, which the inventory passes on."""
+    """Returns the warning about memory that the inventory passes on."""
     misfits = build_inventory(found, Config(), "n").misfits
     doubt = found.doubts.get("memory", "")
     assert [one.text for one in misfits if one.kind is MisfitKind.DOUBT] == (
@@ -69,17 +69,17 @@ def test_agrees_with_hwloc(name: str, tmp_path: Path) -> None:
     }
 
 
-def test_memory_behind_a_cache_is_of_no_known_kind(tmp_path: Path) -> None:
-    """If DRAM caches persistent memory, hwloc does not decide either. Values of 0 are not reported."""
+def test_memory_behind_a_cache_has_an_unknown_kind(tmp_path: Path) -> None:
+    """If DRAM caches persistent memory, hwloc does not determine the kind either. Values of 0 are not reported."""
     machine = discover(HostTree(write_tree(captured_memory("memorysidecaches"), tmp_path)))
     assert [node.traits for node in machine.numa_nodes.values()] == [
         MemoryTraits(initiators=frozenset({number})) for number in range(4)
     ]
 
 
-def test_hbm_and_cxl_beside_dram() -> None:
-    """CXL memory without performance data from the firmware is next to the CPUs at the smallest distance, here those of
-    both nodes.
+def test_hbm_and_cxl_next_to_dram() -> None:
+    """CXL memory without performance data from the firmware is nearest to the CPUs at the smallest distance, which here
+    are the CPUs on both nodes.
     """
     machine = look({})
     assert [node.traits for node in machine.numa_nodes.values()] == [
@@ -96,8 +96,8 @@ def test_hbm_and_cxl_beside_dram() -> None:
 @pytest.mark.parametrize(
     ("changes", "traits"),
     [
-        # An access class for devices alone does not describe access by CPUs; class 0 is used on kernels without class
-        # 1.
+        # An access class for devices only does not describe access by CPUs. On kernels without class 1, class 0 is
+        # used.
         ({f"{ACCESS}/node1": None, f"{ACCESS}/node4": ""}, {"bandwidth": None, "initiators": frozenset()}),
         (
             {
@@ -107,11 +107,11 @@ def test_hbm_and_cxl_beside_dram() -> None:
             },
             {"bandwidth": None, "latency": 7, "initiators": frozenset({0})},
         ),
-        # Only one direction is given, and 0 stands for "not stated".
+        # Only one direction is given, and 0 means "not stated".
         ({f"{ACCESS}/write_bandwidth": "0\n"}, {"bandwidth": 700_000}),
         ({f"{ACCESS}/read_latency": None, f"{ACCESS}/write_latency": "0\n"}, {"latency": None}),
         ({f"{ACCESS}/read_bandwidth": "500001\n"}, {"bandwidth": 600_000}),
-        # Persistent memory, and memory of devices on two buses.
+        # Persistent memory, and memory from devices on two buses.
         ({"/sys/bus/nd/devices/dax2.1/dax2.0": ""}, {"kind": MemoryKind.PERSISTENT}),
         (
             {
@@ -131,7 +131,7 @@ def test_hbm_and_cxl_beside_dram() -> None:
             {"/sys/bus/dax/devices/dax2.0/target_node": "-1\n", f"{CXL}/dax_region2/dax2.0": ""},
             {"kind": MemoryKind.HBM},
         ),
-        # A region that the firmware created: its memory block of 128 MiB is on node 2.
+        # A region created by the firmware: its 128 MiB memory block is on node 2.
         (
             {
                 f"{CXL}/region0/resource": "0x1004000000\n",
@@ -141,7 +141,7 @@ def test_hbm_and_cxl_beside_dram() -> None:
             },
             {"kind": MemoryKind.CXL},
         ),
-        # A region without a complete memory block, and one that is not in use.
+        # A region without a complete memory block, and a region that is not in use.
         (
             {
                 f"{CXL}/region0/resource": "0x1004000000\n",
@@ -155,7 +155,7 @@ def test_hbm_and_cxl_beside_dram() -> None:
         ),
     ],
 )
-def test_traits_of_node_2(changes: dict[str, str | bytes | None], traits: dict[str, Any]) -> None:
+def test_the_traits_of_node_2(changes: dict[str, str | bytes | None], traits: dict[str, Any]) -> None:
     found = look(changes)
     assert {name: getattr(found.numa_nodes[2].traits, name) for name in traits} == traits
     assert not doubts(found)
@@ -175,7 +175,7 @@ def test_traits_of_node_2(changes: dict[str, str | bytes | None], traits: dict[s
         (f"{CXL}/region0/resource", "0x" + "f" * 17),
     ],
 )
-def test_a_damaged_file_is_a_warning_and_offers_all_memory(path: str, text: str | bytes) -> None:
+def test_a_damaged_file_causes_a_warning_and_all_memory_is_offered(path: str, text: str | bytes) -> None:
     block = {"/sys/devices/system/memory/block_size_bytes": "8000000\n"}
     found = look({path: text, **block})
     assert doubts(found).startswith(f"{path}: ")
@@ -187,15 +187,15 @@ _PERFORMANCE = [path for path in far_memory() if re.search(r"/access1/|/memory_t
 
 
 @given(st.sampled_from(_PERFORMANCE), st.none() | st.binary(max_size=24) | st.sampled_from([b"0x10", b"0-8191", b"-1"]))
-def test_no_performance_file_removes_memory(path: str, content: bytes | None) -> None:
-    """This holds for any content of such a file and for a missing one."""
+def test_no_performance_file_can_remove_memory(path: str, content: bytes | None) -> None:
+    """This holds for any file content and for a missing file."""
     found = look({path: content})
     assert [node.memory_bytes >> 30 for node in found.numa_nodes.values()] == [4, 4, 8, 8, 8]
     assert found.doubts.keys() <= {"memory"}
 
 
 def test_devices_beyond_the_limit_are_not_read() -> None:
-    """The kernel does not bound the number of devices."""
+    """The kernel does not limit the number of devices."""
     many: dict[str, str | bytes | None] = {f"{KMEM}/dax1{number}.0": "" for number in range(5000)}
     many |= {f"{CXL}/dax_region{number}/dax1{number}.0": "" for number in range(5000)}
     assert look(many).numa_nodes[0].traits.kind is MemoryKind.DRAM

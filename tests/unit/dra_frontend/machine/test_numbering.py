@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Socket and L3 numbers, and so device names, stay the same while CPUs go offline and after a restart."""
+"""Socket and L3 numbers, and therefore device names, stay the same while CPUs go offline and after a restart."""
 
 from collections.abc import Callable
 from functools import cache
@@ -21,7 +21,7 @@ GROUPED: tuple[Literal["l3", "socket", "numanode"], ...] = ("l3", "socket", "num
 
 
 def homes(machine: Machine) -> dict[str, dict[int, str]]:
-    """Returns the device of each CPU, by ``groupBy``."""
+    """Returns each CPU's device, by ``groupBy``."""
     pools = {by: build_inventory(machine, Config.model_validate({"groupBy": by}), "n").pools[0] for by in GROUPED}
     return {
         by: {cpu: one.name for one in pool.devices if isinstance(one, CpuDevice) for cpu in one.cpus}
@@ -30,8 +30,8 @@ def homes(machine: Machine) -> dict[str, dict[int, str]]:
 
 
 def assert_same_names(before: Machine, after: Machine) -> None:
-    """Asserts that every CPU offered at both times is in a device of the same name and that no two devices share a
-    name.
+    """Asserts that every CPU that is offered both times is in a device of the same name, and that no two devices share
+    a name.
     """
     old, new = homes(before), homes(after)
     for by in GROUPED:
@@ -41,14 +41,14 @@ def assert_same_names(before: Machine, after: Machine) -> None:
 
 @cache
 def bare(name: str) -> MemoryTree:
-    """Returns a captured machine without the kernel's ids of caches and packages, as on Arm, POWER and s390."""
+    """Returns a captured machine without the kernel's cache and package IDs, as on Arm, POWER and s390."""
     tree = captured(name)
     ids = [path for path in tree.files if path.endswith(("/index3/id", "/physical_package_id"))]
     return tree.changed(dict.fromkeys(ids))
 
 
 def both_kinds(test: Callable[..., None]) -> Callable[..., None]:
-    """Runs a test on every captured machine, unchanged and without ids."""
+    """Runs a test on every captured machine, unchanged and without IDs."""
     for mark in (
         pytest.mark.parametrize("tree", [captured, bare], ids=["captured", "bare"]),
         pytest.mark.parametrize("name", NAMES),
@@ -64,7 +64,9 @@ def subsets(data: st.DataObject, machine: Machine, largest: int) -> frozenset[in
 @both_kinds
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_names_stay_while_running(name: str, tree: Callable[[str], MemoryTree], data: st.DataObject) -> None:
+def test_names_do_not_change_while_the_process_runs(
+    name: str, tree: Callable[[str], MemoryTree], data: st.DataObject
+) -> None:
     """A CPU's device keeps its name, whichever CPUs go offline and come back while the process runs."""
     machine = first = discover(tree(name))
     for _ in range(3):
@@ -76,25 +78,25 @@ def test_names_stay_while_running(name: str, tree: Callable[[str], MemoryTree], 
 @both_kinds
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_names_stay_over_a_restart(name: str, tree: Callable[[str], MemoryTree], data: st.DataObject) -> None:
-    """If at least one socket and one L3 are complete, a start with some CPUs offline results in the same names as one
-    with all CPUs.
+def test_names_do_not_change_after_a_restart(name: str, tree: Callable[[str], MemoryTree], data: st.DataObject) -> None:
+    """If at least one socket and one L3 are complete, a start with some CPUs offline results in the same names as a
+    start with all CPUs online.
     """
     first = discover(tree(name))
     whole = data.draw(st.sampled_from(sorted(first.online)))
     shown = first.cpus[whole]
     kept = {cpu.id for cpu in first.cpus.values() if cpu.package == shown.package or (cpu.l3 == shown.l3 is not None)}
-    if first.offline:  # this capture has offline CPUs: only its largest group is known to be complete
+    if first.offline:  # this capture has offline CPUs, so only its largest group is known to be complete
         kept = {0, 4, 8, 12}
     assert_same_names(first, discover(offline(tree(name), subsets(data, first, len(first.cpus)) - kept)))
 
 
 @pytest.mark.parametrize("stride", [False, True], ids=["in runs", "dealt out"])
 @given(st.integers(2, 6), st.integers(2, 9), st.data())
-def test_a_regular_machine_is_completed_by_one_whole_group(
+def test_one_complete_group_completes_a_regular_machine(
     stride: bool, count: int, size: int, data: st.DataObject
 ) -> None:
-    """One complete group shows the size of all others, including those without an online CPU."""
+    """A complete group shows the size of all other groups, including those without an online CPU."""
     present = frozenset(range(count * size))
     whole = [frozenset(cpu for cpu in present if (cpu % count if stride else cpu // size) == n) for n in range(count)]
     kept = data.draw(st.sampled_from(whole))
@@ -106,7 +108,7 @@ def test_a_regular_machine_is_completed_by_one_whole_group(
 
 
 def test_numbers_are_never_shared() -> None:
-    """This holds for ids that repeat in every socket and for remembered numbers. Irregular groups are used as they
+    """This holds for IDs that repeat on every socket and for remembered numbers. Irregular groups are used as they
     are.
     """
     two = [frozenset({0, 1}), frozenset({2, 3})]
@@ -119,8 +121,8 @@ def test_numbers_are_never_shared() -> None:
     st.lists(st.frozensets(st.integers(0, 30), min_size=1), max_size=6),
     st.dictionaries(st.integers(0, 30), st.integers(0, 9)),
 )
-def test_any_groups_have_numbers(drawn: list[frozenset[int]], earlier: dict[int, int]) -> None:
-    """For any groups, offline CPUs and remembered numbers, every CPU has a number and no two groups share one."""
+def test_any_groups_get_numbers(drawn: list[frozenset[int]], earlier: dict[int, int]) -> None:
+    """For any groups, offline CPUs and remembered numbers, every CPU gets a number and no two groups share one."""
     groups: list[frozenset[int]] = []
     for one in drawn:
         if rest := one - frozenset().union(*groups):

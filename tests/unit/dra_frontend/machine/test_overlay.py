@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overlaying file contents on a host's sysfs: rejected overlays, precedence, and the resulting machine."""
+"""Overlays file contents on a host's sysfs: rejected overlays, precedence, and the resulting machine."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,9 @@ CPU = "/sys/devices/system/cpu"
 
 
 def over(base: MemoryTree, **files: str) -> Machine:
-    """Returns the machine with some files changed, named under /sys/devices/system with '.' for '/'."""
+    """Returns the machine with some files changed. Their names are relative to /sys/devices/system and contain '.'
+    instead of '/'.
+    """
     named = {f"/sys/devices/system/{name.replace('.', '/')}": text for name, text in files.items()}
     return discover(OverlayTree(base, parse_overlay(named, "test")))
 
@@ -44,7 +46,7 @@ def over(base: MemoryTree, **files: str) -> Machine:
         ({"/sys/a/b/c": "", "/sys/a": ""}, "/sys/a: cannot be a file and the directory of /sys/a/b/c"),
     ],
 )
-def test_a_wrong_overlay_is_refused(document: Any, fault: str) -> None:
+def test_a_wrong_overlay_is_rejected(document: Any, fault: str) -> None:
     """Each error contains the path and the reason."""
     with pytest.raises(ConfigError) as caught:
         parse_overlay(document, "overlay.yaml")
@@ -52,8 +54,8 @@ def test_a_wrong_overlay_is_refused(document: Any, fault: str) -> None:
     assert fault in str(caught.value)
 
 
-def test_files_hide_and_directories_merge() -> None:
-    """Overlay files hide files of the base, directory listings are merged, and base files that conflict with overlay
+def test_overlay_files_hide_base_files_and_directories_merge() -> None:
+    """Overlay files hide files in the base, directory listings are merged, and base files that conflict with overlay
     directories are ignored.
     """
     base = MemoryTree({"/sys/a/x": b"old", "/sys/a/z": b"old", "/sys/f": b"a file", "/sys/d/inner": b"1"})
@@ -66,8 +68,8 @@ def test_files_hide_and_directories_merge() -> None:
 
 
 def test_an_overlaid_path_hides_only_that_path() -> None:
-    """A fact the kernel exposes in two files must be overlaid in both; overlaying one is reported as inconsistent
-    sysfs.
+    """A fact that the kernel exposes in two files must be overlaid in both. Overlaying only one is reported as
+    inconsistent sysfs.
     """
     pages = {"node.node1.hugepages.hugepages-2048kB.nr_hugepages": "300\n"}
     assert over(small_machine(), **pages).numa_nodes[1].hugepages[0].total == 300
@@ -89,8 +91,8 @@ def test_overlaying_the_same_content_changes_nothing(data: st.DataObject) -> Non
 
 
 def test_commands_use_the_overlay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``--config`` with sysfsOverlay shows the other machine. An invalid overlay is reported with file and path, with
-    exit status 2.
+    """``--config`` with sysfsOverlay shows the other machine. An invalid overlay is reported with its file and path,
+    and with exit status 2.
     """
     host = write_tree(small_machine(), tmp_path / "host")
     overlay = tmp_path / "overlay.yaml"

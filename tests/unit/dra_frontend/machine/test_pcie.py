@@ -18,18 +18,18 @@ SLICES = Resource("resource.k8s.io", "resourceslices", "ResourceSlice")
 
 
 def root(name: str, cpus: str) -> dict[str, str | bytes | None]:
-    """Returns the files of one root bridge."""
+    """Returns the files for one root bridge."""
     return {f"/sys/devices/pci{name}/pci_bus/{name}/cpulistaffinity": cpus}
 
 
 def offered(files: dict[str, str | bytes | None], **config: object) -> Inventory:
-    """Returns the devices of a machine with CPUs 0-3 and 4-7 and these roots."""
+    """Returns the devices of a machine with CPUs 0-3 and 4-7 and the given roots."""
     given = Config.model_validate({"reservedCPUs": "0", "exposePCIeRoots": True, **config})
     return build_inventory(discover(small_machine().changed(files)), given, "n")
 
 
 def lists(inventory: Inventory) -> dict[str, object]:
-    """Returns the attribute of each CPU device, or None if it is missing."""
+    """Returns each CPU device's attribute, or None for a device without it."""
     return {device.name: device.attributes.get(PCIE_ROOT) for device in inventory.pools[0].devices}
 
 
@@ -37,8 +37,8 @@ TWO = {**root("0000:00", "0-3\n"), **root("0000:80", "4-7\n")}
 
 
 def test_a_device_lists_the_roots_near_its_cpus() -> None:
-    """Each root is listed once and in order; a device of both sockets lists them all, a single CPU those of its
-    socket.
+    """Each root is listed once and in order. A device on both sockets lists all roots, and a single CPU lists its
+    socket's roots.
     """
     roots = discover(captured("32intel64-2p8co2t+8ve")).pcie_roots
     assert roots == dict.fromkeys(["pci0000:17", "pci0000:3a", "pci0000:5d"], frozenset({*range(8), *range(16, 24)}))
@@ -51,7 +51,7 @@ def test_a_device_lists_the_roots_near_its_cpus() -> None:
 
 def test_distant_roots_are_not_listed() -> None:
     """The server rejects an empty list. Reserved and offline CPUs contribute no root, and neither does a removed
-    bridge. Without the setting, whose feature gate is alpha, there is no list.
+    bridge. Without the configuration setting there is no list, since the list's feature gate is alpha.
     """
     gone = {"/sys/devices/pci0000:40/uevent": ""}
     files = {**root("0000:00", "0\n"), **root("0000:80", "4-7,64-127\n"), **gone}
@@ -60,7 +60,7 @@ def test_distant_roots_are_not_listed() -> None:
 
 
 def test_only_root_bridges_count() -> None:
-    """Root bridges are recognized by name. An invalid CPU list is reported with its path, like that of every file that
+    """Root bridges are recognized by name. An invalid CPU list is reported with its path, as for every file that
     discovery reads.
     """
     others = {f"/sys/devices/{name}/pci_bus/x/cpulistaffinity": "0-7\n" for name in ("pci", "pci0000", "pcih0000:00")}
@@ -70,7 +70,7 @@ def test_only_root_bridges_count() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_lists_pass_the_servers_rules(mode: dict[str, str]) -> None:
+def test_lists_satisfy_the_servers_rules(mode: dict[str, str]) -> None:
     """This holds in every mode with the gate on. A list with too many roots is truncated, with a warning."""
     files = {key: text for n in range(64) for key, text in root(f"0000:{n:02x}", "0-7\n").items()}
     inventory = offered(files, **mode)
@@ -86,7 +86,7 @@ def test_lists_pass_the_servers_rules(mode: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("near", [{"string": "pci0000:80"}, {"strings": ["pci0000:40", "pci0000:80"]}])
 def test_cpus_are_found_near_another_drivers_device(near: dict[str, object]) -> None:
-    """A claim for a GPU and CPUs that match by PCIe root gets CPUs of the GPU's socket."""
+    """A claim for a GPU and CPUs that match by PCIe root gets CPUs on the GPU's socket."""
     gpu = {"name": "gpu0", "attributes": {PCIE_ROOT: near}}
     pool = {"name": "gpus", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.example", "nodeName": "n", "pool": pool, "devices": [gpu]}

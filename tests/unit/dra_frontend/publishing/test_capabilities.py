@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the kubelet counts claims, which depends on the published devices and on the Node."""
+"""Whether the kubelet counts claims depends on the published devices and on the Node object."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +13,7 @@ from dra_frontend.publishing.capabilities import NodeCapabilities
 @pytest.mark.parametrize(
     ("stored", "declared", "counts"), [(True, True, True), (True, False, False), (False, True, False)]
 )
-async def test_claims_are_counted_if_the_mapping_is_stored_and_the_feature_declared(
+async def test_claims_are_counted_if_the_mapping_is_stored_and_the_node_declares_the_feature(
     stored: bool, declared: bool, counts: bool
 ) -> None:
     async def get_node() -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published devices and reported health when claims hold more than the machine has left."""
+"""Published devices and reported health if claims hold more than the machine has left."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -36,7 +36,7 @@ def offered(found: Machine, **keys: str) -> Inventory:
 
 
 def pages(*counts: int) -> Machine:
-    """Returns two nodes with these numbers of 2 MiB hugepages."""
+    """Returns two nodes with the given numbers of 2 MiB hugepages."""
     found = machine()
     nodes = {
         number: replace(found.numa_nodes[number], hugepages=(HugepagePool(PAGE, count, count),))
@@ -46,12 +46,12 @@ def pages(*counts: int) -> Machine:
 
 
 def ledger(*records: AllocationRecord) -> Ledger:
-    """Returns a ledger with these records."""
+    """Returns a ledger with the given records."""
     return Ledger({(record.driver, record.claim.uid): ClaimFile.of(record) for record in records})
 
 
 def claimed(driver: str, uid: str, pool: str, device: str, **given: Any) -> AllocationRecord:
-    """Returns a claim for some amount of a device."""
+    """Returns a claim for some of a device's capacity."""
     reference = ClaimReference(uid=uid, namespace="ns", name=uid)
     results = (AllocationResult(request="r", pool=pool, device=device),)
     return AllocationRecord(driver=driver, claim=reference, results=results, **given)
@@ -78,12 +78,12 @@ def device(seen: Snapshot, name: str) -> Device:
 
 
 def health(seen: Snapshot, name: str) -> DeviceHealth:
-    """Returns the reported health of a device."""
+    """Returns a device's reported health."""
     return next(one for devices in seen.health.values() for one in devices if one.device == name)
 
 
 def test_a_device_within_its_capacity_is_published_unchanged() -> None:
-    """Without claims, and with claims that fit, the pools are those of the inventory and all devices are healthy."""
+    """Without claims, or with claims that fit, the pools equal the inventory's, and all devices are healthy."""
     inventory = offered(pages(8, 8))
     for books in (ledger(), ledger(page_claim("a", 8), cpu_claim("b", "cpudevnuma000", 0, 1))):
         seen = snapshot(inventory, books, Snapshot())
@@ -93,7 +93,7 @@ def test_a_device_within_its_capacity_is_published_unchanged() -> None:
 
 
 def test_a_higher_reserve_does_not_affect_health() -> None:
-    """New claims are kept away, but the memory of existing claims is still there, so their pods see a healthy
+    """A higher reserve prevents new claims, but the existing claims' memory is still there, so their pods see a healthy
     device.
     """
     found = replace(machine(1, memory=8 << 30, hugepages=()))
@@ -107,8 +107,8 @@ def test_a_higher_reserve_does_not_affect_health() -> None:
 
 
 def test_a_device_smaller_than_its_claims_is_tainted() -> None:
-    """The capacity is the actual one, with a taint and a message that names the difference; both disappear when the
-    claims fit again.
+    """The device is published with its actual capacity, a taint, and a message that contains the difference. Taint and
+    message disappear once the claims fit again.
     """
     books = ledger(page_claim("a", 4), page_claim("b", 2))
     seen = snapshot(offered(pages(5, 8)), books, Snapshot())
@@ -126,9 +126,9 @@ def test_a_device_smaller_than_its_claims_is_tainted() -> None:
     assert ill.message.endswith("ns/c0, ns/c1, ns/c2, ns/c3, ns/c4 and 4 more")
 
 
-def test_a_shortage_of_pages_taints_its_device_alone() -> None:
-    """Neither capacity nor health changes, since claims that have pages keep them. A device with ordinary memory is
-    never tainted for it.
+def test_a_hugepage_shortage_taints_only_its_own_device() -> None:
+    """Neither capacity nor health changes, since claims that already have pages keep them. A hugepage shortage never
+    taints a device with ordinary memory.
     """
     entry = OnDemandPages(numa_node=0, size="2Mi", pages=8)
     inventory = build_inventory(pages(0, 8), Config(hugepages_on_demand=(entry,)), NODE)
@@ -143,9 +143,9 @@ def test_a_shortage_of_pages_taints_its_device_alone() -> None:
     assert tainted(snapshot(inventory, ledger(), seen)) == {}
 
 
-def test_a_removed_device_in_use_stays_published_with_a_taint() -> None:
-    """A device cannot have a capacity of zero, so one page is published while a claim holds it. Without claims the
-    device disappears.
+def test_a_removed_device_in_use_remains_published_with_a_taint() -> None:
+    """A device cannot have zero capacity, so one page is published for as long as a claim holds the device. Without
+    claims, the device disappears.
     """
     books = ledger(page_claim("a", 1))
     before = snapshot(offered(pages(8, 8)), books, Snapshot())
@@ -163,7 +163,7 @@ def test_a_removed_device_in_use_stays_published_with_a_taint() -> None:
     assert back.pools == before.pools
 
 
-def test_a_device_removed_before_the_start_is_only_reported() -> None:
+def test_a_device_removed_before_startup_is_only_reported() -> None:
     """There is no device left to publish, but the health of the claim's pods is reported."""
     seen = snapshot(offered(pages(0, 8)), ledger(page_claim("a", 1)), Snapshot())
     assert "hugepages-2m-numa000" not in {one.name for pool in seen.pools for one in pool.devices}
@@ -172,8 +172,10 @@ def test_a_device_removed_before_the_start_is_only_reported() -> None:
     assert ill.message == "this node no longer has this device; claims: ns/a"
 
 
-def test_an_offline_cpu_of_a_claim_makes_its_device_unhealthy() -> None:
-    """The message names CPU and claim. The device is tainted only when claims hold more than its remaining CPUs."""
+def test_a_claims_offline_cpu_makes_its_device_unhealthy() -> None:
+    """The message contains the CPU and the claim. The device is tainted only if claims hold more CPUs than it has
+    left.
+    """
     books = ledger(cpu_claim("a", "cpudevnuma000", 0, 4), cpu_claim("b", "cpudevnuma001", 3))
     seen = snapshot(offered(machine(offline=frozenset({4}))), books, Snapshot())
     ill = health(seen, "cpudevnuma000")
@@ -184,8 +186,8 @@ def test_an_offline_cpu_of_a_claim_makes_its_device_unhealthy() -> None:
     assert device(snapshot(offered(machine(offline=frozenset({4}))), full, seen), "cpudevnuma000").overclaimed
 
 
-def test_a_claimed_single_cpu_that_is_gone_keeps_its_position() -> None:
-    """In individual mode the device of a claimed CPU keeps its position, and an unclaimed one is removed."""
+def test_the_device_of_a_claimed_cpu_that_is_gone_keeps_its_position() -> None:
+    """In individual mode, a claimed CPU's device keeps its position, and an unclaimed CPU's device is removed."""
     books = ledger(cpu_claim("a", "cpudev002", 2))
     before = snapshot(offered(machine(), cpuDeviceMode="individual"), books, Snapshot())
     found = machine(offline=frozenset({2, 3}))
@@ -199,7 +201,7 @@ def test_a_claimed_single_cpu_that_is_gone_keeps_its_position() -> None:
 
 
 def fault(kind: Literal["corrected", "uncorrected"], numa_node: int = -1, cpu: int = -1) -> Fault:
-    """Returns a fault of a NUMA node's memory or of a CPU."""
+    """Returns a fault in a NUMA node's memory or in a CPU."""
     return Fault("mc0", kind, f"mc0: {kind} errors", frozenset({numa_node}), frozenset({cpu}))
 
 
@@ -210,15 +212,15 @@ def sick(seen: Snapshot) -> dict[str, str]:
 
 
 def tainted(seen: Snapshot) -> dict[str, list[tuple[str, str, str]]]:
-    """Returns the taints of published devices, in the documents sent to the server."""
+    """Returns the published devices' taints from the documents sent to the server."""
     documents = (document for pool in seen.pools for document in slice_documents(pool, NODE))
     devices = [device for document in documents for device in document["spec"]["devices"] if "taints" in device]
     return {one["name"]: [(t["key"], t["value"], t["effect"]) for t in one["taints"]] for one in devices}
 
 
-def test_memory_that_fails_is_tainted_whatever_its_page_size() -> None:
-    """All memory devices of that node are tainted and unhealthy with the reason until the fault is gone. The CPUs of
-    the node stay healthy.
+def test_failing_memory_is_tainted_whatever_its_page_size() -> None:
+    """All of the node's memory devices are tainted and unhealthy, with the reason, until the fault is gone. The node's
+    CPUs stay healthy.
     """
     inventory = offered(pages(8, 8))
     seen = snapshot(inventory, ledger(), Snapshot(), [fault("corrected", numa_node=1)])
@@ -231,7 +233,7 @@ def test_memory_that_fails_is_tainted_whatever_its_page_size() -> None:
 
 
 def test_a_failing_cpu_taints_the_device_that_contains_it() -> None:
-    """The taint is on the CPU's group or on its own device. A CPU that no claim can get causes no taint."""
+    """The taint is on the CPU's group, or on the CPU's own device. A CPU that no claim can get causes no taint."""
     for mode, name in (({}, "cpudevnuma000"), ({"cpuDeviceMode": "individual"}, "cpudev001")):
         seen = snapshot(offered(machine(), **mode), ledger(), Snapshot(), [fault("uncorrected", cpu=1)])
         assert tainted(seen) == {name: [("dra.cpu/hardware-errors", "uncorrected", "NoSchedule")]}
@@ -241,7 +243,9 @@ def test_a_failing_cpu_taints_the_device_that_contains_it() -> None:
 
 
 def test_faults_add_up() -> None:
-    """A device that is over-claimed and faulty has both taints and all reasons; the worse taint effect applies."""
+    """A device that is both over-claimed and faulty has both taints and all reasons. The stronger taint effect
+    applies.
+    """
     faults = [fault("uncorrected", numa_node=0), fault("corrected", numa_node=0)]
     seen = snapshot(offered(pages(5, 8)), ledger(page_claim("a", 6)), Snapshot(), faults)
     overclaimed = ("dra.memory/overclaimed", "true", "NoSchedule")
@@ -265,9 +269,9 @@ History = list[tuple[tuple[int, int], list[tuple[int, int]]]]
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(COUNTS, CLAIMS), min_size=1, max_size=4))
-def test_every_history_gives_valid_slices_and_correct_taints(history: History) -> None:
-    """Pages and claims come and go: the server accepts every slice, and a device is tainted exactly while it is
-    over-claimed.
+def test_any_history_results_in_valid_slices_and_correct_taints(history: History) -> None:
+    """Pages and claims come and go. The server accepts every slice, and a device is tainted for exactly as long as it
+    is over-claimed.
     """
     seen = Snapshot()
     for counts, claims in history:
@@ -287,11 +291,11 @@ def test_every_history_gives_valid_slices_and_correct_taints(history: History) -
 
 
 @given(st.sampled_from(MODES), st.frozensets(st.integers(0, 7), max_size=7), st.frozensets(st.integers(0, 7)))
-def test_offline_cpus_give_valid_slices_in_every_mode(
+def test_offline_cpus_result_in_valid_slices_in_every_mode(
     mode: dict[str, Any], offline: frozenset[int], held: frozenset[int]
 ) -> None:
-    """Whatever goes offline under claims, no device has a capacity of zero, and every claimed device that existed
-    stays.
+    """Whatever goes offline while claims use it, no device has zero capacity, and every claimed device that existed
+    remains.
     """
     config = Config(**mode)
     whole = build_inventory(machine(), config, NODE)
@@ -307,7 +311,7 @@ def test_offline_cpus_give_valid_slices_in_every_mode(
 
 
 def test_a_failed_publication_is_retried() -> None:
-    """Records and machine are the same the next time, so only a successful write may count as published."""
+    """Records and machine are unchanged the next time, so only a successful write may mark them as published."""
     odd = ClaimFile("dra.memory", "u", None, frozenset(), memory={"hugepages-2m-numa000": None})  # type: ignore[dict-item]
     offer, books = Offer(NODE, {}, {}), (offered(pages(2)), Ledger({("dra.memory", "u"): odd}))
     for _ in range(2):
@@ -315,8 +319,8 @@ def test_a_failed_publication_is_retried() -> None:
             offer.refresh(*books)
 
 
-def test_devices_of_a_node_that_only_observes_have_a_taint() -> None:
-    """Each device of both drivers has the taint, and an attribute for API servers without device taints."""
+def test_the_devices_of_a_node_in_observe_mode_are_tainted() -> None:
+    """Each device of both drivers has the taint, and also an attribute for API servers without device taints."""
     inventory = offered(pages(4, 4), enforcement="observe")
     for pool in snapshot(inventory, ledger(), Snapshot()).pools:
         for document in slice_documents(pool, NODE):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slices that are written and deleted, and the equality of slices."""
+"""Determines which slices to write and delete, and whether two slices are equal."""
 
 import copy
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def wanted(index: int, *devices: Document, count: int = 1) -> Document:
 
 
 def stored(document: Document, *, generation: int = 1, count: int = 1, name: str = "") -> Document:
-    """Returns the document as the server returns it."""
+    """Returns the document in the form in which the server returns it."""
     document = copy.deepcopy(document)
     name = name or document["metadata"]["name"]
     document["metadata"] |= {"name": name, "uid": f"uid-{name}", "resourceVersion": "7"}
@@ -47,7 +47,7 @@ def stored(document: Document, *, generation: int = 1, count: int = 1, name: str
 def plan(
     desired: Sequence[Document], held: Sequence[Document], accepted: Accepted | None = None
 ) -> tuple[list[tuple[str, int, int]], list[str]]:
-    """Returns the writes as (name, generation, count), and the names to delete."""
+    """Returns the planned writes as (name, generation, count), and the names to delete."""
     before, after = ({one["metadata"]["name"]: one for one in documents} for documents in (held, desired))
     writes, deletes = plan_pool(POOL, after, before, accepted or {})
     pools = [(one["metadata"]["name"], one["spec"]["pool"]) for one in writes]
@@ -61,7 +61,7 @@ A2, B2 = wanted(0, device("a", "4Gi")), wanted(1, device("b", "4Gi"))
 
 
 def of(generation: int, *documents: Document) -> list[Document]:
-    """Returns the server's slices, all with one generation."""
+    """Returns the server's slices, all with the same generation."""
     return [stored(one, generation=generation, count=len(documents)) for one in documents]
 
 
@@ -99,17 +99,17 @@ def of(generation: int, *documents: Document) -> list[Document]:
         ),
     ],
 )
-def test_written_and_deleted_slices(
+def test_which_slices_are_written_and_deleted(
     desired: list[Document], held: list[Document], writes: list[tuple[str, int, int]], deletes: list[str]
 ) -> None:
-    """A single slice is updated in place. For several, the generation of all is raised, and superseded ones are deleted
-    afterwards.
+    """A single slice is updated in place. If there are several, all of them are written with a higher generation, and
+    superseded slices are deleted afterwards.
     """
     assert plan(desired, held) == (writes, deletes)
 
 
 def published(present: dict[str, Document]) -> set[str] | None:
-    """Returns the device sizes that a consumer sees, or None while the newest generation is incomplete."""
+    """Returns the device sizes that a consumer sees, or None as long as the newest generation is incomplete."""
     newest = max((one["spec"]["pool"]["generation"] for one in present.values()), default=0)
     seen = [one["spec"] for one in present.values() if one["spec"]["pool"]["generation"] == newest]
     if any(spec["pool"]["resourceSliceCount"] != len(seen) for spec in seen):
@@ -118,8 +118,8 @@ def published(present: dict[str, Document]) -> set[str] | None:
 
 
 @given(st.sets(st.sampled_from("abcd")), st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 3)))
-def test_consumers_never_see_a_mixture(desired: set[str], held: dict[str, int]) -> None:
-    """At any time during the writes, consumers see all of the new slices or none of them."""
+def test_consumers_never_see_a_mixture_of_old_and_new_slices(desired: set[str], held: dict[str, int]) -> None:
+    """At any time during the writes, consumers see either all of the new slices or none of them."""
     target, present = {}, {}
     for name in sorted(desired):
         target[name] = {**wanted(0, device(name, "8Gi"), count=len(desired)), "metadata": {"name": name}}
@@ -137,7 +137,7 @@ def test_consumers_never_see_a_mixture(desired: set[str], held: dict[str, int]) 
 
 
 def test_an_update_keeps_the_existing_metadata() -> None:
-    """The update retains name, uid, version and owner of the existing slice."""
+    """The update retains the existing slice's name, UID, version and owner."""
     existing = stored(A)
     existing["metadata"]["ownerReferences"] = [{"kind": "Node"}]
     writes, _ = plan_pool(POOL, {"00000": A2}, {"00000": existing}, {})
@@ -145,7 +145,7 @@ def test_an_update_keeps_the_existing_metadata() -> None:
 
 
 def test_an_accepted_slice_is_not_sent_again() -> None:
-    """The server's version of the slice is accepted as it is until the desired or the stored slice changes."""
+    """The server's version of the slice is accepted until either the desired or the stored slice changes."""
     desired, existing = wanted(0, device("a", extra={"x": 1})), wanted(0, device("a"))
     accepted = {"00000": (canonical(desired["spec"]), canonical(existing["spec"]))}
     assert plan([desired], [stored(existing)], accepted) == ([], [])
@@ -168,7 +168,7 @@ ADDED = {**TAINT, "timeAdded": "2026-01-01T00:00:00Z"}
     ],
 )
 def test_equality_of_slices(desired: Document, existing: Document, equal: bool) -> None:
-    """Unknown fields in a slice are a difference; empty fields and those that the server sets are not."""
+    """Unknown fields in a slice count as a difference, but empty fields and fields that the server sets do not."""
     written = plan([wanted(0, device("a", **desired))], [stored(wanted(0, device("a", **existing)))])
     assert (written == ([], [])) == equal
 
@@ -196,8 +196,8 @@ JSON = st.recursive(
 
 
 @given(JSON, JSON)
-def test_foreign_documents_are_replaced_never_fatal(spec: Any, devices: Any) -> None:
-    """Any foreign content in a slice is a difference and never raises an exception."""
+def test_foreign_documents_are_replaced_and_never_fatal(spec: Any, devices: Any) -> None:
+    """Any foreign content in a slice counts as a difference and never raises an exception."""
     existing = stored(A)
     existing["spec"] |= {"devices": devices, "sharedCounters": spec}
     assert canonical(existing["spec"]) == canonical(A["spec"]) or plan([A], [existing])[0] == [("00000", 1, 1)]
@@ -205,8 +205,8 @@ def test_foreign_documents_are_replaced_never_fatal(spec: Any, devices: Any) -> 
 
 
 def test_omitted_fields_have_a_reason() -> None:
-    """A slice without optional fields has one variant only. Otherwise lists are dropped before the mapping, and finally
-    both.
+    """A slice without optional fields has only one variant. Otherwise, the variants in turn omit the lists, the
+    mapping, and both.
     """
     assert [len(left_out) for _, left_out in variants([A])] == [0]
     assert variants([]) == [([], ())]
@@ -220,7 +220,7 @@ def test_omitted_fields_have_a_reason() -> None:
 
 
 def test_an_unsupported_numa_list_is_omitted_silently() -> None:
-    """That list is not part of the configuration, so the next variant omits it without a warning."""
+    """The NUMA list is not part of the configuration, so the next variant omits the list without a warning."""
     full = wanted(0, device("a", attributes={"n": {"ints": [0, 1]}, "s": {"int": 1}}))
     _, (((without),), reasons) = variants([full])
     assert (without["spec"]["devices"][0], reasons) == (device("a", attributes={"s": {"int": 1}}), ("",))
@@ -284,7 +284,7 @@ def test_an_unsupported_numa_list_is_omitted_silently() -> None:
 def test_event_notes_start_with_the_effect(
     refused: list[str], dropped: list[str], conditions: bool, reason: str, parts: list[str]
 ) -> None:
-    """kubectl shows only the first words of an Event on a narrow terminal."""
+    """On a narrow terminal, kubectl shows only the first words of an Event."""
     (text,) = (found := notes(refused, dropped, conditions=conditions)).values()
     assert list(found) == [reason]
     assert text.startswith(parts[0])

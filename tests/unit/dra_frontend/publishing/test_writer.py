@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing slices through the real client: the feature gate, the order of writes, and a lagging watch."""
+"""Writes slices through the real client: the feature gate, the order of writes, and a lagging watch."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -62,16 +62,16 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
             yield Rig(server, client, SliceWriter(client, "dra.cpu", "node-a"))
 
 
-async def test_one_bad_pool_does_not_stop_the_rest(rig: Rig) -> None:
-    """The failure of a pool that the server rejects is reported after the others were written."""
+async def test_one_rejected_pool_does_not_stop_the_others(rig: Rig) -> None:
+    """The error for the pool that the server rejects is raised after the other pools have been written."""
     with pytest.raises(InvalidError, match="DNS label"):
         await rig.writer.write({"a": [a_slice("a", "Bad Name")], "b": [a_slice("b", "y")]})
     assert [one["spec"]["pool"]["name"] for one in rig.slices()] == ["b"]
 
 
-async def test_only_foreign_writes_are_changes(rig: Rig) -> None:
-    """Events about the driver's own writes and older events are ignored, and so is the deletion of an earlier slice of
-    the same name.
+async def test_only_foreign_writes_count_as_changes(rig: Rig) -> None:
+    """Events about the driver's own writes and older events are ignored, and so is the deletion of an earlier slice
+    with the same name.
     """
     await rig.writer.write({"p": [a_slice("p", "a")], "q": [a_slice("q", "a")]})
     first, gone = rig.slices()
@@ -90,8 +90,8 @@ async def test_only_foreign_writes_are_changes(rig: Rig) -> None:
 
 
 async def test_the_gate_is_checked_by_a_dry_run(rig: Rig) -> None:
-    """If the gate is off, no device may be published as unshared even for a moment; one dry run per process determines
-    that.
+    """If the gate is off, no device may be published as unshared even for a moment. One dry run per process checks the
+    gate.
     """
     rig.server.options.gates["DRAConsumableCapacity"] = False
     with pytest.raises(GateOffError, match="DRAConsumableCapacity"):
@@ -103,8 +103,8 @@ async def test_the_gate_is_checked_by_a_dry_run(rig: Rig) -> None:
     assert rig.calls() == ["try", "create", "try", "create", "create"]
 
 
-async def test_a_gate_that_is_switched_off_later_withdraws_all(rig: Rig) -> None:
-    """When a later response lacks the field, all of the driver's slices are deleted, including earlier ones."""
+async def test_switching_the_gate_off_later_withdraws_all_slices(rig: Rig) -> None:
+    """When a later response lacks the gated field, all of the driver's slices are deleted, including earlier ones."""
     await rig.writer.write({"p": [a_slice("p", "a")]})
     rig.server.options.gates["DRAConsumableCapacity"] = False
     with pytest.raises(GateOffError):
@@ -112,8 +112,8 @@ async def test_a_gate_that_is_switched_off_later_withdraws_all(rig: Rig) -> None
     assert rig.slices() == []
 
 
-async def test_refused_fields_are_tried_again_after_a_list(rig: Rig) -> None:
-    """The fields that a pool is published without are remembered and reported until slices are listed."""
+async def test_rejected_fields_are_retried_after_the_slices_are_listed(rig: Rig) -> None:
+    """Until then, the fields that the server rejected for a pool are remembered, omitted and reported."""
     listed = a_slice("p", "a")
     listed["spec"]["devices"][0]["attributes"] = {"l": {"strings": ["x"]}}
     pools = {"p": [listed], "q": [a_slice("q", "b")]}
@@ -131,8 +131,8 @@ async def test_refused_fields_are_tried_again_after_a_list(rig: Rig) -> None:
     assert rig.slices()[0]["spec"]["devices"][0]["attributes"] == {"l": {"strings": ["x"]}}
 
 
-async def test_no_pools_at_all_are_not_published(rig: Rig) -> None:
-    """A machine that was never read has no pools; publishing that would delete the slices of running claims."""
+async def test_an_empty_set_of_pools_is_not_published(rig: Rig) -> None:
+    """A machine that has never been read has no pools. Publishing that would delete the slices of running claims."""
     publisher = Publisher(rig.client, "dra.cpu", "node-a", lambda _reason, _note: None)
     for pools, wakes in (({}, False), ({"p": [a_slice("p", "a")]}, True)):
         publisher.set_pools(pools)
@@ -140,9 +140,9 @@ async def test_no_pools_at_all_are_not_published(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("steps", range(4))
-async def test_a_publisher_ends_while_its_watch_fails(rig: Rig, steps: int) -> None:
-    """A publisher that is stopped at the moment when its watch fails permanently ends within one iteration of the event
-    loop.
+async def test_a_publisher_can_be_stopped_while_its_watch_fails(rig: Rig, steps: int) -> None:
+    """A publisher that is stopped at the moment when its watch fails permanently ends within one event loop
+    iteration.
     """
     watching, fails = asyncio.Event(), asyncio.Event()
 

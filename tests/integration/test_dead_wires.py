@@ -91,7 +91,7 @@ ELSEWHERE: dict[str, str] = {
     StatusCode.TASK_FAILING: "tests/unit/dra_frontend/node/test_guard.py::test_a_step_that_succeeds_ends_the_warning",
     # Entries that require a backend from another release.
     StatusCode.BACKEND_PROBLEM: (
-        "tests/unit/dra_frontend/state_endpoint/test_status.py::test_a_problem_of_the_backend_has_the_code_of_its_cause"
+        "tests/unit/dra_frontend/state_endpoint/test_status.py::test_a_backend_problem_has_the_code_of_its_cause"
     ),
     # A pod with a missing part, and a command that reads files while the service is down.
     StatusCode.POD_INCOMPLETE: (

@@ -36,11 +36,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
 
 
 def imported() -> set[str]:
-    """Returns the modules of the package that have been imported."""
+    """Returns the package's modules that have been imported."""
     return {name.rpartition(".")[2] for name in sys.modules if name.startswith(f"{NAME}.")}
 
 
-def test_a_name_imports_its_module_alone(package: ModuleType) -> None:
+def test_a_name_imports_only_its_own_module(package: ModuleType) -> None:
     assert imported() == set()
     assert package.one == 1
     assert imported() == {"first"}
@@ -51,15 +51,15 @@ def test_a_submodule_is_found(package: ModuleType) -> None:
     assert imported() == {"third"}
 
 
-def test_another_name_executes_the_init(package: ModuleType) -> None:
+def test_any_other_name_executes_the_init(package: ModuleType) -> None:
     assert package.two == 2
     assert imported() == {"first", "second"}
     assert not hasattr(package, "four")
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
-def test_a_name_without_its_module_is_an_attribute_error(package: ModuleType, name: str) -> None:
-    """The image contains packages whose generated modules are removed."""
+def test_a_name_whose_module_is_missing_raises_attribute_error(package: ModuleType, name: str) -> None:
+    """The image contains packages from which generated modules have been removed."""
     Path(package.__path__[0], "first.py").unlink()
     importlib.invalidate_caches()
     for _ in range(2):
@@ -68,11 +68,11 @@ def test_a_name_without_its_module_is_an_attribute_error(package: ModuleType, na
     assert package.third.three == 3
 
 
-def test_a_package_that_was_imported_stays_as_it_is(package: ModuleType) -> None:
+def test_a_package_that_is_already_imported_is_not_replaced(package: ModuleType) -> None:
     add_lazy_packages(NAME)
     assert sys.modules[NAME] is package
 
 
-def test_a_package_that_is_not_installed_is_an_import_error() -> None:
+def test_a_package_that_is_not_installed_raises_import_error() -> None:
     with pytest.raises(ImportError, match="no_such_package_of_a_test is not installed"):
         add_lazy_packages("no_such_package_of_a_test")

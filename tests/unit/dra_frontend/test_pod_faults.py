@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Missing parts of the pod, as the service and the commands in the pod report them."""
+"""Missing parts of the pod, as reported by the service and by the commands in the pod."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def is_missed(faults: list[str]) -> bool:
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes the signs that this process runs in a pod."""
+    """Removes everything that shows this process to be running in a pod."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
 
@@ -39,8 +39,8 @@ def test_commands_in_the_pod_report_a_missing_token_as_the_service_does() -> Non
 
 
 @pytest.mark.parametrize("elsewhere", [replace(IN_POD, host_root="/host"), replace(IN_POD, in_pod=False)])
-def test_commands_elsewhere_do_not_ask_for_the_token_of_the_driver(elsewhere: Settings) -> None:
-    """In a debugging pod or directly on the node, the command has a different token or none; only the service requires
+def test_commands_elsewhere_do_not_require_the_drivers_token(elsewhere: Settings) -> None:
+    """In a debugging pod or directly on the node, the command has a different token or none. Only the service requires
     one.
     """
     assert not is_missed([str(one) for one in seen_faults(elsewhere)])
@@ -48,7 +48,7 @@ def test_commands_elsewhere_do_not_ask_for_the_token_of_the_driver(elsewhere: Se
 
 
 def test_a_kubeconfig_that_cannot_be_read_is_reported_everywhere() -> None:
-    """The kubeconfig is part of the configuration and not of the pod."""
+    """The kubeconfig is part of the configuration, not of the pod."""
     settings = replace(IN_POD, config=Config(kubeconfig="/no/such/file"), in_pod=False, host_root="/host")
     for faults in (own_faults(settings), seen_faults(settings)):
         (text,) = (str(one) for one in faults if "the API server cannot be queried" in one.what)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the process."""
+"""The process's settings."""
 
 import argparse
 
@@ -8,7 +8,9 @@ from dra_frontend.settings import add_run_arguments, load_settings
 
 
 def test_the_node_name_comes_from_the_downward_api(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The downward API takes precedence over the override, which applies to all nodes, and both over the host name."""
+    """The downward API takes precedence over the override, which applies to all nodes. Both take precedence over the
+    host name.
+    """
     parser = argparse.ArgumentParser()
     add_run_arguments(parser)
     monkeypatch.setenv("NODE_NAME", "Node-7.example")

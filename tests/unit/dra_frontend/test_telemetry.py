@@ -34,7 +34,7 @@ class Frontend:
         self.backend.renew(BackendStatus(instance="b", generation=1, metrics=metrics, **lease), [])
 
     def scrape(self) -> list[str]:
-        """Returns the lines of a scrape, one second after the previous one."""
+        """Returns the lines from a scrape, one second after the previous one."""
         self.now += 1
         return self.telemetry.render().decode().splitlines()
 
@@ -46,20 +46,20 @@ class Frontend:
 
 @pytest.fixture
 def frontend() -> Frontend:
-    """Returns a frontend without a report from a backend."""
+    """Returns a frontend that has no report from a backend."""
     return Frontend()
 
 
 def test_damaged_claim_files_are_counted_and_keep_their_cpus() -> None:
-    """An operator must look at a claim file without a record; its CPUs stay allocated until then."""
+    """An operator must inspect a claim file without a record. Until then, its CPUs stay allocated."""
     ledger = Ledger({("dra.cpu", "u"): ClaimFile("dra.cpu", "u", None, frozenset({2, 3}), "damaged")})
     lines = Frontend(ledger).scrape()
     assert "dra_numa_records_unreadable 1.0" in lines
     assert "dra_cpu_allocated_cpus 2.0" in lines
 
 
-def test_errors_of_the_hardware_are_counted_by_where_the_kernel_counts_them() -> None:
-    """The counters are those of the kernel, regardless of any thresholds; a fault exists only above a threshold."""
+def test_hardware_errors_are_counted_by_the_kernels_locations() -> None:
+    """The counters are the kernel's, regardless of any thresholds. A fault exists only above a threshold."""
     lines = Frontend(tree=captured("32intel64-2p8co2t+8ve").changed(edac(0, "F19h", ce=7, ue=2))).scrape()
     assert 'dra_numa_hardware_errors_total{kind="corrected",source="mc0"} 7.0' in lines
     assert 'dra_numa_hardware_errors_total{kind="uncorrected",source="mc0"} 2.0' in lines
@@ -67,20 +67,20 @@ def test_errors_of_the_hardware_are_counted_by_where_the_kernel_counts_them() ->
     assert faults == ['dra_numa_hardware_faults{kind="uncorrected",source="mc0"} 1.0']
 
 
-def test_no_series_contains_the_time_of_its_creation(frontend: Frontend) -> None:
-    """Such series would be a seventh of all series, and nothing uses them."""
+def test_no_series_contains_its_creation_time(frontend: Frontend) -> None:
+    """Such series would make up a seventh of all series, and nothing uses them."""
     frontend.telemetry.note("dra.cpu", "prepare", 0.1, [False])
     frontend.telemetry.no_metadata("dra.cpu")
     assert not [line for line in frontend.scrape() if "_created" in line]
 
 
-def test_the_version_of_the_frontend_is_shown_without_a_backend(frontend: Frontend) -> None:
+def test_the_frontends_version_is_shown_without_a_backend(frontend: Frontend) -> None:
     """The backend's version is part of its report."""
     assert f'dra_numa_frontend_build_info{{version="{__version__}"}} 1.0' in frontend.scrape()
 
 
 def test_the_backends_metrics_are_served_unchanged(frontend: Frontend) -> None:
-    """Names, types, labels and values are the same as in a scrape of the backend itself."""
+    """Names, types, labels and values are the same as in a scrape from the backend itself."""
     sample = MetricSample(labels=("Create",), value=0.25, counts=(1, 2, 3))
     hooks = Metric(
         name="hook_duration_seconds", kind="histogram", labels=("hook",), buckets=(0.0005, 1), samples=(sample,)
@@ -104,7 +104,7 @@ def test_the_backends_metrics_are_served_unchanged(frontend: Frontend) -> None:
     assert types == ["# TYPE dra_numa_backend_hook_duration_seconds histogram"]
 
 
-def test_metrics_of_the_backend_end_with_its_lease(frontend: Frontend) -> None:
+def test_the_backends_metrics_end_with_its_lease(frontend: Frontend) -> None:
     """For a backend that is gone, only the duration of its silence is shown."""
     frontend.send(Metric(name="active", samples=(MetricSample(value=1),)))
     assert frontend.of_backend() == ["dra_numa_backend_active 1.0"]
@@ -128,12 +128,12 @@ def test_metrics_of_the_backend_end_with_its_lease(frontend: Frontend) -> None:
     ],
 )
 def test_invalid_metrics_are_left_out(frontend: Frontend, metric: Metric) -> None:
-    """An invalid metric, or more metrics than a backend has, do not affect the others."""
+    """An invalid metric, or more metrics than a backend can have, does not affect the others."""
     frontend.send(Metric(name="active", samples=(MetricSample(value=1),)), metric)
     assert frontend.of_backend() == ["dra_numa_backend_active 1.0"]
 
 
-def test_scrapes_share_one_rendering(frontend: Frontend) -> None:
+def test_concurrent_scrapes_share_one_rendering(frontend: Frontend) -> None:
     """Clients that scrape without pause cost one rendering per second."""
     first = frontend.telemetry.render()
     frontend.now += 0.9

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converting values to the messages of the DRA service and back, checked with an independent copy of the messages."""
+"""Values are converted to and from DRA service messages, and checked with an independent copy of the message
+definitions.
+"""
 
 import pytest
 from dra_frontend._pb import dra_v1beta1_pb2 as our_v1beta1
@@ -22,7 +24,9 @@ def written(**answers: Answer) -> dra_v1_pb2.NodePrepareResourcesResponse:
 
 
 def test_claims_are_parsed_from_both_versions_and_both_calls() -> None:
-    """UID has field number 2 and name 3; prepare and unprepare have the same form in v1 and v1beta1."""
+    """The UID has field number 2 and the name has field number 3. Prepare and Unprepare have the same format in v1 and
+    v1beta1.
+    """
     for messages in (dra_v1_pb2, dra_v1beta1_pb2):
         for message in (messages.NodePrepareResourcesRequest, messages.NodeUnprepareResourcesRequest):
             request = message(claims=[messages.Claim(namespace="ns", name="n", uid="u")])
@@ -30,14 +34,14 @@ def test_claims_are_parsed_from_both_versions_and_both_calls() -> None:
 
 
 def test_subrequests_are_stripped() -> None:
-    """For a name like ``req/sub`` the kubelet would silently inject nothing."""
+    """With a name like ``req/sub``, the kubelet would silently inject nothing."""
     device = PreparedDevice("cpus/big", "p", "d", ("i",))
     (sent,) = written(u=Answer((device,))).claims["u"].devices
     assert list(sent.request_names) == ["cpus"]
 
 
 def test_share_id_is_sent_in_v1_and_unknown_to_v1beta1() -> None:
-    """Shares of one device differ only by share id; v1beta1 has no such field."""
+    """Shares of one device differ only by share ID. In v1beta1 there is no such field."""
     (device,) = written(u=Answer((DEVICE,))).claims["u"].devices
     assert device.share_id == "share"
     assert list(device.cdi_device_ids) == ["dra.k8s.io/cpu=claim-u"]
@@ -61,9 +65,9 @@ BAD = PreparedDevice("r", "pool \udcff", "d", ("i",))
     ],
     ids=["empty", "no text", "broken text", "long text", "not text"],
 )
-def test_a_failure_arrives_as_a_failure_and_fails_alone(answer: Answer, error: str) -> None:
-    """An empty response or error message would count as success. Any message is cut to one short line, since it appears
-    in logs and Events.
+def test_a_failure_is_sent_as_a_failure_and_affects_only_its_own_claim(answer: Answer, error: str) -> None:
+    """An empty response or an empty error message would count as success. Every message is cut to one short line, since
+    it appears in logs and Events.
     """
     claims = written(bad=answer, good=Answer((DEVICE,))).claims
     assert error in claims["bad"].error

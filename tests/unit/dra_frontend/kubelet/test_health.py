@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health streams send the complete list when they are opened, on each change, and periodically."""
+"""Health streams send the complete device list when they are opened, on each change, and periodically."""
 
 import asyncio
 import time
@@ -26,8 +26,10 @@ def subscribe(board: HealthBoard) -> AsyncGenerator[tuple[DeviceHealth, ...], No
     return cast("AsyncGenerator[tuple[DeviceHealth, ...], None]", board.watch())
 
 
-async def test_the_complete_list_is_sent_at_once_and_on_every_change() -> None:
-    """A change between two responses is part of the next one; an unchanged list sends nothing."""
+async def test_the_complete_list_is_sent_immediately_and_on_every_change() -> None:
+    """A change between two responses is part of the next response. As long as the list is unchanged, nothing is
+    sent.
+    """
     board = HealthBoard([GOOD])
     stream = subscribe(board)
     async with asyncio.timeout(5):
@@ -45,8 +47,8 @@ async def test_the_complete_list_is_sent_at_once_and_on_every_change() -> None:
     await stream.aclose()
 
 
-async def test_the_list_is_repeated_before_it_gets_stale() -> None:
-    """The kubelet forgets a device that is not repeated within the timeout, even if nothing changes."""
+async def test_the_list_is_repeated_before_it_becomes_stale() -> None:
+    """The kubelet forgets a device that is not repeated within the timeout, even if nothing has changed."""
     assert RESEND_SECONDS * 2 < STALE_SECONDS <= 30
     stream = subscribe(HealthBoard([GOOD], resend=0.01))
     async with asyncio.timeout(5):
@@ -55,8 +57,8 @@ async def test_the_list_is_repeated_before_it_gets_stale() -> None:
     await stream.aclose()
 
 
-async def test_close_ends_waiting_streams_at_once() -> None:
-    """Shutdown must not wait for the next repetition; a stream that begins afterwards ends as well."""
+async def test_close_ends_waiting_streams_immediately() -> None:
+    """Shutdown must not wait for the next repetition. A stream that is opened afterwards ends as well."""
     board = HealthBoard([GOOD])
     stream = subscribe(board)
     async with asyncio.timeout(5):
@@ -69,8 +71,8 @@ async def test_close_ends_waiting_streams_at_once() -> None:
         assert await anext(subscribe(board), None) is None
 
 
-def test_report_on_the_wire() -> None:
-    """Every field is where the kubelet expects it."""
+def test_the_report_uses_the_kubelets_fields() -> None:
+    """Every field has the field number that the kubelet expects."""
     (device,) = pb.NodeWatchResourcesResponse.FromString(health_response((BAD,)).SerializeToString()).devices
     assert (device.device.pool_name, device.device.device_name) == ("node", "cpudevnuma000")
     assert device.health == pb.UNHEALTHY

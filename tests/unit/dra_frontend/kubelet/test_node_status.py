@@ -12,20 +12,20 @@ GI = 1 << 30
 
 
 def node(reserved: int = 2 * GI, *features: str, **more: str) -> dict[str, Any]:
-    """Returns a Node of 64 GiB with 8 GiB of hugepages, where N bytes are not allocatable."""
+    """Returns a Node object with 64 GiB, 8 GiB of it as hugepages, where N bytes are not allocatable."""
     capacity = {"cpu": "16", "memory": "64Gi", "hugepages-1Gi": "6Gi", "hugepages-2Mi": "2Gi", "pods": "110", **more}
     allocatable = {**capacity, "memory": str(56 * GI - reserved)}
     return {"status": {"capacity": capacity, "allocatable": allocatable, "declaredFeatures": [*features]}}
 
 
 class Server:
-    """Returns a Node or fails."""
+    """A fake API server that returns a Node object or fails."""
 
     def __init__(self) -> None:
         self.answer: dict[str, Any] | Exception = node()
         self.asked = 0
         self.refusals = 0
-        """Number of requests that the server denies before it answers."""
+        """Number of requests that the server denies before it responds."""
 
     async def get_node(self) -> dict[str, Any]:
         self.asked += 1
@@ -36,8 +36,8 @@ class Server:
         return self.answer
 
 
-async def test_the_reserve_changes_in_whole_steps_and_is_kept() -> None:
-    """A few pages more or less, a Node without the values and an unavailable server change nothing."""
+async def test_the_reserve_changes_in_whole_steps_and_is_retained() -> None:
+    """A few pages more or less, a Node object without the values, or an unavailable server change nothing."""
     server = Server()
     status = NodeStatus(server.get_node)
     server.answer = UnavailableError("get nodes", "timeout")
@@ -52,8 +52,8 @@ async def test_the_reserve_changes_in_whole_steps_and_is_kept() -> None:
 
 
 async def test_whether_claims_are_counted_is_read_when_needed() -> None:
-    """At most one request is sent in ten seconds. The last known value is kept while the server is unavailable, and no
-    value is assumed.
+    """At most one request is sent every ten seconds. While the server is unavailable, the last known value is retained.
+    Without one, no value is assumed.
     """
     server, now = Server(), [0.0]
     status = NodeStatus(server.get_node, lambda: now[0])
@@ -71,7 +71,9 @@ async def test_whether_claims_are_counted_is_read_when_needed() -> None:
 
 @pytest.mark.parametrize("answer", [ForbiddenError("get nodes", "no"), NotFoundError("get nodes", "none")])
 async def test_a_permanent_error_delays_no_caller(answer: Exception) -> None:
-    """Retrying soon would be useless, so a caller that needs the value continues without it and can report why."""
+    """Retrying soon would be useless, so a caller that needs the value continues without it and can report the
+    reason.
+    """
     server = Server()
     server.answer = answer
     status = NodeStatus(server.get_node, waits=(0.01, 0.01))
@@ -85,9 +87,9 @@ async def test_a_permanent_error_delays_no_caller(answer: Exception) -> None:
     assert "set reservedMemory" in warning
 
 
-async def test_an_error_right_after_the_start_is_retried() -> None:
-    """A server that has just started does not know roles and tokens yet. Falling back to the default would publish a
-    value and withdraw it later.
+async def test_an_error_right_after_startup_is_retried() -> None:
+    """A server that has just started does not know roles and tokens yet. If the frontend fell back to the default, it
+    would publish a value and withdraw it later.
     """
     server = Server()
     server.refusals = 2
@@ -101,7 +103,7 @@ async def test_an_error_right_after_the_start_is_retried() -> None:
 
 
 async def test_a_configured_reserve_needs_no_request() -> None:
-    """No request is sent, nothing waits, and no warning is reported."""
+    """No request is sent, no caller waits, and no warning is reported."""
     server = Server()
     status = NodeStatus(server.get_node, needed=False)
     async with asyncio.TaskGroup() as tasks:

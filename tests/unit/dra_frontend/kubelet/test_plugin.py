@@ -25,7 +25,7 @@ REGISTRATION = "/pluginregistration.Registration"
 
 
 class Door:
-    """A fake service that prepares every claim with one device; a test can replace its behaviour."""
+    """A fake service that prepares every claim with one device. Tests can replace its behaviour."""
 
     def __init__(self, first: Callable[[], Awaitable[None]] | None = None, lost: Sequence[str] = ()) -> None:
         self._first = first
@@ -59,7 +59,7 @@ class Counted:
 
 @asynccontextmanager
 async def calling(path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Yields a function that calls a unary method on the socket: (method, request, response type, timeout)."""
+    """Yields a function that makes a unary call on the socket: (method, request, response type, timeout)."""
     async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
 
         async def call(method: str, request: Any, answer: Any, limit: float | None = 10) -> Any:
@@ -97,8 +97,10 @@ async def never() -> None:
 POD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
 
 
-def test_the_error_for_a_long_root_says_by_how_much_it_is_too_long() -> None:
-    """A root that is shortened as the message suggests is accepted. Both of the driver's sockets are considered."""
+def test_the_error_for_a_long_root_contains_the_excess_length() -> None:
+    """A root that is shortened as the message suggests is accepted. The message takes both of the driver's sockets into
+    account.
+    """
     root = "/" + 59 * "k"
     with pytest.raises(SocketPathError, match=r"shorter by \d+") as refused:
         PluginPaths.below(Path(root), "dra.memory", POD)
@@ -129,7 +131,7 @@ async def test_every_requested_claim_has_exactly_one_entry(short_root: Path) -> 
 
 
 async def test_a_call_with_too_many_claims_is_rejected_as_a_whole(short_root: Path) -> None:
-    """Each claim costs a request to the API server or a disk write. The next call is served."""
+    """Each claim costs an API server request or a disk write. The next call is served."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     door = Door()
     async with KubeletPlugin("dra.cpu", door, paths):
@@ -141,8 +143,12 @@ async def test_a_call_with_too_many_claims_is_rejected_as_a_whole(short_root: Pa
         assert len(await prepare(paths.dra, *map(str, range(4096)))) == 4096
 
 
-async def test_a_broken_service_fails_claims_not_the_call(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An unknown exception becomes the error of every claim, with a traceback in the log; the next call is served."""
+async def test_a_failing_service_fails_its_claims_but_not_the_call(
+    short_root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unexpected exception becomes the error for every claim, with a traceback in the log. The next call is
+    served.
+    """
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     async with KubeletPlugin("dra.cpu", Door(broken), paths):
         with caplog.at_level(logging.ERROR):
@@ -157,8 +163,8 @@ async def test_a_broken_service_fails_claims_not_the_call(short_root: Path, capl
 
 
 async def test_the_response_precedes_the_callers_deadline(short_root: Path) -> None:
-    """A bare DEADLINE_EXCEEDED explains nothing, so every claim gets an error text shortly before the deadline. Such a
-    call counts as failed.
+    """A bare DEADLINE_EXCEEDED explains nothing, so every claim gets an error message shortly before the deadline. Such
+    a call counts as failed.
     """
     paths, counted = PluginPaths.below(short_root, "dra.cpu", None), Counted()
     async with KubeletPlugin("dra.cpu", Door(never), paths, count=counted):
@@ -168,7 +174,7 @@ async def test_the_response_precedes_the_callers_deadline(short_root: Path) -> N
 
 
 async def test_registration_is_served_last_and_removed_first(short_root: Path) -> None:
-    """The kubelet may call once the registration socket exists, and only then."""
+    """The kubelet may call the plugin as soon as the registration socket exists, but not earlier."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     running = asyncio.Event()
 
@@ -187,14 +193,14 @@ async def test_registration_is_served_last_and_removed_first(short_root: Path) -
             assert paths.dra.parent.stat().st_mode & 0o777 == 0o750
             call = group.create_task(prepare(paths.dra, "a"))
             await running.wait()
-        # The running call completed normally although the plugin was stopped.
+        # The call in progress completed normally although the plugin was stopped.
         assert (await call)["a"].devices
     assert not list(paths.dra.parent.iterdir())
 
 
-async def test_get_info_answers_while_prepare_waits(short_root: Path) -> None:
-    """GetInfo answers within a second. Services have short names, and v1 comes first, because v1beta1 would lose share
-    ids.
+async def test_get_info_responds_while_prepare_waits(short_root: Path) -> None:
+    """GetInfo responds within a second. The service names are short, and v1 comes first, because v1beta1 would lose
+    share IDs.
     """
     paths = PluginPaths.below(short_root, "dra.memory", POD)
     plugin = KubeletPlugin("dra.memory", Door(never), paths, grace_seconds=0)
@@ -210,9 +216,9 @@ async def test_get_info_answers_while_prepare_waits(short_root: Path) -> None:
     assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
 
 
-async def test_notify_never_answers_an_error(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An error in response to Notify(true) would make the kubelet drop the plugin; a failed registration is reported,
-    not raised.
+async def test_notify_never_returns_an_error(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An error in response to Notify(true) would make the kubelet drop the plugin. A failed registration is reported,
+    but not raised.
     """
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     status, answer = pluginregistration_pb2.RegistrationStatus, pluginregistration_pb2.RegistrationStatusResponse
@@ -233,8 +239,8 @@ async def test_notify_never_answers_an_error(short_root: Path, caplog: pytest.Lo
 
 
 async def test_a_successors_sockets_are_left_alone(short_root: Path) -> None:
-    """With fixed names the successor's sockets have the same paths: they are neither replaced nor removed by gRPC at
-    shutdown.
+    """With fixed names, the successor's sockets have the same paths. The old instance does not replace them, and gRPC
+    does not remove them at shutdown.
     """
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as old:
@@ -250,14 +256,16 @@ async def test_a_successors_sockets_are_left_alone(short_root: Path) -> None:
         assert not paths.dra.exists()
 
 
-async def test_long_paths_are_refused_before_anything_is_opened() -> None:
-    """A kubelet root of 80 characters exceeds the limit for socket paths, so the error comes before bind fails."""
+async def test_long_paths_are_rejected_before_anything_is_opened() -> None:
+    """With a kubelet root of 80 characters, the paths exceed the limit for sockets. The error comes before bind would
+    fail.
+    """
     with pytest.raises(SocketPathError, match=r"dra\.cpu.*shorter"):
         PluginPaths.below(Path("/" + "r" * 79), "dra.cpu", POD)
 
 
 async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> None:
-    """The error of the failed start contains the path, and nothing stays running or on disk."""
+    """When the start fails, the error contains the path, and nothing keeps running or stays on disk."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     paths.dra.parent.mkdir(parents=True)
     paths.dra.write_text("not a socket")
@@ -268,7 +276,7 @@ async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> Non
 
 
 async def test_removed_sockets_are_restored(short_root: Path) -> None:
-    """The kubelet registers the plugin again, and claims are prepared. A foreign file in place of a socket is not
+    """The kubelet registers the plugin again, and claims can be prepared. A foreign file in place of a socket is not
     removed.
     """
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
@@ -298,7 +306,7 @@ async def test_removed_sockets_are_restored(short_root: Path) -> None:
 async def test_a_request_that_cannot_be_decoded_is_an_invalid_argument(
     short_root: Path, name: str, data: bytes
 ) -> None:
-    """The message is plain English. gRPC's own response would be UNKNOWN with the name of a Python class."""
+    """The message is in plain English. gRPC's own response would be UNKNOWN with the name of a Python class."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     async with (
         KubeletPlugin("dra.cpu", Door(), paths),
@@ -312,7 +320,7 @@ async def test_a_request_that_cannot_be_decoded_is_an_invalid_argument(
 
 
 async def test_a_health_request_that_cannot_be_decoded_is_an_invalid_argument(short_root: Path) -> None:
-    """A stream is rejected with the same text as a call, before its first response."""
+    """A stream is rejected with the same message as a call, before its first response."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     async with (
         KubeletPlugin("dra.cpu", Door(), paths, HealthBoard()),
@@ -328,7 +336,7 @@ async def test_a_health_request_that_cannot_be_decoded_is_an_invalid_argument(sh
 async def test_an_error_outside_the_claims_is_an_internal_error(
     short_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The response cannot be built, which is not the fault of a claim."""
+    """The response cannot be built, which is not any claim's fault."""
     monkeypatch.setattr("dra_frontend.kubelet.dra.prepare_response", _fail)
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     async with (
@@ -342,7 +350,7 @@ async def test_an_error_outside_the_claims_is_an_internal_error(
 
 
 async def test_a_call_does_not_fail_because_it_cannot_be_counted(short_root: Path) -> None:
-    """Calls are counted after they were answered."""
+    """Calls are counted after the response has been sent."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     async with (
         KubeletPlugin("dra.cpu", Door(), paths, count=_fail),

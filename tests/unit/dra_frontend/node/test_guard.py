@@ -10,7 +10,7 @@ from numa_contract.errors import MalformedError
 
 
 class Failing:
-    """A task that fails twice and then works."""
+    """A task that fails twice and then succeeds."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -29,8 +29,8 @@ class Failing:
 @pytest.mark.parametrize(
     "error", [ValueError("odd claim"), KeyError("x"), RecursionError(), MalformedError("claim", "u", "is odd")]
 )
-async def test_a_task_that_fails_runs_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    """Any exception is logged once, and stays in the warnings until a step succeeds."""
+async def test_a_task_that_fails_is_run_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """Any exception is logged once and stays in the warnings until a step succeeds."""
     guard, failing = Guard(waits=(0.001, 0.002)), Failing(error)
     running = asyncio.create_task(guard.endless("machine", failing.work))
     async with asyncio.timeout(10):
@@ -44,21 +44,21 @@ async def test_a_task_that_fails_runs_again(error: Exception, caplog: pytest.Log
 
 
 async def test_a_step_that_succeeds_ends_the_warning() -> None:
-    """The failing object is gone or was repaired."""
+    """The object that caused the failure is gone or has been repaired."""
     guard, outcomes = Guard(), [ValueError("odd"), None]
 
     async def step() -> None:
         if (error := outcomes.pop(0)) is not None:
             raise error
 
-    assert await guard._step("events", step)  # has the next tick repeat it
+    assert await guard._step("events", step)  # The next tick repeats the step.
     assert guard.failing == {"events": "events fails and is retried: odd; see the log"}
     assert not await guard._step("events", step)
     assert guard.failing == {}
 
 
 async def test_a_guarded_task_can_be_cancelled() -> None:
-    """The task can be cancelled at the end of the process, during a step and between two steps."""
+    """A task can be cancelled when the process ends, both during a step and between two steps."""
     started: Callable[[], None]
     for begun in (True, False):
         event = asyncio.Event()

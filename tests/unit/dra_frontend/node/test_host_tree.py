@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a host's files under a root directory."""
+"""Reads a host's files under a root directory."""
 
 import os
 from pathlib import Path
@@ -9,9 +9,9 @@ from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
 
 
-def test_files_are_text_and_missing_files_are_none(tmp_path: Path) -> None:
-    """A NUL byte that some kernels append is removed, and names are sorted. A missing file is a valid result, not an
-    error.
+def test_files_are_strings_and_missing_files_are_none(tmp_path: Path) -> None:
+    """A NUL byte that some kernels append is removed, and directory entries are sorted. A missing file is a valid
+    result, not an error.
     """
     for name in ("b", "a", "c"):
         (tmp_path / name).write_bytes(b"0-3\n\0")
@@ -25,7 +25,7 @@ def test_files_are_text_and_missing_files_are_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["/outside/secret", "../../../../outside/secret", "../outside/secret"])
 def test_links_never_leave_the_root(tmp_path: Path, target: str) -> None:
-    """Absolute links and links with too many `..` are resolved under the root, as with chroot."""
+    """Absolute links, and links with too many `..` components, are resolved under the root, as with chroot."""
     root = tmp_path / "root"
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret").write_text("of the machine that looks")
@@ -41,7 +41,9 @@ def test_links_never_leave_the_root(tmp_path: Path, target: str) -> None:
 
 
 def test_links_inside_the_root_are_followed(tmp_path: Path) -> None:
-    """Chains of links resolve as on the host; a dangling link is a missing file, and a loop is an error."""
+    """Chains of links resolve as they do on the host. A dangling link is treated as a missing file, and a loop is an
+    error.
+    """
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "file").write_text("text")
     for name, target in (("one", "a/b"), ("two", "./one/../b/file"), ("gone", "nowhere"), ("x", "y"), ("y", "x")):
@@ -53,7 +55,9 @@ def test_links_inside_the_root_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_links_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle frontend reads files of few directories, and reading in a known directory resolves no links."""
+    """An idle frontend reads files from a few directories, and reading from a directory that is already known resolves
+    no links.
+    """
     directory = tmp_path / "sys" / "node"
     directory.mkdir(parents=True)
     (directory / "one").write_text("1")
@@ -76,7 +80,7 @@ def test_a_directory_without_links_is_resolved_once(tmp_path: Path, monkeypatch:
 
 
 def test_a_link_in_a_known_directory_never_leaves_the_root(tmp_path: Path) -> None:
-    """The same holds if a link replaces a file, or a directory that did not exist at the first read."""
+    """The same holds if a link replaces a file, or a directory that did not exist when it was first read."""
     root = tmp_path / "root"
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "file").write_text("of the machine that looks")
@@ -92,7 +96,7 @@ def test_a_link_in_a_known_directory_never_leaves_the_root(tmp_path: Path) -> No
 
 
 def test_the_number_of_known_directories_is_bounded(tmp_path: Path) -> None:
-    """Discovery reads thousands of directories, each of them once."""
+    """Discovery reads thousands of directories once each."""
     for number in range(600):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "file").write_text(f"{number}")
@@ -101,8 +105,8 @@ def test_the_number_of_known_directories_is_bounded(tmp_path: Path) -> None:
     assert len(tree._plain) <= 256
 
 
-def test_links_are_counted_over_the_whole_path(tmp_path: Path) -> None:
-    """As in the kernel, the limit is forty: links that double at each step must not be resolved 2**40 times."""
+def test_the_link_limit_applies_to_the_whole_path(tmp_path: Path) -> None:
+    """As in the kernel, the limit is forty. Links that double at each step must not be resolved 2**40 times."""
     for number in range(39):
         (tmp_path / f"l{number}").symlink_to(f"l{number + 1}/../l{number + 1}")
     (tmp_path / "l39").mkdir()
@@ -110,10 +114,8 @@ def test_links_are_counted_over_the_whole_path(tmp_path: Path) -> None:
         HostTree(tmp_path).read("/l0")
 
 
-def test_unreadable_files_are_errors_with_their_name(tmp_path: Path) -> None:
-    """Binary data, directories, FIFOs, huge files and invalid paths are rejected with their name, and none of them
-    blocks.
-    """
+def test_the_error_for_an_unreadable_file_contains_its_name(tmp_path: Path) -> None:
+    """Binary data, directories, FIFOs, huge files and invalid paths are rejected, and none of them blocks."""
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "fifo")
@@ -131,8 +133,8 @@ def test_unreadable_files_are_errors_with_their_name(tmp_path: Path) -> None:
                 read(path)
 
 
-def test_only_the_running_machine_knows_its_page_size(tmp_path: Path) -> None:
-    """The page size of this process is not that of a captured tree."""
+def test_only_the_running_machine_reports_a_page_size(tmp_path: Path) -> None:
+    """This process's page size does not apply to a captured tree."""
     (tmp_path / "live").symlink_to("/")
     assert HostTree("/").live_page_bytes() == os.sysconf("SC_PAGE_SIZE")
     assert HostTree(tmp_path / "live").live_page_bytes() == os.sysconf("SC_PAGE_SIZE")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removing the sockets of killed instances, and nothing else."""
+"""Removes the sockets of killed instances, and nothing else."""
 
 import socket
 import subprocess
@@ -26,7 +26,7 @@ class Places:
         self.leftovers = Leftovers(self.run, frozenset({*own, self.run / ME}), own)
 
     def sockets(self, uid: str) -> list[Path]:
-        """Creates all sockets of an instance."""
+        """Creates all of an instance's sockets."""
         (self.run / uid).mkdir(exist_ok=True)
         return [
             self.plugins / f"dra-{uid}.sock",
@@ -42,14 +42,16 @@ def places(short_root: Path) -> Places:
 
 
 def dead(path: Path) -> Path:
-    """Creates a socket whose process was killed."""
+    """Creates a socket whose process has been killed."""
     script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()"
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
     return path
 
 
 def test_sockets_of_killed_instances_are_removed(places: Places) -> None:
-    """The sockets are in the kubelet's directories and in the run directory, whose subdirectory is removed as well."""
+    """The sockets are in the kubelet's directories and in the run directory, where the instance's subdirectory is
+    removed as well.
+    """
     for path in places.sockets(OTHER):
         dead(path)
     removed = places.leftovers.sweep()
@@ -58,11 +60,11 @@ def test_sockets_of_killed_instances_are_removed(places: Places) -> None:
     assert places.leftovers.sweep() == []
 
 
-def test_sockets_of_living_instances_stay(places: Places) -> None:
-    """This includes a frozen or flooded instance, which does not accept connections, so they stay pending."""
+def test_sockets_of_running_instances_stay(places: Places) -> None:
+    """These include a frozen or flooded instance, which does not accept connections, so they stay pending."""
     listening = [listen_unix(path)[0] for path in places.sockets(OTHER)]
     for path in places.sockets(ME):
-        dead(path)  # the previous container of this pod; its socket is replaced, not removed
+        dead(path)  # left by this pod's previous container; the socket is replaced, not removed
     floods = []
     for _ in range(5000):
         flood = socket.socket(socket.AF_UNIX)
@@ -77,7 +79,7 @@ def test_sockets_of_living_instances_stay(places: Places) -> None:
 
 
 def test_foreign_files_stay(places: Places) -> None:
-    """Covers other names, other file types, links, and directories with other content."""
+    """The cases are other names, other file types, links, and directories with other content."""
     dead(places.plugins / "dra.sock")
     dead(places.plugins / "csi.sock")
     dead(places.registry / f"dra.cpu-{OTHER}-reg.sock")
@@ -99,7 +101,7 @@ def test_foreign_files_stay(places: Places) -> None:
 
 def test_a_socket_that_does_not_listen_yet_stays_for_a_while(places: Places) -> None:
     """A new socket is bound under a hidden name before it listens. The files' time stamps cannot be set, so the
-    socket's age is the test's duration.
+    socket's age is the time since the test began.
     """
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(places.plugins / ".0a1b2c"))
@@ -108,8 +110,8 @@ def test_a_socket_that_does_not_listen_yet_stays_for_a_while(places: Places) -> 
         assert time.time() - (places.plugins / ".0a1b2c").lstat().st_ctime < 60
 
 
-async def test_an_instance_listens_although_its_empty_directory_was_removed(short_root: Path) -> None:
-    """Another instance has mistaken it for the directory of a dead instance."""
+async def test_an_instance_can_listen_after_its_empty_directory_was_removed(short_root: Path) -> None:
+    """Another instance mistook the directory for one that belonged to a dead instance."""
     root = short_root / "run"
     async with RunDirectory(root, ME) as one:
         assert Leftovers(root, frozenset({root / OTHER}), ()).sweep() == [root / ME]
@@ -118,8 +120,8 @@ async def test_an_instance_listens_although_its_empty_directory_was_removed(shor
             assert Leftovers(root, frozenset({root / OTHER}), ()).sweep() == []
 
 
-async def test_links_of_killed_instances_are_removed_with_the_next_switch(short_root: Path) -> None:
-    """A killed instance may have created the link without renaming it."""
+async def test_links_left_by_killed_instances_are_removed_when_the_active_instance_changes(short_root: Path) -> None:
+    """An instance may have been killed after it created the link and before it renamed the link."""
     root = short_root / "run"
     async with RunDirectory(root, ME) as one:
         (root / ".a1b2c3").symlink_to("nowhere")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Periodic reads of the machine: the files that are read, the parts that are replaced, and the handling of errors."""
+"""Periodic reads of the machine: which files are read, which parts are replaced, and how errors are handled."""
 
 import asyncio
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ PAGES = "node/node0/hugepages/hugepages-2048kB"
 
 
 class Host:
-    """A tree that can be replaced and that counts the reads."""
+    """A replaceable tree that counts the reads."""
 
     def __init__(self, tree: MemoryTree) -> None:
         self.tree = tree
@@ -36,7 +36,7 @@ class Host:
         self.tree = self.tree.changed({f"/sys/devices/system/{path}": text for path, text in files.items()})
 
     def read(self, path: str) -> str | None:
-        """Counts the read and returns the content."""
+        """Counts the read and returns the file's content."""
         self.reads += 1
         return self.tree.read(path)
 
@@ -47,12 +47,12 @@ class Host:
         return self.tree.names(path)
 
     def live_page_bytes(self) -> int | None:
-        """Returns None, as for another machine."""
+        """Returns None, as for a machine other than the running one."""
         return None
 
 
 class Rig:
-    """A watch of a small machine."""
+    """A watch on a small machine."""
 
     def __init__(self, config: Config | None = None, ledger: Ledger | None = None, pods: str = "total=0") -> None:
         self.host = Host(small_machine())
@@ -63,22 +63,23 @@ class Rig:
         self.watch = MachineWatch(*trees, self.config, "n", lambda: ledger or Ledger({}), reserve=lambda: self.reserve)
 
     async def after(self, files: Mapping[str, str | None]) -> None:
-        """Reads the machine once more after files under /sys/devices/system have changed."""
+        """Changes files under /sys/devices/system and then reads the machine once more."""
         self.host.change(files)
         await self.watch.read()
 
     def capacity(self, device: str) -> int:
-        """Returns the bytes of a memory device, or 0 if it does not exist."""
+        """Returns a memory device's bytes, or 0 if the device does not exist."""
         found = [one for pool in self.watch.inventory.pools for one in pool.devices if one.name == device]
         return sum(one.amount for one in found if isinstance(one, MemoryDevice))
 
 
-# Two CPU lists, and for each of two nodes meminfo, three files for one page size, and only the total of an empty pool.
+# Two CPU lists, and for each of the two nodes: meminfo, three files for one page size, and only the total for an empty
+# pool.
 ONE_READ = 2 + 2 * (1 + 2 * 3) - 2
 
 
-async def test_an_unchanged_machine_costs_a_fingerprint() -> None:
-    """After the start there is no other discovery: a few dozen reads result in the same inventory."""
+async def test_an_unchanged_machine_costs_one_fingerprint_per_read() -> None:
+    """After startup, the machine is not discovered again: a few dozen file reads result in the same inventory."""
     rig = Rig()
     for _ in range(2):
         inventory, rig.host.reads = rig.watch.inventory, 0
@@ -88,8 +89,8 @@ async def test_an_unchanged_machine_costs_a_fingerprint() -> None:
 
 
 async def test_pods_are_read_again_only_while_pages_are_in_use() -> None:
-    """The second reading shows pages that a pod has freed since the first one, so it is not needed if all pages are
-    free.
+    """The second reading shows pages that a pod has freed since the first one. If all pages are free, it is not
+    needed.
     """
     host = Host(small_machine())
     pods = Host(MemoryTree({f"/kubepods/hugetlb.{size}.numa_stat": b"total=0" for size in ("2MB", "1GB")}))
@@ -102,8 +103,8 @@ async def test_pods_are_read_again_only_while_pages_are_in_use() -> None:
     assert not watch.notices
 
 
-async def test_a_change_is_seen_at_the_next_read() -> None:
-    """Added pages are offered and subtracted from plain memory. Changes in the number of free pages do not require a
+async def test_a_change_is_detected_by_the_next_read() -> None:
+    """Added pages are offered and subtracted from plain memory. A change in the number of free pages does not require a
     discovery.
     """
     rig = Rig(pods="")
@@ -118,7 +119,9 @@ async def test_a_change_is_seen_at_the_next_read() -> None:
 
 
 async def test_the_kubelets_reserve_changes_the_capacity_once() -> None:
-    """The capacity moves when the reserve becomes known and when it changes, without a new discovery of the machine."""
+    """The capacity changes when the reserve becomes known and when the reserve changes, without discovering the machine
+    again.
+    """
     rig = Rig()
     await rig.watch.read()
     assert rig.watch.inventory.reserve.source == "default"
@@ -132,9 +135,9 @@ async def test_the_kubelets_reserve_changes_the_capacity_once() -> None:
         assert (rig.watch.inventory is inventory, rig.host.reads) == (True, ONE_READ)
 
 
-async def test_counters_of_errors_are_read_every_ten_seconds() -> None:
-    """The counters are also read before the first offer. The faults stay the same object until they change, because the
-    offer compares by identity.
+async def test_error_counters_are_read_every_ten_seconds() -> None:
+    """The counters are also read before the first offer. The faults remain the same object until they change, because
+    the offer compares them by identity.
     """
     now = [0.0]
     host = Host(small_machine().changed(edac(0, "F19h", ue=1)))
@@ -153,7 +156,7 @@ async def test_counters_of_errors_are_read_every_ten_seconds() -> None:
 
 
 async def test_a_counter_that_cannot_be_read_keeps_its_fault() -> None:
-    """The last value is used, and a warning contains the file."""
+    """The counter's last value is used, and a warning contains the file's name."""
     rig = Rig()
     rig.host.tree = rig.host.tree.changed(edac(0, "F19h", ue=1))
     errors = rig.watch.errors = ErrorWatch(rig.host, HardwareErrors(), lambda: 0.0)
@@ -165,8 +168,8 @@ async def test_a_counter_that_cannot_be_read_keeps_its_fault() -> None:
     assert any(warning.startswith("/sys/devices/system/edac/mc/mc0/ue_count: ") for warning in rig.watch.warnings)
 
 
-def test_a_directory_of_counters_that_cannot_be_listed_keeps_their_faults() -> None:
-    """Without this, the taint would disappear and come back. Counters of other kinds are still read."""
+def test_a_counter_directory_that_cannot_be_listed_keeps_its_faults() -> None:
+    """Otherwise the taint would disappear and come back. Counters of other kinds are still read."""
     host = Host(small_machine().changed(edac(0, "F19h", ue=1)))
     errors = ErrorWatch(host, HardwareErrors(), lambda: 0.0)
     errors.read(discover(host))
@@ -193,8 +196,8 @@ async def test_an_error_keeps_the_last_inventory() -> None:
     assert (rig.watch.problem, rig.watch.failures) == ("", 1)
 
 
-async def test_a_failed_discovery_is_tried_again() -> None:
-    """The fingerprint can be read but discovery fails: the change is not forgotten."""
+async def test_a_failed_discovery_is_retried() -> None:
+    """The fingerprint can be read but discovery fails. The change is not forgotten."""
     rig = Rig()
     await rig.watch.read()
     siblings = "cpu/cpu0/topology/core_cpus"
@@ -217,9 +220,9 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
     )
 
 
-async def test_an_unreadable_machine_at_the_start_is_waited_for() -> None:
-    """Until the machine can be read, no inventory exists, which differs from an empty one. No change since the start
-    goes unnoticed.
+async def test_an_unreadable_machine_is_waited_for_at_startup() -> None:
+    """Until the machine can be read, there is no inventory, which is not the same as an empty one. No change that
+    happens after startup goes unnoticed.
     """
     rig = Rig()
     rig.host.change({"cpu/online": "?"})
@@ -236,7 +239,7 @@ async def test_an_unreadable_machine_at_the_start_is_waited_for() -> None:
 
 @pytest.mark.parametrize("when", ["at the start", "later"])
 async def test_an_unexpected_exception_while_reading_is_reported(caplog: pytest.LogCaptureFixture, when: str) -> None:
-    """Claims must be released, whatever the machine's state is. The traceback is logged once."""
+    """It must be possible to release claims, whatever the machine's state. The traceback is logged once."""
 
     class OddTree(MemoryTree):
         """A tree that raises an unexpected exception."""
@@ -262,8 +265,10 @@ async def test_an_unexpected_exception_while_reading_is_reported(caplog: pytest.
     assert (watch.problem, bool(watch.inventory.pools)) == ("", True)
 
 
-async def test_an_unknown_exception_is_survived(caplog: pytest.LogCaptureFixture) -> None:
-    """An internal error or an unexpected one of a dependency is logged and reported, and the next reading is tried."""
+async def test_the_watch_survives_an_unknown_exception(caplog: pytest.LogCaptureFixture) -> None:
+    """An internal error, or an unexpected one from a dependency, is logged and reported, and the next reading is
+    attempted.
+    """
     rig, seen = Rig(), asyncio.Event()
 
     def changed() -> None:
@@ -280,9 +285,9 @@ async def test_an_unknown_exception_is_survived(caplog: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("group_by", ["l3", "numanode"])
 async def test_an_inconsistent_reading_withdraws_no_device(group_by: Literal["l3", "numanode"]) -> None:
-    """A mask read during a CPU hotplug may be inconsistent: devices that depend on it stay as they are until it can be
-    read again, and the others follow the machine. A persistent inconsistency costs one more discovery, not one each
-    second.
+    """A mask that is read during a CPU hotplug may be inconsistent. Devices that depend on the mask stay as they are
+    until it can be read again, and the other devices follow the machine. If the inconsistency persists, it costs one
+    more discovery, not one per second.
     """
     rig = Rig(Config(group_by=group_by))
     await rig.watch.read()
@@ -303,7 +308,7 @@ async def test_an_inconsistent_reading_withdraws_no_device(group_by: Literal["l3
     assert group_by == "l3" or rig.host.reads == ONE_READ
 
 
-async def test_the_withheld_cpu_is_not_claimed() -> None:
+async def test_the_withheld_cpu_is_never_a_claimed_one() -> None:
     """If the CPU that is withheld from claims goes offline, an unclaimed CPU takes its place."""
     held = Ledger({("dra.cpu", "u"): ClaimFile("dra.cpu", "u", None, frozenset({5, 6}))})
     rig = Rig(ledger=held)
@@ -312,8 +317,10 @@ async def test_the_withheld_cpu_is_not_claimed() -> None:
     assert rig.watch.inventory.withheld_cpus == {7}
 
 
-async def test_pages_of_the_host_are_not_part_of_the_capacity() -> None:
-    """56 of 256 pages are in use but not by a pod. A configured reserve covers them and is not subtracted twice."""
+async def test_the_hosts_pages_are_not_part_of_the_capacity() -> None:
+    """56 of the 256 pages are in use, but not by a pod. A configured reserve covers these pages, so they are not
+    subtracted twice.
+    """
     rig = Rig()
     await rig.watch.read()
     assert rig.capacity("hugepages-2m-numa000") == 200 * PAGE
@@ -329,12 +336,12 @@ async def test_pages_of_the_host_are_not_part_of_the_capacity() -> None:
     ("pods", "pages", "warning"),
     [
         (f"total={112 * PAGE} N0={56 * PAGE} N1={56 * PAGE}", 256, ""),
-        # Without the cgroup tree nothing is subtracted, and a warning reports that.
+        # Without the cgroup tree nothing is subtracted, and a warning says so.
         ("", 256, "/sys/fs/cgroup has no kubepods cgroup"),
     ],
 )
-async def test_pages_of_pods_are_capacity(pods: str, pages: int, warning: str) -> None:
-    """Pages in use by pods are those that were allocated to claims."""
+async def test_pages_that_pods_use_are_part_of_the_capacity(pods: str, pages: int, warning: str) -> None:
+    """The pages that pods use are the ones that were allocated to claims."""
     rig = Rig(pods=pods)
     await rig.watch.read()
     assert rig.capacity("hugepages-2m-numa000") == pages * PAGE
@@ -350,21 +357,21 @@ class Restless(MemoryTree):
         self._pages = pages
 
     def read(self, path: str) -> str | None:
-        """Returns the next number of 2 MiB pages; no other pod uses any."""
+        """Returns the pod's next number of 2 MiB pages. No other pod uses any."""
         return f"total={(held := self._pages.pop(0) * PAGE)} N0={held}" if "2MB" in path else "total=0"
 
 
 @pytest.mark.parametrize("pages", [[0, 56], [56, 0]])
-async def test_pages_that_a_pod_allocates_between_two_reads_are_the_pods(pages: list[int]) -> None:
-    """Pods are read before and after the machine, and pages that they hold in either reading are not the host's."""
+async def test_pages_that_a_pod_allocates_between_two_reads_are_not_the_hosts(pages: list[int]) -> None:
+    """Pods are read before and after the machine. Pages that pods hold in either reading do not count as the host's."""
     rig = Rig()
     watch = MachineWatch(rig.host, Restless([*pages]), Config(), "n", lambda: Ledger({}))
     await watch.read()
     assert watch.host_pages[0, PAGE] == 0
 
 
-async def test_a_reserve_waits_for_its_pages() -> None:
-    """A reservedMemory entry for a page size without pages is valid and applies from the first page on."""
+async def test_a_reserve_for_a_page_size_without_pages_waits_for_them() -> None:
+    """Such a reservedMemory entry is valid, and applies as soon as there is a page."""
     keys = {"reservedMemory": [{"numaNode": 0, "limits": {"hugepages-1Gi": "1Gi"}}]}
     rig = Rig(parse_config(keys, "test"))
     assert rig.capacity("hugepages-1g-numa000") == 0

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locating a node's files when this machine or another one is inspected."""
+"""Locates a node's files, whether this machine or another one is being inspected."""
 
 from pathlib import Path
 
 from dra_frontend.node.host_tree import BOOT, on_node
 
 
-def test_a_directory_belongs_to_the_inspected_machine(tmp_path: Path) -> None:
-    """For another machine, a path outside its root does not exist; this machine has its files elsewhere as well."""
+def test_a_directory_is_looked_up_on_the_inspected_machine(tmp_path: Path) -> None:
+    """If the inspected machine is another one, a path outside its root does not exist. This machine's files may also be
+    outside its root.
+    """
     host, here = tmp_path / "host", tmp_path / "cdi"
     here.mkdir()
     (host / BOOT[1:]).parent.mkdir(parents=True)

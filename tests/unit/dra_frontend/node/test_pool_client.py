@@ -17,7 +17,9 @@ SHORT, LONG = 0.05, 600.0
 
 @pytest.fixture
 def hung(tmp_path: Path) -> Iterator[Callable[[float, float], HelperPools]]:
-    """Returns a function that creates a client of a hung helper with these timeouts for a write and for a check."""
+    """Returns a function that creates a client for a hung helper, with the given timeouts for a write and for a
+    check.
+    """
     path = str(tmp_path / "pools.sock")
     with pool_socket() as listening:
         listening.bind(path)
@@ -25,14 +27,14 @@ def hung(tmp_path: Path) -> Iterator[Callable[[float, float], HelperPools]]:
         yield lambda write, check: HelperPools(KernelPools(HostTree(tmp_path)), path, write, check)
 
 
-def test_a_check_has_a_time_of_its_own(hung: Callable[[float, float], HelperPools]) -> None:
-    """A write may block in the kernel for much longer, but a check writes nothing, and claims wait for it."""
+def test_a_check_has_its_own_timeout(hung: Callable[[float, float], HelperPools]) -> None:
+    """A write may block in the kernel for much longer. A check writes nothing, and claims wait for it."""
     with pytest.raises(HelperError, match="timed out"):
         hung(LONG, SHORT).check(0, MIB2)
 
 
-def test_a_write_has_the_requested_time_and_more(hung: Callable[[float, float], HelperPools]) -> None:
-    """The shorter timeout of a check does not apply to it."""
+def test_a_write_waits_longer_than_the_requested_time(hung: Callable[[float, float], HelperPools]) -> None:
+    """The client adds its own timeout for writes, which the shorter timeout for a check does not replace."""
     with pytest.raises(HelperError, match="timed out"):
         hung(SHORT, LONG).shrink(0, MIB2, 0)
     with pytest.raises(HelperError, match="timed out"):

@@ -24,7 +24,9 @@ CONFIG = Config(
 
 
 class Rig:
-    """A machine with one 1 GiB page on each of two NUMA nodes, and a helper that may allocate three on node 0."""
+    """A machine with one 1 GiB page on each of its two NUMA nodes, and a helper that may allocate three pages on node
+    0.
+    """
 
     def __init__(self, root: Path) -> None:
         write_tree(small_machine(), root)
@@ -37,11 +39,11 @@ class Rig:
 
     @property
     def pages(self) -> list[int]:
-        """Returns the pages of each NUMA node."""
+        """Returns the page count of each NUMA node."""
         return [int(file.read_text()) for file in self.files]
 
     def ask(self, node: int = 0, page_bytes: int = GIB, pages: int | None = None) -> tuple[int, str]:
-        """Sends a request and returns the pages and the problem in the response."""
+        """Sends a request and returns the page count and the problem from the response."""
         request = PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages, seconds=1)
         answer = self.helper.answer(request.model_dump_json(exclude_none=True).encode())
         return answer.pages, ": ".join(filter(None, (answer.subject, answer.problem)))
@@ -54,7 +56,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def test_a_pool_is_resized_within_its_limits(rig: Rig) -> None:
-    """A pool may grow to the pages of hugepagesOnDemand and shrink to the reserve."""
+    """A pool may grow to the number of pages in hugepagesOnDemand and shrink to the reserve."""
     assert rig.ask(pages=3) == (3, "")
     assert rig.ask(pages=1) == (1, "")
     assert rig.pages == [1, 1]
@@ -66,14 +68,14 @@ def test_a_pool_is_resized_within_its_limits(rig: Rig) -> None:
 
 @pytest.mark.parametrize(("node", "page_bytes"), [(1, GIB), (0, 2 << 20), (7, GIB), (0, 12345)])
 def test_other_pools_are_not_touched(rig: Rig, node: int, page_bytes: int) -> None:
-    """Other pools neither grow nor shrink."""
+    """Pools that are not configured neither grow nor shrink."""
     for pages in (0, 1, 2):
         assert rig.ask(node, page_bytes, pages)[1]
     assert rig.pages == [1, 1]
 
 
 def test_a_pool_that_is_larger_than_allowed_may_shrink(rig: Rig) -> None:
-    """The pool was configured at boot, and no claim needs all of it."""
+    """The pool was allocated at boot, and claims do not need all of its pages."""
     rig.files[0].write_text("9\n")
     assert rig.ask(pages=9) == (9, "")
     assert rig.ask(pages=8) == (8, "")
@@ -81,7 +83,7 @@ def test_a_pool_that_is_larger_than_allowed_may_shrink(rig: Rig) -> None:
 
 
 def test_a_check_changes_nothing(rig: Rig) -> None:
-    """A check opens the file for writing, as a resize does, to find out whether it could write."""
+    """To find out whether it could write, a check opens the file for writing, as a resize does."""
     assert rig.ask() == (1, "")
     assert rig.pages == [1, 1]
     rig.files[0].unlink()
@@ -118,15 +120,15 @@ def test_a_malformed_request_is_answered_and_changes_nothing(rig: Rig, how: str)
 
 @given(st.text(), st.text())
 @example("\x1f" * 6, "\x1f" * 6)
-def test_an_answer_fits_in_a_message(subject: str, problem: str) -> None:
-    """Texts of any length and content are cut, not rejected."""
+def test_a_response_fits_into_one_message(subject: str, problem: str) -> None:
+    """Strings of any length and content are cut, not rejected."""
     answer = PoolAnswer.of_problem(subject * 100, problem * 100)
     data = answer.model_dump_json().encode()
     assert len(data) <= MAX_RESPONSE_BYTES
     assert PoolAnswer.model_validate_json(data) == answer
 
 
-def test_no_pool_is_resized_while_the_node_only_observes(tmp_path: Path) -> None:
+def test_no_pool_is_resized_on_a_node_in_observe_mode(tmp_path: Path) -> None:
     """The class that writes the file rejects the request, so no caller can resize a pool."""
     rig = Rig(tmp_path)
     rig.helper = PoolHelper(KernelPools(HostTree(tmp_path), observes=True), CONFIG)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each of the frontend's directories or mounts that is missing or unusable is reported with a remedy."""
+"""Each of the frontend's directories and mounts that is missing or unusable is reported with a remedy."""
 
 import json
 import os
@@ -23,7 +23,9 @@ VOLUMES = [one.volume for one in needed_directories(Config())]
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """Returns a directory that every user can enter; pytest's own directories are private to one user."""
+    """Returns a directory that every user can enter, since pytest's own directories are accessible only to their
+    owner.
+    """
     with TemporaryDirectory(prefix="dn-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -40,7 +42,7 @@ def config(base: Path) -> Config:
 
 
 def mounted(config: Config, *, without: str = "", root: str = "/{}") -> tuple[Mount, ...]:
-    """Returns the mounts of the chart's container without those of one volume."""
+    """Returns the mounts in the chart's container without those from one volume."""
     lines = [CONTAINER, CGROUP.format(config.cgroup_root)]
     for number, needed in enumerate(needed_directories(config)):
         if needed.volume != without:
@@ -54,7 +56,7 @@ def faults(config: Config, **more: str) -> list[Fault]:
     return check_pod(config, contained=True, mounts=mounted(config, **more))
 
 
-def test_a_pod_as_the_chart_renders_it_lacks_nothing(config: Config) -> None:
+def test_a_pod_as_the_chart_renders_it_has_no_faults(config: Config) -> None:
     """The same holds for a process outside a container, which has no mounts of its own, before any of the directories
     exists.
     """
@@ -75,15 +77,15 @@ def test_each_volume_that_is_not_mounted_is_named(volume: str, config: Config) -
     assert f"correct {needed.setting}" in fault.remedy
 
 
-def test_an_empty_volume_in_the_place_of_a_directory_is_named(config: Config) -> None:
-    """The volume is writable, but neither the runtime nor the kubelet uses it."""
+def test_an_emptydir_in_place_of_a_directory_is_named(config: Config) -> None:
+    """The emptyDir is writable, but neither the runtime nor the kubelet uses it."""
     found = faults(config, root="/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/{}")
     assert [one.what.rpartition(" is an emptyDir")[1] for one in found] == [" is an emptyDir"] * len(VOLUMES)
 
 
 @pytest.mark.parametrize("volume", VOLUMES)
 def test_a_file_in_place_of_a_directory_is_reported(volume: str, config: Config) -> None:
-    """A file may have the directory's name, or that of a parent directory that does not exist yet."""
+    """A file may have the directory's name, or the name of a parent directory that does not exist yet."""
     needed = next(one for one in needed_directories(config) if one.volume == volume)
     shutil.rmtree(needed.path)
     Path(needed.path).write_text("")
@@ -92,7 +94,7 @@ def test_a_file_in_place_of_a_directory_is_reported(volume: str, config: Config)
 
 
 def in_child(work: Callable[[], list[Fault]]) -> list[str]:
-    """Calls the function in a child process without the capability that overrides file permissions."""
+    """Calls the function in a child process that lacks the capability to override file permissions."""
     if os.geteuid() != 0:
         return list(map(str, work()))
     reading, writing = os.pipe()
@@ -112,8 +114,8 @@ def in_child(work: Callable[[], list[Fault]]) -> list[str]:
 
 
 @pytest.mark.parametrize("volume", VOLUMES)
-def test_a_directory_that_may_not_be_written_is_named(volume: str, config: Config) -> None:
-    """The check uses access(2), so owner, mode, capabilities and security modules all count."""
+def test_a_directory_without_write_permission_is_named(volume: str, config: Config) -> None:
+    """The check uses access(2), so owner, mode, capabilities and security modules are all taken into account."""
     for needed in needed_directories(config):
         Path(needed.path).chmod(0o500 if needed.volume == volume else 0o777)
     (text,) = in_child(lambda: faults(config))
@@ -136,21 +138,21 @@ for one in check_pod(parse_config({}, "test"), contained=False, mounts=()):
 
 @pytest.mark.parametrize("volume", VOLUMES)
 def test_a_directory_that_is_mounted_read_only_is_named(volume: str, config: Config, base: Path) -> None:
-    """The mount is a real one in a separate mount namespace."""
+    """The test mounts the directory for real, in a separate mount namespace."""
     needed = next(one for one in needed_directories(config) if one.volume == volume)
     keys = {"runDir": "run", "cdiDir": "cdi", "kubeletRootDir": "kubelet"}
     script = CHECK.format({key: str(base / name) for key, name in keys.items()})
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", READ_ONLY, "sh", needed.path]
     done = subprocess.run([*command, sys.executable, script], capture_output=True, text=True, check=False)
     if done.returncode:
-        # Some kernels deny user namespaces to ordinary users; as root, and so in CI, the mount always succeeds.
+        # Some kernels deny user namespaces to ordinary users. As root, and therefore in CI, the mount always succeeds.
         pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
     (text,) = done.stdout.splitlines()
     assert text.startswith(f"{needed.name} {needed.path} is mounted read-only; mount the node's {needed.path} there")
 
 
-def test_an_optional_directory_is_only_a_warning(config: Config) -> None:
-    """Covers a visible backend lock directory and a cgroup directory that is not a cgroup tree."""
+def test_an_optional_directory_causes_only_a_warning(config: Config) -> None:
+    """The cases are a visible backend lock directory, and a cgroup directory that is not a cgroup tree."""
     Path(config.run_dir, "backend").mkdir()
     Path(config.run_dir, "backend/active.lock").write_text("")
     foreign = [one for one in mounted(config) if one.kind != "cgroup2"]

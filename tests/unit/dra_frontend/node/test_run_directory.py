@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run directory and its sockets: the link to the active instance, atomic creation of sockets, and clean-up."""
+"""The run directory and its sockets: the link to the active instance, atomic socket creation, and clean-up."""
 
 import asyncio
 import shutil
@@ -13,9 +13,9 @@ from numa_contract.errors import MalformedError
 from numa_node.addresses import SocketPathError
 
 
-async def test_the_link_leads_to_the_instance_that_became_active_last(short_root: Path) -> None:
-    """A client of state.sock reaches the active instance, because the link is relative and works wherever the directory
-    is mounted.
+async def test_the_link_points_to_the_instance_that_became_active_last(short_root: Path) -> None:
+    """A client of state.sock reaches the active instance. The link is relative, so it works wherever the directory is
+    mounted.
     """
     (short_root / "run").mkdir(mode=0o755)  # with the mode that the kubelet sets
     async with RunDirectory(short_root / "run", "old") as old, RunDirectory(short_root / "run", "new") as new:
@@ -33,7 +33,7 @@ async def test_the_link_leads_to_the_instance_that_became_active_last(short_root
 
 
 async def test_shutdown_removes_only_the_instances_own_files(short_root: Path) -> None:
-    """The shutdown of the old instance removes neither the link nor the socket of the new one, and lock files stay."""
+    """The old instance's shutdown removes neither the new instance's link nor its socket, and lock files stay."""
     root = short_root / "run"
     async with RunDirectory(root, "new") as new, RunDirectory(root, "old") as old:
         with await old.listen():
@@ -48,8 +48,8 @@ async def test_shutdown_removes_only_the_instances_own_files(short_root: Path) -
     assert [path.name for path in root.iterdir()] == ["claims.lock"]
 
 
-def test_an_invalid_path_is_rejected_at_once(short_root: Path) -> None:
-    """A wrong pod UID must not escape the directory, and a socket that cannot be bound leaves nothing behind."""
+def test_an_invalid_path_is_rejected_immediately(short_root: Path) -> None:
+    """An invalid pod UID must not escape the directory, and a socket that cannot be bound leaves nothing behind."""
     for uid in ("", "..", "a/b"):
         with pytest.raises(MalformedError):
             RunDirectory(short_root, uid)
@@ -84,7 +84,7 @@ async def test_removed_files_are_restored(short_root: Path) -> None:
 
 
 async def test_a_file_that_cannot_be_restored_is_reported(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A directory in place of the link is not removed; the instance keeps running and logs the problem once."""
+    """A directory in place of the link is not removed. The instance keeps running and logs the problem once."""
     root = short_root / "run"
     async with RunDirectory(root, "one") as one:
         with await one.listen():
@@ -104,8 +104,8 @@ async def test_a_file_that_cannot_be_restored_is_reported(short_root: Path, capl
             assert (root / "state.sock").resolve() == one.state_socket
 
 
-def test_listening_socket_replaces_a_stale_one_and_only_its_owner_reads_it(short_root: Path) -> None:
-    """After a crash the old socket file remains; the new socket replaces it with mode 0600."""
+def test_a_listening_socket_replaces_a_stale_one_and_only_its_owner_can_connect(short_root: Path) -> None:
+    """After a crash, the old socket file remains. The new socket, which has mode 0600, replaces it."""
     stale, _ = listen_unix(short_root / "s.sock")
     stale.close()
     listening, placed = listen_unix(short_root / "s.sock")
@@ -125,8 +125,8 @@ def test_a_foreign_file_in_place_of_the_socket_is_left_alone(short_root: Path) -
     assert (short_root / "s.sock").read_text() == "precious"
 
 
-def test_a_successors_socket_of_the_same_name_survives(short_root: Path) -> None:
-    """With a fixed name the old instance's shutdown must not remove the new instance's socket."""
+def test_a_successors_socket_with_the_same_name_survives(short_root: Path) -> None:
+    """With a fixed name, the old instance's shutdown must not remove the new instance's socket."""
     old, placed_by_old = listen_unix(short_root / "s.sock")
     new, placed_by_new = listen_unix(short_root / "s.sock")
     with old, new:

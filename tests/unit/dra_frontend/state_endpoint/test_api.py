@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state endpoint on a real unix socket."""
+"""The state endpoint on a real Unix socket."""
 
 import asyncio
 import io
@@ -50,7 +50,7 @@ def ledger() -> Ledger:
 
 
 class Endpoint:
-    """The state endpoint of a node, with a client connected to its socket."""
+    """A node's state endpoint, with a client connected to its socket."""
 
     node, instance, watch = NODE, "pod/1", WATCH
 
@@ -88,7 +88,7 @@ class Endpoint:
             return answer.status, await answer.json() if answer.content_length else None
 
     async def get(self, path: str) -> Any:
-        """Returns the JSON of a path."""
+        """Returns the JSON document at a path."""
         async with self.client.get(f"http://node{path}") as answer:
             assert answer.status == 200, await answer.text()
             return await answer.json()
@@ -108,8 +108,8 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
     placed.remove()
 
 
-async def test_the_enforcement_of_a_cpu_is_shown(endpoint: Endpoint) -> None:
-    """The value comes from the backend's report of the container that uses the claim. Without a running container,
+async def test_a_cpus_enforcement_is_shown(endpoint: Endpoint) -> None:
+    """The value comes from the backend's report on the container that uses the claim. Without a running container,
     there is no value.
     """
     assert "exclusivity" not in (await endpoint.get("/v1/cpus"))[1]
@@ -120,8 +120,10 @@ async def test_the_enforcement_of_a_cpu_is_shown(endpoint: Endpoint) -> None:
         assert {key: shown.get(key) for key in fields} == fields
 
 
-def test_the_page_and_the_list_of_cpus_use_one_word() -> None:
-    """``/v1/node`` distinguishes more uses only for claimed CPUs. A withheld CPU has the same word in both."""
+def test_the_page_and_the_cpu_list_use_the_same_words() -> None:
+    """Only for claimed CPUs does the page distinguish more uses than the list. A withheld CPU, for example, has the
+    same word in both.
+    """
     config = Config(reserved_cpus=frozenset({0}), withheld_cpus=2)
     books = ledger()
     inventory = build_inventory(WATCH.machine, config, NODE, held=books.held_cpus())
@@ -165,8 +167,8 @@ ANSWER = {"instance": "pod/1", "readsChanges": True}
 
 
 async def test_the_backend_reports_its_state(endpoint: Endpoint) -> None:
-    """One request contains the lease, the metrics and all containers; the response contains the generation that the
-    frontend knows.
+    """A single request contains the lease, the metrics and all containers. The response contains the generation that
+    the frontend knows.
     """
     metrics = [{"name": "active", "samples": [{"value": 1}]}]
     lease = {**LEASE, "generation": 7, "metrics": metrics}
@@ -183,9 +185,9 @@ async def test_the_backend_reports_its_state(endpoint: Endpoint) -> None:
     assert await endpoint.get("/v1/containers") == []
 
 
-async def test_the_backend_reports_only_what_has_changed(endpoint: Endpoint) -> None:
-    """The response contains the generation that the endpoint has after the changes. Changes that do not follow the
-    known generation are not an error: the lease is renewed, and the response requests all containers.
+async def test_the_backend_reports_only_changed_containers(endpoint: Endpoint) -> None:
+    """The response contains the endpoint's generation after the changes. Changes that do not follow the known
+    generation are not an error: the lease is renewed, and the response requests all containers.
     """
     containers = [{**REPORT, "id": "c"}, {**REPORT, "id": "d"}]
     await endpoint.put("/v1/backend", {**LEASE, "generation": 7, "containers": containers})
@@ -198,7 +200,9 @@ async def test_the_backend_reports_only_what_has_changed(endpoint: Endpoint) -> 
 
 
 async def test_a_body_is_bounded_before_it_is_read(endpoint: Endpoint) -> None:
-    """A body larger than any node needs is rejected, with or without a Content-Length, and none of it is stored."""
+    """A body larger than any node needs is rejected, with or without a Content-Length header, and none of it is
+    stored.
+    """
 
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(MAX_STATE_BYTES // 65536 + 2):
@@ -213,8 +217,8 @@ async def test_a_body_is_bounded_before_it_is_read(endpoint: Endpoint) -> None:
     assert endpoint.backend.containers == {}
 
 
-async def test_large_bodies_together_are_bounded_and_small_ones_are_read(endpoint: Endpoint) -> None:
-    """A flood of large bodies costs the memory of two. The backend's lease is still accepted."""
+async def test_large_bodies_are_bounded_in_total_and_small_ones_are_read(endpoint: Endpoint) -> None:
+    """A flood of large bodies costs the memory of two of them. The backend's lease is still accepted."""
     held, began = asyncio.Event(), asyncio.Semaphore(0)
 
     async def slow() -> AsyncIterator[bytes]:
@@ -245,7 +249,7 @@ async def test_large_bodies_together_are_bounded_and_small_ones_are_read(endpoin
             assert answer.status == 422, "the memory is free again"
 
 
-async def test_an_incomplete_body_is_given_up() -> None:
+async def test_an_incomplete_body_is_abandoned() -> None:
     """A sender that stops in the middle of a body must not block the memory for other requests."""
 
     async def receive() -> dict[str, Any]:
@@ -264,7 +268,7 @@ async def test_an_incomplete_body_is_given_up() -> None:
 @pytest.mark.parametrize(
     "sent", [b"", b"PUT /v1/backend HTTP/1.1\r\nHost: n\r\n", b"GET /v1/records HTTP/1.1\r\nHost: n\r\n\r\n"]
 )
-async def test_connections_are_bounded_and_the_backend_keeps_its_own(
+async def test_connections_are_bounded_and_some_are_reserved_for_the_backend(
     endpoint: Endpoint, tmp_path: Path, sent: bytes
 ) -> None:
     """A process that opens connections without limit would otherwise exhaust the frontend's file descriptors."""
@@ -289,8 +293,8 @@ async def test_connections_are_bounded_and_the_backend_keeps_its_own(
 
 @pytest.mark.usefixtures("endpoint")
 @pytest.mark.parametrize("missing", range(5))
-async def test_a_request_that_follows_without_a_wait_may_arrive_in_two_parts(tmp_path: Path, missing: int) -> None:
-    """The request's beginning arrives together with the previous request, and the rest of its head arrives later."""
+async def test_a_pipelined_request_may_arrive_in_two_parts(tmp_path: Path, missing: int) -> None:
+    """The request's beginning arrives together with the previous request, and the rest of its header arrives later."""
     reader, writer = await asyncio.open_unix_connection(tmp_path / "s.sock")
     both = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n" * 2
     writer.write(both[: len(both) - missing])
@@ -316,20 +320,22 @@ async def test_a_request_that_follows_without_a_wait_may_arrive_in_two_parts(tmp
     ],
 )
 async def test_invalid_requests_are_rejected(endpoint: Endpoint, body: Any) -> None:
-    """Nothing of an invalid request is stored, and the response is one short sentence."""
+    """No part of an invalid request is stored, and the response is one short sentence."""
     status, answer = await endpoint.put("/v1/backend", body)
     assert (status, answer["detail"].partition(" ")[0]) == (422, "backend")
     assert len(answer["detail"]) < 300
     assert (endpoint.backend.status, endpoint.backend.containers) == (None, {})
 
 
-async def test_a_reader_can_wait_for_changes_of_records(endpoint: Endpoint) -> None:
-    """A reader that asks for changes after the current generation is answered at the next change, with its content."""
+async def test_a_reader_can_wait_for_record_changes(endpoint: Endpoint) -> None:
+    """A reader that asks for changes after the current generation gets its response when the next change happens, and
+    the response contains that change.
+    """
     now = await endpoint.get("/v1/records")
     assert now == {"generation": 100, "changes": []}
     async with asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(endpoint.get("/v1/records?after=100"))
-        # This uses another connection: when it is answered, the request above has arrived.
+        # Another connection is used: when its response arrives, the server has received the request above.
         await endpoint.get("/v1/version")
         endpoint.store.news.publish(Change("prepared", "dra.cpu", "u"))
     change = {"generation": 101, "change": "prepared", "driver": "dra.cpu", "uid": "u"}
@@ -337,15 +343,17 @@ async def test_a_reader_can_wait_for_changes_of_records(endpoint: Endpoint) -> N
     assert await endpoint.get("/v1/records?after=3") == {"generation": 101, "changes": [change]}
 
 
-async def test_changes_after_an_invalid_number_are_rejected(endpoint: Endpoint) -> None:
+async def test_a_request_for_changes_after_an_invalid_generation_is_rejected(endpoint: Endpoint) -> None:
     """The response explains the error."""
     async with endpoint.client.get("http://node/v1/records?after=x") as answer:
         assert (answer.status, await answer.json()) == (422, {"detail": "after='x' is not a number"})
 
 
 @pytest.mark.parametrize(("wait", "seconds"), [("", 25), ("&wait=-1", 0), ("&wait=7", 7), (f"&wait={10**18}", 600)])
-async def test_a_reader_chooses_how_long_it_waits(endpoint: Endpoint, wait: str, seconds: int) -> None:
-    """The time is bounded. A backend from an older release sends no ``wait`` and expects a response within 27 s."""
+async def test_a_reader_chooses_how_long_to_wait(endpoint: Endpoint, wait: str, seconds: int) -> None:
+    """The server bounds the time. A backend from an older release sends no ``wait`` and expects a response within 27
+    s.
+    """
     waited: list[float] = []
 
     class Silent(RecordNews):
@@ -384,14 +392,16 @@ assert "fastapi" in sys.modules
 """
 
 
-def test_probes_and_backend_are_served_without_fastapi() -> None:
-    """FastAPI takes 9 MB, which a node does not need until one of its documents is read."""
+def test_probes_and_the_backend_are_served_without_fastapi() -> None:
+    """FastAPI takes 9 MB, which a node does not need until a client reads one of its documents."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", _WITHOUT_FASTAPI], check=True, env=environment)
 
 
 async def test_the_schema_is_generated_concurrently_with_other_requests(endpoint: Endpoint) -> None:
-    """The backend's reports are answered meanwhile, and simultaneous requests get the same document."""
+    """The backend's reports are answered in the meantime, and simultaneous requests for the schema get the same
+    document.
+    """
     await endpoint.get("/v1/version")  # imports the library
     api = sys.modules["dra_frontend.state_endpoint.api"]
     held, released = threading.Event(), threading.Event()
@@ -416,7 +426,7 @@ async def test_the_schema_is_generated_concurrently_with_other_requests(endpoint
 
 
 async def test_probes(endpoint: Endpoint) -> None:
-    """/healthz and /readyz differ, and /readyz lists the problems."""
+    """/healthz and /readyz give different answers, and /readyz lists the problems."""
     endpoint.problems = ["dra.cpu: not registered with the kubelet"]
     async with endpoint.client.get("http://node/healthz") as answer:
         assert answer.status == 200
@@ -432,7 +442,7 @@ async def test_probes(endpoint: Endpoint) -> None:
 
 
 async def test_the_page_is_served(endpoint: Endpoint) -> None:
-    """The response has its content security policy, and the page's files and document are served."""
+    """The page, its files and its document are served, and the response has the page's content security policy."""
     async with endpoint.client.get("http://node/") as answer:
         assert answer.content_type == "text/html"
         assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAPI document of the state endpoint describes every JSON document completely."""
+"""The state endpoint's OpenAPI document describes every JSON document completely."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ _UNIT: Final = re.compile(
 
 
 def fields() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields every field of every schema with its schema."""
+    """Yields every field of every schema, with the field's own schema."""
     for name, schema in SCHEMAS.items():
         for field, shown in schema.get("properties", {}).items():
             yield f"{name}.{field}", shown
@@ -35,33 +35,33 @@ def kinds(schema: dict[str, Any]) -> set[str]:
 
 
 def contents(part: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema of the JSON of a response or a request body."""
+    """Returns the schema for the JSON in a response or a request body."""
     found: dict[str, Any] = part["content"]["application/json"]["schema"]
     return found
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_every_schema_has_a_description(name: str) -> None:
-    """The reference page shows it."""
+    """The reference page shows the description."""
     assert SCHEMAS[name]["description"].endswith("."), SCHEMAS[name]
 
 
 def test_every_field_has_a_description_in_a_sentence() -> None:
-    """The description comes from the docstring below the attribute, in Markdown."""
+    """The description comes from the docstring below the attribute, and is in Markdown."""
     texts = {name: shown.get("description", "") for name, shown in fields()}
     assert {name for name, text in texts.items() if not text.endswith((".", ".)"))} == set()
     assert {name for name, text in texts.items() if "``" in text} == set()
 
 
 def test_every_number_has_a_unit() -> None:
-    """Units are bytes, seconds, a count, or an identifier."""
+    """Each number's unit is bytes, seconds, a count, or an identifier."""
     numbers = {name: shown["description"] for name, shown in fields() if kinds(shown) & {"integer", "number"}}
     assert len(numbers) > 40
     assert {name for name, text in numbers.items() if not _UNIT.search(text)} == set()
 
 
 def test_every_json_document_is_declared() -> None:
-    """Each response and the backend's report have the schema of a contract model."""
+    """Each response and the backend's report have a contract model's schema."""
     json_paths = {path: operations for path, operations in DOCUMENT["paths"].items() if path.startswith("/v1/")}
     assert len(json_paths) == 13
     for path, operations in json_paths.items():
@@ -74,7 +74,7 @@ def test_every_json_document_is_declared() -> None:
     assert {"containers", "metrics", "requestTimeout"} <= SCHEMAS["BackendReport"]["properties"].keys()
 
 
-def test_every_error_has_one_form() -> None:
+def test_every_error_has_the_same_format() -> None:
     """The document contains no response in FastAPI's own error format."""
     errors = [
         response
@@ -88,12 +88,14 @@ def test_every_error_has_one_form() -> None:
 
 
 def test_no_field_is_an_enumeration() -> None:
-    """No field is an enumeration, so a client generated from this document accepts values from a newer release."""
+    """A client generated from this document therefore accepts values from a newer release."""
     assert [name for name, shown in fields() if "enum" in shown] == []
 
 
-async def test_requests_for_the_document_wait_for_one_thread() -> None:
-    """With more threads, a flood of such requests would leave idle threads behind, each with its stack and heap."""
+async def test_requests_for_the_document_share_one_thread() -> None:
+    """With more threads, a flood of these requests would leave idle threads behind, each with its own stack and
+    heap.
+    """
     app = state_app(_STATE, BackendLink(_STATE))
     answers: list[Any] = []
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status page without a browser: its document, its files and its access rules. tests/page tests it in a browser."""
+"""The status page without a browser: its document, its files and its access rules. The tests in tests/page use a
+browser.
+"""
 
 import asyncio
 import json
@@ -45,14 +47,14 @@ def get(
 
 
 def document(state: NodeState) -> dict[str, Any]:
-    """Returns the document of the page as the browser receives it."""
+    """Returns the page's document as the browser receives it."""
     found: dict[str, Any] = json.loads(get(state, "/v1/node")[2])
     return found
 
 
 @pytest.mark.parametrize("name", [*NAMES, LARGEST])
 def test_every_cpu_has_one_use(name: str) -> None:
-    """Each present CPU is in the document once, and the CPUs of claims are exactly those that are shown as claimed."""
+    """The document contains each present CPU once, and the CPUs shown as claimed are exactly the claims' CPUs."""
     state = populated(name)
     view = document(state)
     machine = state.watch.machine
@@ -67,7 +69,7 @@ def test_every_cpu_has_one_use(name: str) -> None:
     ) - (uses["exclusive"] + uses["isolated"] + uses["pod-shared"] + uses["held"])
 
 
-def test_the_document_contains_the_use_of_each_cpu() -> None:
+def test_the_document_contains_each_cpus_use() -> None:
     """A CPU is exclusive, isolated, used by a pod, held by a claim that is being released, free, or reserved for the
     system.
     """
@@ -78,9 +80,9 @@ def test_the_document_contains_the_use_of_each_cpu() -> None:
     assert enforced.keys() == {"True", "False", "Unknown"}
 
 
-def test_the_page_knows_every_word_for_the_use_of_a_cpu() -> None:
-    """The browser script has a symbol and an explanation for each use that the document contains, and a CSS class to
-    draw it.
+def test_the_page_knows_every_word_for_a_cpus_use() -> None:
+    """For each use that the document can contain, the browser script has a symbol and an explanation, and there is a
+    CSS class to draw it.
     """
     uses = {cpu["use"] for cpu in document(populated(LARGEST))["cpus"]}
     table = (BROWSER / "values.js").read_text().partition("USES = {")[2].partition("};")[0]
@@ -88,20 +90,22 @@ def test_the_page_knows_every_word_for_the_use_of_a_cpu() -> None:
     assert uses - {"pool"} <= set(re.findall(r"^\.cpu\.([a-z-]+) \{", (BROWSER / "cpus.css").read_text(), re.MULTILINE))
 
 
-def test_memory_adds_up() -> None:
-    """Claimed and free memory of a device add up to the offered memory, which does not exceed the node's."""
+def test_claimed_and_free_memory_add_up() -> None:
+    """For each device, claimed and free memory add up to the offered memory, which does not exceed the node's
+    memory.
+    """
     for one in document(populated("memorysidecaches"))["memory"]:
         assert one["claimedBytes"] + one["freeBytes"] == one["capacityBytes"] <= one["totalBytes"]
 
 
-def test_the_same_node_gives_the_same_document() -> None:
-    """The page redraws only changed parts, so the document contains no times."""
+def test_the_same_node_results_in_the_same_document() -> None:
+    """The page redraws only what has changed, so the document contains no times."""
     state = populated("64fake-4n2s2ca2c2t")
     assert get(state, "/v1/node") == get(state, "/v1/node")
 
 
 def test_problems_precede_warnings_and_appear_once() -> None:
-    """Problems precede warnings, and identical messages appear once."""
+    """Identical messages are merged."""
     state = populated("64fake-4n2s2ca2c2t")
     state.problems = ["dra.cpu: not registered with the kubelet"] * 2
     state.backend.containers = {**state.backend.containers, "r": report("r", refused="CPU 3 is gone; delete the claim")}
@@ -125,7 +129,7 @@ def test_problems_precede_warnings_and_appear_once() -> None:
 
 
 def test_names_are_data_and_never_markup() -> None:
-    """Container names are text in a JSON document, and no script interprets text as markup."""
+    """Container names are strings in a JSON document, and no script interprets strings as markup."""
     status, headers, body = get(populated("64fake-4n2s2ca2c2t"), "/v1/node")
     assert (status, headers["content-type"]) == (200, "application/json")
     assert HOSTILE in {one["name"] for one in json.loads(body)["containers"]}
@@ -135,8 +139,8 @@ def test_names_are_data_and_never_markup() -> None:
         )
 
 
-def test_the_browser_may_load_nothing_from_elsewhere() -> None:
-    """The content security policy of every response allows only this server's own files, and these refer to no other
+def test_the_browser_must_not_load_anything_from_elsewhere() -> None:
+    """The content security policy in every response allows only this server's own files, and these refer to no other
     server.
     """
     state = populated("2i386-2t-hugepagesizecount")
@@ -168,13 +172,13 @@ def test_the_browser_may_load_nothing_from_elsewhere() -> None:
         ((), 403),
     ],
 )
-def test_a_foreign_name_for_this_machine_is_refused(hosts: tuple[str, ...], status: int) -> None:
+def test_a_request_with_a_foreign_host_name_is_rejected(hosts: tuple[str, ...], status: int) -> None:
     """A web site whose name resolves to the loopback address gets no data (DNS rebinding)."""
     assert get(populated("2i386-2t-hugepagesizecount"), "/v1/node", hosts)[0] == status
 
 
 def test_the_tcp_port_is_read_only() -> None:
-    """Other methods and the paths of the state socket are rejected."""
+    """Other methods and the state socket's paths are rejected."""
     state = populated("2i386-2t-hugepagesizecount")
     assert set(browser_endpoints(state)) >= {"/", "/v1/node", "/page.js"}
     assert not set(browser_endpoints(state)) & {"/v1/backend", "/v1/records", "/v1/claims", "/metrics"}
@@ -184,7 +188,9 @@ def test_the_tcp_port_is_read_only() -> None:
 
 
 async def test_a_page_port_in_use_does_not_end_the_service(caplog: pytest.LogCaptureFixture) -> None:
-    """The service keeps running, reports the setting, and listens on the loopback address as soon as it can."""
+    """The service keeps running, reports the setting, and listens on the loopback address as soon as the port is
+    free.
+    """
     with socket.create_server((LOOPBACK, 0)) as other:
         serving = asyncio.ensure_future(serve_page(populated("2i386-2t-hugepagesizecount"), other.getsockname()[1]))
         await eventually(lambda: page_warnings(caplog))
@@ -194,5 +200,5 @@ async def test_a_page_port_in_use_does_not_end_the_service(caplog: pytest.LogCap
 
 
 def page_warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """Returns the log of serve_page(), without messages of asyncio about tasks of earlier tests."""
+    """Returns the log from serve_page(), without asyncio's messages about tasks from earlier tests."""
     return [one for one in caplog.records if one.name == serve_page.__module__]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of the TCP ports, which the whole network can reach. test_api.py tests the limits of the state socket."""
+"""The server for the TCP ports, which the whole network can reach. test_api.py tests the state socket's limits."""
 
 import asyncio
 import contextlib
@@ -30,8 +30,8 @@ async def is_healthy(port: int) -> bool:
     return (await get(port, "/healthz")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_probe_gets_one_answer_and_the_connection_ends() -> None:
-    """The response is generated for each request and must not be cached."""
+async def test_a_probe_gets_one_response_and_the_connection_is_closed() -> None:
+    """The response is generated for each request, so it must not be cached."""
     state = populated("2i386-2t-hugepagesizecount")
     async with serve_port(ANY, port_application(probe_endpoints(state))) as port:
         head, _, body = (await get(port, "/healthz")).partition(b"\r\n\r\n")
@@ -47,7 +47,7 @@ async def test_a_probe_gets_one_answer_and_the_connection_ends() -> None:
 
 
 async def test_a_service_that_cannot_start_is_healthy_and_lists_the_faults() -> None:
-    """The kubelet must not restart the service, and an operator sees the reason; there are no metrics yet."""
+    """The kubelet must not restart the service, and an operator can see the reason. There are no metrics yet."""
     async with serve_port(ANY, port_application(preflight_endpoints(["no /sys", "no token"]))) as port:
         assert await is_healthy(port)
         assert (await get(port, "/readyz")).endswith(b"\r\n\r\nno /sys\nno token\n")
@@ -69,15 +69,15 @@ async def test_a_service_that_cannot_start_is_healthy_and_lists_the_faults() -> 
     ],
 )
 async def test_nothing_else_is_served(head: bytes, status: bytes) -> None:
-    """Only a few paths and two methods exist; error responses never repeat the request."""
+    """Only a few paths and two methods exist. Error responses never repeat the request."""
     async with serve_port(ANY, APP) as port:
         answer = await send(port, head + b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 " + status), answer
     assert len(answer) < 250
 
 
-async def test_a_head_is_the_answer_without_its_body() -> None:
-    """HEAD returns the status and the length that GET would return."""
+async def test_a_head_response_is_the_get_response_without_its_body() -> None:
+    """HEAD returns the same status and length as GET."""
     async with serve_port(ANY, APP) as port:
         whole, head = await get(port, "/healthz"), await get(port, "/healthz", "HEAD")
     assert whole == head + b"ok\n"
@@ -93,7 +93,7 @@ async def test_a_request_may_arrive_in_pieces() -> None:
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_of_pipelined_requests_the_first_is_answered() -> None:
+async def test_only_the_first_of_several_pipelined_requests_is_answered() -> None:
     """A connection serves a single response, whatever else is sent on it."""
     async with serve_port(ANY, APP) as port:
         answer = b""
@@ -102,8 +102,8 @@ async def test_of_pipelined_requests_the_first_is_answered() -> None:
         assert answer.count(b"HTTP/1.1") <= 1
 
 
-async def test_a_body_is_not_waited_for() -> None:
-    """The response is sent before the body, which is not read."""
+async def test_the_server_does_not_wait_for_a_body() -> None:
+    """The response is sent before the request's body arrives, and the body is not read."""
     async with serve_port(ANY, APP) as port:
         for head in (b"Content-Length: 1000000000000000", b"Transfer-Encoding: chunked", b"Expect: 100-continue"):
             assert (await send(port, LINE + b"Host: x\r\n" + head + b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
@@ -113,7 +113,7 @@ async def test_a_body_is_not_waited_for() -> None:
     "data", [b"GET /" + b"x" * 200_000, b"x" * 200_000, b"\n" * 200_000, LINE + b"A: " + b"a" * 9000]
 )
 async def test_endless_requests_are_cut_off(data: bytes) -> None:
-    """Nothing is read after a few kilobytes, and other clients are served."""
+    """The server stops reading after a few kilobytes, and other clients are served."""
     async with serve_port(ANY, APP) as port:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             answer = await send(port, data)
@@ -132,8 +132,8 @@ async def test_endless_requests_are_cut_off(data: bytes) -> None:
         b"A: b\r\n" + b" c\r\n" * 1300,
     ],
 )
-async def test_a_head_that_takes_long_to_parse_is_not_parsed(fields: bytes) -> None:
-    """Such a head takes 1 to 900 ms of CPU time in h11, so a thousand of them would block the service."""
+async def test_a_header_that_takes_long_to_parse_is_not_parsed(fields: bytes) -> None:
+    """Such a header costs h11 between 1 and 900 ms of CPU time, so a thousand of them would block the service."""
     async with serve_port(ANY, APP) as port:
         began = time.process_time()
         for _ in range(20):
@@ -145,8 +145,8 @@ async def test_a_head_that_takes_long_to_parse_is_not_parsed(fields: bytes) -> N
         assert rejected < 2 * (time.process_time() - began)
 
 
-async def test_a_connection_has_a_few_seconds() -> None:
-    """A connection that sends nothing, or a byte now and then, is closed after that."""
+async def test_a_connection_is_closed_after_a_few_seconds() -> None:
+    """This applies to a connection that sends nothing, or only a byte now and then."""
     async with (
         serve_port(ANY, APP, replace(PORT, single_request_seconds=0.2)) as port,
         peer(port) as (silent, _),
@@ -162,9 +162,9 @@ async def test_a_connection_has_a_few_seconds() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", LINE, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"])
-async def test_the_oldest_connection_makes_room(sent: bytes) -> None:
-    """The newest connection, the kubelet's probe, is answered, however many others are open and whatever they have
-    sent.
+async def test_the_oldest_connection_is_closed_to_make_room(sent: bytes) -> None:
+    """The newest connection, which is the kubelet's probe, gets its response, however many others are open and whatever
+    they have sent.
     """
     async with serve_port(ANY, APP) as port, contextlib.AsyncExitStack() as stack:
         first, _ = await stack.enter_async_context(peer(port))
@@ -178,7 +178,7 @@ async def test_the_oldest_connection_makes_room(sent: bytes) -> None:
 
 
 async def test_a_peer_that_does_not_read_is_cut_off() -> None:
-    """A large response is buffered for a limited time; a peer that reads it gets all of it."""
+    """A large response is buffered for a limited time. A peer that reads the response gets all of it."""
     async with serve_port(ANY, APP, replace(PORT, single_request_seconds=0.5)) as port:
         assert len((await get(port, "/huge")).partition(b"\r\n\r\n")[2]) == 8 << 20
         async with peer(port) as (reader, writer):
@@ -190,7 +190,7 @@ async def test_a_peer_that_does_not_read_is_cut_off() -> None:
                 await reader.readexactly(8 << 20)
 
 
-async def test_a_port_in_use_is_a_clear_error() -> None:
+async def test_the_error_for_a_port_in_use_is_clear() -> None:
     """The error contains the address and a remedy."""
     async with serve_port(ANY, APP) as port:
         with pytest.raises(BindError, match=f"127.0.0.1:{port} .*--bind-address"):
@@ -198,7 +198,7 @@ async def test_a_port_in_use_is_a_clear_error() -> None:
                 pass
 
 
-async def test_the_end_does_not_wait_for_peers() -> None:
+async def test_shutdown_does_not_wait_for_peers() -> None:
     """Shutdown closes open connections, and the port is free afterwards."""
     async with contextlib.AsyncExitStack() as stack:
         async with serve_port(ANY, APP) as port:

@@ -21,14 +21,14 @@ MACHINE = "64fake-4n2s2ca2c2t"
 
 @pytest.fixture
 def state() -> NodeState:
-    """Returns the state of a node with claims where everything works."""
+    """Returns the state of a node that has claims and no problems."""
     made = populated(MACHINE)
     made.warned = []
     return made
 
 
 def codes(found: tuple[Notice, ...]) -> list[str]:
-    """Returns the distinct codes of problems or warnings."""
+    """Returns the distinct codes from problems or warnings."""
     return list(dict.fromkeys(one.code for one in found))
 
 
@@ -38,8 +38,8 @@ def lease(state: NodeState, **changes: Any) -> None:
     state.backend.renew(state.backend.status.model_copy(update=changes))
 
 
-def test_a_node_on_which_everything_works(state: NodeState) -> None:
-    """The node is ready and live, and lists only claims whose containers are not reported here."""
+def test_a_node_without_problems(state: NodeState) -> None:
+    """The node is ready and live, and has no problems or warnings."""
     state.backend.containers = {}
     state.hold()
     found = status_view(state)
@@ -76,10 +76,10 @@ def test_containers_have_problems(
         (("BackendSilent", "NotRegistered"), [StatusCode.BACKEND_PROBLEM, StatusCode.BACKEND_PROBLEM]),
     ],
 )
-def test_a_problem_of_the_backend_has_the_code_of_its_cause(
+def test_a_backend_problem_has_the_code_of_its_cause(
     state: NodeState, reported: tuple[str, ...], shown: list[str]
 ) -> None:
-    """A problem without a code, or with a code that this release does not have, is still shown."""
+    """A problem without a code, or with a code that this release does not know, is still shown."""
     state.backend.containers = {}
     state.hold()
     lease(state, problems=("no cgroup has the CPUs 4-5", "something else"), problem_codes=reported)
@@ -89,9 +89,9 @@ def test_a_problem_of_the_backend_has_the_code_of_its_cause(
     assert {one.cause for one in found} == {""}
 
 
-def test_problems_of_the_node_come_first(state: NodeState) -> None:
-    """Problems that make the pod unready come first, then those of the node, of single claims, of containers and of
-    files.
+def test_node_problems_come_first(state: NodeState) -> None:
+    """Problems that make the pod unready come first, followed by those of the node, of individual claims, of containers
+    and of files.
     """
     state.problems = ["dra.cpu: not registered with the kubelet"]
     state.watch.problem = "sysfs is gone"
@@ -111,8 +111,10 @@ def test_problems_of_the_node_come_first(state: NodeState) -> None:
     assert not found.ready
 
 
-def test_a_problem_that_does_not_make_the_pod_unready_yet_is_listed(state: NodeState) -> None:
-    """A pod becomes unready after 10 s; a program sees at once that no claim can be prepared, and sees it only once."""
+def test_a_problem_is_listed_before_it_makes_the_pod_unready(state: NodeState) -> None:
+    """A pod becomes unready only after 10 s. Programs can see immediately that no claim can be prepared, and the
+    problem is listed only once.
+    """
     lease(state, synchronized=False)
     found = status_view(state)
     assert (found.ready, found.live, found.problems[0].code) == (True, False, StatusCode.BACKEND_NOT_CONNECTED)
@@ -124,8 +126,8 @@ def test_a_problem_that_does_not_make_the_pod_unready_yet_is_listed(state: NodeS
     assert (found.ready, found.problems[0].unready) == (False, True)
 
 
-def test_conditions_of_the_node_are_warnings_with_the_reason_of_the_event(state: NodeState) -> None:
-    """Event and status use the same word."""
+def test_node_conditions_are_warnings_with_the_events_reason(state: NodeState) -> None:
+    """The Event and the status use the same word."""
     lease(
         state,
         exclusivity="pool",
@@ -138,7 +140,7 @@ def test_conditions_of_the_node_are_warnings_with_the_reason_of_the_event(state:
 
 
 def test_an_unhealthy_device_is_a_problem(state: NodeState) -> None:
-    """Claims hold more of a device than the node has; the subject is the device."""
+    """Claims hold more of a device than the node has. The problem's subject is the device."""
     record = state.store.ledger.records[0]
     device = record.cpus[0].device if record.cpus else record.memory[0].device
     everything = frozenset(range(4096))
@@ -148,7 +150,9 @@ def test_an_unhealthy_device_is_a_problem(state: NodeState) -> None:
 
 
 def test_readyz_and_the_page_show_the_same_list(state: NodeState) -> None:
-    """Both contain the problems that make the pod unready, and the warnings; the page has all of them, with codes."""
+    """Both contain the warnings and the problems that make the pod unready. The page shows all problems, with their
+    codes.
+    """
     state.problems, state.warned = ["dra.cpu: not registered with the kubelet"], ["CPU 7 is offline"]
     state.backend.containers = {**state.backend.containers, "r": report("r", refused="CPU 3 is gone")}
     found = status_view(state)
@@ -162,7 +166,9 @@ def test_readyz_and_the_page_show_the_same_list(state: NodeState) -> None:
 
 
 def test_the_list_is_bounded(state: NodeState) -> None:
-    """Authors of pods decide how many containers are rejected, so the number of omitted ones is reported."""
+    """Pod authors determine how many containers are rejected, so the list is cut and the number of omitted entries is
+    reported.
+    """
     state.backend.containers = {
         str(number): report(str(number), podName=f"pod-{number}", refused="no") for number in range(250)
     }
@@ -178,15 +184,15 @@ def test_every_code_is_documented_and_is_a_word(code: StatusCode | BackendCode) 
     assert attribute_docs(type(code))[code.name].endswith(".")
 
 
-def test_the_reason_of_an_event_of_the_node_is_a_code() -> None:
-    """Event and status use the same word for the same cause."""
+def test_the_reason_of_a_node_event_is_a_code() -> None:
+    """The Event and the status use the same word for the same cause."""
     text = (Path(__file__).parents[4] / "docs/events.md").read_text()
     reasons = re.findall(r"^\| `([A-Z]\w+)` \| node \|", text, re.MULTILINE)
     assert len(reasons) >= 8
     assert set(reasons) <= set(StatusCode)
 
 
-def test_codes_are_in_the_schema_and_open() -> None:
+def test_codes_are_in_the_schema_which_allows_others() -> None:
     """A reader from an older release accepts codes that it does not know."""
     shown = Notice.model_json_schema(mode="serialization")["properties"]
     for field, known in (("code", StatusCode), ("cause", BackendCode)):

@@ -116,22 +116,20 @@ ELSEWHERE: dict[str, str] = {
     BackendCode.KERNEL_WORKERS_STAY: f"{_REMEDIES}::test_interrupts_under_a_read_only_mount_are_a_problem",
     # A kernel that rejects values that the fake's files accept, or that has lost CPUs; a full file system.
     BackendCode.NODE_IS_CONTAINER: f"{_REMEDIES}::test_a_kernel_without_partitions_is_a_limit_of_the_node",
-    BackendCode.PERMISSION_DENIED: (
-        f"{_CODES}::test_a_container_that_the_kernel_keeps_from_its_cpus_has_the_code_of_the_error"
-    ),
-    BackendCode.PARTITION_REFUSED: f"{_CODES}::test_a_claim_that_the_pool_keeps_has_the_code_of_the_kernels_answer",
+    BackendCode.PERMISSION_DENIED: (f"{_CODES}::test_a_container_whose_cpus_the_kernel_denies_has_the_errors_code"),
+    BackendCode.PARTITION_REFUSED: f"{_CODES}::test_a_claim_enforced_by_the_pool_has_the_code_of_the_kernels_answer",
     BackendCode.CONTROLLER_MISSING: (
-        f"{_CODES}::test_a_partition_without_its_controller_has_the_code_of_the_missing_file"
+        f"{_CODES}::test_a_partition_without_its_controller_has_the_code_for_the_missing_file"
     ),
-    BackendCode.SETTINGS_NOT_APPLIED: (f"{_CODES}::test_a_file_that_ignores_a_write_is_a_setting_that_is_not_applied"),
+    BackendCode.SETTINGS_NOT_APPLIED: (f"{_CODES}::test_a_file_that_ignores_a_write_is_a_setting_that_was_not_applied"),
     BackendCode.CPUS_LOST: (
         "tests/unit/nri_backend/enforcement/test_partitions.py"
-        "::test_no_partition_is_made_after_the_kernel_has_lost_cpus"
+        "::test_no_partition_is_created_after_the_kernel_has_lost_cpus"
     ),
     BackendCode.NO_SPACE_LEFT: "tests/unit/nri_backend/test_problems.py::test_an_error_has_the_code_of_its_errno",
     BackendCode.ENFORCEMENT_NOT_RECORDED: (
         "tests/unit/nri_backend/enforcement/test_recorder.py"
-        "::test_a_container_starts_if_its_enforcement_record_cannot_be_written"
+        "::test_a_container_starts_even_if_its_enforcement_record_cannot_be_written"
     ),
     BackendCode.INTERRUPTS_MOVED_BACK: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
     BackendCode.HOST_DAEMONS_NOT_MOVED: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
@@ -143,23 +141,21 @@ ELSEWHERE: dict[str, str] = {
     ),
     BackendCode.INTERNAL_ERROR: (
         "tests/unit/nri_backend/enforcement/test_audit.py"
-        "::test_an_unforeseen_error_in_the_first_audit_does_not_end_the_process"
+        "::test_an_unexpected_error_in_the_first_audit_does_not_end_the_process"
     ),
     BackendCode.VARIABLES_MALFORMED: f"{_CODES}::test_malformed_variables_have_a_code",
     BackendCode.VARIABLES_FORGED: f"{_REMEDIES}::test_user_chosen_names_and_values_do_not_affect_remedies",
     BackendCode.CLAIM_NOT_RESERVED: f"{_REMEDIES}::test_user_chosen_names_and_values_do_not_affect_remedies",
     BackendCode.CLAIM_IN_USE: f"{_REMEDIES}::test_user_chosen_names_and_values_do_not_affect_remedies",
     BackendCode.CLAIMED_CPUS_OFFLINE: (
-        f"{_CODES}::test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_obstacle"
+        f"{_CODES}::test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_reason"
     ),
-    BackendCode.CLAIMED_CPUS_OCCUPIED: (
-        f"{_CODES}::test_rejections_without_another_problem_have_the_code_of_their_reason"
-    ),
-    BackendCode.NO_SHARED_CPUS: f"{_CODES}::test_rejections_without_another_problem_have_the_code_of_their_reason",
+    BackendCode.CLAIMED_CPUS_OCCUPIED: (f"{_CODES}::test_rejections_without_another_problem_have_their_reasons_code"),
+    BackendCode.NO_SHARED_CPUS: f"{_CODES}::test_rejections_without_another_problem_have_their_reasons_code",
     BackendCode.NODE_OBSERVES: (
-        "tests/unit/nri_backend/enforcement/test_observer.py::test_hooks_answer_nothing_and_refuse_claims"
+        "tests/unit/nri_backend/enforcement/test_observer.py::test_hooks_change_nothing_and_refuse_claims"
     ),
-    BackendCode.NOT_ENFORCED: f"{_CODES}::test_rejections_without_another_problem_have_the_code_of_their_reason",
+    BackendCode.NOT_ENFORCED: f"{_CODES}::test_rejections_without_another_problem_have_their_reasons_code",
 }
 """Entries that no fake can provoke, with the test that does."""
 

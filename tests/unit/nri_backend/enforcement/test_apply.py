@@ -31,12 +31,12 @@ def tree(tmp_path: Path) -> KernelTree:
 
 
 def container_at(cgroup: str = CGROUP) -> Tracked:
-    """Returns a container with this cgroup."""
+    """Returns a container with the given cgroup."""
     return Tracked(Identity("c1", "main", pod(), cgroup, POD))
 
 
 def cpuset(cpus: str, mems: str = "", *, shared: bool = False) -> Desired:
-    """Returns the desired cpuset of a container."""
+    """Returns a container's desired cpuset."""
     return Desired(parse_cpu_list(cpus), parse_cpu_list(cpus), shared=shared, mems=parse_cpu_list(mems))
 
 
@@ -48,20 +48,20 @@ def run(
     *,
     full: bool = True,
 ) -> Outcome:
-    """Runs one job of a newly started instance, with hugepages claimed by the container and by its pod."""
+    """Runs one job on a newly started instance, with hugepages claimed by the container and by its pod."""
     groups = {} if of_pod is None else {POD: Raises(hugepage_raises(of_pod, SIZES))}
     target = Plan(container_at(), wanted, groups, own, page_sizes=SIZES, full=full)
     return apply(tree, OriginalLimits(tree.root), target)
 
 
 def hugetlb(tree: KernelTree, path: str) -> Mapping[str, str]:
-    """Returns all hugepage limits of a cgroup."""
+    """Returns all hugepage limits from a cgroup."""
     names = [f"hugetlb.{size}.{name}" for size in ("2MB", "1GB") for name in ("max", "rsvd.max")]
     return {name.removeprefix("hugetlb."): tree.get(path, name) for name in names}
 
 
 def limits(two: int, giga: int) -> dict[str, str]:
-    """Returns equal limits for pages in use and for reservations."""
+    """Returns limits that are equal for pages in use and for reservations."""
     return {"2MB.max": str(two), "2MB.rsvd.max": str(two), "1GB.max": str(giga), "1GB.rsvd.max": str(giga)}
 
 
@@ -78,7 +78,9 @@ def test_files_that_differ_are_written_and_read_back(tree: KernelTree) -> None:
 
 
 def test_the_pods_limit_does_not_grow_with_restarts(tree: KernelTree) -> None:
-    """There are twenty restarts, each with a newly started driver, while the kubelet occasionally resets its value."""
+    """The container restarts twenty times, each time with a newly started driver, while the kubelet occasionally resets
+    the pod's limit.
+    """
     tree.set(POD, "hugetlb.2MB.max", str(8 * MI))
     for restart in range(20):
         run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
@@ -90,8 +92,8 @@ def test_the_pods_limit_does_not_grow_with_restarts(tree: KernelTree) -> None:
             assert hugetlb(tree, POD) == limits(136 * MI, 0)
 
 
-def test_a_reservation_limit_of_the_pod_that_is_removed_is_repaired(tree: KernelTree) -> None:
-    """No original limit is stored for this file, and the limit of pages in use is correct."""
+def test_a_removed_reservation_limit_of_the_pod_is_repaired(tree: KernelTree) -> None:
+    """No original limit is stored for the reservation file, and the limit for pages in use is correct."""
     run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
     tree.set(POD, "hugetlb.2MB.rsvd.max", "max")
     outcome = run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
@@ -100,7 +102,7 @@ def test_a_reservation_limit_of_the_pod_that_is_removed_is_repaired(tree: Kernel
 
 
 def test_a_crash_before_the_write_keeps_the_original_limit(tree: KernelTree) -> None:
-    """A value that this driver wrote is never mistaken for the kubelet's."""
+    """A value that this driver wrote is never mistaken for a value from the kubelet."""
     run(tree, cpuset("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
     for path, name in ((POD, "hugetlb.2MB.max"), (POD, "hugetlb.2MB.rsvd.max")):
         tree.refused[path, name] = DENIED
@@ -111,7 +113,7 @@ def test_a_crash_before_the_write_keeps_the_original_limit(tree: KernelTree) -> 
 
 
 def test_a_write_without_effect_is_an_error(tree: KernelTree) -> None:
-    """The parent does not allow the CPUs: the kernel accepts the write and ignores it."""
+    """The parent does not allow the CPUs, so the kernel accepts the write but does not apply it."""
     tree.set(POD, "cpuset.cpus", "4-7")
     outcome = run(tree, cpuset("2-3"))
     assert outcome.left == [f"{tree.root}/{CGROUP}/cpuset.cpus must be 2-3 but is 4-7 (effective)"]
@@ -125,8 +127,8 @@ def test_a_pool_that_the_parent_narrows_is_written_once(tree: KernelTree) -> Non
     assert tree.written == []
 
 
-def test_settings_are_applied_to_the_sub_cgroup_of_crun(tree: KernelTree) -> None:
-    """A stricter limit or cpuset that crun has set there would win."""
+def test_settings_are_applied_to_cruns_sub_cgroup(tree: KernelTree) -> None:
+    """A stricter limit or cpuset that crun has set on its sub-cgroup would otherwise take precedence."""
     tree.make(f"{CGROUP}/container")
     tree.set(f"{CGROUP}/container", "cpuset.cpus", "0-1")
     tree.set(f"{CGROUP}/container", "hugetlb.2MB.max", "0")
@@ -137,14 +139,16 @@ def test_settings_are_applied_to_the_sub_cgroup_of_crun(tree: KernelTree) -> Non
 
 
 def test_a_file_that_cannot_be_read_is_part_of_the_outcome(tree: KernelTree) -> None:
-    """No exception is raised, so other containers are still audited."""
+    """No exception is raised, so the audit continues with other containers."""
     tree.path(CGROUP).joinpath("cpuset.cpus.effective").write_text("damaged")
     assert run(tree, cpuset("2-3")).left
 
 
 @pytest.mark.parametrize("cgroup", ["kubepods/pod1/none", ""])
 def test_without_a_cgroup_nothing_is_written(tree: KernelTree, cgroup: str) -> None:
-    """The cgroup is gone, or the runtime has not reported a path. In particular, the root cgroup is not written."""
+    """The cgroup is gone, or the runtime has not reported a path. In particular, nothing is written to the root
+    cgroup.
+    """
     outcome = apply(tree, OriginalLimits(tree.root), Plan(container_at(cgroup), cpuset("2-3")))
     assert outcome.observed is None
     assert outcome.left
@@ -152,10 +156,10 @@ def test_without_a_cgroup_nothing_is_written(tree: KernelTree, cgroup: str) -> N
 
 
 @pytest.mark.parametrize(("needed", "errors"), [(False, 0), (True, 1)])
-def test_a_missing_cgroup_of_the_pod_is_an_error_only_for_a_needed_limit(
-    tree: KernelTree, needed: bool, errors: int
-) -> None:
-    """A runtime may use another cgroup. A missing one throttles no container, but it cannot protect memory."""
+def test_a_missing_pod_cgroup_is_an_error_only_for_a_needed_limit(tree: KernelTree, needed: bool, errors: int) -> None:
+    """A runtime may use another cgroup for pods. A missing cgroup throttles no container, but it cannot protect
+    memory.
+    """
     groups = {"kubepods/none": Raises({"memory.min": Raise(plus=MI, needed=needed)})}
     outcome = apply(tree, OriginalLimits(tree.root), Plan(container_at(), cpuset("2-3"), groups))
     assert len(outcome.left) == errors
@@ -163,7 +167,9 @@ def test_a_missing_cgroup_of_the_pod_is_an_error_only_for_a_needed_limit(
 
 
 def test_a_sub_cgroup_that_the_container_has_created_is_ignored(tree: KernelTree) -> None:
-    """A privileged container ran ``mkdir container``. It is not crun's sub-cgroup while processes are in the scope."""
+    """A privileged container ran ``mkdir container``. As long as there are processes in the scope itself, that
+    directory is not crun's sub-cgroup.
+    """
     tree.make(f"{CGROUP}/container", cpuset=False, sizes=(), limits=False)
     tree.path(CGROUP).joinpath("cgroup.procs").write_text("4711\n")
     outcome = run(tree, cpuset("1,4-7", shared=True))
@@ -174,7 +180,7 @@ def test_a_sub_cgroup_that_the_container_has_created_is_ignored(tree: KernelTree
     assert run(tree, cpuset("2-3", "1"), {TWO: TWO}, {TWO: TWO}).left == [], "its files do not exist and are not needed"
 
 
-def test_a_tree_that_is_not_mounted_does_not_mean_that_a_container_has_ended(tree: KernelTree) -> None:
+def test_an_unmounted_tree_does_not_mean_that_a_container_has_ended(tree: KernelTree) -> None:
     tree.path("").rename(tree.path("").with_name("hidden"))
     outcome = apply(tree, OriginalLimits(tree.root), Plan(container_at(), cpuset("2-3")))
     assert outcome.observed is not None

@@ -34,7 +34,7 @@ ONE = cpu_record("c1", "cpus=2-3")
 
 
 async def test_containers_are_moved_when_a_claim_is_prepared_or_deleted(node: Node) -> None:
-    """No hook is called. The claim file alone reserves the CPUs, and removing the file returns them."""
+    """No hook is called. The claim file alone reserves the CPUs, and removing the file returns them to the pool."""
     plain = await node.run("plain")
     node.claim(ONE)
     await node.until(lambda: node.cpus(plain) == "1,4-7")  # a tick of the audit finds the file
@@ -62,7 +62,7 @@ async def test_the_audit_repairs_changed_files_and_counts_the_repairs(node: Node
     assert node.kernel.get(claim, "hugetlb.2MB.max") == str(64 * MI)
 
 
-async def test_the_audit_repairs_more_containers_and_pods_than_one_job_can_plan(node: Node) -> None:
+async def test_the_audit_repairs_more_containers_and_pods_than_fit_into_one_job(node: Node) -> None:
     count = LOOKS + 6
     for number in range(count):
         record = memory_record(f"m{number}", ("m", 0, 2 * MI, 2 * MI), pods=(f"q{number}",))
@@ -79,7 +79,9 @@ async def test_the_audit_repairs_more_containers_and_pods_than_one_job_can_plan(
 
 
 async def test_a_standby_follows_containers_and_writes_nothing(memory: Path) -> None:
-    """The standby answers hooks without changes. When it becomes active, its first audit applies everything."""
+    """The standby answers hooks without changing anything. When it becomes active, its first audit applies
+    everything.
+    """
     node = Node(memory)
     node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
@@ -101,8 +103,8 @@ async def test_a_standby_follows_containers_and_writes_nothing(memory: Path) -> 
 
 
 @pytest.mark.parametrize(("before", "after", "shown"), [(300_000, 200_000, "max"), (200_000, 300_000, "300000")])
-async def test_a_standby_uses_the_limit_of_the_last_update(memory: Path, before: int, after: int, shown: str) -> None:
-    """A resize moves the limit above or below the claimed CPUs while another instance is active."""
+async def test_a_standby_uses_the_limit_from_the_last_update(memory: Path, before: int, after: int, shown: str) -> None:
+    """While another instance is active, a resize moves the limit above or below the claimed CPUs."""
     node = Node(memory)
     node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
@@ -118,8 +120,8 @@ async def test_a_standby_uses_the_limit_of_the_last_update(memory: Path, before:
 
 @pytest.mark.parametrize("known_by", ["listed", "started"])
 async def test_a_claim_container_without_a_cgroup_is_stopped(memory: Path, known_by: str) -> None:
-    """The runtime lists the container as running although it has ended, or its end was reported to another instance
-    only.
+    """The runtime lists the container as running although it has ended, or its end was reported only to another
+    instance.
     """
     node = Node(memory)
     node.stored = Resources(cpus="2-3")
@@ -134,7 +136,7 @@ async def test_a_claim_container_without_a_cgroup_is_stopped(memory: Path, known
 
 
 async def test_a_created_claim_container_without_a_cgroup_is_not_stopped(node: Node) -> None:
-    """The container's cgroup is created when it starts."""
+    """The container's cgroup is created only when the container starts."""
     stored = replace(container("claim", *node.claim(ONE)), state=ContainerState.CREATED)
     await node.enforcer.synchronize([pod()], [stored])
     await node.enforcer.activate()
@@ -144,8 +146,8 @@ async def test_a_created_claim_container_without_a_cgroup_is_not_stopped(node: N
     assert node.reports["claim"].state == "running"
 
 
-async def test_containers_that_started_without_an_instance_are_moved_after_a_synchronization(node: Node) -> None:
-    """The returned updates correct the values that the runtime has stored, with claim containers first."""
+async def test_containers_that_started_without_an_instance_are_moved_after_synchronizing(node: Node) -> None:
+    """The returned updates, with claim containers first, correct the values that the runtime has stored."""
     node.claim(ONE)
     env = env_of(ONE)
     wanted = {"c": ("p1", *env), "plain": ("p5",), "f": ("p6", "DRA_CPUSET_zz=1"), "second": ("p1", *env)}
@@ -169,7 +171,7 @@ async def test_containers_that_started_without_an_instance_are_moved_after_a_syn
 
 
 async def test_the_first_claim_after_a_synchronization_waits_for_the_audit(node: Node) -> None:
-    """Until the audit has run, the CPUs of the listed containers are unknown."""
+    """Until the audit has run, the listed containers' CPUs are unknown."""
     listed = [(f"plain-{n}", "p5") for n in range(5)]
     paths = [node.make_cgroups(pod("p5"), container(i, of="p5")) for i, _ in listed]
     env = node.claim(ONE)
@@ -181,7 +183,7 @@ async def test_the_first_claim_after_a_synchronization_waits_for_the_audit(node:
 async def test_a_synchronization_returns_a_limited_number_of_updates(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """containerd applies updates one by one under its lock. The log mentions those that are left out."""
+    """containerd applies updates one by one while it holds its lock. The updates that are left out are logged."""
     caplog.set_level("INFO", "nri_backend")
     updates = await node.synchronize(*((f"c{n}", "p5") for n in range(100)))
     assert len(updates) == MAX_SYNC_UPDATES
@@ -214,7 +216,7 @@ async def test_a_stopped_container_keeps_its_cpus_until_its_last_process_has_end
 
 
 async def test_on_a_full_node_other_containers_get_the_reserved_cpus(memory: Path) -> None:
-    """Without reserved CPUs a container without a claim is rejected."""
+    """Without reserved CPUs, a container without a claim is rejected."""
     everything = cpu_record("c1", "cpus=1-7")
     (memory / "a").mkdir()
     node = Node(memory / "a")
@@ -234,8 +236,8 @@ async def test_on_a_full_node_other_containers_get_the_reserved_cpus(memory: Pat
         await node.create("plain")
 
 
-async def test_an_ending_container_that_cannot_be_read_does_not_stop_the_audit(node: Node) -> None:
-    """The process has no free descriptor (EMFILE). The container is reported as stopped once the kernel shows its
+async def test_an_unreadable_ending_container_does_not_stop_the_audit(node: Node) -> None:
+    """The backend has no free file descriptor (EMFILE). The container is reported as stopped once the kernel shows its
     end.
     """
     claim = await node.run("claim", *node.claim(ONE))
@@ -252,7 +254,7 @@ async def test_an_ending_container_that_cannot_be_read_does_not_stop_the_audit(n
 
 
 async def test_hooks_never_see_a_half_applied_synchronization(node: Node) -> None:
-    """Hooks that run at the same time see the state before or after it."""
+    """Hooks that run concurrently see the state from either before or after the synchronization."""
     web = replace(container("web", of="p9", name="web"), state=ContainerState.RUNNING)
     node.make_cgroups(pod("p9"), web)
     env, other = node.claim(ONE), node.claim(cpu_record("c2", "cpus=4-5", pods=("p2",)))
@@ -285,8 +287,8 @@ class CountingList(list[Any]):
         return super().__iter__()
 
 
-async def test_a_synchronization_iterates_over_the_pods_once(node: Node) -> None:
-    """Its duration must not grow with the product of pods and containers."""
+async def test_a_synchronization_iterates_over_the_pods_only_once(node: Node) -> None:
+    """Its duration must not grow with the number of pods times the number of containers."""
     found = [replace(container(f"c{n}", of=f"p{n}"), state=ContainerState.RUNNING) for n in range(60)]
     pods = CountingList(pod(f"p{n}") for n in range(60))
     await node.enforcer.synchronize(pods, found)
@@ -295,13 +297,13 @@ async def test_a_synchronization_iterates_over_the_pods_once(node: Node) -> None
 
 
 class FaultyNode(Node):
-    """A machine whose reads raise an unforeseen exception if ``error`` is set."""
+    """A machine whose reads raise an unexpected exception if ``error`` is set."""
 
     error: Exception | None = None
 
     @property
     def host(self) -> Host:
-        """The machine, or the error."""
+        """Returns the machine, or raises the error."""
         if self.error is not None:
             raise self.error
         return self._host
@@ -312,7 +314,7 @@ class FaultyNode(Node):
 
 
 class FaultyTree(KernelTree):
-    """A tree where reads of memory events raise an unforeseen exception, if ``error`` is set."""
+    """A tree in which reading memory events raises an unexpected exception if ``error`` is set."""
 
     error: Exception | None = None
 
@@ -322,8 +324,8 @@ class FaultyTree(KernelTree):
         return super().read(path, name)
 
 
-async def test_an_unforeseen_error_in_the_first_audit_does_not_end_the_process(memory: Path) -> None:
-    """If the error ended the process, the process would end after each restart while the cause exists."""
+async def test_an_unexpected_error_in_the_first_audit_does_not_end_the_process(memory: Path) -> None:
+    """Otherwise the process would end again after each restart for as long as the cause exists."""
     node = Node(memory, tree=FaultyTree)
     assert isinstance(node.kernel, FaultyTree)
     env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
@@ -340,8 +342,8 @@ async def test_an_unforeseen_error_in_the_first_audit_does_not_end_the_process(m
         await node.until(lambda: not any("internal error" in problem for problem in node.enforcer.problems))
 
 
-async def test_a_full_audit_that_ended_with_an_unforeseen_error_is_repeated_at_the_next_tick(memory: Path) -> None:
-    """Without the repetition, the next comparison of limits would come after 60 seconds."""
+async def test_a_full_audit_with_an_unexpected_error_is_repeated_on_the_next_tick(memory: Path) -> None:
+    """Otherwise, limits would not be compared again for 60 seconds."""
     async with enforcing(Node(memory, tree=FaultyTree)) as node:
         assert isinstance(node.kernel, FaultyTree)
         path = await node.run("claim", *node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI))))
@@ -355,10 +357,10 @@ async def test_a_full_audit_that_ended_with_an_unforeseen_error_is_repeated_at_t
         assert node.ahead - started <= 10
 
 
-async def test_an_unforeseen_error_in_the_audit_is_reported_and_logged_once(
+async def test_an_unexpected_error_in_the_audit_is_reported_and_logged_once(
     memory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The audit continues after the error: if the process ended, no hook would be answered."""
+    """The audit continues after the error. If the process ended instead, no hook would be answered."""
     async with enforcing(FaultyNode(memory)) as node:
         assert isinstance(node, FaultyNode)
         plain = await node.run("plain")
@@ -378,7 +380,7 @@ async def test_an_unforeseen_error_in_the_audit_is_reported_and_logged_once(
 
 
 async def test_a_replaced_claim_directory_ends_the_process(memory: Path) -> None:
-    """Only a new container mounts the new directory. In the current container, no claim would ever appear or disappear
+    """Only a new container mounts the new directory. In the current container, claims would never appear or disappear
     again.
     """
     (memory / "mounted").mkdir()
@@ -398,7 +400,7 @@ async def test_a_replaced_claim_directory_ends_the_process(memory: Path) -> None
 
 
 async def idle_node(node: Node) -> list[bool]:
-    """Runs the audit until it is idle. Returns the list to which each later pace change is added."""
+    """Runs the audit until it is idle. Returns the list to which each later change of its pace is added."""
     changes: list[bool] = []
     node.enforcer.on_idle_changed(lambda *, idle: changes.append(idle))
     await node.until(lambda: node.enforcer._auditor._next.idle)
@@ -407,13 +409,13 @@ async def idle_node(node: Node) -> list[bool]:
 
 
 def next_tick(node: Node) -> float:
-    """Seconds until the next tick of the audit."""
+    """Returns the seconds until the audit's next tick."""
     auditor = node.enforcer._auditor
     return auditor._next.tick - auditor._deps.clock()
 
 
-async def test_without_claims_a_tick_is_every_six_seconds(memory: Path) -> None:
-    """As soon as a claim is prepared or a container created, the next tick is within two seconds."""
+async def test_without_claims_there_is_a_tick_every_six_seconds(memory: Path) -> None:
+    """As soon as a claim is prepared or a container is created, the next tick follows within two seconds."""
     async with enforcing(Node(memory)) as node:
         await node.run("plain")
         changes = await idle_node(node)
@@ -436,7 +438,9 @@ async def test_without_claims_a_tick_is_every_six_seconds(memory: Path) -> None:
 
 
 async def test_a_claim_without_its_record_keeps_the_ticks_frequent(memory: Path) -> None:
-    """The claim's container uses the CPUs until it ends, so the audit must still move other containers off them."""
+    """The claim's container uses the CPUs until it ends, so until then the audit must keep moving other containers off
+    them.
+    """
     async with enforcing(Node(memory)) as node:
         env = node.claim(ONE)
         await node.run("claim", *env)
@@ -451,8 +455,8 @@ async def test_a_claim_without_its_record_keeps_the_ticks_frequent(memory: Path)
         assert not node.enforcer._auditor._next.idle
 
 
-async def test_a_requested_audit_is_not_put_off_by_an_idle_round(memory: Path) -> None:
-    """A hook may request it while a round without work is still running."""
+async def test_a_requested_audit_is_not_delayed_by_an_idle_round(memory: Path) -> None:
+    """A hook may request an audit while a round without work is still running."""
     async with enforcing(Node(memory)) as node:
         await node.run("plain")
         await idle_node(node)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An audit skips cgroups whose files and desired contents have not changed."""
+"""An audit skips cgroups if neither their files nor their desired contents have changed."""
 
 import errno
 import time
@@ -23,12 +23,12 @@ class CountingTree(KernelTree):
         super().__init__(root)
         self.reads = Counter[str]()
         self.delay = 0.0
-        """Duration of each read in seconds."""
+        """Duration of each read, in seconds."""
         self.read_below = set[str]()
-        """Paths of the cgroups from which a file was read, except for counts of kills."""
+        """Paths of the cgroups from which a file was read, not counting reads of kill counters."""
 
     def read(self, path: str, name: str) -> str:
-        """Counts the read under the name of the file."""
+        """Counts the read under the file's name."""
         self.reads[name] += 1
         if name != "memory.events":
             self.read_below.add(path)
@@ -36,8 +36,8 @@ class CountingTree(KernelTree):
         return super().read(path, name)
 
 
-async def test_files_that_have_not_changed_are_compared_but_not_parsed_again(memory: Path) -> None:
-    """This includes the limits of pods, of which a node has hundreds. A changed file is repaired."""
+async def test_unchanged_files_are_compared_but_not_parsed_again(memory: Path) -> None:
+    """This includes the pods' limits, since a node has hundreds of pods. A changed file is repaired."""
     node = Node(memory, tree=CountingTree)
     tree = node.kernel
     assert isinstance(tree, CountingTree)
@@ -76,7 +76,7 @@ async def test_an_audit_of_all_containers_reads_only_changed_files_except_every_
     assert tree.reads["cpuset.cpus.effective"] >= 2
 
 
-async def test_an_audit_of_all_containers_retries_a_refused_partition_whose_files_have_not_changed(
+async def test_an_audit_of_all_containers_retries_a_refused_partition_with_unchanged_files(
     memory: Path,
 ) -> None:
     """The cause of the kernel's error may be in another cgroup."""
@@ -96,7 +96,9 @@ async def test_an_audit_of_all_containers_retries_a_refused_partition_whose_file
 
 
 async def test_a_tick_finds_a_change_after_any_number_of_ticks_without_one(memory: Path) -> None:
-    """The cached lists of a tick are computed again only after a state change; then they include the new container."""
+    """The lists that a tick uses are cached and recomputed only after a state change. Then they include the new
+    container.
+    """
     node = Node(memory)
     await node.enforcer.activate()
     node.claim(cpu_record("c1", "cpus=2-3"))
@@ -111,8 +113,8 @@ async def test_a_tick_finds_a_change_after_any_number_of_ticks_without_one(memor
             assert node.cpus(path) == "1,4-7"
 
 
-async def test_a_container_that_was_moved_is_not_read_again_by_the_next_tick(memory: Path) -> None:
-    """The move has read its own write back. Only a change by another process makes the tick read the cgroup."""
+async def test_a_moved_container_is_not_read_again_by_the_next_tick(memory: Path) -> None:
+    """The move has already read back what it wrote. Only a change by another process makes the tick read the cgroup."""
     node = Node(memory, tree=CountingTree)
     tree, auditor = node.kernel, node.enforcer._auditor
     assert isinstance(tree, CountingTree)
@@ -131,8 +133,8 @@ async def test_a_container_that_was_moved_is_not_read_again_by_the_next_tick(mem
 
 
 async def test_a_container_that_has_to_leave_cpus_is_read_once_after_the_write(memory: Path) -> None:
-    """The state contains the CPUs that the container was seen on. If it only gains CPUs, its file may contain them
-    already.
+    """The state contains the CPUs on which the container was last seen. If the container only gains CPUs, its file may
+    contain them already.
     """
     node = Node(memory, tree=CountingTree)
     tree, auditor = node.kernel, node.enforcer._auditor
@@ -155,7 +157,7 @@ async def test_a_container_that_has_to_leave_cpus_is_read_once_after_the_write(m
 
 
 async def test_a_slow_job_is_followed_by_one_with_fewer_plans(memory: Path) -> None:
-    """Plans that a job does not reach in time are wasted. After a fast job, the next one gets more plans again."""
+    """Plans that a job does not get to in time are wasted. After a fast job, the next one gets more plans again."""
     node = Node(memory, tree=CountingTree)
     tree, reconciler = node.kernel, node.enforcer.reconciler
     assert isinstance(tree, CountingTree)
@@ -175,8 +177,10 @@ async def test_a_slow_job_is_followed_by_one_with_fewer_plans(memory: Path) -> N
     assert any([await plans(0.0) > 4 for _ in range(100)])
 
 
-async def test_a_container_that_starts_or_ends_does_not_make_the_audit_read_others(memory: Path) -> None:
-    """The other containers' plans are unchanged: in pool mode, the CPUs of a claim are held while its record exists."""
+async def test_starting_or_ending_a_container_does_not_make_the_audit_read_others(memory: Path) -> None:
+    """The other containers' plans are unchanged: in pool mode, a claim's CPUs are held for as long as its record
+    exists.
+    """
     node = Node(memory, tree=CountingTree)
     tree, auditor = node.kernel, node.enforcer._auditor
     assert isinstance(tree, CountingTree)
@@ -197,8 +201,8 @@ async def test_a_container_that_starts_or_ends_does_not_make_the_audit_read_othe
     assert {plain, plain.rpartition("/")[0]}.isdisjoint(tree.read_below)
 
 
-async def test_the_end_of_a_claim_makes_the_next_tick_read_the_limits_of_its_pod_alone(memory: Path) -> None:
-    """The limits that the claim has raised in its pod are lowered. All other limits are compared in the periodic full
+async def test_after_a_claim_ends_the_next_tick_reads_only_its_pods_limits(memory: Path) -> None:
+    """The limits that the claim raised in its pod are lowered. All other limits are compared in the periodic full
     audits.
     """
     node = Node(memory, tree=CountingTree)
@@ -231,7 +235,7 @@ async def test_the_end_of_a_claim_makes_the_next_tick_read_the_limits_of_its_pod
     assert node.kernel.get(other, "hugetlb.2MB.max") == str(64 * MI)
 
 
-async def test_after_a_change_of_the_plan_containers_are_read_although_their_files_are_the_same(memory: Path) -> None:
+async def test_after_a_plan_change_containers_are_read_even_if_their_files_are_unchanged(memory: Path) -> None:
     """The new plan may contain different values."""
     node = Node(memory)
     await node.enforcer.activate()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of pods and containers with kubelets that add claims to limits (KEP-5517) and with kubelets that do not.
+"""Limits for pods and containers, both with kubelets that add claims to limits (KEP-5517) and with kubelets that do
+not.
 
 ``tests/fakes/kubelet_cgroups.py`` computes the limits that the kubelet states. The tests compare the cgroup files.
 """
@@ -24,7 +25,7 @@ RESERVABLE = "hugetlb.2MB.rsvd.max"
 FILES = ("cpu.max", "memory.max", HUGE, RESERVABLE)
 KUBELETS = [("1.36", False), ("1.36", True), ("1.37", False), ("1.37", True)]
 Files = dict[str, dict[str, str]]
-"""Content of files by container; the key of the pod is ``pod``."""
+"""File contents by container. The key for the pod's own files is ``pod``."""
 
 CPUS = cpu_record("c1", "cpus=2-3")
 PAGES = memory_record("m1", ("pages", 0, 64 * MI, TWO))
@@ -36,11 +37,11 @@ class ClaimPod:
     """A pod, its claims, and the containers that use them."""
 
     containers: Mapping[str, dict[str, str]]
-    """Limits of containers, by name."""
+    """Container limits, by container name."""
     claims: Mapping[str, tuple[AllocationRecord, ...]]
     init: Mapping[str, dict[str, str]] = field(default_factory=dict)
     pod: dict[str, str] = field(default_factory=dict)
-    """Limits of the pod itself."""
+    """Limits set on the pod itself."""
 
     def document(self) -> dict[str, Any]:
         """Returns the pod as the kubelet sees it, with the status that a scheduler writes if it counts claims."""
@@ -66,8 +67,8 @@ def _mapped(record: AllocationRecord) -> dict[str, str]:
 
 
 async def run_pod(root: Path, claim_pod: ClaimPod, release: str, *, gate: bool, keeps: bool = False) -> Files:
-    """Runs the pod on this kubelet and returns its cgroup files. ``keeps``: the runtime keeps the hugepage limits that
-    the kubelet states.
+    """Runs the pod on a kubelet of the given release and returns its cgroup files. With ``keeps``, the runtime keeps
+    the hugepage limits that the kubelet states.
     """
     document = claim_pod.document()
     counts = release == "1.37" and gate
@@ -173,7 +174,7 @@ CASES = {
 async def test_limits_do_not_depend_on_whether_the_kubelet_counts_claims(
     memory: Path, name: str, release: str, gate: bool, keeps: bool
 ) -> None:
-    """The limits also do not depend on whether the runtime keeps the kubelet's hugepage limits."""
+    """The limits do not depend on whether the runtime keeps the kubelet's hugepage limits, either."""
     claim_pod, expected = CASES[name]
     shown = await run_pod(memory, claim_pod, release, gate=gate, keeps=keeps)
     assert {name: {file: shown[name][file] for file in files} for name, files in expected.items()} == expected
@@ -181,7 +182,7 @@ async def test_limits_do_not_depend_on_whether_the_kubelet_counts_claims(
 
 @pytest.mark.parametrize(("release", "gate"), KUBELETS)
 async def test_the_memory_limit_is_the_kubelets_if_the_claim_sets_none(memory: Path, release: str, gate: bool) -> None:
-    """A kubelet that counts claims adds the claim to the limit in the spec. The backend changes nothing."""
+    """A kubelet that counts claims adds the claim to the limit from the spec. The backend changes nothing."""
     claim_pod = ClaimPod({"work": {"memory": "512Mi"}}, {"work": (memory_record("m", ("memory", 0, 256 * MI, 4096)),)})
     stated = _text(pod_limits(claim_pod.document(), release, gate=gate).memory)
     assert stated == str((768 if (release, gate) == ("1.37", True) else 512) * MI)
@@ -190,7 +191,7 @@ async def test_the_memory_limit_is_the_kubelets_if_the_claim_sets_none(memory: P
 
 
 async def test_claims_are_not_added_to_a_pod_level_limit_if_the_kubelet_counts_them(memory: Path) -> None:
-    """The author of a pod-level limit has already included the claims, and the kubelet adds nothing."""
+    """The author of a pod-level limit has already included the claims, so the kubelet adds nothing."""
     claim_pod = ClaimPod({"work": {}}, {"work": (CPUS, PAGES)}, pod={"cpu": "3", "hugepages-2Mi": "96Mi"})
     shown = await run_pod(memory, claim_pod, "1.37", gate=True)
     assert shown["pod"] | {"memory.max": ""} == {
@@ -199,7 +200,7 @@ async def test_claims_are_not_added_to_a_pod_level_limit_if_the_kubelet_counts_t
 
 
 async def test_claims_are_added_if_the_kubelets_limit_cannot_contain_them(memory: Path) -> None:
-    """According to the record, the kubelet counts the claims, but its limit is smaller than the claims."""
+    """According to the record, the kubelet counts the claims, but the kubelet's limit is smaller than the claims."""
     claims = {"work": tuple(one.model_copy(update={"counted": True}) for one in (PAGES, CPUS))}
     async with enforcing(Node(memory)) as node:
         node.pod_quota = "100000"
@@ -210,8 +211,8 @@ async def test_claims_are_added_if_the_kubelets_limit_cannot_contain_them(memory
 
 
 UPSTREAM = [
-    # Limits of two containers that share a claim of 1 CPU and 1000Mi, limits of the pod, and the expected limits in the
-    # cgroups of the pod and of the first container.
+    # The limits of two containers that share a claim for 1 CPU and 1000Mi, the pod's limits, and the expected limits in
+    # the pod's and the first container's cgroups.
     ({"cpu": "2", "memory": "2Gi"}, {}, (500_000, 5096), (300_000, 3048)),
     ({"cpu": "1", "memory": "1Gi"}, {}, (300_000, 3048), (200_000, 2024)),
     ({}, {}, (None, None), (None, None)),
@@ -221,13 +222,13 @@ UPSTREAM = [
 
 
 @pytest.mark.parametrize(("limits", "level", "of_pod", "of_container"), UPSTREAM)
-def test_the_fake_kubelet_computes_the_limits_of_the_kubernetes_test(
+def test_the_fake_kubelet_computes_the_limits_from_kubernetes_own_test(
     limits: dict[str, str],
     level: dict[str, str],
     of_pod: tuple[int | None, int | None],
     of_container: tuple[int | None, int | None],
 ) -> None:
-    """Kubernetes' own test has two containers that share a claim (test/e2e/node, 1.37)."""
+    """In Kubernetes' test, two containers share a claim (test/e2e/node, 1.37)."""
     document = ClaimPod({"c1": limits, "c2": limits}, {}, pod=level).document()
     status = claim_status("claim", ["c1", "c2"], {"cpu": "1", "memory": "1000Mi"})
     document["status"]["nodeAllocatableResourceClaimStatuses"] = [status]

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cgroup files that the backend writes, starting with its installation, as listed in the table of
-docs/effects.md.
-"""
+"""The cgroup files that the backend writes from its installation on, as listed in the table in docs/effects.md."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,19 +16,19 @@ from tests.rigs.kernel_tree import MI, KernelTree
 from tests.rigs.partition_tree import PartitionTree
 
 RUNNING = (("web", "p1"), ("db", "p2"))
-"""Containers that ran before the driver was installed, with their pods."""
+"""Containers that were running before the driver was installed, with their pods."""
 GUARD = {"hugetlb.2MB.rsvd.max": "0", "hugetlb.1GB.rsvd.max": "0"}
 CLAIM = cpu_record("u", "r=2-3", pods=("p3",))
 
 
 class Installed:
-    """A node with running containers where the driver has just been installed."""
+    """A node with running containers on which the driver has just been installed."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.paths = [node.make_cgroups(pod(of), container(id_, of=of)) for id_, of in RUNNING]
         self.updates: dict[str, str] = {}
-        """CPUs in the updates that the runtime received, by container id."""
+        """The CPUs in the updates that the runtime received, by container ID."""
 
     async def install(self) -> None:
         """Starts the backend and waits until it has compared all files once."""
@@ -47,11 +45,11 @@ class Installed:
             await asyncio.sleep(0.1)
 
     def each(self, files: dict[str, str]) -> dict[str, dict[str, str]]:
-        """Returns these files for each container that ran before the installation."""
+        """Returns the given files for each container that was running before the installation."""
         return {path: files for path in self.paths}  # noqa: C420  no test changes the files
 
     def written(self) -> dict[str, dict[str, str]]:
-        """Returns the files that were written since the last call, by cgroup, with their last content."""
+        """Returns the files written since the last call, by cgroup, with the last content of each."""
         found: dict[str, dict[str, str]] = {}
         for path, name, text in self.node.kernel.written:
             found.setdefault(path, {})[name] = text
@@ -63,7 +61,7 @@ class Installed:
 async def installed(
     root: Path, *, partitions: bool, reserved: str = "", guard: bool = False
 ) -> AsyncIterator[Installed]:
-    """Yields a node after the installation, in partition or in pool mode."""
+    """Yields a node after the installation, in partition mode or in pool mode."""
     node = Node(root, reserved, guard=guard, tree=PartitionTree if partitions else KernelTree)
     found = Installed(node)
     async with auditing(node):
@@ -73,22 +71,24 @@ async def installed(
 
 @pytest.mark.parametrize("partitions", [True, False])
 async def test_without_reserves_and_guard_no_cgroup_is_written(partitions: bool, tmp_path: Path) -> None:
-    """This is the smallest installation. In pool mode the runtime stores the list of all CPUs for each container."""
+    """This is the smallest installation. In pool mode, the runtime stores the list of all CPUs for each container."""
     async with installed(tmp_path, partitions=partitions) as found:
         assert found.written() == {}
         assert found.updates == ({} if partitions else {"web": "0-7", "db": "0-7"})
 
 
 @pytest.mark.parametrize("partitions", [True, False])
-async def test_the_guard_sets_two_files_of_each_running_container(partitions: bool, tmp_path: Path) -> None:
-    """This happens with the default values, before the first claim."""
+async def test_the_guard_sets_two_files_for_each_running_container(partitions: bool, tmp_path: Path) -> None:
+    """This happens with the default values, before the first claim is prepared."""
     async with installed(tmp_path, partitions=partitions, guard=True) as found:
         assert found.written() == found.each(GUARD)
 
 
 @pytest.mark.parametrize("partitions", [True, False])
 async def test_reserved_cpus_move_each_running_container(partitions: bool, tmp_path: Path) -> None:
-    """The containers move at the installation, before the first claim; later containers are created with these CPUs."""
+    """Running containers are moved when the driver is installed, before the first claim. Later containers are created
+    with the pool's CPUs.
+    """
     async with installed(tmp_path, partitions=partitions, reserved="0") as found:
         assert found.written() == found.each({"cpuset.cpus": "1-7"})
         assert found.updates == {"web": "1-7", "db": "1-7"}
@@ -96,8 +96,8 @@ async def test_reserved_cpus_move_each_running_container(partitions: bool, tmp_p
         assert answer.resources.cpus == "1-7"
 
 
-async def test_a_claim_moves_all_others_in_pool_mode(tmp_path: Path) -> None:
-    """The containers move at Prepare. After the end of the claim, their list contains all CPUs instead of being
+async def test_in_pool_mode_a_claim_moves_all_other_containers(tmp_path: Path) -> None:
+    """The containers are moved at Prepare. After the claim has ended, their list contains all CPUs instead of being
     empty.
     """
     async with installed(tmp_path, partitions=False) as found:
@@ -109,8 +109,8 @@ async def test_a_claim_moves_all_others_in_pool_mode(tmp_path: Path) -> None:
         assert found.written() == found.each({"cpuset.cpus": "0-7"})
 
 
-async def test_a_claim_writes_to_no_other_container_in_partition_mode(tmp_path: Path) -> None:
-    """The containers' effective CPUs change when the claim's container starts and ends, without a write to their
+async def test_in_partition_mode_a_claim_writes_to_no_other_container(tmp_path: Path) -> None:
+    """The other containers' effective CPUs change when the claim's container starts and ends, without a write to their
     files.
     """
     async with installed(tmp_path, partitions=True) as found:
@@ -138,8 +138,8 @@ def pages(uid: str) -> AllocationRecord:
     return memory_record(uid, *parts, pods=("p3",), mem={"limit": "claim", "protect": "low"})
 
 
-async def test_memory_claims_set_limits_of_their_container_and_pod(tmp_path: Path) -> None:
-    """The claims set memory limits and protection, NUMA nodes, hugepages, and the CPU limit. Other pods are
+async def test_memory_claims_set_the_limits_of_their_container_and_pod(tmp_path: Path) -> None:
+    """The claims set memory limits and protection, NUMA nodes, hugepages and the CPU limit. Other pods are
     unchanged.
     """
     async with installed(tmp_path, partitions=True) as found:
@@ -158,8 +158,10 @@ async def test_memory_claims_set_limits_of_their_container_and_pod(tmp_path: Pat
 
 
 @pytest.mark.parametrize("partitions", [True, False])
-async def test_settings_are_undone_by_an_update(partitions: bool, tmp_path: Path) -> None:
-    """Without reserved CPUs, running containers get all CPUs back; the guard's limits stay until they restart."""
+async def test_an_update_undoes_settings(partitions: bool, tmp_path: Path) -> None:
+    """Without reserved CPUs, running containers get all CPUs back. The guard's limits remain until the containers
+    restart.
+    """
     async with installed(tmp_path, partitions=partitions, reserved="0", guard=True) as found:
         assert found.written() == found.each({"cpuset.cpus": "1-7", **GUARD})
     async with installed(tmp_path, partitions=partitions) as found:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The format and storage of enforcement records."""
+"""The format and the storage of enforcement records."""
 
 import json
 from pathlib import Path
@@ -30,17 +30,17 @@ RECORD = EnforcementRecord(
 
 @pytest.fixture
 def store(tmp_path: Path) -> EnforcementRecords:
-    """Returns an instance's empty store of records, next to a cgroup tree."""
+    """Returns an instance's empty record store, next to a cgroup tree."""
     return EnforcementRecords(str(tmp_path), CgroupTree(str(tmp_path / "cgroup")))
 
 
-def test_a_record_is_parsed_as_it_was_written() -> None:
+def test_a_record_is_read_back_as_it_was_written() -> None:
     assert parse_enforcement_record("ab12.json", RECORD.model_dump_json().encode()) == RECORD
 
 
 @pytest.mark.parametrize("container_id", ["", "a/b", "..", "a.b", "x" * 129, "ä", "a b", "a\n"])
 def test_an_invalid_container_id_has_no_record(store: EnforcementRecords, tmp_path: Path, container_id: str) -> None:
-    """The record's file would be outside the directory or could not be created."""
+    """The file of such a record would be outside the directory, or could not be created."""
     assert store.write([EnforcementRecord(container=container_id, inode=0)]) == {}
     assert list(tmp_path.rglob("*.json")) == []
     directory = tmp_path / DIRECTORY / "a"
@@ -60,16 +60,18 @@ def test_a_damaged_record_raises_a_contract_error(change: dict[str, object]) -> 
         parse_enforcement_record("ab12.json", data)
 
 
-def test_a_file_that_cannot_be_removed_does_not_keep_other_records(store: EnforcementRecords, tmp_path: Path) -> None:
-    """A stray directory is among the records of removed containers."""
+def test_a_file_that_cannot_be_removed_does_not_protect_other_records(
+    store: EnforcementRecords, tmp_path: Path
+) -> None:
+    """A stray directory is among the records of removed containers. The other records are still removed."""
     store.write([EnforcementRecord(container=name, inode=1) for name in ("aa", "bb", "cc", "dd")])
     (tmp_path / "enforcement-records/a-stray-directory").mkdir()
     assert store.retain(["aa"]) == {"aa", "a-stray-directory"}
 
 
-def test_a_record_of_the_largest_claims_is_read_and_a_larger_one_is_not_written(store: EnforcementRecords) -> None:
-    """If such a record could not be read, a container whose claim files are lost would lose its CPUs after a backend
-    restart.
+def test_the_largest_claims_record_is_readable_and_a_larger_one_is_not_written(store: EnforcementRecords) -> None:
+    """If the largest record could not be read, a container whose claim files are lost would lose its CPUs after a
+    backend restart.
     """
     parts = [(f"r{n:062d}", 0, 2 * MI, 2 * MI) for n in range(32)]
     records = [memory_record(f"{n:036d}", *parts) for n in range(MAX_CLAIMS)]
@@ -87,10 +89,10 @@ def test_a_record_of_the_largest_claims_is_read_and_a_larger_one_is_not_written(
     assert store.load({"ab12": ""}) == {"ab12": enforcement_record}
 
 
-def test_a_record_contains_the_inode_of_its_cgroup_and_is_not_written_without_one(
+def test_a_record_contains_its_cgroups_inode_and_is_not_written_without_one(
     store: EnforcementRecords, tmp_path: Path
 ) -> None:
-    """The cgroup of the second container was removed before the write."""
+    """The second container's cgroup was removed before the write."""
     cgroup = tmp_path / "cgroup/pod/one"
     cgroup.mkdir(parents=True)
     records = [EnforcementRecord(container=name, cgroup=f"pod/{name}", inode=0) for name in ("one", "two")]
@@ -100,10 +102,8 @@ def test_a_record_contains_the_inode_of_its_cgroup_and_is_not_written_without_on
     }
 
 
-def test_a_record_that_cannot_be_written_does_not_keep_others_from_being_written(
-    store: EnforcementRecords, tmp_path: Path
-) -> None:
-    """A directory has the name of the first file, so the rename fails."""
+def test_a_failed_record_write_does_not_prevent_other_writes(store: EnforcementRecords, tmp_path: Path) -> None:
+    """A directory has the first file's name, so the rename fails."""
     (tmp_path / "enforcement-records/aa.json").mkdir(parents=True)
     results = store.write([EnforcementRecord(container=name, inode=1) for name in ("aa", "bb")])
     assert isinstance(results["aa"], IsADirectoryError)

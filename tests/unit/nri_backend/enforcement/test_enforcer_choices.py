@@ -18,12 +18,12 @@ ONE, TWO = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4-5")
 
 
 def reservable(node: Node, path: str) -> list[str]:
-    """Returns the reservation limits of a cgroup for both page sizes."""
+    """Returns a cgroup's reservation limits for both page sizes."""
     return [node.kernel.get(path, f"hugetlb.{size}.rsvd.max") for size in ("2MB", "1GB")]
 
 
-async def test_the_guard_sets_the_reservations_of_containers_without_hugepages_to_zero(memory: Path) -> None:
-    """This includes a container with a CPU claim and siblings of a container that claims hugepages."""
+async def test_the_guard_sets_reservations_to_zero_for_containers_without_hugepages(memory: Path) -> None:
+    """This includes a container with a CPU claim, and the siblings of a container that claims hugepages."""
     async with enforcing(Node(memory, guard=True)) as node:
         pages = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
         claimed_pages = await node.run("holder", *pages, name="holder")
@@ -36,12 +36,12 @@ async def test_the_guard_sets_the_reservations_of_containers_without_hugepages_t
         await node.until(lambda: reservable(node, sibling) == ["0", "0"])
 
 
-async def test_with_partitions_a_start_without_claims_does_not_wait_for_a_thread(memory: Path) -> None:
-    """The two files of the guard are written on the event loop, even if all threads are busy."""
+async def test_with_partitions_starting_a_container_without_claims_needs_no_thread(memory: Path) -> None:
+    """The guard's two files are written on the event loop, even if all threads are busy."""
     async with enforcing(Node(memory, guard=True, tree=PartitionTree)) as node:
         stored, _ = await node.create("plain")
-        # Meanwhile, neither an audit nor a new time stamp of the CDI directory may require a thread. The second audit
-        # follows when the runtime has connected.
+        # During the start, neither an audit nor a new time stamp on the CDI directory may require a thread. The second
+        # audit follows when the runtime has connected.
         await eventually(lambda: node.counts.counters["audits"] >= 2)
         node.enforcer._auditor._next.tick += 1000
         await node.enforcer.claim_files.refresh(thorough=True)
@@ -61,9 +61,9 @@ async def test_with_partitions_a_start_without_claims_does_not_wait_for_a_thread
         assert reservable(node, path) == ["0", "0"]
 
 
-async def test_the_guard_does_not_limit_pages_that_the_kubelet_has_granted(memory: Path) -> None:
-    """The limits that the runtime states decide. If it states none, a pod whose limit is not 0 may have requested
-    pages.
+async def test_the_guard_does_not_limit_pages_granted_by_the_kubelet(memory: Path) -> None:
+    """The limits that the runtime states decide. If the runtime states none, a pod whose limit is not 0 may have
+    requested pages.
     """
     async with enforcing(Node(memory, guard=True)) as node:
         stored, _ = await node.create("kept")
@@ -80,7 +80,7 @@ async def test_the_guard_does_not_limit_pages_that_the_kubelet_has_granted(memor
 
 
 async def test_a_container_whose_record_is_lost_keeps_its_pages_across_a_restart(memory: Path) -> None:
-    """If its limit were lowered, touching a page that it has reserved would kill it (SIGBUS)."""
+    """If the container's limit were lowered, touching a page that it has reserved would kill it (SIGBUS)."""
     record = memory_record("m1", ("m", 1, 64 * MI, 2 * MI))
     before = Node(memory, guard=True)
     await before.enforcer.activate()
@@ -103,7 +103,9 @@ async def test_the_guard_can_be_switched_off(memory: Path) -> None:
 
 
 async def test_members_of_a_lazy_pool_gain_cpus_only_with_their_next_update(memory: Path) -> None:
-    """Members lose CPUs at once. An update by the kubelet and a new container get the whole pool."""
+    """Members lose CPUs immediately. A member gets the whole pool when the kubelet updates it, and a new container gets
+    it from the start.
+    """
     async with enforcing(Node(memory, lazy=True)) as node:
         node.claim(ONE)
         plain = await node.run("plain", of="p9")
@@ -123,7 +125,7 @@ async def test_members_of_a_lazy_pool_gain_cpus_only_with_their_next_update(memo
 
 
 async def test_a_lazy_member_without_remaining_cpus_gets_the_pool(memory: Path) -> None:
-    """An empty cpuset would mean the CPUs of the parent."""
+    """An empty cpuset would mean the parent's CPUs."""
     async with enforcing(Node(memory, lazy=True)) as node:
         node.claim(cpu_record("c1", "cpus=1,4-7"))
         plain = await node.run("plain", of="p9")

@@ -25,7 +25,7 @@ PLAIN = 4096
 
 @pytest.fixture
 async def node(memory: Path) -> AsyncIterator[Node]:
-    """An active instance. The kubelet limits pods to three CPUs."""
+    """An active instance. The kubelet limits each pod to three CPUs."""
     async with enforcing(Node(memory)) as node:
         node.pod_quota = "300000"
         yield node
@@ -45,7 +45,9 @@ async def test_a_container_whose_claim_covers_its_limit_is_not_throttled(node: N
 
 
 async def test_the_pods_cpu_limit_is_restored_after_the_last_claim_container(node: Node) -> None:
-    """There are twenty restarts with one resize by the kubelet. The last value that the kubelet wrote is restored."""
+    """The container restarts twenty times, and the kubelet resizes the pod once. In the end, the last value that the
+    kubelet wrote is restored.
+    """
     env = node.claim(ONE)
     await node.run("side", name="side", quota=100_000)
     for life in range(20):
@@ -59,8 +61,10 @@ async def test_the_pods_cpu_limit_is_restored_after_the_last_claim_container(nod
 
 
 @pytest.mark.parametrize("reported", [False, True], ids=["found by the audit", "reported by RemoveContainer"])
-async def test_the_pods_limit_is_restored_when_the_last_process_of_the_claim_ends(node: Node, reported: bool) -> None:
-    """The claim counts until its last process ends. The limits of all pods are compared only every 60 s."""
+async def test_the_pods_limit_is_restored_when_the_claims_last_process_ends(node: Node, reported: bool) -> None:
+    """The claim counts until its last process has ended. The next full comparison of all pods' limits, which runs only
+    every 60 s, is not needed.
+    """
     await node.run("side", name="side", quota=100_000)
     path = await node.run("claim", *node.claim(ONE), quota=200_000)
     await node.enforcer.stop_container(pod(), container("claim"))
@@ -75,9 +79,9 @@ async def test_the_pods_limit_is_restored_when_the_last_process_of_the_claim_end
     assert node.ahead - ended <= 15
 
 
-async def test_a_new_instance_restores_the_limit_that_the_previous_one_raised(memory: Path) -> None:
-    """The original limit is stored on the cgroup of the pod. Otherwise, the new instance would raise the raised limit
-    again.
+async def test_a_new_instance_restores_a_limit_that_the_previous_one_raised(memory: Path) -> None:
+    """The original limit is stored on the pod's cgroup. Otherwise, the new instance would raise the already raised
+    limit again.
     """
     async with enforcing(Node(memory)) as node:
         node.pod_quota = "300000"
@@ -96,7 +100,7 @@ async def test_a_new_instance_restores_the_limit_that_the_previous_one_raised(me
 async def test_the_operator_chooses_how_a_claim_changes_the_pods_cpu_limit(
     memory: Path, choice: Literal["raise", "lift", "keep"], of_pod: str
 ) -> None:
-    """A claim of two CPUs is in a pod limited to three. The claim's own container is never throttled."""
+    """The pod is limited to three CPUs and has a claim for two. The claim's own container is never throttled."""
     async with enforcing(Node(memory, cpu_quota=choice)) as node:
         node.pod_quota = "300000"
         path = await node.run("claim", *node.claim(ONE), quota=200_000)
@@ -111,8 +115,8 @@ async def test_the_kubelets_quota_stays_if_the_claim_keeps_it_or_does_not_cover_
     assert update.resources.cpu_quota is None
 
 
-async def test_a_resize_decides_again_whether_the_container_is_throttled(node: Node) -> None:
-    """A limit above the claim is applied, and one that the claim covers is removed."""
+async def test_a_resize_reevaluates_whether_the_container_is_throttled(node: Node) -> None:
+    """A limit above the claim is applied, and a limit that the claim covers is removed."""
     path = await node.run("claim", *node.claim(ONE), quota=200_000)
     (update,) = await node.enforcer.update_container(pod(), container("claim"), Resources(cpu_quota=300_000))
     assert update.resources == Resources(cpus="2-3")
@@ -125,7 +129,7 @@ async def test_a_resize_decides_again_whether_the_container_is_throttled(node: N
     await node.until(lambda: node.counts.counters["repaired_cpu"] >= 1)
 
 
-async def test_a_memory_limit_of_the_claim_is_applied_to_the_container(node: Node) -> None:
+async def test_a_claims_memory_limit_is_applied_to_the_container(node: Node) -> None:
     """The limit is the claimed bytes without hugepages, or the container's own limit if that is lower."""
     parts = ("a", 1, 64 * MI, PLAIN), ("h", 1, 2 * MI, 2 * MI)
     env = node.claim(memory_record("m1", *parts, a={"limit": "claim", "high": 0.75}))
@@ -149,8 +153,10 @@ async def test_a_memory_limit_of_the_claim_is_applied_to_the_container(node: Nod
 
 
 @pytest.mark.parametrize("word", ["low", "min"])
-async def test_protection_is_raised_in_every_ancestor_and_lowered_after_the_end(node: Node, word: str) -> None:
-    """The sum over running containers is added to the kubelet's value and is repaired if another process resets it."""
+async def test_protection_is_raised_in_every_ancestor_and_lowered_afterwards(node: Node, word: str) -> None:
+    """The sum over the running containers is added to the kubelet's value, and is repaired if another process resets
+    it.
+    """
     file = f"memory.{word}"
     node.kernel.make(TOP)
     node.kernel.set(TOP, file, str(10 * MI))
@@ -177,7 +183,7 @@ async def test_protection_is_raised_in_every_ancestor_and_lowered_after_the_end(
     await node.until(lambda: [node.kernel.get(where, file) for where in ABOVE] == mebibytes(0, 0, 10))
 
 
-async def test_a_problem_of_a_pod_ends_with_the_pod(node: Node) -> None:
+async def test_a_pods_problem_ends_with_the_pod(node: Node) -> None:
     node.kernel.make(POD)
     await node.run("claim", *node.claim(ONE), quota=200_000)
     node.kernel.refused[POD, "cpu.max"] = DENIED
@@ -191,9 +197,9 @@ async def test_a_problem_of_a_pod_ends_with_the_pod(node: Node) -> None:
     assert node.enforcer.problems == ()
 
 
-async def test_a_memory_policy_is_rejected_by_a_runtime_that_cannot_set_one(node: Node) -> None:
-    """The message contains the runtime's version and the remedy. With NRI 0.12 the policy is part of the answer and the
-    cpuset has no nodes.
+async def test_a_memory_policy_is_rejected_with_a_runtime_that_cannot_set_one(node: Node) -> None:
+    """The message contains the runtime's version and the remedy. With NRI 0.12, the policy is part of the answer, and
+    the cpuset has no nodes.
     """
     env = node.claim(memory_record("m1", ("a", 1, 64 * MI, PLAIN), a={"binding": "preferred"}))
     node.enforcer.runtime = LinkStatus(runtime_name="containerd", runtime_version="2.1.9")
@@ -209,12 +215,12 @@ async def test_a_memory_policy_is_rejected_by_a_runtime_that_cannot_set_one(node
 
 
 def audited_since(node: Node, audits: int) -> bool:
-    """Returns True if more than this number of audits have ended."""
+    """Returns True if more than the given number of audits have ended."""
     return node.counts.counters["audits"] > audits
 
 
 async def ticks(node: Node, seconds: float) -> None:
-    """Advances the time of the audit tick by tick, on a node without claims."""
+    """Advances the audit's clock tick by tick, on a node without claims."""
     end = node.ahead + seconds
     while node.ahead < end:
         audits = node.counts.counters["audits"]

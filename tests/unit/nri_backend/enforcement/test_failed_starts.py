@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts that fail or are affected by changes. A runtime may run the container despite the error, as CRI-O does."""
+"""Container starts that fail or that coincide with changes. A runtime may run the container despite the error, as CRI-O
+does.
+"""
 
 import asyncio
 import errno
@@ -26,19 +28,19 @@ ONE = cpu_record("c1", "cpus=2-3")
 
 
 class BrokenTree(KernelTree):
-    """A tree where jobs raise unforeseen errors, or run a callback in the middle of a job."""
+    """A tree in which jobs raise unexpected errors, or run a callback in the middle of a job."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.broken: set[str] = set()
-        """Cgroups whose next job raises an unforeseen error."""
+        """Cgroups for which the next job raises an unexpected error."""
         self.stays_broken = False
-        """True if all later jobs of these cgroups raise it."""
+        """True if all later jobs for the broken cgroups raise the error as well."""
         self.callbacks: list[Callable[[], Any]] = []
-        """Called in the middle of the next jobs, one for each."""
+        """Callbacks to run in the middle of the next jobs, one per job."""
 
     def leaf(self, path: str) -> str:
-        """Runs the next callback or raises the error. Every job calls this once."""
+        """Runs the next callback or raises the error. Every job calls this method once."""
         if path in self.broken:
             if not self.stays_broken:
                 self.broken.remove(path)
@@ -50,13 +52,13 @@ class BrokenTree(KernelTree):
 
 @pytest.fixture
 async def node(memory: Path) -> AsyncIterator[Node]:
-    """An active instance on such a tree, connected to a runtime without containers."""
+    """An active instance on a broken tree, connected to a runtime without containers."""
     async with enforcing(Node(memory, tree=BrokenTree)) as node:
         yield node
 
 
 def change_during_jobs(node: Node, change: Callable[[], Awaitable[Any]], times: int = 1) -> None:
-    """Runs a change in the event loop while the next jobs are running in their thread."""
+    """Runs a change on the event loop while the next jobs are running in their thread."""
     loop = asyncio.get_running_loop()
 
     async def run_change() -> None:
@@ -67,13 +69,13 @@ def change_during_jobs(node: Node, change: Callable[[], Awaitable[Any]], times: 
 
 
 async def change_claims(node: Node, change: Callable[[], Any]) -> None:
-    """Changes claim files and reads them."""
+    """Changes claim files and has the instance read them."""
     change()
     await node.enforcer.claim_files.refresh(thorough=True)
 
 
-async def test_a_start_applies_a_claim_that_is_prepared_during_it(node: Node) -> None:
-    """The plan was computed when the job began, so a second job applies the new one."""
+async def test_a_start_applies_a_claim_that_is_prepared_in_the_meantime(node: Node) -> None:
+    """The plan was computed when the job began, so a second job applies the new claim."""
     stored, _ = await node.create("plain")
     path = node.make_cgroups(pod(), stored)
     node.kernel.set(path, "cpuset.cpus", "2-7")
@@ -85,7 +87,7 @@ async def test_a_start_applies_a_claim_that_is_prepared_during_it(node: Node) ->
     assert written == ["1-7", "1,4-7"]
 
 
-async def test_a_start_is_rejected_if_the_record_disappears_during_it(node: Node) -> None:
+async def test_a_start_is_rejected_if_the_record_disappears_in_the_meantime(node: Node) -> None:
     """The container has not run yet, so it does not keep the claim."""
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
@@ -97,7 +99,7 @@ async def test_a_start_is_rejected_if_the_record_disappears_during_it(node: Node
 
 
 async def test_a_creation_is_rejected_if_the_record_disappears_while_others_are_moved(node: Node) -> None:
-    """The container is authorized again before the answer."""
+    """The container is authorized again before the answer is sent."""
     plain = await node.run("plain", of="p2")
     env = node.claim(ONE)
     change_during_jobs(node, lambda: change_claims(node, lambda: node.unprepare(ONE)))
@@ -107,7 +109,9 @@ async def test_a_creation_is_rejected_if_the_record_disappears_while_others_are_
 
 
 async def test_a_creation_does_not_wait_for_the_cpus_of_a_record_that_has_disappeared(node: Node) -> None:
-    """Other containers only leave the CPUs of a claim that is prepared. The wait would last until the time limit."""
+    """Other containers leave the CPUs only for a prepared claim, so without the record the hook would wait until its
+    time limit.
+    """
     assert isinstance(node.kernel, BrokenTree)
     plain = await node.run("plain", of="p2")
     env = node.claim(ONE)
@@ -123,10 +127,8 @@ async def test_a_creation_does_not_wait_for_the_cpus_of_a_record_that_has_disapp
 
 
 @pytest.mark.parametrize("hook", ["create", "start"])
-async def test_a_hook_is_rejected_if_the_claimed_cpus_go_offline_during_it(node: Node, hook: str) -> None:
-    """The CPUs were online at the beginning of the hook. Without the second check the container would run in the
-    pool.
-    """
+async def test_a_hook_is_rejected_if_the_claimed_cpus_go_offline_in_the_meantime(node: Node, hook: str) -> None:
+    """The CPUs were online when the hook began. Without the second check, the container would run in the pool."""
     await node.run("plain", of="p2")
     env = node.claim(ONE)
 
@@ -153,7 +155,7 @@ async def test_a_start_is_not_repeated_for_changes_of_other_containers(node: Nod
     assert node.reports["claim"].state == "running"
 
 
-async def test_after_the_maximum_of_retries_the_audit_applies_the_changed_pool(node: Node) -> None:
+async def test_after_the_maximum_number_of_retries_the_audit_applies_the_changed_pool(node: Node) -> None:
     """The pool changes during each of the start's jobs."""
     stored, _ = await node.create("plain")
     node.kernel.set(node.make_cgroups(pod(), stored), "cpuset.cpus", "2-7")
@@ -165,7 +167,9 @@ async def test_after_the_maximum_of_retries_the_audit_applies_the_changed_pool(n
 
 
 async def start_until_deadline(node: Node, one: Container) -> None:
-    """Starts a container with a deadline that ends while the claim files are read, which a changed directory causes."""
+    """Starts a container with a deadline that expires while the claim files are being read, which a changed directory
+    causes.
+    """
     (node.cdi / "unrelated.json").write_text("{}")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
@@ -173,7 +177,7 @@ async def start_until_deadline(node: Node, one: Container) -> None:
 
 
 async def test_a_container_without_claims_whose_start_timed_out_is_moved_by_the_audit(node: Node) -> None:
-    """The container may run on the CPUs of a claim, so a claim container waits until it has been moved."""
+    """The container may be running on a claim's CPUs, so a claim container waits until it has been moved."""
     stored, _ = await node.create("plain")
     path = node.make_cgroups(pod(), stored)
     env = node.claim(ONE)
@@ -186,7 +190,7 @@ async def test_a_container_without_claims_whose_start_timed_out_is_moved_by_the_
 
 
 async def test_a_claim_container_whose_start_timed_out_is_killed(node: Node) -> None:
-    """The container's settings are not verified.
+    """The container's settings have not been verified.
 
     The container counts as stopped once its last process has ended, although the runtime does not report that.
     """
@@ -210,7 +214,7 @@ async def test_a_container_that_outlives_its_kill_occupies_only_the_cpus_that_th
     assert node.kernel.populated(path)
 
 
-async def test_after_an_unforeseen_error_a_start_is_handled_like_a_timeout(node: Node) -> None:
+async def test_after_an_unexpected_error_a_start_is_handled_like_a_timeout(node: Node) -> None:
     """The error reaches the caller. A claim container is killed, and a container without claims is audited."""
     plain, _ = await node.create("plain")
     claim, _ = await node.create("claim", *node.claim(ONE), name="claim")
@@ -225,10 +229,10 @@ async def test_after_an_unforeseen_error_a_start_is_handled_like_a_timeout(node:
     assert [node.kernel.get(path, "cgroup.kill") for path in paths] == ["", "1"]
 
 
-async def test_an_unforeseen_error_about_one_container_does_not_stop_the_audit_of_others(
+async def test_an_unexpected_error_with_one_container_does_not_stop_the_audit_of_others(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error is reported as a problem of that container and logged once until it is over."""
+    """The error is reported as a problem of the affected container, and logged once for as long as it lasts."""
     broken, fine = await node.run("broken", *node.claim(ONE)), await node.run("fine", of="p2")
     assert isinstance(node.kernel, BrokenTree)
     node.kernel.broken, node.kernel.stays_broken = {broken}, True
@@ -258,7 +262,7 @@ async def test_a_rejected_container_that_cannot_be_killed_is_audited(node: Node)
 async def test_a_kill_without_a_cgroup_is_logged_and_raises_nothing(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The rejection must reach the pod's events."""
+    """The rejection must still reach the pod's events."""
     starter = Starter(node.enforcer.state, node.enforcer.reconciler, node.enforcer._auditor.host, node.kernel)
     error = Problem("its cgroup path makes no sense", BackendCode.CGROUP_UNKNOWN)
     assert not await starter.kill(Tracked(Identity("c", "main", pod(), cgroup_error=error)))

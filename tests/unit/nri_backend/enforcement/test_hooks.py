@@ -27,8 +27,8 @@ GIGA = 1 << 30
 
 
 async def test_a_claim_container_is_pinned_and_others_leave_its_cpus(node: Node) -> None:
-    """Other containers leave the CPUs before CreateContainer is answered. The answer contains CPUs and mems, and the
-    start applies all settings.
+    """Other containers leave the claimed CPUs before the backend answers CreateContainer. The answer contains CPUs and
+    mems, and the start applies all settings.
     """
     plain = await node.run("plain", of="p9")
     assert node.cpus(plain) == "1-7"
@@ -49,7 +49,7 @@ async def test_a_claim_container_is_pinned_and_others_leave_its_cpus(node: Node)
     assert (reported.state, reported.cpus, reported.mems, reported.cgroup) == ("running", {2, 3}, {0, 1}, path)
 
 
-async def test_a_start_applies_the_present_pool(node: Node) -> None:
+async def test_a_start_applies_the_current_pool(node: Node) -> None:
     """The container was created before a claim made the pool smaller."""
     stored, _ = await node.create("plain")
     path = node.make_cgroups(pod(), stored)
@@ -59,7 +59,7 @@ async def test_a_start_applies_the_present_pool(node: Node) -> None:
 
 
 async def test_a_forged_variable_is_rejected(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """The text reaches the pod's events.
+    """The message reaches the pod's events.
 
     The rejection is counted, logged and reported, and the container is not tracked.
     """
@@ -76,7 +76,7 @@ async def test_a_forged_variable_is_rejected(node: Node, caplog: pytest.LogCaptu
 
 
 async def test_a_restarted_container_gets_the_same_cpus_and_limits(node: Node) -> None:
-    """There are twenty restarts, and another container of the pod is rejected in between."""
+    """The container restarts twenty times, and each time another container in the pod is rejected in between."""
     env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     for life in range(20):
         path = await node.run(f"life-{life}", *env)
@@ -90,8 +90,8 @@ async def test_a_restarted_container_gets_the_same_cpus_and_limits(node: Node) -
 
 
 async def test_a_container_whose_settings_cannot_be_applied_is_killed_and_rejected(node: Node) -> None:
-    """CRI-O runs the container after an error in StartContainer, so it is killed first. The message contains the
-    file.
+    """CRI-O runs the container even after an error in StartContainer, so the container is killed first. The message
+    contains the file.
     """
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
@@ -104,7 +104,7 @@ async def test_a_container_whose_settings_cannot_be_applied_is_killed_and_reject
 
 
 async def test_a_problem_from_before_the_start_does_not_fail_the_start(node: Node) -> None:
-    """The audit has read the cgroup while the runtime was creating it."""
+    """The audit read the cgroup while the runtime was still creating it."""
     stored, _ = await node.create("claim", *node.claim(ONE))
     tracked = node.enforcer.state.containers.get("claim")
     assert tracked is not None
@@ -125,7 +125,7 @@ async def test_a_problem_from_before_the_start_does_not_fail_the_start(node: Nod
 async def test_a_missing_controller_rejects_only_claims_that_need_it(
     node: Node, controller: str, record: AllocationRecord
 ) -> None:
-    """The error contains the controller and cgroup.subtree_control."""
+    """The error names the controller and cgroup.subtree_control."""
     node.kernel.make(POD, sizes=() if controller == "hugetlb" else SIZES, limits=controller != "memory")
     with pytest.raises(RejectedError, match=rf"{controller} controller is not in .*cgroup\.subtree_control"):
         await node.run("claim", *node.claim(record))
@@ -136,7 +136,9 @@ async def test_a_missing_controller_rejects_only_claims_that_need_it(
 
 
 async def test_a_claim_is_rejected_if_a_container_on_its_cpus_cannot_be_moved(node: Node) -> None:
-    """The text names the container and quotes the kernel's error, and does not promise a move."""
+    """The message names the container and quotes the kernel's error, and does not promise that the container will be
+    moved.
+    """
     plain = await node.run("plain", of="p9")
     node.kernel.refused[plain, "cpuset.cpus"] = DENIED
     node.enforcer.starter.clear_seconds = 0.05
@@ -149,7 +151,7 @@ async def test_a_claim_is_rejected_if_a_container_on_its_cpus_cannot_be_moved(no
 
 
 async def create_unwritable(node: Node, id_: str) -> Container:
-    """Creates a container without claims whose cpuset is not set and cannot be written."""
+    """Creates a container without claims, whose cpuset is not set and cannot be written."""
     stored, _ = await node.create(id_)
     path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
     node.kernel.refused[path, "cpuset.cpus"] = DENIED
@@ -157,7 +159,7 @@ async def create_unwritable(node: Node, id_: str) -> Container:
 
 
 async def test_a_container_that_cannot_be_moved_off_claimed_cpus_is_rejected(node: Node) -> None:
-    """While no CPU is claimed, the container runs with wrong CPUs, which is reported as a problem."""
+    """As long as no CPU is claimed, the container runs on the wrong CPUs, which is reported as a problem."""
     await node.enforcer.start_container(pod(), await create_unwritable(node, "first"))
     assert any("main of pod ns/p1" in problem for problem in node.enforcer.problems)
     second = await create_unwritable(node, "second")
@@ -167,7 +169,7 @@ async def test_a_container_that_cannot_be_moved_off_claimed_cpus_is_rejected(nod
 
 
 async def test_a_claim_without_online_cpus_is_rejected(node: Node) -> None:
-    """The kernel would give its container the CPUs of the parent."""
+    """The kernel would give the claim's container the parent's CPUs."""
     env = node.claim(cpu_record("c1", "cpus=6-7"))
     node.host = Host(parse_cpu_list("0-5"))
     await node.until(lambda: node.enforcer.state.host.online == parse_cpu_list("0-5"))
@@ -175,10 +177,10 @@ async def test_a_claim_without_online_cpus_is_rejected(node: Node) -> None:
         await node.create("claim", *env)
 
 
-async def test_an_update_of_the_kubelet_keeps_the_claimed_resources(node: Node) -> None:
-    """The answer to a resize or to a reconciliation of the CPU manager contains the claimed CPUs.
+async def test_a_kubelet_update_keeps_the_claimed_resources(node: Node) -> None:
+    """The kubelet resizes the container or its CPU manager reconciles it. The answer contains the claimed CPUs.
 
-    Hugepages are the kubelet's new limit plus the claim.
+    The hugepage limit is the kubelet's new limit plus the claim.
     """
     node.claim(ONE)
     node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
@@ -195,8 +197,8 @@ async def test_an_update_of_the_kubelet_keeps_the_claimed_resources(node: Node) 
     await node.until(lambda: node.kernel.get(f"{cgroup_of(container('claim'))}", "hugetlb.2MB.max") == str(66 * MI))
 
 
-async def test_another_instance_does_not_add_the_claim_to_limits_that_contain_it(node: Node, memory: Path) -> None:
-    """A standby receives the active instance's answer on CreateContainer, and a new instance receives it when it is
+async def test_another_instance_does_not_add_the_claim_to_limits_that_include_it(node: Node, memory: Path) -> None:
+    """On CreateContainer, a standby receives the active instance's answer. A new instance receives it when it is
     synchronized.
     """
     env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
@@ -215,9 +217,9 @@ async def test_another_instance_does_not_add_the_claim_to_limits_that_contain_it
 
 
 async def test_a_created_container_owns_its_claim_before_the_owner_is_stored(node: Node, memory: Path) -> None:
-    """The frontend stores owners after the start.
+    """The frontend stores owners only after the start.
 
-    A restart between creation and start does not pass the claim to another container.
+    A backend restart between creation and start does not pass the claim to another container.
     """
     env = node.claim(ONE)
     stored, _ = await node.create("claim", *env)
@@ -230,7 +232,7 @@ async def test_a_created_container_owns_its_claim_before_the_owner_is_stored(nod
 
 
 async def test_repeated_and_late_events_change_nothing(node: Node) -> None:
-    """Stop and remove may come twice, or for a container that never started."""
+    """Stop and remove events may arrive twice, or for a container that never started."""
     env = node.claim(ONE)
     await node.run("claim", *env)
     await node.stop("claim")
@@ -245,9 +247,9 @@ async def test_repeated_and_late_events_change_nothing(node: Node) -> None:
     assert node.enforcer.state.pool.shared == parse_cpu_list("1,4-7"), "the record of the claim still exists"
 
 
-async def test_a_failed_attempt_is_forgotten_with_the_next_one(node: Node) -> None:
-    """Not every runtime reports the end of an attempt. It also ends with its sandbox, unless that is an earlier sandbox
-    of the pod.
+async def test_a_failed_attempt_is_forgotten_on_the_next_one(node: Node) -> None:
+    """Not every runtime reports the end of an attempt. An attempt also ends with its sandbox, unless the sandbox that
+    ends is an earlier one of the pod.
     """
     env = node.claim(ONE)
     await node.create("try-1", *env)
@@ -262,7 +264,7 @@ async def test_a_failed_attempt_is_forgotten_with_the_next_one(node: Node) -> No
     assert node.cpus(await node.run("again", *env)) == "2-3", "only the frontend releases claims"
 
 
-async def test_a_start_after_a_stop_enforces_the_claim(node: Node) -> None:
+async def test_starting_a_container_after_a_stop_enforces_the_claim(node: Node) -> None:
     """The runtime calls create, stop and start. The settings are applied before the process runs."""
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
@@ -272,8 +274,8 @@ async def test_a_start_after_a_stop_enforces_the_claim(node: Node) -> None:
     assert node.reports["claim"].state == "running"
 
 
-async def test_a_removed_container_keeps_its_cpus_while_a_process_lives(node: Node) -> None:
-    """The runtime has forgotten the container and the record is gone. The CPUs return to the pool when the container's
+async def test_a_removed_container_keeps_its_cpus_while_one_of_its_processes_runs(node: Node) -> None:
+    """The runtime has forgotten the container, and the record is gone. The CPUs return to the pool when the container's
     cgroup is gone.
     """
     path = await node.run("claim", *node.claim(ONE))
@@ -289,7 +291,9 @@ async def test_a_removed_container_keeps_its_cpus_while_a_process_lives(node: No
 async def test_the_drivers_own_pod_is_never_rejected_and_runs_outside_claims(
     memory: Path, reserved: str, expected: str
 ) -> None:
-    """The driver's pod gets the reserved CPUs, or the pool if none are reserved. Its environment is not evidence."""
+    """The driver's pod gets the reserved CPUs, or the pool if none are reserved. Claim variables in its environment do
+    not count as evidence.
+    """
     async with enforcing(Node(memory, reserved=reserved)) as node:
         await node.run("claim", *node.claim(ONE))
         path = await node.run("x", "DRA_CPUSET_z=1", of="own_pod")
@@ -302,7 +306,7 @@ async def test_the_drivers_own_pod_is_never_rejected_and_runs_outside_claims(
         assert [tracked.kind for tracked in node.enforcer.state].count("driver") == 1
 
 
-async def test_the_drivers_own_pod_leaves_claimed_cpus_through_the_cgroup_of_the_pod(memory: Path) -> None:
+async def test_the_drivers_own_pod_leaves_claimed_cpus_through_the_pods_cgroup(memory: Path) -> None:
     """The kernel denies writes to the cgroup of the backend's own container (nsdelegate). Claim containers still
     start.
     """
@@ -321,8 +325,8 @@ async def test_the_drivers_own_pod_leaves_claimed_cpus_through_the_cgroup_of_the
         await node.until(lambda: node.kernel.get(above, "cpuset.cpus") == "2-7")
 
 
-async def test_a_rejection_contains_why_the_drivers_own_pod_cannot_be_moved(memory: Path) -> None:
-    """The cgroup of the pod cannot be written."""
+async def test_a_rejection_explains_why_the_drivers_own_pod_cannot_be_moved(memory: Path) -> None:
+    """The pod's cgroup cannot be written."""
     async with enforcing(Node(memory, reserved="")) as node:
         path = await node.run("backend", of="own_pod")
         node.kernel.refused[path.rpartition("/")[0], "cpuset.cpus"] = errno.EROFS
@@ -331,7 +335,7 @@ async def test_a_rejection_contains_why_the_drivers_own_pod_cannot_be_moved(memo
             await node.create("claim", *node.claim(ONE))
 
 
-async def test_a_wait_for_a_container_that_cannot_be_moved_pauses_between_attempts(memory: Path) -> None:
+async def test_waiting_for_a_container_that_cannot_be_moved_pauses_between_attempts(memory: Path) -> None:
     """Without the pause, each failed move would immediately cause the next one."""
     async with enforcing(Node(memory)) as node:
         plain = await node.run("plain", of="p2")
@@ -349,10 +353,10 @@ UNENFORCED = "no instance of nri-backend has enforced its claims"
 @pytest.mark.parametrize(
     "leader", [Leadership(fresh=True, first=True), Leadership(fresh=False, first=True), Leadership(False, False)]
 )
-async def test_a_standby_rejects_the_creation_of_a_claim_container_that_is_not_pinned(
+async def test_a_standby_rejects_creating_a_claim_container_that_is_not_pinned(
     memory: Path, leader: Leadership
 ) -> None:
-    """The active instance was called before and has not answered, or there is none."""
+    """Either the runtime called the active instance first and got no answer from it, or there is no active instance."""
     node = Node(memory)
     node.leader = leader
     env = node.claim(ONE)
@@ -363,7 +367,7 @@ async def test_a_standby_rejects_the_creation_of_a_claim_container_that_is_not_p
 
 
 async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memory: Path) -> None:
-    """The answer must contain all CPUs of the claim and no other CPU."""
+    """The answer must contain all of the claim's CPUs and no others."""
     node = Node(memory)
     node.leader = Leadership(fresh=True, first=True)
     env = node.claim(ONE)
@@ -374,9 +378,9 @@ async def test_a_standby_accepts_the_answer_for_a_claim_with_an_offline_cpu(memo
     await node.enforcer.create_container(pod(), replace(container("c", *env), resources=Resources(cpus="2-3")))
 
 
-async def test_a_standby_rejects_the_start_of_a_claim_container_that_is_not_pinned(memory: Path) -> None:
-    """On CreateContainer, the standby may be called before the active instance. On StartContainer, the cgroup shows the
-    active instance's changes.
+async def test_a_standby_rejects_starting_a_claim_container_that_is_not_pinned(memory: Path) -> None:
+    """On CreateContainer, the runtime may call the standby before the active instance. On StartContainer, the cgroup
+    already shows the active instance's changes.
     """
     node = Node(memory)
     env = node.claim(ONE)
@@ -395,7 +399,9 @@ async def test_a_standby_rejects_the_start_of_a_claim_container_that_is_not_pinn
 async def test_an_instance_with_the_lock_rejects_claims_before_it_enforces(
     memory: Path, first: bool, claim: str
 ) -> None:
-    """The previous holder has ended, so no other instance that is called later could pin or reject the container."""
+    """The previous holder of the lock has ended, so no instance that the runtime calls later could pin or reject the
+    container.
+    """
     node = Node(memory)
     node.leader = Leadership(fresh=True, first=first, own=True)
     env = node.claim(ONE if claim == "unpinned" else cpu_record("c1", "cpus=2-3", pods=["p9"]))
@@ -411,7 +417,7 @@ async def test_an_instance_with_the_lock_rejects_claims_before_it_enforces(
 
 
 async def test_a_claim_container_without_a_valid_cgroup_path_is_rejected(node: Node) -> None:
-    """A container without claims runs, which is reported as a problem."""
+    """A container without claims still runs, and the path is reported as a problem."""
     odd = replace(container("odd"), cgroups_path="/../..")
     await node.enforcer.create_container(pod(), odd)
     await node.enforcer.start_container(pod(), odd)
@@ -421,7 +427,7 @@ async def test_a_claim_container_without_a_valid_cgroup_path_is_rejected(node: N
         await node.enforcer.create_container(pod(), replace(container("c", *node.claim(ONE)), cgroups_path="/../.."))
 
 
-async def test_the_hooks_of_a_claim_container_write_only_its_own_cgroups(node: Node) -> None:
+async def test_a_claim_containers_hooks_write_only_its_own_cgroups(node: Node) -> None:
     """Other containers are moved when the claim is prepared."""
     others = [await node.run(f"plain-{n}", of=f"q{n}") for n in range(5)]
     env = node.claim(ONE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's static managers are detected solely from the kubelet's requests."""
+"""The backend detects the kubelet's static managers solely from the kubelet's requests."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,18 +32,18 @@ def test_cpus_and_mems_in_a_request_show_static_managers(requested: Resources, m
 
 
 def pins(node: Node) -> list[str]:
-    """Returns the detected managers, as they are published in the lease."""
+    """Returns the detected managers as the lease publishes them."""
     return sorted(node.enforcer.state.kubelet_pins)
 
 
 async def create(node: Node, id_: str, cpus: str = "", mems: str = "") -> None:
-    """Creates a container with this cpuset from the kubelet."""
+    """Creates a container for which the kubelet has set the given cpuset."""
     asked = replace(container(id_, name=id_), resources=Resources(cpus, mems))
     await node.enforcer.create_container(pod(), asked)
 
 
-async def test_static_managers_are_reported_while_one_of_their_containers_lives(tmp_path: Path) -> None:
-    """After the policy was changed to none, existing containers keep their cpuset until they end."""
+async def test_static_managers_are_reported_while_one_of_their_containers_runs(tmp_path: Path) -> None:
+    """After the policy is changed to none, existing containers keep their cpusets until they end."""
     kubelet = StaticManagers(parse_cpu_list("0-7"), parse_cpu_list("0"), memory=True)
     async with enforcing(Node(tmp_path)) as node:
         await create(node, "plain", **kubelet.created("plain"))
@@ -72,8 +72,8 @@ async def test_an_update_with_a_cpuset_shows_a_static_manager(tmp_path: Path) ->
         assert pins(node) == ["cpu"], "an update contains only the values that change"
 
 
-async def test_the_answers_of_this_plugin_show_no_static_manager(tmp_path: Path) -> None:
-    """The runtime stores them and includes them in a synchronization."""
+async def test_this_plugins_own_answers_show_no_static_manager(tmp_path: Path) -> None:
+    """The runtime stores the answers and includes them in a synchronization."""
     async with enforcing(Node(tmp_path)) as node:
         env = (*node.claim(cpu_record("c1", "cpus=2-3")), *node.claim(memory_record("m1", ("m", 1, 1 << 20, 4096))))
         await node.run("db", *env)
@@ -93,7 +93,9 @@ async def test_static_managers_are_known_after_a_synchronization(tmp_path: Path)
 
 
 async def test_static_managers_are_known_after_a_restart(tmp_path: Path) -> None:
-    """Pins are stored when they change, because the cpuset that the runtime lists contains this plugin's answers."""
+    """Pins are stored whenever they change, because the cpuset that the runtime lists may come from this plugin's
+    answers.
+    """
     async with enforcing(Node(tmp_path)) as node:
         await create(node, "plain", cpus="0-7")
         await create(node, "guaranteed", cpus="1-2", mems="0")
@@ -113,7 +115,7 @@ async def test_static_managers_are_known_after_a_restart(tmp_path: Path) -> None
 
 
 async def test_an_instance_that_takes_over_knows_the_static_managers(tmp_path: Path) -> None:
-    """In a rollout the new instance is synchronized before the old one has received the last container."""
+    """During a rollout, the new instance is synchronized before the old one has received the last container."""
     successor = Node(tmp_path)
     async with enforcing(Node(tmp_path)) as node:
         await successor.enforcer.synchronize([], [])
@@ -128,8 +130,8 @@ async def test_an_instance_that_takes_over_knows_the_static_managers(tmp_path: P
 @pytest.mark.parametrize(
     "text", [None, "", "[", "[]", '{"version": 9}', '{"version": 1, "containers": {"plain": 1}}', "[" * (1 << 21)]
 )
-async def test_a_damaged_file_of_pins_is_ignored_and_replaced(tmp_path: Path, text: str | None) -> None:
-    """No pins are known until the kubelet sends the next cpuset, and then they are stored again."""
+async def test_a_damaged_pins_file_is_ignored_and_replaced(tmp_path: Path, text: str | None) -> None:
+    """No pins are known until the kubelet sends the next cpuset. Then they are stored again."""
     if text is not None:
         (tmp_path / PINS).write_text(text)
     node = Node(tmp_path)
@@ -165,7 +167,9 @@ async def test_a_standby_detects_no_static_manager(tmp_path: Path) -> None:
 
 
 def test_the_fake_kubelet_behaves_like_the_static_policy() -> None:
-    """Every container gets a cpuset. An exclusive container shrinks the default set, and the others are updated."""
+    """Every container gets a cpuset. Creating an exclusive container shrinks the default set, and the kubelet updates
+    the other containers.
+    """
     kubelet = StaticManagers(parse_cpu_list("0-7"), parse_cpu_list("0"))
     assert kubelet.created("a") == {"cpus": "0-7"}
     assert kubelet.created("b", exclusive=2, numa_nodes=[0]) == {"cpus": "1-2"}

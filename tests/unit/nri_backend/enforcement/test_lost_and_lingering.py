@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No other container gets the CPUs of a running container, whatever state is lost and in whichever order."""
+"""No other container gets a running container's CPUs, whatever state is lost and in whatever order."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ from tests.rigs.partition_tree import PARTITION, PartitionTree
 
 ONE = cpu_record("c1", "cpus=2-3")
 POOL = parse_cpu_list("1,4-7")
-"""The shared pool while the claim's CPUs are not part of it."""
+"""The shared pool when the claim's CPUs are not part of it."""
 
 
 def listed(id_: str, *env: str) -> Container:
@@ -31,12 +31,12 @@ def listed(id_: str, *env: str) -> Container:
 
 
 async def lose_record(node: Node) -> None:
-    """Removes the claim file and reads the directory."""
+    """Removes the claim file and has the instance read the directory."""
     node.unprepare(ONE)
     await node.enforcer.claim_files.refresh(thorough=True)
 
 
-async def test_a_claim_without_any_record_survives_a_reconnection_of_the_runtime(memory: Path) -> None:
+async def test_a_claim_without_any_record_survives_a_runtime_reconnection(memory: Path) -> None:
     """The enforcement record cannot be written, and then the claim file is lost."""
     async with enforcing(Node(memory)) as node:
         (memory / "enforcement-records").write_text("in the way")
@@ -47,7 +47,7 @@ async def test_a_claim_without_any_record_survives_a_reconnection_of_the_runtime
         assert node.cpus(path) == "2-3"
 
 
-async def test_a_container_that_is_not_listed_keeps_its_cpus_while_a_process_lives(memory: Path) -> None:
+async def test_a_container_that_is_not_listed_keeps_its_cpus_while_one_of_its_processes_runs(memory: Path) -> None:
     """The runtime reported the container's end while no instance was connected. The CPUs stay out of the pool, even
     across a backend restart.
     """
@@ -65,9 +65,9 @@ async def test_a_container_that_is_not_listed_keeps_its_cpus_while_a_process_liv
         assert "claim" not in node.reports
 
 
-async def test_a_container_gets_its_claim_when_the_last_process_of_the_owner_has_ended(memory: Path) -> None:
-    """The container started while no instance was connected, and a process of the init container that owns the claim
-    was still running.
+async def test_a_container_gets_its_claim_when_the_owners_last_process_has_ended(memory: Path) -> None:
+    """The container started while no instance was connected. At that time, a process of the init container that owns
+    the claim was still running.
     """
     async with enforcing(Node(memory)) as node:
         init = await node.run("init", *node.claim(ONE), name="init")
@@ -86,7 +86,7 @@ async def test_a_container_gets_its_claim_when_the_last_process_of_the_owner_has
 async def test_a_leftover_process_of_a_container_without_claims_leaves_claimed_cpus(memory: Path) -> None:
     """The runtime has removed the container.
 
-    Its process is moved until it has ended, and then the container is forgotten.
+    Until its leftover process has ended, the process is moved off claimed CPUs. Then the container is forgotten.
     """
     async with enforcing(Node(memory)) as node:
         left = container("left", of="p2")
@@ -102,10 +102,10 @@ async def test_a_leftover_process_of_a_container_without_claims_leaves_claimed_c
 
 
 @pytest.mark.parametrize("claims", [True, False])
-async def test_a_leftover_process_is_moved_back_if_another_process_has_changed_its_cpuset(
+async def test_a_leftover_process_is_moved_back_if_another_process_changed_its_cpuset(
     memory: Path, claims: bool
 ) -> None:
-    """The container is stopped before an audit has seen the change."""
+    """The container is stopped before an audit has detected the change."""
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
         env = node.claim(cpu_record("c2", "cpus=4-5", pods=["p2"])) if claims else ()
@@ -117,9 +117,9 @@ async def test_a_leftover_process_is_moved_back_if_another_process_has_changed_i
         await node.until(lambda: node.cpus(left) == before)
 
 
-async def test_a_partition_of_an_ended_container_is_not_repaired(memory: Path) -> None:
-    """The container's cgroup may be removed at any moment (docs/adr/0029). Remaining processes stay on its CPUs as
-    members.
+async def test_an_ended_containers_partition_is_not_repaired(memory: Path) -> None:
+    """The container's cgroup may be removed at any moment (docs/adr/0029). Remaining processes stay on the container's
+    CPUs, in a cgroup that is a member instead of a partition.
     """
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(ONE))
@@ -133,8 +133,8 @@ async def test_a_partition_of_an_ended_container_is_not_repaired(memory: Path) -
         assert (node.partition(db), node.cpus(db)) == ("member", "2-3")
 
 
-async def test_a_sibling_leaves_the_cpus_of_an_ended_partition_at_the_event_of_the_kernel(memory: Path) -> None:
-    """The sibling does not wait for the next audit."""
+async def test_a_sibling_leaves_an_ended_partitions_cpus_on_the_kernels_event(memory: Path) -> None:
+    """The sibling is moved without waiting for the next audit."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
         await overlap(node, db, sidecar)
@@ -144,18 +144,20 @@ async def test_a_sibling_leaves_the_cpus_of_an_ended_partition_at_the_event_of_t
 
 
 async def overlap(node: Node, db: str, sibling: str) -> None:
-    """Writes a sibling's cpuset as another process, on the CPUs of a partition that has ended."""
+    """Writes a sibling's cpuset, as another process would, so that it overlaps a partition whose container has
+    ended.
+    """
     await node.enforcer.stop_container(pod("p1"), container("db"))
     node.kernel.set(sibling, "cpuset.cpus", "0-7")
     assert "invalid" in node.partition(db)
 
 
 @pytest.mark.parametrize("end", ["the last process ends", "the cgroup is removed"])
-async def test_the_pool_holds_the_cpus_of_an_ended_container_whose_partition_is_invalidated(
+async def test_the_pool_excludes_an_ended_containers_cpus_if_its_partition_is_invalidated(
     memory: Path, end: str
 ) -> None:
-    """One of the container's processes is still running. The kernel returns the CPUs to all others, and does not report
-    that in this test.
+    """One of the container's processes is still running. The kernel returns the CPUs to all other cgroups, and does not
+    report that in this test.
 
     An invalid partition must not outlive its cgroup, so it becomes a member.
     """
@@ -176,8 +178,10 @@ async def test_the_pool_holds_the_cpus_of_an_ended_container_whose_partition_is_
         assert not node.enforcer.state.pool.held
 
 
-async def test_the_pool_holds_the_cpus_of_an_ended_partition_that_are_online_again(memory: Path) -> None:
-    """All CPUs of the partition were offline, which invalidates it. A process of the container is still running."""
+async def test_the_pool_excludes_an_ended_partitions_cpus_when_they_are_online_again(memory: Path) -> None:
+    """All of the partition's CPUs were offline, which invalidates the partition. One of the container's processes is
+    still running.
+    """
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         plain, db = await node.run("plain", of="p2"), await node.run("db", *node.claim(ONE))
         await node.enforcer.stop_container(pod("p1"), container("db"))
@@ -188,12 +192,11 @@ async def test_the_pool_holds_the_cpus_of_an_ended_partition_that_are_online_aga
         assert node.partition(db) == "member"
 
 
-async def test_a_running_partition_is_made_again_when_its_cpus_are_online_again(memory: Path) -> None:
-    """All CPUs of the partition were offline, which invalidates it. No other container has to be moved."""
+async def test_a_running_partition_is_recreated_when_its_cpus_are_online_again(memory: Path) -> None:
+    """All of the partition's CPUs were offline, which invalidates the partition. No other container has to be moved."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         plain, db = await node.run("plain", of="p2"), await node.run("db", *node.claim(ONE))
-        # No tick reads the machine before the kernel's files have changed as well, and neither does a job with an older
-        # plan.
+        # Until the kernel's files have changed too, no tick reads the machine, and no job with an older plan runs.
         node.enforcer._auditor._next.tick += 1000
         node.host = replace(node.host, online=parse_cpu_list("0-1,4-7"))
         await node.enforcer._auditor.host.refresh()
@@ -209,12 +212,12 @@ async def test_a_running_partition_is_made_again_when_its_cpus_are_online_again(
         assert not [path for path, name, _ in node.kernel.written if (path, name) == (plain, "cpuset.cpus")]
 
 
-async def test_a_partition_that_was_refused_because_its_cpus_went_offline_is_made_again_when_they_return(
+async def test_a_partition_refused_because_its_cpus_went_offline_is_recreated_when_they_return(
     memory: Path,
 ) -> None:
-    """The kernel has reported the change before the backend has read that the CPUs are offline.
+    """The kernel reports the change before the backend has read that the CPUs are offline.
 
-    The next audit that retries each rejected partition would come a minute later.
+    The next audit that retries every refused partition would only run a minute later.
     """
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         db, auditor = await node.run("db", *node.claim(ONE)), node.enforcer._auditor
@@ -233,13 +236,13 @@ async def test_a_partition_that_was_refused_because_its_cpus_went_offline_is_mad
 
 
 def set_online(node: Node, cpus: str) -> None:
-    """Takes CPUs offline and online."""
+    """Takes CPUs offline and brings CPUs online."""
     node.kernel.online = cpus
     node.kernel.settle(POD)
     node.host = replace(node.host, online=parse_cpu_list(cpus))
 
 
-async def test_a_restarted_container_waits_for_an_earlier_life_whose_partition_was_invalidated(memory: Path) -> None:
+async def test_a_restarted_container_waits_for_its_predecessor_whose_partition_was_invalidated(memory: Path) -> None:
     """Both cgroups would have the same CPUs, and the kernel would reject the new partition."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
@@ -253,8 +256,8 @@ async def test_a_restarted_container_waits_for_an_earlier_life_whose_partition_w
         assert node.partition(await node.run("again", *env_of(ONE))) == "root"
 
 
-async def test_an_invalid_partition_of_an_ended_container_becomes_a_member_after_a_restart(memory: Path) -> None:
-    """The kernel has invalidated it while no backend ran."""
+async def test_an_ended_containers_invalid_partition_becomes_a_member_after_a_restart(memory: Path) -> None:
+    """The kernel invalidated the partition while no backend was running."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
     node.kernel.set(sidecar, "cpuset.cpus", "0-7")
@@ -265,7 +268,7 @@ async def test_an_invalid_partition_of_an_ended_container_becomes_a_member_after
         assert restarted.cpus(db) == "2-3"
 
 
-async def test_a_standby_leaves_an_invalid_partition_of_an_ended_container_alone(memory: Path) -> None:
+async def test_a_standby_does_not_touch_an_ended_containers_invalid_partition(memory: Path) -> None:
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
     standby = Node(memory, tree=lambda _: node.kernel)
@@ -277,7 +280,7 @@ async def test_a_standby_leaves_an_invalid_partition_of_an_ended_container_alone
         assert "invalid" in standby.partition(db)
 
 
-async def test_a_start_does_not_wait_for_the_next_tick_after_the_last_process_has_ended(memory: Path) -> None:
+async def test_a_start_does_not_wait_for_the_next_tick_once_the_last_process_has_ended(memory: Path) -> None:
     """The runtime has stopped the other container. Its process ends and its cgroup is removed between two ticks."""
     async with enforcing(Node(memory)) as node:
         path = await node.run("left", of="p2")
@@ -289,8 +292,8 @@ async def test_a_start_does_not_wait_for_the_next_tick_after_the_last_process_ha
         assert node.cpus(claim) == "2-3"
 
 
-async def test_a_standby_that_is_called_first_learns_the_answer_at_the_start(memory: Path) -> None:
-    """The kubelet states 64 MiB and the claim has 32 MiB. The limit is still 96 MiB after the hand-over."""
+async def test_a_standby_that_is_called_first_learns_the_active_instances_answer_at_the_start(memory: Path) -> None:
+    """The kubelet states 64 MiB, and the claim has 32 MiB. The limit is still 96 MiB after the hand-over."""
     standby = Node(memory)
     async with enforcing(Node(memory)) as active:
         await standby.enforcer.synchronize([], [])
@@ -305,8 +308,8 @@ async def test_a_standby_that_is_called_first_learns_the_answer_at_the_start(mem
     assert standby.kernel.get(path, "hugetlb.2MB.max") == str(96 * MI)
 
 
-async def test_removed_enforcement_records_are_written_again(memory: Path) -> None:
-    """Another instance or a cleanup of the host has removed the files."""
+async def test_removed_enforcement_records_are_rewritten(memory: Path) -> None:
+    """Another instance, or a cleanup on the host, has removed the files."""
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
         for file in (memory / "enforcement-records").iterdir():
@@ -316,8 +319,8 @@ async def test_removed_enforcement_records_are_written_again(memory: Path) -> No
         assert os.listdir(memory / "enforcement-records") == ["claim.json"]  # noqa: PTH208
 
 
-async def test_a_record_that_disappears_while_the_container_is_removed_frees_no_cpus(memory: Path) -> None:
-    """The removal still waits for the kernel, and it must not restore the earlier state."""
+async def test_a_record_that_disappears_while_its_container_is_removed_frees_no_cpus(memory: Path) -> None:
+    """The removal is still waiting for the kernel, and must not restore the earlier state when it continues."""
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
         inside, go = threading.Event(), threading.Event()
@@ -338,8 +341,8 @@ async def test_a_record_that_disappears_while_the_container_is_removed_frees_no_
 
 
 async def test_a_container_that_stops_while_the_cgroup_tree_is_hidden_keeps_its_cpus(memory: Path) -> None:
-    """A mount over the tree does not end a process. The CPUs stay allocated until the tree shows that the process has
-    ended.
+    """Mounting something over the tree does not end a process. The CPUs stay allocated until the tree shows that the
+    process has ended.
     """
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
@@ -360,7 +363,9 @@ async def test_a_container_that_stops_while_the_cgroup_tree_is_hidden_keeps_its_
 async def test_a_container_first_seen_while_the_cgroup_tree_is_hidden_keeps_its_cpus(
     memory: Path, listed_again: bool
 ) -> None:
-    """The container's claim file is lost, and the mount hides whether the enforcement record belongs to its cgroup."""
+    """The container's claim file is lost, and the mount over the tree hides whether the enforcement record belongs to
+    the container's cgroup.
+    """
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))
         node.unprepare(ONE)
@@ -396,8 +401,8 @@ async def test_a_container_whose_cgroup_reappears_is_enforced_again(memory: Path
         assert node.enforcer.state.pool.shared == POOL
 
 
-async def test_an_unreadable_sub_cgroup_does_not_hide_the_cpus_of_the_container(memory: Path) -> None:
-    """The container has changed the mode of the files. The sub-cgroup has no more CPUs than its parent."""
+async def test_an_unreadable_sub_cgroup_does_not_hide_the_containers_cpus(memory: Path) -> None:
+    """The container has changed the files' mode. The sub-cgroup has no CPUs that its parent does not have."""
     async with enforcing(Node(memory)) as node:
         path = await node.run("dind", of="p9")
         node.kernel.make(f"{path}/container")
@@ -409,8 +414,10 @@ async def test_an_unreadable_sub_cgroup_does_not_hide_the_cpus_of_the_container(
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
 
 
-async def test_variables_that_the_answer_adds_do_not_exceed_the_limit(memory: Path) -> None:
-    """The container has the maximum number of variables and, after a restart, also those that the answer has added."""
+async def test_variables_that_the_answer_added_do_not_exceed_the_limit(memory: Path) -> None:
+    """The container has the maximum number of variables and, after a restart, also the variables that the answer has
+    added.
+    """
     records = [cpu_record(f"c{i}", *(f"r{j}=2-3" for j in range(32))) for i in range(MAX_VARIABLES // 32)]
     async with enforcing(Node(memory)) as node:
         stored, _ = await node.create("claim", *(entry for record in records for entry in node.claim(record)))

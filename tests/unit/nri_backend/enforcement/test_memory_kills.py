@@ -25,16 +25,16 @@ ONE, TWO = (memory_record(uid, ("a", 1, 48 * MI, PLAIN)) for uid in ("m1", "m2")
 
 
 class SlowTree(KernelTree):
-    """A tree where one read of a count returns only after ``gate`` is set."""
+    """A tree in which one read of a kill count returns only after ``gate`` is set."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.held = ""
-        """The cgroup for which the next read of the count waits, or "" for none."""
+        """The cgroup whose next kill count read waits, or "" if none does."""
         self.began, self.gate = threading.Event(), threading.Event()
 
     def read(self, path: str, name: str) -> str:
-        """Reads the file and waits before it returns the content."""
+        """Reads the file, but waits before it returns the content."""
         text = super().read(path, name)
         if name == "memory.events" and path == self.held:
             self.held = ""
@@ -44,7 +44,7 @@ class SlowTree(KernelTree):
 
 
 class RecordingTree(KernelTree):
-    """A tree that records the cgroups whose kill count was read."""
+    """A tree that records the cgroups whose kill counts were read."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -66,14 +66,14 @@ async def node(memory: Path) -> Node:
 
 
 def kills(node: Node) -> dict[str, int]:
-    """Returns the reported kills, by container."""
+    """Returns the reported kills by container."""
     return {name: report.memory_kills for name, report in node.reports.items()}
 
 
 @pytest.mark.parametrize("seen_by", ["event", "audit"])
-async def test_a_kill_of_a_claim_container_is_reported_once(node: Node, seen_by: str) -> None:
-    """The container's cgroup is removed with its last process. The kill is found in the pod's count, and attributed to
-    it.
+async def test_a_kill_in_a_claim_container_is_reported_once(node: Node, seen_by: str) -> None:
+    """The container's cgroup is removed with its last process. The kill shows up in the pod's count and is attributed
+    to the container.
     """
     env = node.claim(ONE)
     await node.run("side", name="side")
@@ -90,8 +90,8 @@ async def test_a_kill_of_a_claim_container_is_reported_once(node: Node, seen_by:
     assert kills(node) == {"side": 0, "main": 1, "again": 0}
 
 
-async def test_a_kill_is_attributed_although_the_audit_found_the_container_gone_before(node: Node) -> None:
-    """The audit marks the container as stopped before the kills are counted. The next container that ends is not
+async def test_a_kill_is_attributed_even_if_the_audit_has_already_found_the_container_gone(node: Node) -> None:
+    """The audit marks the container as stopped before the kills are counted. The next container that ends must not be
     blamed.
     """
     env = node.claim(ONE)
@@ -109,8 +109,8 @@ async def test_a_kill_is_attributed_although_the_audit_found_the_container_gone_
     assert kills(node) == {"side": 0, "main": 1}
 
 
-async def test_kills_of_containers_without_a_memory_claim_are_not_reported(node: Node) -> None:
-    """The kills are not attributed to the claim container either, before or after its start."""
+async def test_kills_in_containers_without_a_memory_claim_are_not_reported(node: Node) -> None:
+    """Such kills are not attributed to the claim container either, whether they happen before or after it starts."""
     side = await node.run("side", name="side")
     node.kernel.kill_for_memory(side)
     env = node.claim(ONE)
@@ -124,7 +124,7 @@ async def test_kills_of_containers_without_a_memory_claim_are_not_reported(node:
 async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cannot_be_written(
     node: Node, memory: Path
 ) -> None:
-    """The audit has not run since the container was created, so StartContainer reads the pod's counts."""
+    """The audit has not run since the container was created, so StartContainer reads the pod's kill counts."""
     (memory / "enforcement-records").write_text("in the way")
     side = await node.run("side", name="side")
     node.kernel.kill_for_memory(side)
@@ -136,10 +136,12 @@ async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cann
     assert kills(node) == {"side": 0, "main": 1}
 
 
-async def test_a_pod_is_read_between_the_creation_and_the_start_of_its_first_claim_container(memory: Path) -> None:
-    """The start reads no count then. Kills before the reading are not attributed to the container, but later ones are.
+async def test_a_pods_kill_count_is_read_between_creation_and_start_of_its_first_claim_container(memory: Path) -> None:
+    """The start itself then reads no kill count. Kills before the reading are not attributed to the container, but
+    later ones are.
 
-    This includes a kill that removes the container's cgroup before its own count was read, even without a report.
+    The later ones include a kill that removes the container's cgroup before its own count was read, even if the runtime
+    does not report it.
     """
     node = Node(memory, tree=RecordingTree)
     assert isinstance(node.kernel, RecordingTree)
@@ -169,7 +171,7 @@ async def test_a_pod_is_read_between_the_creation_and_the_start_of_its_first_cla
 
 
 async def test_without_the_memory_controller_no_kill_is_reported(node: Node) -> None:
-    """Containers of the pod still start and stop."""
+    """The pod's containers still start and stop."""
     env = node.claim(memory_record("m1", ("a", 1, 2 * MI, 2 * MI)))
     path = await node.run("main", *env)
     for group in (path, POD):
@@ -178,8 +180,8 @@ async def test_without_the_memory_controller_no_kill_is_reported(node: Node) -> 
     assert kills(node) == {"main": 0}
 
 
-async def test_reported_kills_survive_a_reconnection_of_the_runtime(node: Node) -> None:
-    """The runtime lists its containers again, and later kills are added."""
+async def test_reported_kills_survive_a_runtime_reconnection(node: Node) -> None:
+    """The runtime lists its containers again, and later kills are added to the reported ones."""
     env = node.claim(ONE)
     path = await node.run("main", *env)
     node.kernel.kill_for_memory(path)
@@ -195,8 +197,10 @@ async def test_reported_kills_survive_a_reconnection_of_the_runtime(node: Node) 
     assert [sample.value for sample in counter.samples] == [2]
 
 
-async def test_a_kill_is_counted_once_if_a_hook_and_the_audit_read_at_the_same_time(memory: Path) -> None:
-    """The audit has read the count before the kill, and processes it after the hook has processed a later one."""
+async def test_a_kill_is_counted_once_if_a_hook_and_the_audit_read_concurrently(memory: Path) -> None:
+    """The audit reads the count before the kill, but processes this reading after the hook has processed a later
+    one.
+    """
     node = Node(memory, tree=SlowTree)
     assert isinstance(node.kernel, SlowTree)
     await node.enforcer.activate()
@@ -215,10 +219,10 @@ async def test_a_kill_is_counted_once_if_a_hook_and_the_audit_read_at_the_same_t
     assert kills(node) == {"main": 1, "other": 0}
 
 
-async def test_a_container_that_starts_while_its_pod_is_read_is_still_counted(memory: Path) -> None:
-    """The audit reads the pod before the container's cgroup is created, and handles the reading after the start.
+async def test_a_container_that_starts_while_its_pod_is_being_read_is_still_counted(memory: Path) -> None:
+    """The audit reads the pod before the container's cgroup is created, and processes the reading after the start.
 
-    The cgroup that is missing in the reading must not count as removed.
+    The reading does not contain the cgroup, but must not cause it to be treated as removed.
     """
     node = Node(memory, tree=SlowTree)
     assert isinstance(node.kernel, SlowTree)
@@ -240,7 +244,9 @@ async def test_a_container_that_starts_while_its_pod_is_read_is_still_counted(me
 
 
 async def test_only_pods_whose_count_has_changed_are_read_again(memory: Path) -> None:
-    """An audit of all containers reads all pods: with memory_localevents, a pod's count excludes its containers."""
+    """Only an audit of all containers reads all pods, because with memory_localevents a pod's count excludes its
+    containers.
+    """
     node = Node(memory, tree=RecordingTree)
     assert isinstance(node.kernel, RecordingTree)
     await node.enforcer.activate()
@@ -266,7 +272,7 @@ async def test_only_pods_whose_count_has_changed_are_read_again(memory: Path) ->
 
 
 async def test_a_pod_whose_count_could_not_be_read_is_read_again(node: Node) -> None:
-    """The process had no free descriptor (EMFILE), but the descriptor of the watch was still open."""
+    """The backend had no free file descriptor (EMFILE), but the watch's descriptor was still open."""
     path = await node.run("main", *node.claim(ONE))
     watcher = node.enforcer._kills
     await watcher.look_at_changed()
@@ -281,8 +287,8 @@ async def test_a_pod_whose_count_could_not_be_read_is_read_again(node: Node) -> 
     assert kills(node) == {"main": 1}
 
 
-async def test_a_kill_of_a_vanished_sibling_is_not_attributed_to_the_claim_container(node: Node) -> None:
-    """The runtime is not connected and does not report its end. An earlier audit has seen the sibling."""
+async def test_a_kill_in_a_vanished_sibling_is_not_attributed_to_the_claim_container(node: Node) -> None:
+    """An earlier audit has seen the sibling. The runtime is not connected, so it does not report the sibling's end."""
     await node.run("main", *node.claim(ONE))
     side = await node.run("side", name="side")
     await node.enforcer._auditor.audit(full=True)
@@ -293,7 +299,7 @@ async def test_a_kill_of_a_vanished_sibling_is_not_attributed_to_the_claim_conta
     assert kills(node)["main"] == 0
 
 
-async def test_kills_are_found_if_a_pod_does_not_count_those_of_its_containers(node: Node) -> None:
+async def test_kills_are_found_even_if_a_pods_count_excludes_its_containers(node: Node) -> None:
     """This is the case if cgroup2 is mounted with memory_localevents."""
     path = await node.run("main", *node.claim(ONE))
     await node.enforcer._auditor.audit(full=True)
@@ -303,7 +309,7 @@ async def test_kills_are_found_if_a_pod_does_not_count_those_of_its_containers(n
 
 
 def test_only_oom_kill_is_parsed_from_memory_events() -> None:
-    """The counter oom_kill counts killed processes. Other counters such as oom and max count other events."""
+    """The oom_kill counter counts killed processes. Counters such as oom and max count other events."""
     assert kill_count("low 0\nhigh 4\nmax 12\noom 3\noom_kill 2\noom_group_kill 1\n") == 2
     assert kill_count("low 0\nhigh 0\n") == kill_count("") == 0
 
@@ -340,8 +346,8 @@ _Reading = tuple[int, dict[str, int | None], str, dict[str, int]]
     ],
 )
 def test_kills_are_attributed_by_counts_and_ends(readings: list[_Reading]) -> None:
-    """A kill is attributed by the container's own count, else to the container that has just ended, else to the only
-    one that is gone.
+    """A kill is attributed by the containers' own counts if possible. Otherwise it is attributed to the container that
+    has just ended or, if none has, to the only container that is gone.
     """
     pod = PodKills(total=0)
     for total, own, ended, expected in readings:
@@ -349,13 +355,13 @@ def test_kills_are_attributed_by_counts_and_ends(readings: list[_Reading]) -> No
 
 
 def test_kills_before_the_first_reading_are_not_attributed() -> None:
-    """A container that ends later is not blamed for them."""
+    """A container that ends later is not blamed for kills before the first reading."""
     assert PodKills(total=3).take(3, {"a": 0}, ended="a") == {}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=30))
 def test_every_kill_is_attributed_exactly_once(steps: list[tuple[str, bool, bool]]) -> None:
-    """For any order of kills, readings and ends, each container is finally attributed exactly the kills that it had."""
+    """In whatever order kills, readings and ends happen, each container ends up with exactly the kills that it had."""
     pod, total = PodKills(total=0), 0
     own = dict.fromkeys("abc", 0)
     happened, attributed = dict.fromkeys("abc", 0), dict.fromkeys("abc", 0)

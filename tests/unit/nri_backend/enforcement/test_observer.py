@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance that only observes reports exactly the values that an audit would write, and its hooks change nothing."""
+"""An instance in observe mode reports exactly the values that an audit would write, and its hooks change nothing."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ Content = dict[str, tuple[str, bytes]]
 
 
 def content(tree: CgroupTree) -> Content:
-    """Returns text and attribute of each file and cgroup, without those files that the kernel computes."""
+    """Returns each file's and cgroup's content and attribute, except for files that the kernel computes."""
     found: Content = {}
     for path in Path(tree.root).rglob("*"):
         attribute = b""
@@ -47,7 +47,7 @@ def content(tree: CgroupTree) -> Content:
 
 
 def observer_of(node: Node) -> Observer:
-    """Returns an observer of the node's state and cgroups."""
+    """Returns an observer for the node's state and cgroups."""
     files = ObservedFiles()
     tree = CgroupTree(node.kernel.root, files)
     return Observer(node.enforcer, tree, files, lambda: ())
@@ -59,7 +59,7 @@ def desired(found: Observation) -> dict[str, str]:
 
 
 def drift(node: Node, chance: random.Random, paths: list[str]) -> None:
-    """Changes some files as other programs and users do."""
+    """Changes some files, as other programs and users would."""
     values = {
         "cpuset.cpus": ("", "0-7", "1-3", "4"),
         "cpuset.mems": ("", "0", "0-1"),
@@ -75,9 +75,9 @@ def drift(node: Node, chance: random.Random, paths: list[str]) -> None:
 
 @pytest.mark.parametrize("tree", [KernelTree, PartitionTree])
 @pytest.mark.parametrize("seed", range(8))
-async def test_an_audit_writes_what_was_reported(tmp_path: Path, seed: int, tree: type[KernelTree]) -> None:
-    """With random pods, claims and drift, a pass changes no file, and audits then write exactly the reported
-    changes.
+async def test_an_audit_writes_exactly_what_was_reported(tmp_path: Path, seed: int, tree: type[KernelTree]) -> None:
+    """With random pods, claims and drift, an observation pass changes no file, and the audits that follow write exactly
+    the changes that it reported.
     """
     chance = random.Random(seed)
     node = Node(tmp_path, guard=chance.random() < 0.5, tree=tree)
@@ -107,8 +107,8 @@ async def test_an_audit_writes_what_was_reported(tmp_path: Path, seed: int, tree
         return {path: text.partition(" ")[0] for path, (text, _) in after.items() if text != before[path][0]}
 
     for _ in range(20):
-        # An invalidated partition is created again after the sibling that invalidated it was moved. On a busy machine a
-        # job counts as hanging, and a later round repeats it.
+        # An invalidated partition is recreated after the sibling that invalidated it was moved. On a busy machine, a
+        # job may count as hanging, and a later round then repeats it.
         node.ahead += 5.0
         node.enforcer._auditor.request_audit()
         await node.enforcer._auditor._round()
@@ -119,7 +119,7 @@ async def test_an_audit_writes_what_was_reported(tmp_path: Path, seed: int, tree
 
 
 class Observed:
-    """A node whose only instance observes."""
+    """A node whose only instance is in observe mode."""
 
     def __init__(self, root: Path, reserved: str = "0") -> None:
         self.files = ObservedFiles()
@@ -131,7 +131,7 @@ class Observed:
         return self.node.enforcer
 
 
-async def test_hooks_answer_nothing_and_refuse_claims(tmp_path: Path) -> None:
+async def test_hooks_change_nothing_and_refuse_claims(tmp_path: Path) -> None:
     """A container without a claim starts with the runtime's settings. A container with a claim is rejected with a
     remedy.
     """
@@ -156,8 +156,8 @@ async def test_hooks_answer_nothing_and_refuse_claims(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["damaged record", "other pod"])
-async def test_a_claim_with_a_file_is_refused_although_its_record_allows_nothing(tmp_path: Path, fault: str) -> None:
-    """The container would run on the CPUs of other containers. A container that names a claim without a file starts."""
+async def test_a_claim_with_a_file_is_refused_even_if_its_record_allows_nothing(tmp_path: Path, fault: str) -> None:
+    """The container would run on other containers' CPUs. A container that names a claim without a file starts."""
     observed = Observed(tmp_path)
     async with enforcing(observed.node) as node:
         env, without_file = node.claim(cpu_record("c1", "r=2-3")), env_of(cpu_record("c2", "r=4"))
@@ -171,7 +171,7 @@ async def test_a_claim_with_a_file_is_refused_although_its_record_allows_nothing
 
 
 async def test_a_refused_start_kills_nothing(tmp_path: Path) -> None:
-    """If the container was created before the mode was switched, its start is rejected, and ``cgroup.kill`` is not
+    """If a container was created before the mode was switched, its start is rejected, but ``cgroup.kill`` is not
     written.
     """
     observed = Observed(tmp_path)
@@ -186,7 +186,7 @@ async def test_a_refused_start_kills_nothing(tmp_path: Path) -> None:
 
 
 async def test_the_report_is_bounded(tmp_path: Path) -> None:
-    """The list has at most 512 changes, and the total counts all of them."""
+    """The list has at most 512 changes, but the total counts all of them."""
     node = Node(tmp_path, guard=True)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
@@ -200,8 +200,8 @@ async def test_the_report_is_bounded(tmp_path: Path) -> None:
     assert observer.observation.total == 600
 
 
-async def test_interrupts_are_reported_and_stay(tmp_path: Path) -> None:
-    """A pass of the host isolation only records affinities and originals, and writes neither interrupts nor stored
+async def test_interrupts_are_reported_and_not_moved(tmp_path: Path) -> None:
+    """A host isolation pass only records affinities and originals. It writes neither interrupts nor stored
     originals.
     """
     irqs, state, files = IrqTree(tmp_path), state_with_claims(), ObservedFiles()
@@ -223,7 +223,7 @@ async def test_interrupts_are_reported_and_stay(tmp_path: Path) -> None:
 
 
 async def test_updates_that_the_runtime_would_write_are_reported(tmp_path: Path) -> None:
-    """In pool mode the answer to Synchronize sets every empty cpuset, although all CPUs are effective."""
+    """In pool mode, the answer to Synchronize sets every empty cpuset, although all CPUs are effective."""
     observed = Observed(tmp_path, reserved="")
     node = observed.node
     path = node.make_cgroups(pod("p1"), container("a"))

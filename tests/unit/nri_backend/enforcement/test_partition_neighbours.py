@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitions next to unpartitioned claims, siblings, orphans, earlier lives and standbys: no claimed CPU is shared."""
+"""Partitions next to unpartitioned claims, siblings, orphans, earlier instances of a container and standbys: no claimed
+CPU is shared.
+"""
 
 import asyncio
 import contextlib
@@ -28,13 +30,13 @@ SHARED = parse_cpu_list("1-3")
 
 
 async def advance(node: Node, seconds: int = 70) -> None:
-    """Advances the audit's clock by this time."""
+    """Advances the audit's clock by the given time."""
     end = node.ahead + seconds
     await node.until(lambda: node.ahead >= end)
 
 
 async def test_a_container_with_a_shared_and_an_unshared_claim_is_enforced_by_the_pool(tmp_path: Path) -> None:
-    """The container cannot be a partition. All other containers leave the CPUs of both claims."""
+    """Such a container cannot be a partition. All other containers leave the CPUs of both claims."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         shared, unshared = cpu_record("s", "r=4-5", pool=True), cpu_record("c1", "r=2-3")
@@ -44,8 +46,8 @@ async def test_a_container_with_a_shared_and_an_unshared_claim_is_enforced_by_th
         assert node.reports["db"].fallback_reason == "", "the claims ask for it, so it is not a warning"
 
 
-async def test_a_claim_becomes_a_partition_after_a_container_that_also_had_a_shared_claim(tmp_path: Path) -> None:
-    """The other claim of that container was the reason for the pool, not the kernel."""
+async def test_a_claim_can_become_a_partition_after_a_container_with_a_shared_claim(tmp_path: Path) -> None:
+    """The reason for the fallback was the other claim of the previous container, not the kernel."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         unshared = node.claim(cpu_record("c1", "r=2-3"))
         await node.run("both", *unshared, *node.claim(cpu_record("s", "r=4-5", pool=True)))
@@ -54,9 +56,9 @@ async def test_a_claim_becomes_a_partition_after_a_container_that_also_had_a_sha
         assert (node.reports["alone"].exclusivity, node.reports["alone"].fallback_reason) == ("partition", "")
 
 
-async def test_a_claim_without_a_partition_stays_held_between_attempts_to_start(tmp_path: Path) -> None:
-    """If the CPUs were released, the other containers would return between the attempts, and each attempt would start
-    over.
+async def test_a_claim_without_a_partition_stays_held_between_start_attempts(tmp_path: Path) -> None:
+    """If the CPUs were released, the other containers would return to them between attempts, and each attempt would
+    start from scratch.
     """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
@@ -78,20 +80,20 @@ async def test_a_claim_without_a_partition_stays_held_between_attempts_to_start(
         await node.until(lambda: node.cpus(plain) == "1-7")
 
 
-async def test_a_sibling_that_was_not_audited_yet_is_moved_before_a_claim_container_is_created(tmp_path: Path) -> None:
-    """The sibling started before the claim was prepared. The creation waits until it has moved."""
+async def test_a_sibling_that_has_not_been_audited_is_moved_before_a_claim_container_is_created(tmp_path: Path) -> None:
+    """The sibling started before the claim was prepared. The creation waits until the sibling has been moved."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         await node.run("first", of="p2")
         await node.until(lambda: node.reports["first"].cpus)
-        node.ahead -= 100  # no tick of the audit is due
+        node.ahead -= 100  # no audit tick is due
         sidecar = await node.run("sidecar", name="sidecar")
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         assert (node.cpus(db), node.cpus(sidecar)) == ("2-3", "1,4-7")
 
 
-async def test_a_sibling_that_has_not_started_is_moved_before_a_partition_is_made(tmp_path: Path) -> None:
-    """The sibling's cgroup was created before the claim's record appeared. No audit writes it, and nothing moves it
-    later.
+async def test_a_sibling_that_has_not_started_is_moved_before_a_partition_is_created(tmp_path: Path) -> None:
+    """The sibling's cgroup was created before the claim's record appeared. No audit writes to this cgroup, so nothing
+    would move the sibling later.
     """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         stored, _ = await node.create("sidecar", name="sidecar")
@@ -103,8 +105,8 @@ async def test_a_sibling_that_has_not_started_is_moved_before_a_partition_is_mad
         assert (node.partition(db), node.cpus(sidecar)) == ("isolated", "1,4-7")
 
 
-async def test_an_attempt_that_was_never_started_does_not_block_the_partition_of_the_next_one(tmp_path: Path) -> None:
-    """The kubelet was restarted before StartContainer. CRI-O has created the cgroup, with a waiting process."""
+async def test_an_attempt_that_was_never_started_does_not_block_the_next_ones_partition(tmp_path: Path) -> None:
+    """The kubelet was restarted before StartContainer. CRI-O has created the cgroup, with a process waiting in it."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         env = node.claim(cpu_record("c1", "r=2-3", isolation="isolated"))
         stored, _ = await node.create("first", *env)
@@ -114,14 +116,14 @@ async def test_an_attempt_that_was_never_started_does_not_block_the_partition_of
         assert (node.partition(second), node.cpus(second)) == ("isolated", "2-3")
         assert node.kernel.get(first, "cpuset.cpus") == "1,4-7"
         assert (node.reports["first"].claims, node.reports["first"].state) == ((), "created")
-        # If the runtime starts the first container after the second one has ended, the first one gets its claim.
+        # If the runtime starts the first container after the second one has ended, the first one gets the claim.
         await node.stop("second")
         await node.enforcer.start_container(pod("p1"), stored)
         assert (node.partition(first), node.cpus(first)) == ("isolated", "2-3")
 
 
 async def test_an_attempt_that_is_listed_as_created_does_not_block_the_next_partition(tmp_path: Path) -> None:
-    """The backend was restarted as well. It has made the first attempt a partition, since it may start without an
+    """The backend was restarted too. It has made the first attempt a partition, since the attempt may start without an
     event.
     """
     record = cpu_record("c1", "r=2-3", isolation="isolated")
@@ -140,7 +142,9 @@ async def test_an_attempt_that_is_listed_as_created_does_not_block_the_next_part
 
 
 async def test_an_attempt_that_is_listed_next_to_a_running_one_does_not_get_its_claims(tmp_path: Path) -> None:
-    """The kubelet runs one attempt of a container at a time. Otherwise, the first attempt would break the partition."""
+    """The kubelet runs only one attempt of a container at a time. If the first attempt got the claims, it would break
+    the second one's partition.
+    """
     record = cpu_record("c1", "r=2-3", isolation="isolated")
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         stored, _ = await node.create("first", *node.claim(record))
@@ -162,7 +166,7 @@ async def test_an_attempt_that_is_listed_next_to_a_running_one_does_not_get_its_
 async def test_a_container_without_remaining_cpus_gets_the_reserved_ones(tmp_path: Path, lazy: bool) -> None:
     """The container gets the reserved CPUs before a partition takes its last CPU.
 
-    The kernel would give it the CPUs of its parent, which include CPUs held for claims.
+    Otherwise, the kernel would give the container its parent's CPUs, which include CPUs held for claims.
     """
     async with enforcing(Node(tmp_path, lazy=lazy, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
@@ -185,7 +189,7 @@ async def test_a_container_without_remaining_cpus_gets_the_reserved_ones(tmp_pat
         assert not [cpus for cpus in seen if parse_cpu_list(cpus) & SHARED]
 
 
-async def test_siblings_leave_out_the_cpus_of_an_orphan(tmp_path: Path) -> None:
+async def test_siblings_avoid_an_orphans_cpus(tmp_path: Path) -> None:
     """The partition of a container whose record has disappeared stays valid."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         sidecar = await node.run("sidecar", name="sidecar")
@@ -213,7 +217,7 @@ async def test_a_partition_keeps_its_cpus_without_record_and_enforcement_record(
         await advance(restarted)
         assert restarted.reports["db"].cpus == {2, 3}
         assert (restarted.partition(db), restarted.kernel.get(sidecar, "cpuset.cpus")) == ("root", "1,4-7")
-        # Its partition type is not recorded anywhere, so an invalid partition cannot be created again.
+        # The container's partition type is not recorded anywhere, so an invalid partition cannot be recreated.
         plain = await restarted.run("plain", of="p2")
         restarted.kernel.set(sidecar, "cpuset.cpus", "0-7")
         await restarted.until(lambda: restarted.cpus(plain) == restarted.cpus(sidecar) == "1,4-7")
@@ -225,7 +229,7 @@ async def test_a_partition_keeps_its_cpus_without_record_and_enforcement_record(
 
 
 async def test_a_restarted_container_waits_until_its_previous_partition_has_ended(tmp_path: Path) -> None:
-    """Two overlapping cgroups of a container would make the partition invalid, and the kernel would lose its CPUs."""
+    """Two overlapping cgroups would make the partition invalid, and the kernel would lose its CPUs."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         env = node.claim(cpu_record("c1", "r=2-3"))
@@ -240,7 +244,9 @@ async def test_a_restarted_container_waits_until_its_previous_partition_has_ende
 
 
 async def test_a_standby_rejects_a_start_without_the_required_partition(tmp_path: Path) -> None:
-    """The effective CPUs are correct because CreateContainer was answered, but other containers have not left them."""
+    """The effective CPUs are correct because CreateContainer was answered, but other containers have not left these
+    CPUs.
+    """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         stored, _ = await node.create("db", *node.claim(cpu_record("c1", "r=2-3")))
         standby = Node(tmp_path, tree=lambda _: node.kernel)
@@ -254,8 +260,8 @@ async def test_a_standby_rejects_a_start_without_the_required_partition(tmp_path
         await standby.enforcer.start_container(pod("p1"), stored)
 
 
-async def test_a_standby_accepts_the_pool_if_the_enforcement_record_contains_it(tmp_path: Path) -> None:
-    """A record of another cgroup does not count."""
+async def test_a_standby_accepts_the_pool_if_the_enforcement_record_contains_the_fallback(tmp_path: Path) -> None:
+    """A record for another cgroup does not count."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         stored, _ = await node.create("db", *node.claim(cpu_record("c1", "r=2-3")))
         standby = Node(tmp_path, tree=lambda _: node.kernel)
@@ -275,8 +281,8 @@ async def test_a_standby_accepts_the_pool_if_the_enforcement_record_contains_it(
             await restarted.enforcer.start_container(pod("p1"), stored)
 
 
-async def test_an_isolated_container_is_rejected_if_its_partition_cannot_be_made_again(tmp_path: Path) -> None:
-    """A sibling has broken the partition of the container's previous life.
+async def test_an_isolated_container_is_rejected_if_its_partition_cannot_be_recreated(tmp_path: Path) -> None:
+    """A sibling broke the partition before the container was restarted.
 
     Each start tries again, even if the audit has failed before.
     """
@@ -304,23 +310,23 @@ async def test_an_isolated_container_is_rejected_if_its_partition_cannot_be_made
 
 
 class SlowTree(PartitionTree):
-    """A tree where the calls that create a partition or read the CPUs of partitions take so long that the worker skips
-    their job each time.
+    """A tree in which creating a partition, or reading the partitions' CPUs, takes so long that the worker skips the
+    job each time.
     """
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.passed_by: Callable[[str], bool] = lambda _: True
-        """Returns True if the job with this name is skipped."""
+        """Returns True if the worker has skipped the job with the given name."""
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Waits until the job is skipped before it creates a partition."""
+        """Waits until the job has been skipped before creating a partition."""
         if name == PARTITION and text != "member":
             self._wait("db")
         super().write(path, name, text)
 
     def read(self, path: str, name: str) -> str:
-        """Waits until the job is skipped before it reads the CPUs of partitions."""
+        """Waits until the job has been skipped before reading the partitions' CPUs."""
         if name == f"{EXCLUSIVE}.effective":
             self._wait("cgroups above partitions")
         return super().read(path, name)
@@ -339,8 +345,8 @@ async def slow(root: Path) -> AsyncIterator[Node]:
         yield node
 
 
-async def test_a_fallback_is_stored_if_each_attempt_is_passed_by(tmp_path: Path) -> None:
-    """A sibling has broken the partition. Until the fallback is known, the pool contains the CPUs of the claim."""
+async def test_a_fallback_is_stored_even_if_each_attempt_is_skipped(tmp_path: Path) -> None:
+    """A sibling has broken the partition. Until the fallback is known, the pool contains the claim's CPUs."""
     async with slow(tmp_path) as node:
         await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.make(f"{POD}/blocked")
@@ -349,7 +355,7 @@ async def test_a_fallback_is_stored_if_each_attempt_is_passed_by(tmp_path: Path)
         assert node.enforcer.state.pool.held == {2, 3}
 
 
-async def test_lost_cpus_are_found_if_each_reading_is_passed_by(tmp_path: Path) -> None:
+async def test_lost_cpus_are_found_even_if_each_reading_is_skipped(tmp_path: Path) -> None:
     async with slow(tmp_path) as node:
         node.kernel.make(POD)
         node.kernel.online = "0-5"
@@ -357,8 +363,8 @@ async def test_lost_cpus_are_found_if_each_reading_is_passed_by(tmp_path: Path) 
         await node.until(lambda: "no cgroup has the CPUs 6-7" in node.enforcer.state.kernel_damage)
 
 
-async def test_a_fallback_to_the_pool_concerns_the_cpu_claim_alone(tmp_path: Path) -> None:
-    """The fallback does not spread to another container through a memory claim that both share."""
+async def test_a_fallback_to_the_pool_affects_only_the_cpu_claim(tmp_path: Path) -> None:
+    """The fallback does not spread to another container through a memory claim that both containers share."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         memory = node.claim(memory_record("m", ("mem", 0, 64 << 20, 4096), pool=True))
         node.kernel.make(f"{POD}/blocked")
@@ -370,7 +376,7 @@ async def test_a_fallback_to_the_pool_concerns_the_cpu_claim_alone(tmp_path: Pat
 
 
 @pytest.mark.parametrize("root", ["", "foo.slice/foo-", "a/b/"])
-def test_exclusive_cpus_of_ended_partitions_are_released_below_any_kubelet_root(tmp_path: Path, root: str) -> None:
+def test_exclusive_cpus_of_ended_partitions_are_released_under_any_kubelet_root(tmp_path: Path, root: str) -> None:
     tree = PartitionTree(tmp_path / "cgroup")
     one, other = f"{root}kubepods/burstable/podx/a", f"{root}kubepods/pody/b"
     cpus = parse_cpu_list("2-3")
@@ -383,7 +389,7 @@ def test_exclusive_cpus_of_ended_partitions_are_released_below_any_kubelet_root(
 
 
 def test_partition_support_is_remembered_if_a_later_check_fails(tmp_path: Path) -> None:
-    """One failed reading would move every container on the node twice."""
+    """If one failed reading changed the result, every container on the node would be moved twice."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(POD)
     assert tree.partition_obstacle() == ""
@@ -392,10 +398,10 @@ def test_partition_support_is_remembered_if_a_later_check_fails(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_a_standby_knows_the_partitions_that_the_active_instance_makes(tmp_path: Path, first: bool) -> None:
-    """The standby is called before or after the active instance.
+async def test_a_standby_knows_the_active_instances_partitions(tmp_path: Path, first: bool) -> None:
+    """The runtime calls the standby before or after the active instance.
 
-    The CPUs of partitions are in the pool, which a claim may use in addition to its own.
+    The partitions' CPUs are in the pool, which a claim may use in addition to its own CPUs.
     """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         standby = Node(tmp_path, tree=lambda _: node.kernel)
@@ -414,8 +420,10 @@ async def test_a_standby_knows_the_partitions_that_the_active_instance_makes(tmp
         assert standby.enforcer.state.pool.shared == node.enforcer.state.pool.shared
 
 
-async def test_a_partition_keeps_the_cpus_of_a_lost_claim(tmp_path: Path) -> None:
-    """One of the two claims has neither a record nor an enforcement record. Threads may be pinned to its CPUs."""
+async def test_a_partition_keeps_a_lost_claims_cpus(tmp_path: Path) -> None:
+    """One of the two claims has neither a record nor an enforcement record. Threads may be pinned to that claim's
+    CPUs.
+    """
     known, lost = cpu_record("a", "r=2-3"), cpu_record("b", "r=4-5")
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(known), *node.claim(lost))
@@ -432,7 +440,7 @@ async def test_a_partition_keeps_the_cpus_of_a_lost_claim(tmp_path: Path) -> Non
 
 
 async def test_a_partition_does_not_wait_for_a_container_whose_cpus_are_offline(tmp_path: Path) -> None:
-    """The kernel gives that container the CPUs of its parent, and moves it when another one becomes a partition."""
+    """The kernel gives that container its parent's CPUs, and moves it when another container becomes a partition."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         first = await node.run("first", *node.claim(cpu_record("c1", "r=1")))
         online = parse_cpu_list("0,2-7")

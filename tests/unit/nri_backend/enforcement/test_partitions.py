@@ -36,8 +36,8 @@ def isolated(record: AllocationRecord) -> AllocationRecord:
     return record.model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})
 
 
-async def test_a_claim_container_becomes_a_partition_and_no_other_container_is_written(tmp_path: Path) -> None:
-    """Containers without claims keep the cpuset that they were created with, whatever claims are prepared and
+async def test_a_claim_container_becomes_a_partition_without_writes_to_other_containers(tmp_path: Path) -> None:
+    """Containers without claims keep the cpuset with which they were created, whatever claims are prepared and
     released.
     """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
@@ -58,7 +58,7 @@ async def test_a_claim_container_becomes_a_partition_and_no_other_container_is_w
 
 
 async def test_without_reserved_cpus_a_container_gets_no_cpuset_until_a_claim_is_held(tmp_path: Path) -> None:
-    """The container's cpuset stays empty, so CPUs that come online are added."""
+    """The container's cpuset stays empty, so the container also gets CPUs that come online."""
     async with enforcing(Node(tmp_path, reserved="", tree=PartitionTree)) as node:
         _, answer = await node.create("plain", of="p2")
         assert answer.resources.cpus == ""
@@ -68,7 +68,7 @@ async def test_without_reserved_cpus_a_container_gets_no_cpuset_until_a_claim_is
 
 
 async def test_an_isolated_claim_is_a_partition_without_load_balancing_or_is_rejected(tmp_path: Path) -> None:
-    """A sibling that uses its CPUs prevents the partition."""
+    """A sibling that uses the claim's CPUs prevents the partition."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         env = node.claim(isolated(cpu_record("c1", "r=2-3")))
         db = await node.run("db", *env)
@@ -83,8 +83,8 @@ async def test_an_isolated_claim_is_a_partition_without_load_balancing_or_is_rej
 
 @pytest.mark.parametrize("mode", ["auto", "partition"])
 async def test_a_claim_that_cannot_be_a_partition_is_enforced_by_the_pool(tmp_path: Path, mode: str) -> None:
-    """The other containers leave its CPUs before it runs, and it becomes a partition as soon as possible. With
-    ``cpuExclusivity: partition`` it is rejected.
+    """The other containers leave the claim's CPUs before the claim's container runs, and it becomes a partition as soon
+    as possible. With ``cpuExclusivity: partition``, the container is rejected.
     """
     async with enforcing(Node(tmp_path, exclusivity=mode, tree=PartitionTree)) as node:  # type: ignore[arg-type]
         plain = await node.run("plain", of="p2")
@@ -110,7 +110,7 @@ async def test_a_claim_that_cannot_be_a_partition_is_enforced_by_the_pool(tmp_pa
         await node.until(lambda: node.cpus(plain) == "1-7")
 
 
-async def test_a_required_partition_is_rejected_if_the_node_creates_none(tmp_path: Path) -> None:
+async def test_a_required_partition_is_rejected_if_the_node_cannot_create_any(tmp_path: Path) -> None:
     """The reason appears in the pod's events when the container is created."""
     async with enforcing(Node(tmp_path)) as node:
         with pytest.raises(RejectedError, match=r"isolation: isolated needs a cpuset partition, .*: no such kernel;"):
@@ -121,8 +121,8 @@ async def test_a_required_partition_is_rejected_if_the_node_creates_none(tmp_pat
             await node.create("db", *node.claim(isolated(cpu_record("c1", "r=2-3"))))
 
 
-async def test_siblings_leave_out_the_cpus_of_a_claim_in_their_pod(tmp_path: Path) -> None:
-    """An overlap inside a pod makes the partition invalid. Containers of other pods keep the whole pool."""
+async def test_siblings_avoid_a_claims_cpus_in_their_pod(tmp_path: Path) -> None:
+    """An overlap within a pod makes the partition invalid. Other pods' containers keep the whole pool."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         env = node.claim(cpu_record("c1", "r=2-3"))
         sidecar = await node.run("sidecar", name="sidecar")
@@ -134,7 +134,7 @@ async def test_siblings_leave_out_the_cpus_of_a_claim_in_their_pod(tmp_path: Pat
 
 
 async def test_a_shared_claim_is_enforced_by_the_pool(tmp_path: Path) -> None:
-    """Two containers cannot be one partition. Another claim on the node still can be one."""
+    """Two containers cannot be one partition. Another claim on the node can still become one."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         shared = node.claim(cpu_record("s", "r=4-5", pool=True))
@@ -146,7 +146,7 @@ async def test_a_shared_claim_is_enforced_by_the_pool(tmp_path: Path) -> None:
 
 
 async def test_a_restarted_instance_recognizes_existing_partitions(tmp_path: Path) -> None:
-    """The pool does not shrink in between, and no other container is written."""
+    """The pool does not shrink in between, and no other container's cgroup is written."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
@@ -166,8 +166,8 @@ async def test_a_restarted_instance_recognizes_existing_partitions(tmp_path: Pat
 async def test_a_lingering_partition_keeps_its_cpus_without_record_and_enforcement_record(
     tmp_path: Path, end: str
 ) -> None:
-    """Only the kernel shows the partition's CPUs. One of the container's processes still runs after the runtime has
-    reported the container's end.
+    """Only the kernel shows the partition's CPUs. One of the container's processes is still running after the runtime
+    has reported the container's end.
     """
     record = cpu_record("c1", "r=2-3")
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
@@ -193,8 +193,8 @@ async def test_a_lingering_partition_keeps_its_cpus_without_record_and_enforceme
 
 
 async def test_a_running_claim_container_becomes_a_partition_after_an_upgrade(tmp_path: Path) -> None:
-    """The container's CPUs are not in the pool before it is a partition. Then the other containers get their constant
-    cpuset.
+    """The container's CPUs are not in the pool before the container is a partition. Afterwards, the other containers
+    get their permanent cpuset.
     """
     async with enforcing(Node(tmp_path, exclusivity="pool", tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
@@ -213,8 +213,8 @@ async def test_a_running_claim_container_becomes_a_partition_after_an_upgrade(tm
         assert restarted.cpus(plain) == "1,4-7"
 
 
-async def test_exclusive_cpus_of_an_ended_partition_are_released_for_the_next_one(tmp_path: Path) -> None:
-    """The next claim is in another QoS class, and the end of the previous container was not noticed."""
+async def test_an_ended_partitions_exclusive_cpus_are_released_for_the_next_one(tmp_path: Path) -> None:
+    """The next claim is in another QoS class, and the backend did not notice that the previous container had ended."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.remove(db)
@@ -227,7 +227,7 @@ async def test_exclusive_cpus_of_an_ended_partition_are_released_for_the_next_on
 
 
 async def test_an_invalid_partition_is_repaired_after_its_cause(tmp_path: Path) -> None:
-    """The sibling is moved first, and the partition is written as member before root.
+    """The sibling is moved first, and then the partition is set to member before it is set to root.
 
     Otherwise, the kernel would move the container to other CPUs.
     """
@@ -242,12 +242,12 @@ async def test_an_invalid_partition_is_repaired_after_its_cause(tmp_path: Path) 
 
 
 def _partition_writes(node: Node) -> list[str]:
-    """Returns the strings that were written to partition files."""
+    """Returns the strings written to partition files."""
     return [text for _, name, text in node.kernel.written if name == PARTITION]
 
 
 def test_settling_changes_neither_live_partitions_nor_other_slices(tmp_path: Path) -> None:
-    """Only CPUs that the kubelet's cgroups list without a partition below are removed."""
+    """CPUs are removed only if the kubelet's cgroups list them and no partition further down has them."""
     tree = PartitionTree(tmp_path / "cgroup")
     for path in ("machine.slice/vm", f"{POD}/a", f"{POD}/b", f"{OTHER_CLASS}/c"):
         tree.make(path)
@@ -262,7 +262,7 @@ def test_settling_changes_neither_live_partitions_nor_other_slices(tmp_path: Pat
 
 @pytest.mark.parametrize("unreadable", [TOP, PODS, ""])
 def test_settling_removes_no_cpus_if_cgroups_cannot_be_listed(tmp_path: Path, unreadable: str) -> None:
-    """A live partition below these cgroups would lose its CPUs. The error does not end the calling task."""
+    """Otherwise, a live partition further down would lose its CPUs. The error does not end the calling task."""
     tree = PartitionTree(tmp_path / "cgroup")
     path = f"{PODS}/pod/c"
     tree.make(path)
@@ -273,8 +273,8 @@ def test_settling_removes_no_cpus_if_cgroups_cannot_be_listed(tmp_path: Path, un
     assert tree.get(path, PARTITION) == "root"
 
 
-def test_a_partition_is_made_only_in_a_populated_cgroup(tmp_path: Path) -> None:
-    """An empty cgroup may be about to be removed, and a partition that is created then outlives it in the kernel."""
+def test_a_partition_is_created_only_in_a_populated_cgroup(tmp_path: Path) -> None:
+    """An empty cgroup may be about to be removed. A partition created in it would outlive the cgroup in the kernel."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(f"{POD}/a")
     tree.set(f"{POD}/a", "cgroup.events", "populated 0\nfrozen 0")
@@ -294,10 +294,10 @@ def test_a_partition_is_made_only_in_a_populated_cgroup(tmp_path: Path) -> None:
         ("0", "member", False, "member"),
     ],
 )
-def test_an_invalid_partition_is_released_while_a_process_lives(
+def test_an_invalid_partition_is_released_while_one_of_its_processes_runs(
     tmp_path: Path, populated: str, partition: str, released: bool, left: str
 ) -> None:
-    """Without a process the cgroup may be in the middle of its removal, and the container has ended anyway."""
+    """Without a process, the cgroup may be in the middle of its removal, and the container has ended anyway."""
     tree = KernelTree(tmp_path / "cgroup")
     tree.make(f"{POD}/a")
     files = {PARTITION: partition, EXCLUSIVE: "2-3", "cgroup.events": f"populated {populated}\nfrozen 0"}
@@ -309,8 +309,10 @@ def test_an_invalid_partition_is_released_while_a_process_lives(
     assert release_partition(tree, f"{POD}/a") is False
 
 
-async def test_no_partition_is_made_in_a_cgroup_that_is_being_removed(tmp_path: Path) -> None:
-    """The kernel ends the partition, reports that, and then removes the cgroup. The runtime reports the end later."""
+async def test_no_partition_is_created_in_a_cgroup_that_is_being_removed(tmp_path: Path) -> None:
+    """The kernel ends the partition, reports that, and then removes the cgroup. The runtime reports the container's end
+    only later.
+    """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.set(db, "cgroup.events", "populated 0\nfrozen 0")
@@ -325,7 +327,7 @@ async def test_no_partition_is_made_in_a_cgroup_that_is_being_removed(tmp_path: 
 def test_cpus_that_are_in_no_cgroup_are_lost(tmp_path: Path) -> None:
     """The kernel loses the CPUs of a partition that did not end with its cgroup.
 
-    CPUs of a valid partition are not lost.
+    A valid partition's CPUs are not lost.
     """
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(POD)
@@ -336,8 +338,8 @@ def test_cpus_that_are_in_no_cgroup_are_lost(tmp_path: Path) -> None:
     assert lost_cpus(KernelTree(tmp_path / "other"), parse_cpu_list("0-7")) is None, "unknown"
 
 
-async def test_no_partition_is_made_after_the_kernel_has_lost_cpus(tmp_path: Path) -> None:
-    """The kernel's list of partitions is damaged, even if the CPUs come back. Existing partitions stay."""
+async def test_no_partition_is_created_after_the_kernel_has_lost_cpus(tmp_path: Path) -> None:
+    """The kernel's list of partitions is damaged, even if the CPUs come back. Existing partitions are kept."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         partitions, state = node.enforcer._auditor.partitions, node.enforcer.state
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
@@ -361,7 +363,7 @@ async def test_no_partition_is_made_after_the_kernel_has_lost_cpus(tmp_path: Pat
 
 
 def test_lost_cpus_are_confirmed_by_a_second_reading(tmp_path: Path) -> None:
-    """A CPU that is just going offline is not lost."""
+    """A CPU that is just going offline must not be reported as lost."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(POD)
     assert lost_before(tree, parse_cpu_list("0-7")) == frozenset()
@@ -370,8 +372,8 @@ def test_lost_cpus_are_confirmed_by_a_second_reading(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["the kernel refuses", "the kernel hangs"])
-async def test_settling_is_repeated_at_the_next_tick_after_a_failure(tmp_path: Path, how: str) -> None:
-    """The end of a partition is reported once, and the next full audit would come a minute later."""
+async def test_settling_is_repeated_on_the_next_tick_after_a_failure(tmp_path: Path, how: str) -> None:
+    """The end of a partition is reported only once, and the next full audit would run a minute later."""
     node = Node(tmp_path, tree=PartitionTree)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
@@ -395,10 +397,10 @@ async def test_settling_is_repeated_at_the_next_tick_after_a_failure(tmp_path: P
         await node.until(lambda: not node.kernel.get(PODS, EXCLUSIVE))
 
 
-def test_a_partition_needs_the_capability_once_and_no_write_of_the_type_it_has(
+def test_a_partition_needs_the_capability_once_and_its_type_is_not_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Changing a partition's type takes kernel locks that creating any cgroup also takes."""
+    """Changing a partition's type takes kernel locks that creating any cgroup takes too."""
     tree, raised = PartitionTree(tmp_path / "cgroup"), list[list[tuple[str, str, str]]]()
     tree.make(f"{POD}/a")
 
@@ -415,7 +417,7 @@ def test_a_partition_needs_the_capability_once_and_no_write_of_the_type_it_has(
 def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The pod's events contain the reason. The failure of the cleanup is logged."""
+    """The pod's events contain the reason. The cleanup failure is only logged."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(f"{POD}/a")
     tree.refused[TOP, EXCLUSIVE] = tree.refused[f"{POD}/a", PARTITION] = errno.EACCES
@@ -423,8 +425,10 @@ def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(
     assert [record.message for record in caplog.records] == ["cannot remove partition"]
 
 
-async def test_a_partition_that_cannot_be_watched_at_once_is_watched_later(tmp_path: Path) -> None:
-    """The process may have no free descriptor. When it has one again, nothing about the container changes."""
+async def test_a_partition_that_cannot_be_watched_immediately_is_watched_later(tmp_path: Path) -> None:
+    """The backend may have no free file descriptor. When it has one again, the container has not changed, so no event
+    would start the watch.
+    """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         partitions, file = node.enforcer._auditor.partitions, node.kernel.path(db) / PARTITION
@@ -440,7 +444,7 @@ async def test_a_partition_that_cannot_be_watched_at_once_is_watched_later(tmp_p
 
 
 async def test_a_partition_whose_repair_hangs_is_repaired_again(tmp_path: Path) -> None:
-    """The outcome of the hung repair is lost, and the next audit that includes partitions would come 20 s later."""
+    """The hung repair's outcome is lost, and the next audit that includes partitions would run 20 s later."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         partitions, reconciler, go_on = node.enforcer._auditor.partitions, node.enforcer.reconciler, threading.Event()
@@ -460,7 +464,7 @@ async def test_a_partition_whose_repair_hangs_is_repaired_again(tmp_path: Path) 
 async def test_a_partition_that_became_invalid_before_it_was_watched_is_audited(tmp_path: Path) -> None:
     """The kernel reports only changes after the watch began.
 
-    The content of the file at that time shows earlier ones.
+    The file's content at that time shows earlier changes.
     """
     node = Node(tmp_path, tree=PartitionTree)
     await node.enforcer.activate()
@@ -476,7 +480,7 @@ async def test_a_partition_that_became_invalid_before_it_was_watched_is_audited(
 def test_a_rejected_partition_leaves_no_exclusive_cpus_in_its_ancestors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """CPUs that other partitions need stay. Nothing remains to be logged."""
+    """CPUs that other partitions need are kept. Nothing is left that would have to be logged."""
     tree = PartitionTree(tmp_path / "cgroup")
     for path in (f"{POD}/a", f"{POD}/b", f"{OTHER_CLASS}/c"):
         tree.make(path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codes of containers and problems in the report, produced by their actual causes."""
+"""The codes for containers and problems in the report, produced by their actual causes."""
 
 import errno
 from dataclasses import replace
@@ -39,10 +39,10 @@ def codes(node: Node) -> set[BackendCode | None]:
         (errno.EBUSY, BackendCode.CGROUP_FILE_REFUSED),
     ],
 )
-async def test_a_container_that_the_kernel_keeps_from_its_cpus_has_the_code_of_the_error(
+async def test_a_container_whose_cpus_the_kernel_denies_has_the_errors_code(
     node: Node, number: int, code: BackendCode
 ) -> None:
-    """A claim container is rejected; for a running container, the error is a node problem."""
+    """A claim container is rejected. For a running container, the error is a node problem."""
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
     node.kernel.set(path, "cpuset.cpus", "0-7")
@@ -57,8 +57,8 @@ async def test_a_container_that_the_kernel_keeps_from_its_cpus_has_the_code_of_t
     assert node.reports["running"].refused_code == ""
 
 
-async def test_a_file_that_ignores_a_write_is_a_setting_that_is_not_applied(node: Node) -> None:
-    """No error with its own code is raised."""
+async def test_a_file_that_ignores_a_write_is_a_setting_that_was_not_applied(node: Node) -> None:
+    """The kernel raises no error that would have a code of its own."""
     path = await node.run("claim", *node.claim(ONE))
     above = path.rpartition("/")[0]
     node.kernel.set(above, "cpuset.cpus", "0-1,4-7")
@@ -81,10 +81,10 @@ class AnsweringTree(PartitionTree):
         ("Parent is not a partition root", BackendCode.PARTITION_REFUSED),
     ],
 )
-async def test_a_claim_that_the_pool_keeps_has_the_code_of_the_kernels_answer(
+async def test_a_claim_enforced_by_the_pool_has_the_code_of_the_kernels_answer(
     tmp_path: Path, answer: str, code: BackendCode
 ) -> None:
-    """The standby reads text and code from the enforcement record."""
+    """The standby reads message and code from the enforcement record."""
     async with enforcing(Node(tmp_path, tree=AnsweringTree)) as node:
         assert isinstance(node.kernel, AnsweringTree)
         node.kernel.answer = answer
@@ -97,8 +97,8 @@ async def test_a_claim_that_the_pool_keeps_has_the_code_of_the_kernels_answer(
         assert (stored, stored.code) == (report.fallback_reason, code)
 
 
-async def test_a_partition_without_its_controller_has_the_code_of_the_missing_file(tmp_path: Path) -> None:
-    """The cgroup above has no cpuset files."""
+async def test_a_partition_without_its_controller_has_the_code_for_the_missing_file(tmp_path: Path) -> None:
+    """The parent cgroup has no cpuset files."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(POD, cpuset=False)
     reason = make_partition(tree, POD, "root", parse_cpu_list("2-3"))
@@ -116,10 +116,10 @@ NO_PARTITIONS = replace(HOST, obstacle=Problem("boot Linux 6.7", BackendCode.KER
         (replace(HOST, online=parse_cpu_list("0-1")), "auto", BackendCode.CLAIMED_CPUS_OFFLINE),
     ],
 )
-def test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_obstacle(
+def test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_reason(
     host: Host, exclusivity: str, code: BackendCode
 ) -> None:
-    """The required partition is rejected for the reason why the node creates no partitions."""
+    """The required partition is rejected for the same reason for which the node creates no partitions."""
     state = NodeState(config("0", exclusivity=exclusivity))  # type: ignore[arg-type]
     state.set_host(host)
     state.set_claim_files(files_of(ONE))
@@ -129,8 +129,10 @@ def test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_obstacle
     assert rejection.problem.code is code
 
 
-def test_rejections_without_another_problem_have_the_code_of_their_reason() -> None:
-    """The causes are an empty shared pool, other containers on the CPUs, a sandbox, and no active instance."""
+def test_rejections_without_another_problem_have_their_reasons_code() -> None:
+    """The causes are an empty shared pool, other containers on the CPUs, a sandbox, and the lack of an active
+    instance.
+    """
     state = NodeState(config(""))
     state.set_host(replace(HOST, online=parse_cpu_list("2-3")))
     state.set_claim_files(files_of(ONE))
@@ -154,7 +156,7 @@ def test_rejections_without_another_problem_have_the_code_of_their_reason() -> N
 
 
 async def test_malformed_variables_have_a_code(node: Node) -> None:
-    """The pod's author has written them."""
+    """The pod's author wrote these variables."""
     with pytest.raises(RejectedError):
         await node.create("odd", "DRA_CPUSET_=0-3")
     assert node.reports["odd"].refused_code == BackendCode.VARIABLES_MALFORMED

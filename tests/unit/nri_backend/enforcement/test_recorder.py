@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After a restart the backend reads from its enforcement records which claims it had enforced. No pod can forge a
+"""After a restart, the backend learns from its enforcement records which claims it had enforced. No pod can forge a
 record.
 """
 
@@ -33,7 +33,7 @@ HUGE = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
 async def restarted_with(
     memory: Path, env: tuple[str, ...], mebibytes: int, records: type[EnforcementRecords] = EnforcementRecords
 ) -> AsyncIterator[tuple[Node, Container, str]]:
-    """Starts an instance whose runtime reports a running container with this limit of 2 MiB pages.
+    """Starts an instance whose runtime reports a running container with the given limit on 2 MiB pages.
 
     Yields the node, the container and its cgroup.
     """
@@ -47,7 +47,7 @@ async def restarted_with(
 
 
 async def pool_after_restart(memory: Path, *containers: tuple[str, tuple[str, ...], str]) -> str:
-    """Starts an instance that finds these containers (id, environment, pod) running. Returns its shared pool."""
+    """Starts an instance that finds the given containers (ID, environment, pod) running. Returns its shared pool."""
     node = Node(memory)
     async with auditing(node):
         await node.enforcer.activate()
@@ -58,7 +58,9 @@ async def pool_after_restart(memory: Path, *containers: tuple[str, tuple[str, ..
 
 
 async def test_a_forged_variable_that_names_the_pool_gains_nothing_across_restarts(memory: Path) -> None:
-    """The container started while no instance was connected. In the pool it shows exactly the CPUs that it names."""
+    """The container started while no instance was connected. Since it runs in the pool, its effective CPUs are exactly
+    those that it names.
+    """
     forged = ("DRA_CPUSET_madeup=1-7",)
     async with enforcing(Node(memory)) as node:
         node.make_cgroups(pod("p9"), container("evil", of="p9"))
@@ -68,7 +70,7 @@ async def test_a_forged_variable_that_names_the_pool_gains_nothing_across_restar
 
 
 async def test_a_recalled_claim_shares_its_record_with_the_claim_file(memory: Path) -> None:
-    """If it were not shared, every runtime restart would compute a second copy of each claim and keep it in memory."""
+    """If it did not, every runtime restart would compute a second copy of each claim and keep it in memory."""
     async with enforcing(Node(memory)) as node:
         env = node.claim(ONE)
         await node.run("claim", *env)
@@ -80,8 +82,8 @@ async def test_a_recalled_claim_shares_its_record_with_the_claim_file(memory: Pa
         assert held is node.enforcer.state.claims.known[held.key]
 
 
-async def test_an_enforcement_record_is_valid_for_one_cgroup(memory: Path) -> None:
-    """After a reboot, a container with the same id has another cgroup."""
+async def test_an_enforcement_record_is_valid_for_only_one_cgroup(memory: Path) -> None:
+    """After a reboot, a container with the same ID has another cgroup."""
     async with enforcing(Node(memory)) as node:
         path = await node.run("claim", *node.claim(ONE))
         node.unprepare(ONE)
@@ -103,9 +105,9 @@ async def test_a_container_keeps_cpus_and_nodes_across_a_restart_without_its_mem
 
 @pytest.mark.parametrize(("created", "started"), [(True, True), (True, False), (False, False)])
 async def test_claimed_hugepages_are_added_once_across_restarts(memory: Path, created: bool, started: bool) -> None:
-    """The spec states 64 MiB and the claim has 32 MiB.
+    """The spec states 64 MiB, and the claim has 32 MiB.
 
-    The enforcement record shows whether an instance has answered CreateContainer.
+    The enforcement record shows whether an instance has already answered CreateContainer.
     """
     async with enforcing(Node(memory)) as node:
         env = node.claim(HUGE)
@@ -123,7 +125,7 @@ async def test_claimed_hugepages_are_added_once_across_restarts(memory: Path, cr
                 await node.until(partial(is_recorded, memory))
 
 
-async def test_claimed_hugepages_are_added_once_to_a_resize(memory: Path) -> None:
+async def test_claimed_hugepages_are_added_once_on_a_resize(memory: Path) -> None:
     """The answer to the update contains the claim, even if no instance was connected when the container was created."""
     env = Node(memory).claim(HUGE)
     async with restarted_with(memory, env, 64) as (node, listed, path):
@@ -141,12 +143,14 @@ def is_recorded(memory: Path) -> bool:
 
 
 def is_limited(node: Node, path: str, limit: int) -> bool:
-    """Returns True if the limit of 2 MiB pages has this value."""
+    """Returns True if the limit on 2 MiB pages has the given value."""
     return node.kernel.get(path, "hugetlb.2MB.max") == str(limit)
 
 
-async def test_a_container_starts_if_its_enforcement_record_cannot_be_written(memory: Path) -> None:
-    """The record is kept in memory and reported as a problem, and it is written as soon as possible."""
+async def test_a_container_starts_even_if_its_enforcement_record_cannot_be_written(memory: Path) -> None:
+    """The record is kept in memory and the failure is reported as a problem. The record is written as soon as
+    possible.
+    """
     async with enforcing(Node(memory)) as node:
         records = memory / "enforcement-records"
         records.write_text("in the way")
@@ -166,8 +170,8 @@ async def test_a_container_starts_if_its_enforcement_record_cannot_be_written(me
         await node.until(lambda: list(records.iterdir()) == [])
 
 
-async def test_writing_one_enforcement_record_does_not_end_the_problem_of_another(memory: Path) -> None:
-    """The start of a container writes only its own record."""
+async def test_writing_one_enforcement_record_does_not_end_another_ones_problem(memory: Path) -> None:
+    """Starting a container writes only the container's own record."""
     async with enforcing(Node(memory)) as node:
         (memory / "enforcement-records/claim.json").mkdir(parents=True)
         await node.run("claim", *node.claim(ONE))
@@ -179,8 +183,8 @@ async def test_writing_one_enforcement_record_does_not_end_the_problem_of_anothe
         await node.until(lambda: not any("cannot be written" in problem for problem in node.enforcer.problems))
 
 
-async def test_the_problem_of_an_unwritten_record_ends_with_its_container(memory: Path) -> None:
-    """Nothing remains to be written, although the directory is still not writable."""
+async def test_an_unwritten_records_problem_ends_with_its_container(memory: Path) -> None:
+    """Nothing is left to write, although the directory is still not writable."""
     async with enforcing(Node(memory)) as node:
         (memory / "enforcement-records").write_text("in the way")
         await node.run("claim", *node.claim(ONE))
@@ -205,7 +209,7 @@ async def test_a_standby_that_takes_over_knows_the_enforced_claims(memory: Path)
 
 
 class SlowWrites(EnforcementRecords):
-    """A slow disk: complete records are not written until ``free`` is set."""
+    """A slow disk: writing complete records waits until ``free`` is set."""
 
     def __init__(self, own_directory: str, tree: CgroupTree) -> None:
         super().__init__(own_directory, tree)
@@ -222,7 +226,7 @@ class SlowWrites(EnforcementRecords):
 
 
 class SlowRecords(SlowWrites):
-    """A slow disk: in addition, ``retain`` waits until ``free`` is set. An audit may reach it first."""
+    """A slow disk on which ``retain`` waits for ``free`` too. An audit may get there first."""
 
     def retain(self, container_ids: Collection[str], starting: Collection[str] = ()) -> set[str]:
         self._wait()
@@ -239,18 +243,18 @@ async def slow_write(node: Node) -> SlowWrites:
 
 @asynccontextmanager
 async def during_slow_write(node: Node) -> AsyncIterator[None]:
-    """Waits until the disk is busy, and releases it shortly after the block has begun."""
+    """Waits until the disk is busy, and frees it shortly after the block has begun."""
     records = await slow_write(node)
     asyncio.get_running_loop().call_later(0.02, records.free.set)
     yield
 
 
-async def test_a_start_that_is_cancelled_during_the_write_leaves_a_whole_record(memory: Path) -> None:
-    """The thread cannot be cancelled. It replaces the file as a whole after the hook has ended."""
+async def test_a_start_that_is_cancelled_during_the_write_leaves_a_complete_record(memory: Path) -> None:
+    """The thread cannot be cancelled. It replaces the whole file after the hook has ended."""
     async with enforcing(Node(memory, records=SlowWrites)) as node:
         env = node.claim(ONE)
         start = asyncio.create_task(node.run("claim", *env))
-        # The disk may be busy with the cleanup of the first audit before the start's job has begun.
+        # The disk may be busy with the first audit's cleanup before the start's job has begun.
         await node.until(lambda: node.enforcer.reconciler.recorder._starting)
         records = await slow_write(node)
         start.cancel()
@@ -264,7 +268,7 @@ async def test_a_start_that_is_cancelled_during_the_write_leaves_a_whole_record(
 
 
 async def test_a_container_whose_settings_are_refused_has_no_record(memory: Path) -> None:
-    """A record is written only after the settings have been verified."""
+    """A record is written only after the container's settings have been verified."""
     async with enforcing(Node(memory)) as node:
         path = node.make_cgroups(pod(), container("claim"))
         node.kernel.refused[path, "hugetlb.2MB.max"] = errno.EACCES
@@ -274,15 +278,15 @@ async def test_a_container_whose_settings_are_refused_has_no_record(memory: Path
 
 
 async def limit_after_a_restart(memory: Path, env: tuple[str, ...], mebibytes: int) -> str:
-    """Returns the page limit that a new instance applies if the runtime states this limit."""
+    """Returns the page limit that a new instance applies if the runtime states the given limit."""
     async with restarted_with(memory, env, mebibytes) as (node, _, path):
         await node.until(lambda: node.enforcer.state.pool.shared)
         await node.enforcer._auditor.audit(full=True)
         return node.kernel.get(path, "hugetlb.2MB.max")
 
 
-async def test_a_creation_during_a_cleanup_of_records_is_recorded_as_answered(memory: Path) -> None:
-    """The cleanup has an older list of containers. After a restart the claim is not added a second time."""
+async def test_a_container_created_during_a_record_cleanup_is_recorded_as_answered(memory: Path) -> None:
+    """The cleanup uses an older container list. After a restart, the claim is not added a second time."""
     async with enforcing(Node(memory, records=SlowRecords)) as node:
         env = node.claim(HUGE)
         node.make_cgroups(pod(), container("claim"))
@@ -294,8 +298,8 @@ async def test_a_creation_during_a_cleanup_of_records_is_recorded_as_answered(me
     assert await limit_after_a_restart(memory, env, 96) == str(96 * MI)
 
 
-async def test_a_start_during_a_cleanup_of_records_is_recorded(memory: Path) -> None:
-    """The cleanup uses an older list of containers, and the start's job does not wait for it."""
+async def test_a_container_started_during_a_record_cleanup_is_recorded(memory: Path) -> None:
+    """The cleanup uses an older container list, and the start's job does not wait for the cleanup."""
     async with enforcing(Node(memory, records=SlowRecords)) as node:
         records = node.enforcer.reconciler.recorder._records
         assert isinstance(records, SlowRecords)
@@ -308,8 +312,8 @@ async def test_a_start_during_a_cleanup_of_records_is_recorded(memory: Path) -> 
         assert is_recorded(memory)
 
 
-async def test_a_start_writes_its_record_once(node: Node, memory: Path) -> None:
-    """The record is written by the job, and neither by the hook nor by the next audit."""
+async def test_a_start_writes_its_record_only_once(node: Node, memory: Path) -> None:
+    """The job writes the record. Neither the hook nor the next audit writes it again."""
     await node.run("claim", *node.claim(ONE))
     file = memory / "enforcement-records" / "claim.json"
     before = file.stat().st_ino
@@ -318,8 +322,8 @@ async def test_a_start_writes_its_record_once(node: Node, memory: Path) -> None:
     assert node.enforcer.reconciler.recorder._starting == {}
 
 
-def test_a_cleanup_spares_the_temporary_file_of_a_record_that_is_being_written(tmp_path: Path) -> None:
-    """If the file were removed, the record could not be renamed into place. Other temporary files were left by a
+def test_a_cleanup_spares_the_temporary_file_for_a_record_that_is_being_written(tmp_path: Path) -> None:
+    """If the file were removed, the record could not be renamed into place. Other temporary files are left over from a
     crash.
     """
     directory = tmp_path / "enforcement-records"
@@ -330,10 +334,10 @@ def test_a_cleanup_spares_the_temporary_file_of_a_record_that_is_being_written(t
     assert {path.name for path in directory.iterdir()} == {".new.json.12ab.tmp"}
 
 
-async def test_a_resize_during_the_first_write_of_a_record_is_recorded_as_answered(memory: Path) -> None:
+async def test_a_resize_during_a_records_first_write_is_recorded_as_answered(memory: Path) -> None:
     """The resize does not wait for the disk.
 
-    The record keeps the claimed CPUs and finally shows that the resize was answered.
+    The record keeps the claimed CPUs, and in the end shows that the resize was answered.
     """
     env = (*Node(memory).claim(ONE), *Node(memory).claim(HUGE))
     async with restarted_with(memory, env, 64, records=SlowRecords) as (node, listed, _):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that run in a virtual machine (Kata) or a sandbox (gVisor), outside the cgroups of their containers."""
+"""Pods that run in a virtual machine (Kata) or a sandbox (gVisor), outside their containers' cgroups."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,9 +22,9 @@ ONE = cpu_record("c1", "cpus=2-3")
 
 
 def create_sandbox(node: Node, of: Pod, one: Container) -> str:
-    """Creates the cgroup of a pod's sandbox and returns it.
+    """Creates the cgroup for a pod's sandbox and returns it.
 
-    With gVisor, also creates an empty one for the container.
+    With gVisor, also creates an empty cgroup for the container.
     """
     path = f"{cgroup_directory(of.cgroup_parent)}/sandbox"
     if not node.kernel.path(path).exists():
@@ -36,7 +36,7 @@ def create_sandbox(node: Node, of: Pod, one: Container) -> str:
 
 
 async def start(node: Node, of: Pod, *env: str, id_: str = "vm", name: str = "main") -> str:
-    """Creates and starts a container of such a pod. Returns the cgroup of the sandbox."""
+    """Creates and starts a container in such a pod. Returns the sandbox's cgroup."""
     asked = container(id_, *env, of=of.uid, name=name)
     answer = await node.enforcer.create_container(of, asked)
     stored = replace(asked, resources=answer.resources, state=ContainerState.CREATED)
@@ -47,10 +47,10 @@ async def start(node: Node, of: Pod, *env: str, id_: str = "vm", name: str = "ma
 
 @pytest.mark.parametrize("tree", [KernelTree, PartitionTree])
 @pytest.mark.parametrize("of", [KATA, GVISOR])
-async def test_a_claim_of_a_pod_in_a_sandbox_is_rejected(
+async def test_a_claim_in_a_sandboxed_pod_is_rejected(
     memory: Path, of: Pod, tree: Callable[[Path], KernelTree]
 ) -> None:
-    """The text contains the effect, the cause and the remedy, and does not promise a retry."""
+    """The message contains the effect, the cause and the remedy, and does not promise a retry."""
     async with enforcing(Node(memory, tree=tree)) as node:
         for record in (cpu_record("c1", "r=2", pods=["p2"]), memory_record("m1", ("m", 0, MI, 4096), pods=["p2"])):
             expected = f"Kata Containers and gVisor .*handler {of.runtime_handler}.* remove runtimeClassName"
@@ -62,7 +62,9 @@ async def test_a_claim_of_a_pod_in_a_sandbox_is_rejected(
 
 @pytest.mark.parametrize("of", [KATA, GVISOR])
 async def test_a_sandbox_leaves_claimed_cpus_before_a_claim_container_starts(memory: Path, of: Pod) -> None:
-    """Another writer and a cgroup that appears later in the sandbox are handled as well."""
+    """The cgroup is also corrected if another process changes it, and so is a cgroup that appears later in the
+    sandbox.
+    """
     async with enforcing(Node(memory)) as node:
         path = await start(node, of)
         await start(node, of, id_="vm2", name="side")
@@ -79,8 +81,8 @@ async def test_a_sandbox_leaves_claimed_cpus_before_a_claim_container_starts(mem
 
 
 async def test_the_next_instance_finds_a_running_sandbox(memory: Path) -> None:
-    """The runtime lists the sandbox's containers as running. They count as stopped when the last process of the sandbox
-    has ended.
+    """The runtime lists the sandbox's containers as running. They count as stopped when the sandbox's last process has
+    ended.
     """
     node = Node(memory)
     one = replace(container("vm", of="p2"), state=ContainerState.RUNNING)
@@ -94,7 +96,7 @@ async def test_the_next_instance_finds_a_running_sandbox(memory: Path) -> None:
         await node.until(lambda: node.reports["vm"].state == "stopped")
 
 
-async def test_only_the_cgroup_of_the_pod_counts_as_that_of_a_sandbox(memory: Path) -> None:
+async def test_only_the_pods_cgroup_counts_as_a_sandboxs_cgroup(memory: Path) -> None:
     """Neither the cgroup of a sibling with a claim nor one next to a container outside any pod's cgroup is written."""
     async with enforcing(Node(memory)) as node:
         claim = await node.run("claim", *node.claim(ONE), name="claim")
@@ -110,7 +112,7 @@ async def test_only_the_cgroup_of_the_pod_counts_as_that_of_a_sandbox(memory: Pa
 
 
 async def test_a_rejected_container_in_a_sandbox_is_not_killed(memory: Path) -> None:
-    """The container shares the cgroup of the pod, so a kill would end the whole pod."""
+    """The container shares the pod's cgroup, so a kill would end the whole pod."""
     async with enforcing(Node(memory)) as node:
         node.claim(ONE)
         path = create_sandbox(node, KATA, container("vm", of="p2"))
@@ -121,7 +123,7 @@ async def test_a_rejected_container_in_a_sandbox_is_not_killed(memory: Path) -> 
         assert kills == ["", ""]
 
 
-def test_the_cgroup_path_of_a_container_is_below_that_of_its_pod() -> None:
-    """If both were the same, the container would always count as one in a sandbox."""
+def test_a_containers_cgroup_path_is_under_its_pods_path() -> None:
+    """If both paths were the same, the container would always be treated as sandboxed."""
     one = container("c", of="p2")
     assert cgroup_directory(one.cgroups_path).startswith(f"{cgroup_directory(KATA.cgroup_parent)}/")

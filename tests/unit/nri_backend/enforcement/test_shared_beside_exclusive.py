@@ -28,9 +28,10 @@ MACHINE = parse_cpu_list("0-7")
 
 @pytest.mark.parametrize("tree", [KernelTree, PartitionTree])
 async def test_the_shared_part_is_the_pool_near_the_exclusive_cpus(tmp_path: Path, tree: type[KernelTree]) -> None:
-    """The shared part is the part of the pool on the same NUMA node, or the whole pool if claims hold that part.
+    """The shared part is the pool's CPUs on the same NUMA node, or the whole pool if claims hold all of these.
 
-    Released CPUs come back. No other container uses the container's exclusive CPUs, and it uses none of theirs.
+    Released CPUs come back. No other container uses the container's exclusive CPUs, and the container uses no other
+    container's exclusive CPUs.
     """
     async with enforcing(Node(tmp_path, tree=tree)) as node:
         plain = await node.run("plain", of="p2")
@@ -47,7 +48,7 @@ async def test_the_shared_part_is_the_pool_near_the_exclusive_cpus(tmp_path: Pat
 
 
 async def test_a_mixed_claim_is_enforced_by_the_pool_even_with_partitions(tmp_path: Path) -> None:
-    """The claim's CPUs are held once it has been prepared, and the report contains the reason."""
+    """The claim's CPUs are held once the claim has been prepared, and the report contains the reason."""
     async with enforcing(Node(tmp_path, exclusivity="partition", tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7"))
@@ -59,8 +60,8 @@ async def test_a_mixed_claim_is_enforced_by_the_pool_even_with_partitions(tmp_pa
         assert ("cpuConfig.poolCPUs" in reported.pool_requested_by, reported.fallback_reason) == (True, "")
 
 
-async def test_a_mixed_container_leaves_out_the_partitions_of_its_pod(tmp_path: Path) -> None:
-    """This applies before the sibling starts, while it runs, and when the pool changes."""
+async def test_a_mixed_container_avoids_its_pods_partitions(tmp_path: Path) -> None:
+    """The container avoids a sibling's CPUs before the sibling starts, while it runs, and when the pool changes."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         own, sibling = mixed(cpu_record("c1", "r=2-3"), "0-7"), cpu_record("c2", "r=4-5")
         env = node.claim(sibling)
@@ -74,7 +75,7 @@ async def test_a_mixed_container_leaves_out_the_partitions_of_its_pod(tmp_path: 
 
 
 async def test_a_partition_in_another_pod_does_not_wait_for_a_mixed_container(tmp_path: Path) -> None:
-    """The kernel removes the partition's CPUs from the container and returns them, without any write."""
+    """The kernel removes the partition's CPUs from the container and later returns them, without any write."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         vpp = await node.run("vpp", *node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7")))
@@ -86,8 +87,8 @@ async def test_a_partition_in_another_pod_does_not_wait_for_a_mixed_container(tm
         assert vpp not in {path for path, *_ in node.kernel.written}
 
 
-async def test_a_partition_is_rejected_on_exclusive_cpus_of_a_mixed_container(tmp_path: Path) -> None:
-    """Two records contain the same CPU. The kernel would take this CPU from the running container."""
+async def test_a_partition_is_rejected_on_a_mixed_containers_exclusive_cpus(tmp_path: Path) -> None:
+    """Two records contain the same CPU. The kernel would take this CPU away from the running container."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         vpp = await node.run("vpp", *node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7")))
@@ -97,7 +98,7 @@ async def test_a_partition_is_rejected_on_exclusive_cpus_of_a_mixed_container(tm
 
 
 async def test_a_mixed_container_without_one_of_its_exclusive_cpus_is_rejected(tmp_path: Path) -> None:
-    """The container's cpuset file is correct, but another process's partition has one of the CPUs."""
+    """The container's cpuset file is correct, but another process's partition has one of the exclusive CPUs."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7"))
         node.kernel.make("byhand")
@@ -107,8 +108,8 @@ async def test_a_mixed_container_without_one_of_its_exclusive_cpus_is_rejected(t
             await node.run("vpp", *env)
 
 
-async def test_other_claims_of_a_mixed_container_are_enforced_by_the_pool(tmp_path: Path) -> None:
-    """A container has one cgroup, which cannot be a partition for one of its claims only."""
+async def test_a_mixed_containers_other_claims_are_enforced_by_the_pool(tmp_path: Path) -> None:
+    """A container has only one cgroup, which cannot be a partition for just one of the container's claims."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR)) + node.claim(cpu_record("c2", "r=4-5"))
@@ -117,7 +118,7 @@ async def test_other_claims_of_a_mixed_container_are_enforced_by_the_pool(tmp_pa
 
 
 async def test_a_mixed_and_an_isolated_claim_in_one_container_are_rejected(tmp_path: Path) -> None:
-    """The frontend checks one claim at a time, so only the backend sees both."""
+    """The frontend checks one claim at a time, so only the backend sees both claims."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         lone = cpu_record("c2", "r=4-5").model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR)) + node.claim(lone)
@@ -129,7 +130,7 @@ async def test_a_mixed_and_an_isolated_claim_in_one_container_are_rejected(tmp_p
 async def test_a_standby_accepts_exclusive_cpus_with_any_part_of_the_pool(
     tmp_path: Path, cpus: str, runs: bool
 ) -> None:
-    """A standby rejects a start without all exclusive CPUs, or with CPUs outside the pool."""
+    """The standby rejects a start without all of the exclusive CPUs, or with CPUs outside the pool."""
     node = Node(tmp_path)
     await node.synchronize()
     env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR))
@@ -142,7 +143,7 @@ async def test_a_standby_accepts_exclusive_cpus_with_any_part_of_the_pool(
 
 
 async def test_an_unknown_isolation_is_a_fault() -> None:
-    """Older releases therefore reject a record with ``mixed``."""
+    """Releases that do not know ``mixed`` therefore reject a record with it."""
     entitlement = entitlement_of(mixed(cpu_record("c1", "r=2-3"), NEAR))
     assert (entitlement.fault, entitlement.partition) == ("", "")
     tomorrow = cpu_record("c1", "r=2-3", isolation="another")
@@ -168,9 +169,9 @@ def nodes(draw: st.DrawFn) -> tuple[bool, str, list[tuple[frozenset[int], str | 
 def test_exclusive_cpus_are_in_no_other_cpuset(
     given_: tuple[bool, str, list[tuple[frozenset[int], str | None, str]]],
 ) -> None:
-    """Each container has all of its exclusive CPUs, and they are in the cpuset of no other container.
+    """Each container has all of its exclusive CPUs, and no other container's cpuset contains them.
 
-    The CPUs of a partition are an exception: the kernel takes them from cpusets of other pods.
+    A partition's CPUs are an exception, since the kernel removes them from other pods' cpusets.
     """
     partitions, reserved, claims = given_
     state, records = NodeState(config(reserved)), list[AllocationRecord]()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts whose job finds another container on its CPUs, or during which the state changes."""
+"""Container starts whose job finds another container on the claimed CPUs, or during which the state changes."""
 
 import asyncio
 import errno
@@ -22,20 +22,20 @@ ONE = cpu_record("u1", "r=2-3")
 
 
 class InterruptedTree(PartitionTree):
-    """A tree that runs a callback while a job is in progress."""
+    """A tree that runs a callback in the middle of a job."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.during: dict[str, list[Callable[[], Any]]] = {}
-        """Callbacks of the next jobs, by the cgroup that the jobs apply to or the file that they read."""
+        """Callbacks for the next jobs, by the cgroup that a job applies to or by the file that it reads."""
 
     def leaf(self, path: str) -> str:
-        """Runs the next callback of the job."""
+        """Runs the job's next callback."""
         self._interrupt(path)
         return super().leaf(path)
 
     def read(self, path: str, name: str) -> str:
-        """Runs the callback for this file when the file is read."""
+        """Runs the file's callback when the file is read."""
         content = super().read(path, name)
         self._interrupt(f"{path}/{name}")
         return content
@@ -46,7 +46,7 @@ class InterruptedTree(PartitionTree):
 
 
 def on_the_loop(change: Callable[[], Awaitable[Any]]) -> Callable[[], Any]:
-    """Returns a function for a thread that makes a change on the event loop and waits for it."""
+    """Returns a function that a thread can call to make a change on the event loop and wait for it."""
     loop = asyncio.get_running_loop()
 
     async def changed() -> None:
@@ -55,9 +55,9 @@ def on_the_loop(change: Callable[[], Awaitable[Any]]) -> Callable[[], Any]:
     return lambda: asyncio.run_coroutine_threadsafe(changed(), loop).result(5)
 
 
-async def test_a_sibling_whose_cpus_are_all_in_partitions_does_not_hold_up_a_partition(memory: Path) -> None:
-    """As long as all CPUs of the sibling are in partitions, its effective CPUs are its parent's, which include the
-    claimed ones until the new partition takes them.
+async def test_a_sibling_whose_cpus_are_all_in_partitions_does_not_block_a_partition(memory: Path) -> None:
+    """As long as all of the sibling's CPUs are in partitions, its effective CPUs are its parent's, which include the
+    claimed CPUs until the new partition takes them.
     """
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         sidecar = await node.run("sidecar", name="sidecar")
@@ -71,8 +71,10 @@ async def test_a_sibling_whose_cpus_are_all_in_partitions_does_not_hold_up_a_par
         assert (node.partition(path), node.cpus(sidecar)) == ("root", "0")
 
 
-async def test_the_kernel_is_asked_even_if_the_last_audit_has_seen_something_else(memory: Path) -> None:
-    """A full audit has seen the container on fewer CPUs than the tick before, because its parent was narrowed."""
+async def test_the_kernel_is_asked_even_if_the_last_audit_saw_other_cpus(memory: Path) -> None:
+    """The full audit saw the container on fewer CPUs than the tick before, because the container's parent cgroup had
+    been narrowed in between.
+    """
     node = Node(memory)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
@@ -91,7 +93,7 @@ async def test_the_kernel_is_asked_even_if_the_last_audit_has_seen_something_els
     assert node.cpus(other) == "1-7"
 
 
-async def test_a_start_whose_occupant_has_ended_in_the_meantime_is_applied(memory: Path) -> None:
+async def test_a_start_is_applied_if_the_occupant_has_ended_in_the_meantime(memory: Path) -> None:
     """This holds even after the time limit for waiting, since the job that found the occupant has written nothing."""
     async with enforcing(Node(memory, tree=InterruptedTree, exclusivity="pool")) as node:
         other = await node.run("x", of="p3")
@@ -132,8 +134,8 @@ async def test_a_start_is_rejected_if_the_record_disappears_when_the_partition_i
             await node.enforcer.start_container(pod("p1"), stored)
 
 
-async def test_a_partition_that_is_refused_in_the_last_job_waits_for_others_all_the_same(memory: Path) -> None:
-    """The plan changed in both previous jobs: a CPU went offline and came back."""
+async def test_a_start_still_waits_for_others_if_its_last_job_finds_the_partition_refused(memory: Path) -> None:
+    """The plan changed during each of the two previous jobs: a CPU went offline and came back."""
     async with enforcing(Node(memory, tree=InterruptedTree)) as node:
         other = await node.run("x", of="p2")
         stored, _ = await node.create("db", *node.claim(ONE))
@@ -158,8 +160,10 @@ async def test_a_partition_that_is_refused_in_the_last_job_waits_for_others_all_
             await node.enforcer.start_container(pod("p1"), stored)
 
 
-async def test_a_start_applies_nothing_if_a_job_before_it_has_moved_others_to_its_cpus(memory: Path) -> None:
-    """The job used a pool that still contained these CPUs, and its outcome is stored after the admission."""
+async def test_a_start_applies_nothing_if_an_earlier_job_moved_others_to_its_cpus(memory: Path) -> None:
+    """The earlier job used a pool that still contained the start's CPUs, and the job's outcome is stored only after the
+    admission.
+    """
     async with enforcing(Node(memory, exclusivity="pool")) as node:
         other = await node.run("x", of="p3")
         stored, _ = await node.create("b", *node.claim(cpu_record("u2", "c=2-4", pods=("p2",))), of="p2")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A start reads the CPUs of other containers, which may have been moved since the last audit."""
+"""A start reads the other containers' CPUs, since the containers may have been moved since the last audit."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ EFFECTIVE = "cpuset.cpus.effective"
 
 
 class ThreadTree(KernelTree):
-    """A tree that records the threads that have written to it."""
+    """A tree that records which threads have written to it."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -35,7 +35,7 @@ class ThreadTree(KernelTree):
 
 
 async def run_others(node: Node) -> tuple[str, tuple[str, ...]]:
-    """Starts two other containers, one with a claim.
+    """Starts two other containers, one of them with a claim.
 
     Returns its cgroup and the environment of the container to start.
     """
@@ -47,8 +47,8 @@ async def run_others(node: Node) -> tuple[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("id_", ["a", "plain"])
-async def test_a_start_moves_back_a_container_that_another_writer_has_moved(memory: Path, id_: str) -> None:
-    """Covers a container with a claim and one without."""
+async def test_a_start_moves_back_a_container_that_another_process_has_moved(memory: Path, id_: str) -> None:
+    """The cases are a container with a claim and one without."""
     async with enforcing(Node(memory)) as node:
         _, env = await run_others(node)
         stored, _ = await node.create("b", *env, of="p2")
@@ -80,8 +80,8 @@ async def test_a_start_moves_a_container_whose_cpus_have_all_gone_offline(memory
 
 
 @pytest.mark.parametrize("partition", [False, True])
-def test_a_container_whose_cpus_cannot_be_read_may_be_on_any(tmp_path: Path, partition: bool) -> None:
-    """The start then waits for it as for an occupant."""
+def test_a_container_whose_cpus_cannot_be_read_may_be_on_any_cpu(tmp_path: Path, partition: bool) -> None:
+    """The start then waits for that container as it would for one that occupies the claimed CPUs."""
     tree = KernelTree(tmp_path / "cgroup")
     tree.make("pod/a")
     tree.unreadable["pod/a", EFFECTIVE] = errno.EIO
@@ -90,15 +90,15 @@ def test_a_container_whose_cpus_cannot_be_read_may_be_on_any(tmp_path: Path, par
 
 
 async def test_a_start_does_not_wait_for_a_container_whose_cgroup_is_gone(memory: Path) -> None:
-    """The runtime has not reported its end yet."""
+    """The runtime has not reported the container's end yet."""
     async with enforcing(Node(memory)) as node:
         first, env = await run_others(node)
         node.kernel.remove(first)
         await node.run("b", *env, of="p2")
 
 
-async def test_a_start_reads_one_file_of_each_other_container(memory: Path) -> None:
-    """The start of a container without a claim reads no file of other containers."""
+async def test_a_start_reads_one_file_per_other_container(memory: Path) -> None:
+    """Starting a container without a claim reads none of the other containers' files."""
     node = Node(memory)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
@@ -119,10 +119,10 @@ async def test_a_start_reads_one_file_of_each_other_container(memory: Path) -> N
 
 
 @pytest.mark.parametrize("cpus", ["1-7", "0-7"], ids=["in-sync", "differs"])
-async def test_a_thread_is_used_for_a_start_without_claims_only_if_its_cpuset_must_be_written(
+async def test_starting_a_container_without_claims_uses_a_thread_only_to_write_its_cpuset(
     memory: Path, cpus: str
 ) -> None:
-    """Reading the cpuset does not wait for another process, and hugepage limits are also written on the event loop."""
+    """Reading the cpuset does not wait for another process, and hugepage limits are written on the event loop too."""
     node = Node(memory, guard=True, tree=ThreadTree)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
@@ -137,7 +137,7 @@ async def test_a_thread_is_used_for_a_start_without_claims_only_if_its_cpuset_mu
 
 
 async def test_a_start_without_claims_reads_each_file_once(memory: Path) -> None:
-    """The guard writes one limit for each page size, and reads it only after the write, which this verifies."""
+    """The guard writes one limit for each page size, and reads the limit only after the write, to verify it."""
     node = Node(memory, guard=True)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
@@ -150,8 +150,8 @@ async def test_a_start_without_claims_reads_each_file_once(memory: Path) -> None
     assert max(times.values()) == 1
 
 
-async def test_a_start_without_claims_does_not_wait_for_the_moves_of_others(memory: Path) -> None:
-    """The start waits for a job on its own cgroup, or on that of its pod."""
+async def test_a_start_without_claims_does_not_wait_for_other_containers_to_be_moved(memory: Path) -> None:
+    """The start waits only for a job on the container's own cgroup or on its pod's cgroup."""
     async with enforcing(Node(memory)) as node:
         begun, end = threading.Event(), threading.Event()
 
@@ -177,8 +177,8 @@ async def test_a_start_without_claims_does_not_wait_for_the_moves_of_others(memo
         await moves
 
 
-async def test_a_start_moves_a_sibling_before_it_makes_a_partition(memory: Path) -> None:
-    """Another writer has moved the sibling.
+async def test_a_start_moves_a_sibling_before_it_creates_a_partition(memory: Path) -> None:
+    """Another process has moved the sibling.
 
     With partitions, an audit reads containers without claims only once a minute.
     """

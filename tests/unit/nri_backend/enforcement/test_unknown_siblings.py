@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of a pod that contains a container whose claim has no record."""
+"""The limits of a pod in which one container's claim has no record."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ PAGES = memory_record("m2", ("m", 0, 32 * MI, TWO))
 
 
 async def run_without_record(node: Node, record: AllocationRecord) -> None:
-    """Runs a container whose claim no longer has a record and which started while no instance was connected."""
+    """Runs a container whose claim no longer has a record and that started while no instance was connected."""
     sibling = replace(container("a", *node.claim(record), name="a"), state=ContainerState.RUNNING)
     node.make_cgroups(pod(), sibling)
     node.unprepare(record)
@@ -26,8 +26,8 @@ async def run_without_record(node: Node, record: AllocationRecord) -> None:
     await node.enforcer.synchronize([pod()], [sibling])
 
 
-async def test_the_limit_of_a_pod_with_an_unknown_claim_is_raised_for_the_other_claims(memory: Path) -> None:
-    """A reset limit is raised again. It is not lowered, since the running container may use the pages."""
+async def test_a_pods_limit_is_raised_for_the_other_claims_despite_an_unknown_one(memory: Path) -> None:
+    """If the limit is reset, it is raised again. It is not lowered, since the running container may use the pages."""
     node = Node(memory)
     async with auditing(node):
         await run_without_record(node, cpu_record("u1", "cpus=5"))
@@ -43,8 +43,8 @@ async def test_the_limit_of_a_pod_with_an_unknown_claim_is_raised_for_the_other_
         assert node.kernel.get(POD, HUGE) == str(48 * MI), "the limit is not lowered while the container runs"
 
 
-async def test_claimed_pages_are_rejected_while_the_memory_claim_of_a_sibling_is_unknown(memory: Path) -> None:
-    """With the record of the sibling's claim, the same start succeeds."""
+async def test_claimed_pages_are_rejected_while_a_siblings_memory_claim_is_unknown(memory: Path) -> None:
+    """Once the sibling's claim has a record, the same start succeeds."""
     node, record = Node(memory), memory_record("m1", ("m", 0, 64 * MI, TWO))
     async with auditing(node):
         await run_without_record(node, record)

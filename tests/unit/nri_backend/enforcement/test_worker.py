@@ -21,7 +21,7 @@ from tests.rigs.kernel_tree import KernelTree
 
 
 class HangingSteps:
-    """Creates steps that hang until ``gate`` is set, and steps that do not. ``done`` lists the completed ones."""
+    """Creates steps that hang until ``gate`` is set, and steps that do not hang. ``done`` lists the completed steps."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -46,10 +46,10 @@ async def hanging() -> AsyncIterator[HangingSteps]:
     found.gate.set()
 
 
-async def test_later_jobs_pass_by_a_step_that_hangs(hanging: HangingSteps) -> None:
+async def test_later_jobs_skip_a_step_that_hangs(hanging: HangingSteps) -> None:
     """The next job does the rest of the hung job's work.
 
-    A step with the name of the hung one starts after that has ended.
+    A step with the same name as the hung one starts only after the hung one has ended.
     """
     freed = asyncio.Event()
     worker = CgroupWorker(freed.set)
@@ -66,7 +66,7 @@ async def test_later_jobs_pass_by_a_step_that_hangs(hanging: HangingSteps) -> No
     assert (hanging.done, worker.stuck) == (["a", "c", "d", "b", "b"], {})
 
 
-async def test_the_event_loop_waits_for_the_job_of_a_hook_for_a_moment(hanging: HangingSteps) -> None:
+async def test_the_event_loop_briefly_waits_for_a_hooks_job(hanging: HangingSteps) -> None:
     """The result is available without another iteration of the loop. A hanging job blocks the loop only for
     HOLD_SECONDS.
     """
@@ -85,7 +85,7 @@ async def test_the_event_loop_waits_for_the_job_of_a_hook_for_a_moment(hanging: 
     assert await waiting == "b"
 
 
-async def test_the_caller_of_a_job_that_is_passed_by_gets_the_result_of_the_hung_step_late(
+async def test_a_skipped_jobs_caller_gets_the_hung_steps_result_late(
     hanging: HangingSteps,
 ) -> None:
     worker, late = CgroupWorker(lambda: None), list[list[str]]()
@@ -97,10 +97,10 @@ async def test_the_caller_of_a_job_that_is_passed_by_gets_the_result_of_the_hung
     assert late == [["b"]]
 
 
-async def test_without_a_late_result_the_caller_is_not_called(
+async def test_without_a_late_result_the_callback_is_not_called(
     hanging: HangingSteps, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The hung step has failed, or its result arrived in time for the caller itself."""
+    """Either the hung step has failed, or its result arrived in time to be returned to the caller."""
     late = list[list[str]]()
     worker = CgroupWorker(lambda: None)
 
@@ -115,8 +115,8 @@ async def test_without_a_late_result_the_caller_is_not_called(
     assert [record.message for record in caplog.records] == ["delayed cgroup write failed"]
 
 
-async def test_a_hook_gets_the_result_of_its_own_step_that_is_passed_by(hanging: HangingSteps) -> None:
-    """The step is not repeated: on a slow machine, it would take too long each time."""
+async def test_a_hook_gets_the_result_of_its_own_skipped_step(hanging: HangingSteps) -> None:
+    """The step is not repeated, since on a slow machine it would take too long every time."""
     worker = CgroupWorker(lambda: None)
     hook = asyncio.create_task(worker.finish("a", lambda: hanging.step("a", hangs=True)))
     await eventually(lambda: "a" in worker.stuck)
@@ -126,7 +126,7 @@ async def test_a_hook_gets_the_result_of_its_own_step_that_is_passed_by(hanging:
 
 
 async def test_a_hook_waits_for_a_step_that_begins_to_hang_while_the_hook_is_queued(hanging: HangingSteps) -> None:
-    """The previous job is skipped, and its step has the same name as that of the hook."""
+    """The previous job is skipped, and its step has the same name as the hook's step."""
     worker = CgroupWorker(lambda: None)
     audit = asyncio.create_task(worker.work(lambda: [hanging.step("a", hangs=True)]))
     await asyncio.sleep(0)
@@ -136,7 +136,7 @@ async def test_a_hook_waits_for_a_step_that_begins_to_hang_while_the_hook_is_que
     assert await hook == "a"
 
 
-async def test_with_the_maximum_of_hung_jobs_no_other_begins(hanging: HangingSteps) -> None:
+async def test_with_the_maximum_number_of_hung_jobs_no_other_job_begins(hanging: HangingSteps) -> None:
     """The threads that other work needs stay free."""
     worker = CgroupWorker(lambda: None)
     for number in range(MAX_STUCK):
@@ -149,8 +149,8 @@ async def test_with_the_maximum_of_hung_jobs_no_other_begins(hanging: HangingSte
     assert await later == ["later"]
 
 
-async def test_the_exception_of_a_step_reaches_its_caller_alone() -> None:
-    """The worker serves the next caller."""
+async def test_a_steps_exception_reaches_only_its_own_caller() -> None:
+    """The worker continues with the next caller."""
     worker = CgroupWorker(lambda: None)
 
     def fails() -> None:
@@ -164,7 +164,7 @@ async def test_the_exception_of_a_step_reaches_its_caller_alone() -> None:
 
 
 class StuckTree(KernelTree):
-    """A tree where writes to one cgroup hang."""
+    """A tree in which writes to one cgroup hang."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -172,7 +172,7 @@ class StuckTree(KernelTree):
         self.stuck = ""
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Hangs in the chosen cgroup until ``gate`` is set."""
+        """Hangs in the selected cgroup until ``gate`` is set."""
         if path == self.stuck:
             self.began.set()
             assert self.gate.wait(10 * patience())
@@ -180,7 +180,7 @@ class StuckTree(KernelTree):
 
 
 async def test_a_hung_write_delays_no_other_start(memory: Path) -> None:
-    """Containers with and without claims start. Only a claim on CPUs of the hung container would have to wait."""
+    """Containers with and without claims start. Only a claim for the hung container's CPUs would have to wait."""
     async with enforcing(Node(memory, tree=StuckTree)) as node:
         tree = node.kernel
         assert isinstance(tree, StuckTree)
@@ -201,9 +201,9 @@ async def test_a_hung_write_delays_no_other_start(memory: Path) -> None:
 
 
 async def test_a_claim_waits_for_a_hung_write_that_may_move_another_container_to_its_cpus(memory: Path) -> None:
-    """A claim ends and its CPUs return to the pool.
+    """A claim ends, and its CPUs return to the pool.
 
-    The next claim gets them while the write to a member of the pool hangs.
+    The next claim gets the same CPUs while the write to a pool member's cpuset hangs.
     """
     async with enforcing(Node(memory, tree=StuckTree)) as node:
         tree = node.kernel
@@ -225,7 +225,7 @@ async def test_a_claim_waits_for_a_hung_write_that_may_move_another_container_to
 
 
 async def test_an_unseen_container_may_be_on_any_cpu_while_its_write_hangs(memory: Path) -> None:
-    """The CPUs that the hung write sets do not show where the container is."""
+    """The CPUs in the hung write do not show where the container currently is."""
     async with enforcing(Node(memory, tree=StuckTree)) as node:
         tree = node.kernel
         assert isinstance(tree, StuckTree)
@@ -245,7 +245,7 @@ async def test_an_unseen_container_may_be_on_any_cpu_while_its_write_hangs(memor
 
 
 async def test_a_job_that_waited_too_long_for_a_thread_is_dropped() -> None:
-    """All threads are busy with other work. The values that the job would write later are out of date."""
+    """All threads are busy with other work. The values that the job would write later would be out of date."""
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(2))
     go = threading.Event()
@@ -270,7 +270,7 @@ def _plan(hanging: HangingSteps, name: str) -> list[Step[str]]:
     return [hanging.step(name)]
 
 
-async def test_hooks_overtake_waiting_jobs_of_the_audit(hanging: HangingSteps) -> None:
+async def test_hooks_overtake_waiting_audit_jobs(hanging: HangingSteps) -> None:
     worker = CgroupWorker(lambda: None)
     at_work = asyncio.create_task(worker.work(lambda: [hanging.step("first")]))
     audits = [asyncio.create_task(worker.work(partial(_plan, hanging, f"audit {n}"))) for n in range(3)]

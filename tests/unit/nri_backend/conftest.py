@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures that most enforcement tests share. A test file that needs a different node defines its own ``node``."""
+"""Fixtures shared by most enforcement tests. A test file that needs a different node defines its own ``node``."""
 
 import os
 import tempfile
@@ -14,8 +14,8 @@ from tests.rigs.enforcement import Node, enforcing
 
 @pytest.fixture
 def blocking() -> Iterator[BlockBuster | None]:
-    """Makes any call that blocks the event loop inside this project's packages an error. The guard is off inside the
-    images, whose Python has no SQLite, which the guard patches as well; the same tests run with it elsewhere.
+    """Turns any call in this project's packages that blocks the event loop into an error. The guard is off inside the
+    images: it also patches SQLite, which the images' Python does not have. The same tests run with the guard elsewhere.
     """
     try:
         import sqlite3  # noqa: F401, PLC0415
@@ -23,21 +23,23 @@ def blocking() -> Iterator[BlockBuster | None]:
         yield None
         return
     with blockbuster_ctx("nri_backend") as blockbuster:
-        # This is one system call on an in-memory directory; a thread for it would cost a hundred times as much.
+        # This is a single system call on an in-memory directory, and a thread for it would cost a hundred times as
+        # much.
         blockbuster.functions["os.stat"].can_block_in("numa_node/claim_directory.py", {"is_current"})
-        # A start without claims reads its own cgroup, and no reader of these files waits for one of their writers.
+        # Starting a container without claims reads the container's own cgroup. No process that reads these files waits
+        # for one that writes them.
         for function in ("os.open", "os.read", "os.stat"):
             if function in blockbuster.functions:
                 blockbuster.functions[function].can_block_in("nri_backend/enforcement/reconciler.py", {"apply"})
-        # The event loop waits for a hook's job, but only for HOLD_SECONDS (node/worker.py has the reason).
+        # The event loop waits for a hook's job, but only for HOLD_SECONDS (node/worker.py gives the reason).
         blockbuster.functions["threading.Lock.acquire"].can_block_in("nri_backend/node/worker.py", {"_run"})
         yield blockbuster
 
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """Returns an in-memory directory, since cgroupfs and /run are in memory; on a disk, every replaced file would cause
-    a wait.
+    """Returns an in-memory directory, since the real cgroupfs and /run are in memory. On a disk, each file replacement
+    would have to wait.
     """
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as path:
@@ -46,6 +48,6 @@ def memory() -> Iterator[Path]:
 
 @pytest.fixture
 async def node(memory: Path) -> AsyncIterator[Node]:
-    """An active instance, connected to a runtime without containers."""
+    """An active instance that is connected to a runtime without containers."""
     async with enforcing(Node(memory)) as node:
         yield node

@@ -29,9 +29,9 @@ def build(tmp_path: Path, held: ActiveLock | None = None, privileges: Privileges
     return Backend(settings, held or lock(tmp_path), privileges)
 
 
-def test_the_lease_contains_the_state(tmp_path: Path) -> None:
+def test_the_lease_contains_the_backends_state(tmp_path: Path) -> None:
     """The lease contains the pool, the software versions and the counters. Building the app opens and writes nothing,
-    and the app is ready only when the runtime is connected.
+    and the app is ready only when it is connected to the runtime.
     """
     backend = build(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sys"]
@@ -51,7 +51,9 @@ NO_SYS_ADMIN = Problem("no SYS_ADMIN", BackendCode.SYS_ADMIN_MISSING)
 
 @pytest.mark.parametrize(("obstacle", "mode"), [(NO_SYS_ADMIN, "pool"), (NO_PROBLEM, "partition")])
 def test_the_lease_reports_the_mode_and_its_reason(obstacle: Problem, mode: str, tmp_path: Path) -> None:
-    """On a kernel with partitions, the privileges decide; a missing DAC_OVERRIDE is a problem in either mode."""
+    """On a kernel with partitions, the process's privileges decide the mode. A missing DAC_OVERRIDE is a problem in
+    either mode.
+    """
     group = tmp_path / "cgroup/kubepods"
     group.mkdir(parents=True)
     (group / "cpuset.cpus.exclusive").touch()
@@ -62,7 +64,7 @@ def test_the_lease_reports_the_mode_and_its_reason(obstacle: Problem, mode: str,
     assert status.coded_problems == ((BackendCode.DAC_OVERRIDE_MISSING, "no DAC_OVERRIDE"),)
 
 
-def test_an_older_kernel_is_the_reason_before_any_privilege(tmp_path: Path) -> None:
+def test_an_old_kernel_is_reported_as_the_reason_before_any_privilege(tmp_path: Path) -> None:
     """Granting a capability would not help on such a kernel."""
     (tmp_path / "cgroup/kubepods").mkdir(parents=True)
     backend = build(tmp_path, privileges=Privileges(lambda: NO_SYS_ADMIN))
@@ -70,7 +72,7 @@ def test_an_older_kernel_is_the_reason_before_any_privilege(tmp_path: Path) -> N
 
 
 def test_the_lock_follows_the_connection_to_the_runtime(tmp_path: Path) -> None:
-    """Other instances consider the holder to be enforcing only while it is synchronized with the runtime."""
+    """Other instances treat the holder as enforcing only while it is synchronized with the runtime."""
     (tmp_path / "locks").mkdir()
     with contextlib.closing(lock(tmp_path)) as held:
         backend = build(tmp_path, held)
@@ -90,14 +92,14 @@ def test_the_lock_follows_the_connection_to_the_runtime(tmp_path: Path) -> None:
 def test_the_log_explains_the_effect_of_missing_partitions(
     configured: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With cpuExclusivity: partition the pool is not used instead."""
+    """With cpuExclusivity: partition, the pool is not used as a fallback."""
     _log_exclusivity("no SYS_ADMIN", configured)
     (record,) = caplog.records
     assert (record.levelname, record.message.startswith(text)) == ("WARNING", True)
 
 
-async def test_a_task_that_ends_is_named_in_the_error(tmp_path: Path) -> None:
-    """If a task that must never end ends nevertheless, the process ends, and the error names the task."""
+async def test_the_error_names_a_task_that_ends(tmp_path: Path) -> None:
+    """If a task that must never end does end, the process ends too, and the error names the task."""
 
     async def ends() -> None:
         return
@@ -113,7 +115,7 @@ async def test_a_task_that_ends_is_named_in_the_error(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_created_on_a_node_that_fails_the_preflight(tmp_path: Path) -> None:
-    """The preflight checks run first, so nothing is created on a node where this program could not work."""
+    """The preflight checks run first, so nothing is created on a node on which the backend could not work."""
     arguments = [f"--{name}={tmp_path}/{name}" for name in ("run-dir", "cgroup-root", "host-root")]
     settings = load_settings([*arguments, "--bind-address=off"], {"POD_UID": "u"})
     with pytest.raises(PreflightError, match=r"cgroup\.controllers does not exist"):
@@ -131,7 +133,7 @@ async def test_nothing_is_created_on_a_node_that_fails_the_preflight(tmp_path: P
     ("arguments", "expected"), [(["--nonsense"], "unrecognized"), (["--config=/absent"], "absent")]
 )
 def test_wrong_usage_is_exit_2(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error is one line on standard error that contains the command."""
+    """The error is a single line on standard error and contains the command."""
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert said.startswith("nri-backend: ")

@@ -32,7 +32,7 @@ def test_a_hook_is_answered_before_the_runtime_continues_without_it(request_time
 
 
 @pytest.mark.parametrize(("request_timeout", "seconds"), [(None, 1.2), (2.0, 1.2), (5.0, 3.0)])
-async def test_the_wait_for_other_containers_is_a_share_of_the_request_timeout(
+async def test_the_wait_for_other_containers_is_a_fraction_of_the_request_timeout(
     tmp_path: Path, request_timeout: float | None, seconds: float
 ) -> None:
     async with enforcing(Node(tmp_path)) as node:
@@ -47,8 +47,10 @@ def test_the_audits_are_ordered_by_their_cost() -> None:
     assert TICK_SECONDS < KILLS_SECONDS < RECORDS_SECONDS < ALL_SECONDS < READ_SECONDS
 
 
-def test_each_part_of_the_audit_is_due_at_the_tick_nearest_to_its_time() -> None:
-    """A requested full audit runs once, at the next tick. It includes the records, but not all containers."""
+def test_each_part_of_the_audit_is_due_on_the_tick_nearest_to_its_time() -> None:
+    """A requested full audit runs once, on the next tick. It includes the enforcement records, but not all
+    containers.
+    """
     schedule, due = Schedule(), {}
     for second in range(0, 1204, 2):
         schedule.full = 0.0 if second == 30 else schedule.full

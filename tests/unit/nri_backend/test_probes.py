@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probe port, which the whole network can reach."""
+"""The port for probes, which the whole network can reach."""
 
 import asyncio
 import contextlib
@@ -46,19 +46,19 @@ async def test_a_probe_gets_one_response_and_the_connection_is_closed() -> None:
     ],
 )
 def test_nothing_else_is_served(line: bytes, status: bytes) -> None:
-    """Only a few paths and two methods exist; error responses never repeat the request."""
+    """Only a few paths and two methods exist. Error responses never repeat the request."""
     said = answer(line, PAGES)
     assert said.startswith(b"HTTP/1.1 " + status)
     assert len(said) < 200
 
 
-def test_a_head_is_the_answer_without_its_body() -> None:
-    """HEAD returns the status and the length that GET would return."""
+def test_a_head_response_is_the_get_response_without_its_body() -> None:
+    """HEAD returns the same status and length as GET."""
     whole, head = (answer(method + b" /healthz HTTP/1.1", PAGES) for method in (b"GET", b"HEAD"))
     assert whole == head + b"ok\n"
 
 
-async def test_the_first_line_is_enough() -> None:
+async def test_the_request_line_is_enough() -> None:
     """The response does not wait for headers, and headers that arrive later do not cut it off."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port, peer(port) as (reader, writer):
         writer.write(b"GET /healthz HTTP/1.1\r\nHo")
@@ -68,8 +68,8 @@ async def test_the_first_line_is_enough() -> None:
         assert await reader.read() == b""
 
 
-async def test_of_pipelined_requests_the_first_is_answered() -> None:
-    """A connection serves one response, whatever else is sent on it."""
+async def test_only_the_first_of_several_pipelined_requests_is_answered() -> None:
+    """A connection serves a single response, whatever else is sent on it."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port:
         said = b""
         with contextlib.suppress(ConnectionResetError):
@@ -79,7 +79,7 @@ async def test_of_pipelined_requests_the_first_is_answered() -> None:
 
 @pytest.mark.parametrize("data", [b"GET /" + b"x" * 200_000, b"x" * 200_000, b"\n" * 200_000])
 async def test_endless_requests_are_cut_off(data: bytes) -> None:
-    """Nothing is read after a few kilobytes, and other clients are served."""
+    """The server stops reading after a few kilobytes, and other clients are served."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             said = await send(port, data)
@@ -87,8 +87,8 @@ async def test_endless_requests_are_cut_off(data: bytes) -> None:
         assert (await get(port, "/healthz")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_connection_has_a_few_seconds() -> None:
-    """A connection that sends nothing, or a byte now and then, is closed after that."""
+async def test_a_connection_is_closed_after_a_few_seconds() -> None:
+    """This applies to a connection that sends nothing, or only a byte now and then."""
     async with (
         serve_pages(("127.0.0.1", 0), PAGES, seconds=0.2) as port,
         peer(port) as (silent, _),
@@ -103,8 +103,8 @@ async def test_a_connection_has_a_few_seconds() -> None:
         assert await ended(silent)
 
 
-async def test_the_oldest_idle_connection_makes_room() -> None:
-    """The newest connection, the kubelet's probe, is answered, however many others are open."""
+async def test_the_oldest_idle_connection_is_closed_to_make_room() -> None:
+    """The newest connection, which is the kubelet's probe, gets its response, however many others are open."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port, contextlib.AsyncExitStack() as stack:
         first, _ = await stack.enter_async_context(peer(port))
         for _ in range(3 * probes.MAX_CONNECTIONS):
@@ -115,7 +115,7 @@ async def test_the_oldest_idle_connection_makes_room() -> None:
 
 
 async def test_a_peer_that_does_not_read_is_cut_off() -> None:
-    """A large response is buffered for a limited time; a peer that reads it gets all of it."""
+    """A large response is buffered for a limited time. A peer that reads the response gets all of it."""
     async with serve_pages(("127.0.0.1", 0), PAGES, seconds=0.5) as port:
         assert len((await get(port, "/metrics")).partition(b"\r\n\r\n")[2]) == 8 << 20
         async with peer(port) as (reader, writer):
@@ -127,7 +127,7 @@ async def test_a_peer_that_does_not_read_is_cut_off() -> None:
                 await reader.readexactly(8 << 20)
 
 
-async def test_a_port_in_use_is_a_clear_error() -> None:
+async def test_the_error_for_a_port_in_use_is_clear() -> None:
     """The error contains the address and a remedy."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port:
         with pytest.raises(BindError, match=f"127.0.0.1:{port} .*--bind-address"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Problems consist of a sentence and the code of its cause."""
+"""A problem consists of a sentence and the code of its cause."""
 
 import errno
 import os
@@ -15,8 +15,8 @@ DENIED = Problem("cpuset.mems: Permission denied", BackendCode.PERMISSION_DENIED
 REFUSED = Problem("cpu.max: Invalid argument", BackendCode.CGROUP_FILE_REFUSED)
 
 
-def test_a_problem_is_its_sentence() -> None:
-    """A problem is logged and compared as a string. NO_PROBLEM is false and has no code."""
+def test_a_problem_is_a_string_with_a_code() -> None:
+    """A problem is logged and compared as a string. NO_PROBLEM is falsy and has no code."""
     assert (DENIED == "cpuset.mems: Permission denied", f"{DENIED}", DENIED.code_text) == (
         True,
         str(DENIED),
@@ -34,10 +34,10 @@ def test_a_problem_is_its_sentence() -> None:
         ([REFUSED, DENIED], f"{REFUSED}; {DENIED}", BackendCode.CGROUP_FILE_REFUSED),
     ],
 )
-def test_several_problems_have_the_first_code_that_explains_something(
+def test_several_problems_have_the_first_code_that_explains_the_cause(
     several: list[Problem], text: str, code: BackendCode | None
 ) -> None:
-    """The kernel's error comes before the difference that it causes."""
+    """The kernel's error explains more than the difference that it causes."""
     found = joined(several)
     assert (found, found.code) == (text, code)
 
@@ -53,15 +53,15 @@ def test_several_problems_have_the_first_code_that_explains_something(
     ],
 )
 def test_an_error_has_the_code_of_its_errno(number: int, code: BackendCode, of_cgroup: BackendCode) -> None:
-    """ENOSPC from cgroupfs means that a cpuset would be left without a CPU, because the file system is never full."""
+    """From cgroupfs, which is never full, ENOSPC means that a cpuset would be left without a CPU."""
     error = OSError(number, os.strerror(number), "file")
     assert code_of(error, BackendCode.INTERRUPTS_NOT_MOVED) is code
     refused = access_error(error, "/sys/fs/cgroup/a/cpuset.cpus", os.strerror(number), "2-3")
     assert (refused.code, refused.problem.code, refused.problem) == (of_cgroup, of_cgroup, str(refused))
 
 
-def test_an_error_that_is_raised_from_another_has_the_code_of_that_one() -> None:
-    """HostSlices raises an OSError without an errno for an error in the cgroup tree."""
+def test_an_error_raised_from_another_has_the_other_ones_code() -> None:
+    """For an error in the cgroup tree, HostSlices raises an OSError without an errno."""
     outer = OSError("text")
     outer.__cause__ = MissingFileError("/sys/fs/cgroup/system.slice", "cpuset.cpus")
     assert code_of(outer, BackendCode.HOST_DAEMONS_NOT_MOVED) is BackendCode.CONTROLLER_MISSING
@@ -73,7 +73,7 @@ def test_an_error_that_is_raised_from_another_has_the_code_of_that_one() -> None
 @pytest.mark.parametrize(
     ("stored", "code"), [("PermissionDenied", BackendCode.PERMISSION_DENIED), ("OfALaterRelease", None), ("", None)]
 )
-def test_a_stored_problem_has_the_code_that_this_release_knows(stored: str, code: BackendCode | None) -> None:
+def test_a_stored_problem_has_its_code_if_this_release_knows_it(stored: str, code: BackendCode | None) -> None:
     """Problems stored by an older release have no code."""
     found = read_problem("text", stored)
     assert (found, found.code) == ("text", code)
@@ -81,6 +81,6 @@ def test_a_stored_problem_has_the_code_that_this_release_knows(stored: str, code
 
 @pytest.mark.parametrize("reason", Reason)
 def test_a_rejection_has_the_code_of_its_cause_or_of_its_reason(reason: Reason) -> None:
-    """Each reason has a code, and the code of the problem that caused the rejection takes precedence."""
+    """Each reason has a code, but the code of the problem that caused the rejection takes precedence."""
     assert Rejection(reason, "text").problem.code_text in set(BackendCode)
     assert Rejection(reason, "text", cause=BackendCode.CPUS_LOST).problem.code is BackendCode.CPUS_LOST

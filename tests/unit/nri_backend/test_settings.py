@@ -21,7 +21,7 @@ def file(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_defaults_are_those_of_the_contract() -> None:
+def test_the_defaults_come_from_the_contract() -> None:
     settings = load()
     assert settings.config.run_dir == "/run/dra-driver-numa"
     assert settings.config.cdi_dir == "/var/run/cdi"
@@ -33,16 +33,16 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert settings.warnings == ()
 
 
-def test_a_flag_overrides_one_key_of_the_file(tmp_path: Path) -> None:
-    """The other keys of the file apply, and keys that only the frontend uses are accepted."""
+def test_a_flag_overrides_one_key_in_the_file(tmp_path: Path) -> None:
+    """The file's other keys still apply, and keys that only the frontend uses are accepted."""
     path = file(tmp_path, 'reservedCPUs: "0-1,8"\nrunDir: /run/other\nlogFormat: json\ngroupBy: numanode\n')
     config = load("--config", path, "--run-dir", "/run/flag", "--log-level=warning").config
     assert (config.reserved_cpus, config.log_format) == ({0, 1, 8}, "json")
     assert (config.run_dir, config.log_level) == ("/run/flag", "warning")
 
 
-def test_flags_of_the_replaced_drivers_override_the_file_with_a_warning(tmp_path: Path) -> None:
-    """Manifests of the replaced drivers thus keep working. The warning names the key to use instead."""
+def test_flags_from_the_replaced_drivers_override_the_file_with_a_warning(tmp_path: Path) -> None:
+    """Manifests written for the replaced drivers therefore keep working. The warning names the key to use instead."""
     path = file(tmp_path, 'reservedCPUs: "0"\n')
     settings = load(
         "--config", path, "--reserved-cpus=2-3", "--cpu-device-mode=grouped", "--cpu-device-group-by=numanode"
@@ -68,7 +68,7 @@ def test_flags_of_the_replaced_drivers_override_the_file_with_a_warning(tmp_path
         ("&a [*a]\n", "an alias refers to a value that contains it"),
     ],
 )
-def test_an_invalid_file_is_a_single_line_with_its_path(tmp_path: Path, text: str, expected: str) -> None:
+def test_the_error_for_an_invalid_file_is_a_single_line_with_its_path(tmp_path: Path, text: str, expected: str) -> None:
     path = file(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load("--config", path)
@@ -78,7 +78,7 @@ def test_an_invalid_file_is_a_single_line_with_its_path(tmp_path: Path, text: st
 
 
 def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
-    """Covers a missing file, a directory, a file that is not UTF-8 and one that is too large."""
+    """The cases are a missing file, a directory, a file that is not UTF-8, and a file that is too large."""
     with pytest.raises(ConfigError, match="No such file"):
         load("--config", str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="Is a directory"):
@@ -106,19 +106,19 @@ def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_command_line_is_an_error(arguments: list[str], kind: type[ValueError], expected: str) -> None:
-    """Unknown and abbreviated flags, and values that are checked like those of the file."""
+    """The cases are unknown flags, abbreviated flags, and values that are checked like those in the file."""
     with pytest.raises(kind, match=expected):
         load(*arguments)
 
 
 def test_the_pod_uid_is_required() -> None:
-    """The UID is part of the path of the frontend's socket. The flag overrides the environment."""
+    """The UID is part of the path to the frontend's socket. The flag overrides the environment."""
     with pytest.raises(ConfigError, match=r"set POD_UID from metadata\.uid"):
         load(environment={})
     assert load("--pod-uid", "mine").pod_uid == "mine"
 
 
-def test_the_node_name_is_that_of_the_environment_else_of_the_file_else_of_the_host(tmp_path: Path) -> None:
+def test_the_node_name_comes_from_the_environment_or_the_file_or_the_host(tmp_path: Path) -> None:
     """The order is NODE_NAME, hostnameOverride, and the host's name."""
     path = file(tmp_path, "hostnameOverride: other\n")
     assert load("--config", path).node_name == "worker-1"

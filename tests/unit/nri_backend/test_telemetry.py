@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend's metrics as values for the frontend."""
+"""The backend's metrics as values that it sends to the frontend."""
 
 import pytest
 from nri_backend.telemetry import MAX_SERIES, Telemetry
@@ -8,7 +8,7 @@ from numa_contract.reports import Metric
 
 
 def samples(telemetry: Telemetry, **gauges: float) -> dict[str, float]:
-    """Returns values by name and labels; for histograms the number of observations."""
+    """Returns values by name and labels. For a histogram, the value is the number of observations."""
     return {
         " ".join((metric.name, *sample.labels)): sum(sample.counts) if metric.kind == "histogram" else sample.value
         for metric in telemetry.metrics({"claim": 1, "plain": 3}, ("pool", "auto"), **gauges)
@@ -17,12 +17,12 @@ def samples(telemetry: Telemetry, **gauges: float) -> dict[str, float]:
 
 
 def named(telemetry: Telemetry, name: str) -> Metric:
-    """Returns one metric."""
+    """Returns a single metric."""
     (metric,) = [metric for metric in telemetry.metrics({}, ("pool", "auto")) if metric.name == name]
     return metric
 
 
-def test_gauges_have_their_values_at_the_time_of_the_report() -> None:
+def test_gauges_have_the_values_at_the_time_of_the_report() -> None:
     now = [5.0]
     telemetry = Telemetry(lambda: now[0])
     assert "last_event_age_seconds" not in samples(telemetry)
@@ -54,13 +54,15 @@ def test_calls_rejections_repairs_and_moves_are_counted() -> None:
 
 
 def test_kills_are_exported_before_the_first_one() -> None:
-    """If the series appeared with the first kill, increase() would miss that kill, since it needs an earlier value."""
+    """If the series only appeared with the first kill, increase() would miss that kill, since increase() needs an
+    earlier value.
+    """
     assert samples(Telemetry())["memory_kills"] == 0
 
 
 @pytest.mark.parametrize(("seconds", "bucket"), [(0.0, 0), (0.0005, 0), (0.0006, 1), (2, 11), (2.1, 12), (1e9, 12)])
 def test_an_observation_is_counted_in_the_first_bucket_that_contains_it(seconds: float, bucket: int) -> None:
-    """An upper bound belongs to its bucket, as in Prometheus. The last bucket is for values above all bounds."""
+    """An upper bound belongs to its bucket, as in Prometheus. The last bucket is for values above all of the bounds."""
     telemetry = Telemetry()
     telemetry.call_done("StartContainer", seconds, "ok")
     (sample,) = named(telemetry, "hook_duration_seconds").samples
@@ -69,7 +71,7 @@ def test_an_observation_is_counted_in_the_first_bucket_that_contains_it(seconds:
 
 
 def test_the_number_of_time_series_is_limited() -> None:
-    """Unknown methods share one series, and so do additional label values beyond MAX_SERIES."""
+    """Unknown methods share a single series, and so do additional label values beyond MAX_SERIES."""
     telemetry = Telemetry()
     for number in range(10 * MAX_SERIES):
         telemetry.call_done(f"Method{number}", 0.001, "unimplemented")

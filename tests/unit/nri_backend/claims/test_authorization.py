@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claims that a container may use: its environment is evidence, and the claim records decide."""
+"""Determines which claims a container may use: the container's environment is evidence, and the claim records
+decide.
+"""
 
 import pytest
 from hypothesis import given
@@ -21,7 +23,7 @@ MEM = memory_record("m1", ("m", 0, 64 * MI, 2 * MI), ("n", 1, 4 * MI, 2 * MI), (
 def entitlement_for(
     env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, first: Owner | None = None
 ) -> Entitlement:
-    """Returns the entitlement. The container must not be rejected."""
+    """Returns the entitlement of a container that must not be rejected."""
     first_users = {(r.driver, r.claim.uid): first for r in records} if first else {}
     entitlement, _, rejection = authorize(read_evidence(env), user, Claims(files_of(*records), first_users))
     assert rejection is None
@@ -31,7 +33,7 @@ def entitlement_for(
 def rejection_for(
     env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, first: Owner | None = None
 ) -> Rejection:
-    """Returns the rejection. The container must be rejected."""
+    """Returns the rejection of a container that must be rejected."""
     first_users = {(r.driver, r.claim.uid): first for r in records} if first else {}
     _, _, rejection = authorize(read_evidence(env), user, Claims(files_of(*records), first_users))
     assert rejection is not None
@@ -43,8 +45,8 @@ def test_a_container_without_claim_variables_holds_no_claim() -> None:
     assert entitlement_for(("PATH=/bin", "DRA_CPU=1", "BARE"), ONE) == Entitlement()
 
 
-def test_the_entitlement_is_the_sum_of_the_recorded_claims() -> None:
-    """CPUs, NUMA nodes and hugepages are added up over claims and requests."""
+def test_the_entitlement_is_the_sum_over_the_recorded_claims() -> None:
+    """CPUs, NUMA nodes and hugepages are added up across claims and requests."""
     entitlement = entitlement_for(env_of(ONE) + env_of(MEM), ONE, MEM)
     assert entitlement.cpus == {2, 3}
     assert entitlement.mems == {0, 1}
@@ -53,15 +55,15 @@ def test_the_entitlement_is_the_sum_of_the_recorded_claims() -> None:
 
 
 def test_a_container_is_entitled_only_to_the_requests_that_it_names() -> None:
-    """A container may use one request of a claim."""
+    """A container may use just one of a claim's requests."""
     assert entitlement_for(env_of(TWO, "b"), TWO).cpus == {6}
     assert entitlement_for(env_of(MEM, "m"), MEM).mems == {0}
 
 
-def test_the_union_variable_of_several_requests_is_added_and_accepted() -> None:
+def test_the_union_variable_for_several_requests_is_added_and_accepted() -> None:
     """Launchers read DRA_CPUSET_<uid>.
 
-    The runtime includes the variable in later messages, where it is not evidence.
+    The runtime includes the variable in later messages, but there it does not count as evidence.
     """
     entitlement = entitlement_for(env_of(TWO), TWO)
     assert entitlement.env == {"DRA_CPUSET_c2": "2-3,6"}
@@ -88,16 +90,18 @@ def test_the_union_variable_of_several_requests_is_added_and_accepted() -> None:
     ],
 )
 def test_variables_that_differ_from_the_record_are_rejected(env: tuple[str, ...], reason: Reason) -> None:
-    """A pod can set any variable, but none widens its entitlement. The rejection contains the name of the variable."""
+    """A pod can set any variable, but none of them widens its entitlement. The rejection contains the variable's
+    name.
+    """
     rejection = rejection_for(env, ONE, TWO, MEM)
     assert rejection.reason == reason
     assert env[0].partition("=")[0] in rejection.text or env[-1].partition("=")[0] in rejection.text
 
 
-def test_a_pod_is_rejected_until_the_record_contains_it() -> None:
-    """``reservedFor`` of the record is a snapshot.
+def test_a_pod_is_rejected_until_the_record_lists_it() -> None:
+    """The record's ``reservedFor`` is a snapshot.
 
-    The rejection reports the claim to the frontend, which reads it again.
+    After a rejection, the claim is reported to the frontend, which reads it again.
     """
     rejection = rejection_for(env_of(ONE), ONE, user=Owner(pod_uid="p2", container="main"))
     assert rejection.reason == Reason.NOT_RESERVED
@@ -109,7 +113,9 @@ def test_a_pod_is_rejected_until_the_record_contains_it() -> None:
 
 
 def test_an_unreadable_record_is_rejected_as_missing() -> None:
-    """The text contains the cause, and the claim is reported to the frontend so that it rebuilds the record."""
+    """The message contains the cause, and the claim is reported to the frontend so that the frontend rebuilds the
+    record.
+    """
     files = {("dra.cpu", "c1"): ClaimFile("dra.cpu", "c1", None, frozenset({2, 3}), "no record (KeyError)")}
     _, _, rejection = authorize(read_evidence(env_of(ONE)), ME, Claims(files))
     assert rejection is not None
@@ -118,8 +124,10 @@ def test_an_unreadable_record_is_rejected_as_missing() -> None:
     assert [use.uid for use in rejection.unknown] == ["c1"]
 
 
-def test_an_unusable_record_affects_its_own_claim_alone() -> None:
-    """No share can be computed from such a record. The other claims of the node and of the container stay usable."""
+def test_an_unusable_record_affects_only_its_own_claim() -> None:
+    """No share of the claim can be computed from such a record. The node's and the container's other claims remain
+    usable.
+    """
     broken = cpu_record("c9", "cpus=7").model_copy(update={"cpus": (None,)})
     files = files_of(ONE) | {("dra.cpu", "c9"): ClaimFile("dra.cpu", "c9", broken, frozenset({7}))}
     evidence = read_evidence((*env_of(ONE), "DRA_CPUSET_c9=7"))
@@ -146,12 +154,10 @@ OTHER_POD = Owner(pod_uid="p2", container="main")
         (False, Owner(pod_uid="p9", container="main"), ME, True),
     ],
 )
-def test_a_claim_is_used_only_by_its_owner(
-    source: str, sharing: bool, owner: Owner, user: Owner, allowed: bool
-) -> None:
-    """The owner is one container, or all containers of one pod if the claim is shared.
+def test_only_its_owner_can_use_a_claim(source: str, sharing: bool, owner: Owner, user: Owner, allowed: bool) -> None:
+    """The owner is a single container, or all containers of one pod if the claim is shared.
 
-    Ownership ends when the owner's pod leaves ``reservedFor``.
+    Ownership ends when the owner's pod is removed from ``reservedFor``.
     """
     recorded = owner if source == "record" else None
     record = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"), pool=sharing, owner=recorded)
@@ -174,9 +180,9 @@ def test_one_invalid_claim_rejects_the_container() -> None:
 
 
 def test_evidence_contains_each_request_once() -> None:
-    """A claim is reported once, with its requests.
+    """A claim is reported once, together with its requests.
 
-    The union variable is not a request, and CPUs in the environment are not reported.
+    The union variable is not a request, and the CPUs in the environment are not reported.
     """
     evidence = read_evidence((*env_of(TWO), "DRA_CPUSET_c2=2-3,6", *env_of(MEM, "n")))
     named = [use(key, variables) for key, variables in evidence.claims.items()]
@@ -192,7 +198,7 @@ VALUES = st.sampled_from(["2-3", "6", "2-3,6", "0-7", "", "x", "3,2"])
 
 @given(st.lists(st.builds("{}={}".format, NAMES, VALUES), max_size=5))
 def test_no_environment_widens_the_entitlement(env: list[str]) -> None:
-    """Whatever its variables, a container is entitled only to CPUs of its claims, and a rejection has a message."""
+    """Whatever its variables, a container is entitled only to its claims' CPUs, and a rejection has a message."""
     entries = tuple(entry for entry in env if not entry.startswith("HOME"))
     entitlement, _, rejection = authorize(read_evidence(entries), ME, Claims(files_of(ONE, TWO)))
     assert entitlement.cpus == frozenset().union(*(one.record.cpus_of(one.requests) for one in entitlement.claims))
@@ -200,7 +206,7 @@ def test_no_environment_widens_the_entitlement(env: list[str]) -> None:
     assert rejection is None or rejection.text
 
 
-def test_an_unknown_value_of_sharing_means_no_sharing() -> None:
+def test_an_unknown_sharing_value_means_no_sharing() -> None:
     """A newer frontend may write a value that this release does not know."""
     record = cpu_record("c1", "cpus=2-3", pool=True, owner=SIDE)
     assert entitlement_for(env_of(record), record).cpus == {2, 3}

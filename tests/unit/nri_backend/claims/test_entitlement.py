@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sum of a container's claims: memory binding, limits and protection, mounts and the partition type."""
+"""The sum of a container's claims: memory binding, limits and protection, mounts, and the partition type."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,19 +22,19 @@ PLAIN, TWO = 4096, 2 * MI
 
 
 def grant(*parts: tuple[str, int, int, int], **parameters: Any) -> MemoryGrant:
-    """Returns the memory grant of one claim with these requests."""
+    """Returns the memory grant for one claim with the given requests."""
     memory = entitlement_of(memory_record("m", *parts, **parameters)).memory
     assert memory is not None
     return memory
 
 
-def test_by_default_a_memory_claim_only_binds_to_its_nodes() -> None:
-    """The nodes are the union of all requests' nodes."""
+def test_by_default_a_memory_claim_only_binds_the_container_to_its_nodes() -> None:
+    """The container is bound to the union of all requests' nodes."""
     assert grant(("a", 0, MI, PLAIN), ("b", 1, TWO, TWO)) == MemoryGrant(nodes=frozenset({0, 1}), hugepages={TWO: TWO})
 
 
-def test_a_limit_of_one_request_limits_the_container_to_the_sum_of_all() -> None:
-    """A cgroup has one limit, which does not include hugepages."""
+def test_a_limit_on_one_request_limits_the_container_to_the_sum_of_all() -> None:
+    """A cgroup has a single limit, which does not include hugepages."""
     parts = ("a", 0, 64 * MI, PLAIN), ("b", 1, 32 * MI, PLAIN), ("h", 1, TWO, TWO)
     limited = grant(*parts, a={"limit": "claim", "high": 0.5})
     assert (limited.maximum, limited.high) == (96 * MI, 64 * MI)
@@ -45,7 +45,9 @@ def test_a_limit_of_one_request_limits_the_container_to_the_sum_of_all() -> None
 
 
 def test_limits_are_rounded_down_to_whole_pages() -> None:
-    """The kernel rounds in the same way. A fraction is rounded once, after the sum, and is at least one page."""
+    """The kernel rounds the same way. A fraction is rounded once, after adding up the requests, to at least one
+    page.
+    """
     odd = grant(("a", 0, 3 * PLAIN + 7, PLAIN), a={"limit": "claim", "high": 0.4, "protect": "min"})
     assert (odd.maximum, odd.high) == (3 * PLAIN, PLAIN)
     assert set(odd.protected.values()) == {3 * PLAIN}
@@ -55,7 +57,7 @@ def test_limits_are_rounded_down_to_whole_pages() -> None:
 
 
 def test_each_request_chooses_its_protection() -> None:
-    """``low`` and ``min`` are separate files, each with the sum of the requests that chose it.
+    """``low`` and ``min`` are separate files, each with the sum over the requests that chose it.
 
     A higher value is accepted.
     """
@@ -67,8 +69,10 @@ def test_each_request_chooses_its_protection() -> None:
     }
 
 
-def test_a_memory_policy_contains_the_nodes_of_the_requests_that_ask_for_one() -> None:
-    """With an additional strict request the cpuset contains the nodes of all requests: a policy must be inside it."""
+def test_a_memory_policy_contains_the_nodes_of_requests_that_ask_for_one() -> None:
+    """If there is a strict request as well, the cpuset contains the nodes of all requests, because a policy's nodes
+    must be within the cpuset.
+    """
     parts = ("a", 0, MI, PLAIN), ("b", 1, MI, PLAIN), ("c", 2, MI, PLAIN)
     soft = {"binding": "interleave"}
     mixed = grant(*parts, a=soft, b=soft)
@@ -90,15 +94,17 @@ def test_a_memory_policy_contains_the_nodes_of_the_requests_that_ask_for_one() -
 def test_parameters_that_cannot_be_enforced_are_a_fault(
     a: Mapping[str, object], b: Mapping[str, object], fault: str
 ) -> None:
-    """A process has a single memory policy, and a value from a newer release has an unknown meaning."""
+    """A process has only one memory policy, and a value from a newer release has an unknown meaning."""
     found = grant(("a", 0, MI, PLAIN), ("b", 1, MI, PLAIN), a=a, b=b).fault
     assert fault in found
     assert bool(fault) is bool(found)
 
 
 @pytest.mark.parametrize(("one", "other", "hidden"), [("/h", "/h", True), ("/h/a", "/h", True), ("/h", "/h-a", False)])
-def test_a_mount_that_hides_the_mount_of_another_claim_is_a_fault(one: str, other: str, hidden: bool) -> None:
-    """Each claim is valid by itself, so only the backend sees both. Two nodes of one request have one mount."""
+def test_a_mount_that_hides_another_claims_mount_is_a_fault(one: str, other: str, hidden: bool) -> None:
+    """Each claim is valid by itself, and only the backend sees both. If a request has two nodes, both share one
+    mount.
+    """
     records = [
         memory_record(uid, ("r", 0, TWO, TWO), ("r", 1, TWO, TWO), r={"mount": MemoryMount(path=path)})
         for uid, path in (("m", one), ("n", other))
@@ -120,7 +126,7 @@ def test_a_mount_that_hides_the_mount_of_another_claim_is_a_fault(one: str, othe
         (["silent"], "container", "", "isolation: silent is unknown to this release"),
     ],
 )
-def test_the_requests_of_a_container_agree_on_one_partition_type(
+def test_a_containers_requests_must_agree_on_one_partition_type(
     isolation: list[str], sharing: str, partition: str, fault: str
 ) -> None:
     """A shared claim cannot be a partition, because several containers use it."""
@@ -157,7 +163,7 @@ MEMORY_REQUESTS = st.lists(st.tuples(MEMORY_PARAMETERS, MEMORY_RESULTS), min_siz
 
 @st.composite
 def records(draw: st.DrawFn, uid: str) -> AllocationRecord:
-    """Generates the record of a CPU claim or of a memory claim, with up to three requests."""
+    """Generates the record of a CPU claim or a memory claim with up to three requests."""
     first = int(uid.removeprefix("c")) * len(NAMES)
     if draw(st.booleans()):
         requests = dict(zip(NAMES, draw(CPU_REQUESTS), strict=False))
@@ -180,7 +186,7 @@ def records(draw: st.DrawFn, uid: str) -> AllocationRecord:
 
 @st.composite
 def containers_claims(draw: st.DrawFn) -> list[Held]:
-    """Generates the claims of a container, each with some of its requests."""
+    """Generates a container's claims, each with some of its requests."""
     found = []
     for number in range(draw(st.integers(1, 4))):
         record = draw(records(f"c{number}"))
@@ -190,10 +196,10 @@ def containers_claims(draw: st.DrawFn) -> list[Held]:
 
 
 @given(records("c0"), st.data())
-def test_the_share_of_a_claim_file_is_that_of_a_container_that_names_all_requests(
+def test_a_claim_files_share_equals_that_of_a_container_with_all_requests(
     record: AllocationRecord, data: st.DataObject
 ) -> None:
-    """A container that names some of the requests gets the same share as if the record contained no others."""
+    """A container that names only some of the requests gets the same share as if the record contained no others."""
     claims = Claims(files_of(record))
     known = claims.known[record.driver, record.claim.uid]
     assert isinstance(known, Held)
@@ -209,8 +215,8 @@ def test_the_share_of_a_claim_file_is_that_of_a_container_that_names_all_request
 
 
 def without_texts(entitlement: Entitlement) -> Entitlement:
-    """Returns a copy without the claims and with markers instead of the messages, which name the first of several
-    faults.
+    """Returns a copy without the claims, and with markers in place of the messages, since a message names only the
+    first of several faults.
     """
     memory = entitlement.memory
     if memory is not None and memory.fault:
@@ -219,16 +225,16 @@ def without_texts(entitlement: Entitlement) -> Entitlement:
 
 
 @given(containers_claims(), st.data())
-def test_the_order_of_the_claims_does_not_change_their_sum(claims: Sequence[Held], data: st.DataObject) -> None:
-    """Only the order of the listed claims and the first named fault depend on the order."""
+def test_the_order_of_claims_does_not_change_their_sum(claims: Sequence[Held], data: st.DataObject) -> None:
+    """Only the list of claims and the fault named first depend on the order."""
     shuffled = data.draw(st.permutations(claims))
     assert without_texts(entitlement_from(shuffled)) == without_texts(entitlement_from(claims))
 
 
 @given(containers_claims())
 def test_the_shares_of_single_requests_add_up_to_the_share_of_all(claims: Sequence[Held]) -> None:
-    """The sum of several shares equals the share that is computed at once. The variable with the union of the CPUs
-    belongs to a claim as a whole, and the kubelet counts whole claims.
+    """The sum of the requests' shares equals the share that is computed for all requests at once. Not compared are the
+    variable with the union of the CPUs and the counting by the kubelet, which concern only whole claims.
     """
     single = entitlement_from(Held(held.record, (request,)) for held in claims for request in held.requests)
     together = entitlement_from(claims)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU time and memory that environments controlled by a pod's author can cost. Measured as CPU time, which does not
-depend on the machine's load.
+"""The CPU time and memory that environments controlled by a pod's author can cost. CPU time is measured because it does
+not depend on the machine's load.
 """
 
 import tracemalloc
@@ -50,9 +50,9 @@ def message(request: pytest.FixtureRequest) -> pb.Container:
 
 
 def test_any_environment_is_checked_within_the_time_of_a_hook(message: pb.Container) -> None:
-    """The time includes everything from the parsed message to the report of the rejection.
+    """The time covers everything from the parsed message to the report of the rejection.
 
-    Its text and the report are short.
+    The rejection's message and the report are short.
     """
     claims = Claims(files_of(ONE, TWO))
 
@@ -81,8 +81,8 @@ def test_a_snapshot_of_containers_with_large_environments_is_checked_in_time(mes
     assert cpu_seconds(work) < SNAPSHOT_SECONDS * PATIENCE
 
 
-def test_an_environment_over_the_limits_is_malformed() -> None:
-    """One variable, one byte or one claim over the limit is enough."""
+def test_an_environment_beyond_the_limits_is_malformed() -> None:
+    """One variable, one byte or one claim beyond the limit is enough."""
     at_most = tuple(f"DRA_CPUSET_x{n % MAX_CLAIMS}_{n}=0" for n in range(MAX_VARIABLES))
     assert read_evidence(at_most).fault == ""
     assert "more than 64 claims" in read_evidence((*at_most[1:], "DRA_CPUSET_y=0")).fault
@@ -97,7 +97,9 @@ def test_an_environment_over_the_limits_is_malformed() -> None:
 
 
 def test_rejected_attempts_are_stored_without_their_environments() -> None:
-    """The maximum number of stored attempts, each with the largest environment that is read, takes less than 6 MiB."""
+    """The maximum number of stored attempts, each with the largest environment that the backend reads, takes less than
+    6 MiB.
+    """
     state = NodeState()
     value = "0" * (MAX_VARIABLE_BYTES // MAX_VARIABLES - 40)
     tracemalloc.start()

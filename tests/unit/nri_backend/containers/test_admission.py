@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The responses when a container is created or updated, and corrections of the resources that the runtime has
+"""The responses when a container is created or updated, and corrections to the resources that the runtime has
 stored.
 """
 
@@ -19,14 +19,14 @@ TWO = 2 * MI
 
 
 def node(*, lazy: bool = False, online: int = 2) -> NodeState:
-    """Returns a node without claims. CPUs below ``online`` are online and all of them are in the shared pool."""
+    """Returns a node without claims. The CPUs below ``online`` are online, and all of them are in the shared pool."""
     state = NodeState(config(lazy=lazy))
     state.set_host(Host(frozenset(range(online))))
     return state
 
 
 def container_with(*records: AllocationRecord, stated: RuntimeLimits | None = None) -> Tracked:
-    """Returns a container that holds these claims, with the limits that the runtime has stated."""
+    """Returns a container that holds the given claims, with the limits that the runtime has stated."""
     return Tracked(Identity("c", "main", pod()), entitlement=entitlement_of(*records), stated=stated or RuntimeLimits())
 
 
@@ -49,12 +49,12 @@ PAGES = memory_record("m", ("x", 1, 64 * MI, TWO))
         ((SOFT,), RuntimeLimits(), Resources(cpus="0-1")),
     ],
 )
-def test_a_created_container_gets_the_resources_of_its_claims(
+def test_a_created_container_gets_its_claims_resources(
     records: tuple[AllocationRecord, ...], stated: RuntimeLimits, answer: Resources
 ) -> None:
-    """The answer removes a quota that the claim covers and keeps a lower memory limit of the pod. A claim with a soft
-    binding becomes a memory policy instead of a cpuset, so the process may use other nodes when its node is full. A
-    container without claims gets only the shared pool.
+    """The answer removes a quota that the claim covers, and keeps a lower memory limit from the pod. A claim with soft
+    binding results in a memory policy instead of a cpuset, so the process may use other nodes when its own node is
+    full. A container without claims gets only the shared pool.
     """
     policy = MemoryPolicy("preferred", frozenset({1})) if SOFT in records else None
     assert adjustment(container_with(*records, stated=stated), node()) == Adjustment(answer, memory_policy=policy)
@@ -75,12 +75,12 @@ def test_a_created_container_gets_the_sum_of_its_claims() -> None:
 
 
 def test_an_empty_pool_is_not_sent_to_the_runtime() -> None:
-    """An empty field means "no change" to the runtime."""
+    """To the runtime, an empty field means "no change"."""
     assert resources_for(container_with(), node(online=0)) == Resources()
 
 
-def test_the_answer_to_an_update_contains_hugepages_only_if_the_update_did() -> None:
-    """containerd appends hugepage limits to its list instead of replacing them."""
+def test_the_answer_to_an_update_has_hugepages_only_if_the_update_had_them() -> None:
+    """containerd appends hugepage limits to its list instead of replacing the limits."""
     tracked = container_with(PAGES, cpu_record("c", "cpus=3"), stated=RuntimeLimits({TWO: 2 * MI}))
     assert resources_for(tracked, node()) == Resources(cpus="3", mems="1")
     assert resources_for(tracked, node(), huge=True).hugepage_limits == {"2MB": 66 * MI}
@@ -97,8 +97,10 @@ def test_the_answer_to_an_update_contains_hugepages_only_if_the_update_did() -> 
         ("odd", "1-4", "1-4"),
     ],
 )
-def test_stored_cpus_of_a_pool_member_are_corrected_to_the_pool(stored: str, eager: str, lazy: str) -> None:
-    """If the pool grows lazily, stored CPUs that are in the pool stay, because the runtime writes what it stores."""
+def test_a_pool_members_stored_cpus_are_corrected_to_the_pool(stored: str, eager: str, lazy: str) -> None:
+    """If the pool grows lazily, stored CPUs that are in the pool stay the same, because the runtime writes what it has
+    stored.
+    """
     one = container("c", cpus=stored)
     for is_lazy, update in ((False, eager), (True, lazy)):
         state = NodeState(config("0", lazy=is_lazy))

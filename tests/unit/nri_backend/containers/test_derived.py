@@ -17,7 +17,7 @@ def tracked(id_: str) -> Tracked:
     return tracked_as(pod(), container(id_))
 
 
-def test_a_derived_value_is_computed_again_after_each_change_of_the_state() -> None:
+def test_a_derived_value_is_recomputed_after_each_state_change() -> None:
     state = NodeState(config())
     ids = Derived(state, lambda: [one.id for one in state])
     assert ids.value == []
@@ -34,8 +34,8 @@ def test_a_derived_value_is_computed_again_after_each_change_of_the_state() -> N
     assert held.value == {2, 3}
 
 
-def test_problems_of_containers_follow_the_state_and_are_computed_once() -> None:
-    """Each report to the frontend contains the problems, and so does each comparison with the previous report."""
+def test_container_problems_follow_the_state_and_are_computed_once() -> None:
+    """Each report to the frontend contains the problems, and each comparison with the previous report uses them."""
     state = NodeState(config())
     scope = AuditScope(state)
     state.put(tracked("a"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The differences between the desired and the observed contents of a cgroup."""
+"""The differences between a cgroup's desired and observed contents."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ HALF = Desired(cpus=cpus("2-3"), shown=cpus("2"))
         (LAZY, Observed(cpus=cpus("1-4")), "1-4 (effective)"),
     ],
 )
-def test_claimed_cpus_must_be_exact_and_the_pool_may_be_narrowed_by_a_parent(
+def test_claimed_cpus_must_be_exact_but_a_parent_may_narrow_the_pool(
     desired: Desired, seen: Observed, fault: str | None
 ) -> None:
     """CPUs outside the pool are always a difference."""
@@ -52,12 +52,14 @@ def test_claimed_cpus_must_be_exact_and_the_pool_may_be_narrowed_by_a_parent(
 
 @pytest.mark.parametrize(("seen", "wanted"), [("0-1,4-5", "0-1"), ("4-7", "0-3"), ("2", None)])
 def test_a_lazy_member_leaves_other_cpus_and_gains_none(seen: str, wanted: str | None) -> None:
-    """The member keeps its CPUs that are in the pool. If none remains, it gets the whole pool."""
+    """A container in a lazily growing pool keeps those of its CPUs that are in the pool. If none remain, it gets the
+    whole pool.
+    """
     assert [f.desired for f in differences(LAZY, Observed(cpus=cpus(seen)))] == ([wanted] if wanted else [])
 
 
 def test_a_missing_file_is_a_difference_only_if_it_is_needed() -> None:
-    """The cpuset is needed while CPUs are claimed, and hugepage limits are needed for claimed pages."""
+    """The cpuset is needed if CPUs are claimed, and hugepage limits are needed if pages are claimed."""
     assert [f.absent for f in differences(CLAIM, Observed())] == [True]
     assert [f.absent for f in differences(POOL, Observed())] == [True]
     free = Desired(POOL.cpus, POOL.shown, shared=True, needs_cpuset=False)
@@ -76,10 +78,12 @@ def test_a_missing_file_is_a_difference_only_if_it_is_needed() -> None:
         (DesiredLimit(None), [None], [7]),
     ],
 )
-def test_limits_are_compared_by_their_rule(
+def test_each_limit_is_compared_by_its_own_rule(
     wanted: DesiredLimit, right: list[int | None], wrong: list[int | None]
 ) -> None:
-    """A lower limit of another writer is accepted, as is a higher protection. ``max`` is the highest value."""
+    """A lower limit that another process wrote is accepted, and so is a higher protection. ``max`` is the highest
+    value.
+    """
     desired = Desired(files={"memory.max": wanted})
     assert [differences(desired, Observed(limits={"memory.max": seen})) for seen in right] == [[] for _ in right]
     found = [str(one) for seen in wrong for one in differences(desired, Observed(limits={"memory.max": seen}))]
@@ -88,7 +92,7 @@ def test_limits_are_compared_by_their_rule(
 
 
 @given(some, sets, st.booleans(), sets, sets, limits, limits)
-def test_after_all_repairs_no_difference_is_left(
+def test_no_difference_remains_after_all_repairs(
     wanted: frozenset[int],
     mems: frozenset[int],
     shared: bool,
@@ -97,7 +101,7 @@ def test_after_all_repairs_no_difference_is_left(
     limit: int | None,
     seen_limit: int | None,
 ) -> None:
-    """The text of each difference is written to its file and is never empty."""
+    """Each difference contains the value to write to its file, which is never empty."""
     desired = Desired(
         cpus=wanted, shown=wanted, shared=shared, mems=mems, files={f: DesiredLimit(limit) for f in hugepage_files(TWO)}
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transition table of a container's lifecycle: every event has an entry, and no event frees CPUs too early."""
+"""The transition table for a container's lifecycle: every event has an entry, and no event frees CPUs too early."""
 
 from itertools import product
 
@@ -28,11 +28,13 @@ RUNTIME_EVENTS = [
     Event.UNLISTED,
 ]
 KERNEL_SHOWS_NO_PROCESS = {Event.EMPTY, Event.CGROUP_GONE, Event.START_REJECTED}
-"""START_REJECTED is raised after ``cgroup.kill`` was written and before the process has run."""
+"""START_REJECTED is raised after ``cgroup.kill`` has been written and before the process has run."""
 
 
 def test_phases_and_events_are_hashed_in_c() -> None:
-    """Each pool change looks up phases tens of thousands of times."""
+    """Each pool change looks up phases tens of thousands of times, which would be slow with hash methods written in
+    Python.
+    """
     assert {type(one).__hash__ for one in (*Phase, *Event)} == {object.__hash__}
 
 
@@ -52,7 +54,9 @@ def test_an_unknown_event_in_the_table_is_an_error_at_import() -> None:
 
 
 def test_every_phase_is_in_exactly_one_group() -> None:
-    """The groups are pending, running, ending and over. VANISHED is over, but the kernel is still checked for it."""
+    """The groups are pending, running, ending and over. VANISHED is over, but the kernel is still checked for the
+    container.
+    """
     groups = [PENDING, MAY_RUN, OCCUPYING - MAY_RUN, OVER]
     assert sum(map(len, groups)) == len(Phase)
     assert frozenset().union(*groups) == set(Phase)
@@ -61,7 +65,9 @@ def test_every_phase_is_in_exactly_one_group() -> None:
 
 @pytest.mark.parametrize(("phase", "event"), list(product(sorted(OCCUPYING, key=lambda one: one.name), Event)))
 def test_a_container_occupies_its_cpus_until_the_kernel_shows_its_end(phase: Phase, event: Event) -> None:
-    """A start leads back to STARTING: the runtime reports that the container's process has not run yet."""
+    """The exception is a start that returns the container to STARTING: it means that the container's process has not
+    run yet.
+    """
     after = TRANSITIONS[phase][event]
     assert after in OCCUPYING or event in KERNEL_SHOWS_NO_PROCESS or (after, event) == (Phase.STARTING, Event.START)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planned contents of cgroups, computed from the state."""
+"""The planned cgroup contents, computed from the state."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +23,7 @@ TWO = 2 * MI
 
 
 def node(*records: AllocationRecord) -> NodeState:
-    """Returns a node with eight CPUs, hugepages of 2 MiB and these claims."""
+    """Returns a node with eight CPUs, 2 MiB hugepages and the given claims."""
     state = NodeState()
     state.set_host(Host(parse_cpu_list("0-7"), (TWO,)))
     state.set_claim_files(files_of(*records))
@@ -31,7 +31,7 @@ def node(*records: AllocationRecord) -> NodeState:
 
 
 def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None = None, name: str = "main") -> Tracked:
-    """Adds a running container with this CPU quota from the kubelet."""
+    """Adds a running container for which the kubelet has set the given CPU quota."""
     tracked = state.authorized(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
     tracked = replace(tracked, phase=Phase.RUNNING, stated=stated(Resources(cpu_quota=quota)))
     state.put(tracked)
@@ -39,20 +39,22 @@ def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None
 
 
 def raises_of_pod(state: NodeState) -> Raises:
-    """Returns the limits that the claims of the default pod raise, and whether limits may be lowered."""
+    """Returns the limits that the claims in the default pod raise, and whether limits may be lowered."""
     found = group_plans(state, groups_above(state))[POD]
     assert found is not None
     return found
 
 
 def raised_files(state: NodeState) -> Mapping[str, Raise]:
-    """Returns the limits that the claims of the default pod raise, by file. All claims of the pod must be known."""
+    """Returns the limits that the claims in the default pod raise, by file. All of the pod's claims must be known."""
     assert raises_of_pod(state).lower
     return raises_of_pod(state).files
 
 
 def test_offline_cpus_are_configured_but_not_expected_to_be_effective() -> None:
-    """The kernel adds a configured CPU by itself when it comes online. A claim without an online CPU gets the pool."""
+    """The kernel adds a configured CPU automatically when it comes online. A claim without an online CPU gets the
+    pool.
+    """
     one, two = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=3", pods=["p2"])
     near, far = (
         memory_record(f"m-{uid}", ("m", 1, MI, 4096), pods=[uid], m={"binding": "strict"}) for uid in ("p1", "p2")
@@ -65,8 +67,8 @@ def test_offline_cpus_are_configured_but_not_expected_to_be_effective() -> None:
     assert cpuset_of(state, second) == Desired(pool, pool, shared=True, mems=mems)
 
 
-def test_a_pods_hugepage_limit_is_the_sum_of_its_living_containers() -> None:
-    """Stopped containers and containers of other pods do not count; a container that is being started does."""
+def test_a_pods_hugepage_limit_is_the_sum_over_its_running_containers() -> None:
+    """Stopped containers and other pods' containers do not count, but a container that is being started does."""
     one, two = memory_record("m1", ("m", 0, 64 * MI, TWO)), memory_record("m2", ("m", 0, TWO, TWO))
     far = memory_record("m3", ("m", 0, 8 * MI, TWO), pods=("p2",))
     state = node(one, two, far)
@@ -87,8 +89,8 @@ def test_a_container_without_claims_raises_no_limit() -> None:
     assert raised_files(state) == {}
 
 
-def test_the_quota_of_a_pod_is_raised_for_unthrottled_containers() -> None:
-    """The quota is raised by such containers' claimed CPUs until the last of these containers has ended.
+def test_a_pods_quota_is_raised_for_unthrottled_containers() -> None:
+    """The quota is raised by the unthrottled containers' claimed CPUs until the last of these containers has ended.
 
     A container whose limit exceeds its claim is throttled and does not count.
     """
@@ -104,9 +106,10 @@ def test_the_quota_of_a_pod_is_raised_for_unthrottled_containers() -> None:
     assert raised_files(state) == {}
 
 
-def test_limits_of_a_pod_are_not_lowered_while_the_record_of_a_claim_is_lost() -> None:
-    """A container that was known keeps its raise. After the runtime has listed it again, its claims are unknown, and no
-    limit is lowered, even if the runtime lists it without its pod.
+def test_a_pods_limits_are_not_lowered_while_a_claim_record_is_lost() -> None:
+    """As long as the backend remembers the container, the pod's limit stays raised by the container's claim. After the
+    runtime has listed the container again, its claims are unknown, and no limit is lowered, even if the runtime lists
+    it without its pod.
     """
     one = cpu_record("c1", "cpus=2-3")
     state = node(one)
@@ -122,8 +125,8 @@ def test_limits_of_a_pod_are_not_lowered_while_the_record_of_a_claim_is_lost() -
     assert raised_files(state) == {}
 
 
-def test_an_unknown_memory_claim_stops_lowering_in_all_cgroups_above_it() -> None:
-    """The protection that the claim needs in the cgroups above its pod is unknown as well."""
+def test_an_unknown_memory_claim_prevents_lowering_in_all_cgroups_above_it() -> None:
+    """The protection that the claim needs in the cgroups above its pod is unknown too."""
     lost, known = memory_record("m1", ("m", 0, TWO, TWO)), memory_record("m2", ("m", 0, TWO, TWO), pods=("p2",))
     state = node(known)
     put(state, "known", *env_of(known), of="p2")
@@ -134,7 +137,9 @@ def test_an_unknown_memory_claim_stops_lowering_in_all_cgroups_above_it() -> Non
 
 
 def test_nodes_and_upper_limits_are_not_set_while_a_memory_claim_is_unknown() -> None:
-    """Both depend on all claims of the container. Protection is set, because it only grows with additional claims."""
+    """Nodes and upper limits depend on all of the container's claims. Protection is set, because additional claims can
+    only increase it.
+    """
     known = memory_record("m1", ("m", 0, 8 * MI, 4096), m={"limit": "claim", "protect": "low", "binding": "strict"})
     state, lost = node(known), memory_record("m2", ("m", 1, 8 * MI, 4096))
     desired = plan_of(state, put(state, "alone", *env_of(known)), full=True).desired
@@ -146,9 +151,9 @@ def test_nodes_and_upper_limits_are_not_set_while_a_memory_claim_is_unknown() ->
 
 
 def test_a_pod_that_changed_during_the_audit_is_skipped() -> None:
-    """The runtime has since sent a new list, where the pod has another UID or is missing.
+    """The runtime has since sent a new container list, in which the pod has another UID or does not appear.
 
-    The next audit uses that list.
+    The next audit uses the new list.
     """
     one = cpu_record("c1", "cpus=2-3")
     state = node(one)
@@ -162,7 +167,7 @@ def test_a_pod_that_changed_during_the_audit_is_skipped() -> None:
 
 
 def test_each_cgroup_above_containers_is_audited_once() -> None:
-    """The pods come first, each with its UID, and then the cgroups above all pods."""
+    """The pods come first, each with its UID, followed by the cgroups above all pods."""
     state = node()
     for number in range(120):
         put(state, f"c{number}", of=f"p{number // 2}")
@@ -170,17 +175,17 @@ def test_each_cgroup_above_containers_is_audited_once() -> None:
     assert list(groups_above(state).items()) == [*pods.items(), (PODS, None), (TOP, None)]
 
 
-def test_the_plan_of_a_quick_audit_contains_no_limits() -> None:
-    """The audit of every tick compares CPUs and nodes only."""
+def test_a_quick_audits_plan_contains_no_limits() -> None:
+    """The audit on every tick compares only CPUs and nodes."""
     one = memory_record("m1", ("m", 0, 64 * MI, 4096), m={"limit": "claim"})
     state = node(one)
     quick = plan_of(state, put(state, "a", *env_of(one)), full=False)
     assert (quick.desired.files, quick.claimed, quick.desired.mems) == ({}, None, {0})
 
 
-def test_a_start_keeps_the_protection_of_other_containers_in_the_pod() -> None:
-    """A container's start writes the cgroup of its pod. The limit includes the claims of siblings but not those of
-    other pods.
+def test_a_start_keeps_the_protection_for_other_containers_in_the_pod() -> None:
+    """Starting a container writes its pod's cgroup. The protection includes the siblings' claims, but no other pods'
+    claims.
     """
     one, far = (
         memory_record(uid, ("m", 0, 64 * MI, 4096), pods=(of,), m={"protect": "min"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The division of a node's CPUs into the shared pool, CPUs held for claims, and partitions."""
+"""How a node's CPUs are divided into the shared pool, CPUs held for claims, and partitions."""
 
 from dataclasses import replace
 from typing import Literal
@@ -50,7 +50,7 @@ def divided(
 def test_without_partitions_the_pool_contains_no_claimed_cpu(
     online: frozenset[int], reserved: frozenset[int], held: frozenset[int]
 ) -> None:
-    """The pool contains online CPUs only, and all of them that are neither reserved nor claimed."""
+    """The pool contains all online CPUs that are neither reserved nor claimed, and no other CPUs."""
     claims = [ClaimFile("dra.cpu", "a", None, held)]
     pool = divide(Config(reserved_cpus=reserved), Host(online), claimed_cpus(claims), ()).shared
     assert not pool & held
@@ -67,10 +67,10 @@ def test_without_partitions_the_pool_contains_no_claimed_cpu(
         ("1-7", "0", "1-7", ""),
     ],
 )
-def test_the_pool_is_the_reserved_cpus_when_all_others_are_claimed(
+def test_the_pool_is_the_reserved_cpus_if_all_others_are_claimed(
     online: str, reserved: str, held: str, pool: str
 ) -> None:
-    """Without reserved CPUs, or if these are offline, the pool is empty."""
+    """Without reserved CPUs, or if all of these are offline, the pool is empty."""
     claims = [ClaimFile("dra.cpu", "a", None, parse_cpu_list(held))]
     config = Config(reserved_cpus=parse_cpu_list(reserved))
     assert divide(config, Host(parse_cpu_list(online)), claimed_cpus(claims), ()).shared == parse_cpu_list(pool)
@@ -101,15 +101,17 @@ DAMAGED = ClaimFile("dra.cpu", "d", None, frozenset({1}), "damaged")
 def test_a_claim_is_held_unless_the_kernel_enforces_it(
     claims: tuple[ClaimFile, ...], by: tuple[Tracked, ...], mode: Literal["auto", "pool"], pool: str, held: str
 ) -> None:
-    """A claim is held in pool mode, if it is shared or damaged, and while its running container is not a partition."""
+    """A claim is held in pool mode, if it is shared or damaged, and as long as its running container is not a
+    partition.
+    """
     result = divided(*claims, by=by, mode=mode)
     assert (result.shared, result.held) == (parse_cpu_list(pool), parse_cpu_list(held))
     assert result.constant == (mode == "auto" and not held)
 
 
-def test_a_pool_of_partitions_alone_is_not_used_while_a_claim_is_held() -> None:
-    """The kernel would give the members of such a pool the CPUs of their parent, which include the CPUs held for
-    claims.
+def test_a_pool_only_of_partition_cpus_is_not_used_while_a_claim_is_held() -> None:
+    """If all of the pool's CPUs were in partitions, the kernel would give the pool's members their parent's CPUs, which
+    include the CPUs held for claims.
     """
     most = claim("a", "1-5,7")
     assert divided(SHARED, most, by=(running(most, "root"),)).shared == {0}
@@ -118,8 +120,8 @@ def test_a_pool_of_partitions_alone_is_not_used_while_a_claim_is_held() -> None:
     assert not divided(most, other, by=(running(most, "root"),), reserved="").shared, "no CPU is better than held ones"
 
 
-def test_a_sibling_leaves_out_the_claims_of_its_pod_unless_no_cpu_remains() -> None:
-    """An overlap inside a pod makes the partition invalid. An empty cpuset would mean all CPUs of the parent."""
+def test_a_sibling_avoids_its_pods_claims_unless_no_cpu_remains() -> None:
+    """An overlap within a pod makes the partition invalid. An empty cpuset would mean all of the parent's CPUs."""
     result = divided()
     assert result.without_claim(frozenset({2, 3}), own_pod=False) == parse_cpu_list("1,4-7")
     assert result.without_claim(parse_cpu_list("1-7"), own_pod=False) == {0}, "the reserved CPUs"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's state: its inputs are claim files, machine and containers, and its results are entitlements, overlaps and
-the pool.
+"""The node's state is computed from claim files, machine and containers, and yields entitlements, overlaps and the
+pool.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))
 
 
 def node(*records: AllocationRecord, reserved: str = "0", online: str = "0-7") -> NodeState:
-    """Returns a node with these claims."""
+    """Returns a node with the given claims."""
     state = NodeState(config(reserved))
     state.set_host(Host(parse_cpu_list(online), (2 * MI,)))
     state.set_claim_files(files_of(*records))
@@ -40,7 +40,7 @@ def node(*records: AllocationRecord, reserved: str = "0", online: str = "0-7") -
 
 
 def started(state: NodeState, id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "0-7") -> Tracked:
-    """Adds a running container that was last seen on these CPUs."""
+    """Adds a running container that was last seen on the given CPUs."""
     tracked = state.authorized(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
     tracked = replace(tracked, phase=Phase.RUNNING).seen(cpus=parse_cpu_list(cpus))
     state.put(tracked)
@@ -48,12 +48,12 @@ def started(state: NodeState, id_: str, *env: str, of: str = "p1", name: str = "
 
 
 def ids(found: list[Tracked]) -> list[str]:
-    """Returns the sorted ids of containers."""
+    """Returns the containers' IDs, sorted."""
     return sorted(tracked.id for tracked in found)
 
 
-def test_a_claim_leaves_the_pool_with_its_record_and_returns_when_the_record_is_gone() -> None:
-    """The record alone decides: no container of the claim exists yet."""
+def test_a_claims_cpus_leave_the_pool_with_its_record_and_return_without_it() -> None:
+    """The record alone decides, since no container uses the claim yet."""
     state = node()
     assert state.pool.shared == set(range(1, 8))
     state.set_claim_files(files_of(ONE, TWO))
@@ -65,8 +65,8 @@ def test_a_claim_leaves_the_pool_with_its_record_and_returns_when_the_record_is_
     assert state.pool.shared == {1, 2, 3, 6, 7}
 
 
-def test_containers_on_held_cpus_are_misplaced_first() -> None:
-    """These containers leave the CPUs of a new claim before other containers get CPUs back."""
+def test_containers_on_held_cpus_are_moved_first() -> None:
+    """They leave a new claim's CPUs before other containers get CPUs back."""
     state = node()
     started(state, "narrow", cpus="1")
     started(state, "wide", cpus="1-7")
@@ -77,8 +77,8 @@ def test_containers_on_held_cpus_are_misplaced_first() -> None:
     assert ids(misplaced(state)) == ["claim", "narrow", "wide"]
 
 
-def test_a_member_of_a_lazy_pool_is_misplaced_only_on_cpus_outside_the_pool() -> None:
-    """If the pool grows lazily, a member may have only a part of the pool. A claim container must have all of its
+def test_a_lazy_pools_member_is_misplaced_only_on_cpus_outside_the_pool() -> None:
+    """If the pool grows lazily, a member may have only part of the pool. A claim container must have all of its
     CPUs.
     """
     state = NodeState(config("0", lazy=True))
@@ -91,8 +91,8 @@ def test_a_member_of_a_lazy_pool_is_misplaced_only_on_cpus_outside_the_pool() ->
 
 
 def test_only_other_containers_on_the_claimed_cpus_overlap() -> None:
-    """Containers without a reading count as well. The container itself, its earlier lives, ended containers and
-    containers that share the claim do not count.
+    """Containers whose CPUs have not been read count too. The claim container itself, its earlier instances, ended
+    containers and containers that share the claim do not count.
     """
     state = node(ONE)
     claim = state.authorized(tracked_as(pod(), container("new", *env_of(ONE))))
@@ -116,7 +116,9 @@ def test_only_other_containers_on_the_claimed_cpus_overlap() -> None:
 
 @pytest.mark.parametrize("end", ["stopped", "dropped"])
 def test_a_rejected_container_gets_the_claim_after_its_owner_has_ended(end: str) -> None:
-    """Two containers started next to the owner while no instance was connected. The first one gets the claim."""
+    """Two more containers started while no instance was connected and the owner was running. The first of them gets the
+    claim.
+    """
     state = node(ONE)
     owner = started(state, "init", *env_of(ONE), name="init", cpus="2-3")
     main, side = (started(state, name, *env_of(ONE), name=name, cpus="1") for name in ("main", "side"))
@@ -133,10 +135,10 @@ def test_a_rejected_container_gets_the_claim_after_its_owner_has_ended(end: str)
     assert {one.id: one.kind for one in state if one.phase in ALIVE} == {"side": "claim"}
 
 
-def test_the_first_user_of_a_claim_owns_it_across_restarts() -> None:
-    """The owner is identified by pod and container name, not by the container's id.
+def test_a_claims_first_user_owns_it_across_restarts() -> None:
+    """The owner is identified by pod and container name, not by the container's ID.
 
-    Its end does not pass the claim to another pod; only a new record does.
+    When the owner ends, the claim does not pass to another pod; only a new record can give it to one.
     """
     both = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"))
     state = node(both)
@@ -158,7 +160,7 @@ def test_the_first_user_of_a_claim_owns_it_across_restarts() -> None:
 def test_a_running_container_keeps_its_cpus_when_its_record_disappears() -> None:
     """The container becomes an orphan, whose CPUs stay allocated until it has ended.
 
-    It is a claim container again when the record comes back.
+    When the record comes back, the container is a claim container again.
     """
     state = node(ONE)
     claim = started(state, "claim", *env_of(ONE), cpus="2-3")
@@ -178,7 +180,7 @@ def test_a_running_container_keeps_its_cpus_when_its_record_disappears() -> None
     assert state.pool.shared == set(range(1, 8))
 
 
-def test_only_containers_that_name_a_changed_file_are_authorized_again() -> None:
+def test_only_containers_that_name_a_changed_file_are_reauthorized() -> None:
     """The frontend rewrites a record when a container starts."""
     state = node(ONE, TWO)
     one, two = started(state, "one", *env_of(ONE)), started(state, "two", *env_of(TWO), of="p2")
@@ -192,8 +194,8 @@ def test_only_containers_that_name_a_changed_file_are_authorized_again() -> None
     assert before == two
 
 
-def test_only_changed_files_get_a_new_share() -> None:
-    """The share of a claim is computed when its file is read, and not again for other files or for a container."""
+def test_shares_are_recomputed_only_for_changed_files() -> None:
+    """A claim's share is computed when the claim's file is read, and not again for other files or for a container."""
     state = node(ONE, TWO)
     before = dict(state.claims.known)
     state.set_claim_files({**state.files, **files_of(ONE)})
@@ -216,8 +218,8 @@ def test_claim_files_are_set_quickly_with_many_orphans() -> None:
 
 
 @pytest.mark.parametrize("online", ["0-7", "0-2,4-7", "2"])
-def test_a_listed_container_without_a_record_keeps_only_the_claims_that_were_enforced(online: str) -> None:
-    """The enforcement record counts; the environment alone entitles a container to nothing."""
+def test_a_listed_container_without_a_record_keeps_only_enforced_claims(online: str) -> None:
+    """The enforcement record decides. The environment alone entitles a container to nothing."""
     found = replace(tracked_as(pod(), container("x", *env_of(ONE))), phase=Phase.RUNNING)
     enforced = (Held(ONE, ONE.requests),)
     for tracked, held in ((found, ""), (replace(found, enforced=enforced), "2-3")):
@@ -230,10 +232,10 @@ def test_a_listed_container_without_a_record_keeps_only_the_claims_that_were_enf
 
 
 @pytest.mark.parametrize("enforced", [True, False])
-def test_a_lost_record_does_not_affect_another_claim_of_the_container(enforced: bool) -> None:
-    """The CPUs of the claim that has a record are held.
+def test_a_lost_record_does_not_affect_the_containers_other_claim(enforced: bool) -> None:
+    """The CPUs of the claim that still has a record are held.
 
-    The nodes of the lost memory claim are kept only if they were enforced.
+    The lost memory claim's nodes are kept only if they were enforced.
     """
     memory = memory_record("m1", ("m", 1, MI, 4096))
     found = replace(tracked_as(pod(), container("x", *env_of(ONE), *env_of(memory))), phase=Phase.RUNNING)
@@ -249,7 +251,7 @@ def test_a_lost_record_does_not_affect_another_claim_of_the_container(enforced: 
 
 
 def test_a_container_that_is_listed_in_two_pods_is_tracked_once() -> None:
-    """The pod that is listed last counts, and no index keeps the container after it was dropped."""
+    """The pod that is listed last counts, and no index contains the container after it has been dropped."""
     state = node(ONE)
     twice = [replace(tracked_as(pod(of), container("c1", of=of)), phase=Phase.RUNNING) for of in ("p1", "p2")]
     state.replace_containers(twice)
@@ -258,8 +260,8 @@ def test_a_container_that_is_listed_in_two_pods_is_tracked_once() -> None:
     assert (state.containers.of_pod("p1"), state.containers.of_pod("p2"), misplaced(state)) == ([], [], [])
 
 
-def test_a_claim_of_an_init_container_passes_to_the_next_container_after_its_end() -> None:
-    """The next container of the pod then owns the claim, even if the record still names the init container as owner."""
+def test_an_init_containers_claim_passes_to_the_next_container_after_its_end() -> None:
+    """The pod's next container then owns the claim, even if the record still names the init container as its owner."""
     owned = ONE.model_copy(update={"owner": Owner(pod_uid="p1", container="init")})
     for record in (ONE, owned):
         state = node(record)
@@ -274,7 +276,7 @@ def test_a_claim_of_an_init_container_passes_to_the_next_container_after_its_end
         assert "container main" in late.rejection.text
 
 
-def test_containers_that_a_snapshot_does_not_list_are_kept_until_the_kernel_shows_their_end() -> None:
+def test_containers_absent_from_a_snapshot_are_kept_until_the_kernel_shows_their_end() -> None:
     """The runtime may have forgotten a container whose process is still running. Such a container keeps its claim."""
     state = node(ONE)
     claim = started(state, "old", *env_of(ONE), cpus="2-3")
@@ -310,7 +312,7 @@ EVENTS = st.lists(
 
 
 def test_a_restored_record_belongs_to_the_first_container_that_names_it() -> None:
-    """Several containers name a claim whose record was missing. The one that was created first gets it."""
+    """Several containers name a claim whose record was missing. The container that was created first gets the claim."""
     state = node()
     for number in range(8):
         state.put(tracked_as(pod(), container(f"c{number}", *env_of(ONE), name=f"n{number}")))
@@ -320,10 +322,10 @@ def test_a_restored_record_belongs_to_the_first_container_that_names_it() -> Non
 
 @given(EVENTS, st.sampled_from(["", "0", "0-7"]))
 def test_no_sequence_of_events_assigns_a_cpu_twice(events: list[tuple[str, int, str, set[int]]], reserved: str) -> None:
-    """The pool contains no held CPU, and no two running claim containers have a common CPU.
+    """The pool contains no held CPU, and no two running claim containers share a CPU.
 
-    Each running container is given its own CPUs, or the pool if it has none. The incrementally updated pool equals one
-    that is computed from scratch.
+    Each running container has its own CPUs, or the pool if it has none of its own. The incrementally updated pool
+    equals one computed from scratch.
     """
     state = node(reserved=reserved)
     for event, number, of, chosen in events:
@@ -356,7 +358,7 @@ def test_no_sequence_of_events_assigns_a_cpu_twice(events: list[tuple[str, int, 
 
 
 def test_a_report_contains_a_limited_number_of_unknown_requests() -> None:
-    """A node full of containers that name made-up requests fits into one message."""
+    """The report from a node full of containers that name made-up requests fits into one message."""
     env = tuple(f"DRA_CPUSET_u{n % 2}_r{n}=0" for n in range(200))
     tracked = NodeState().authorized(tracked_as(pod(), container("c", *env)))
     reported = report(tracked).unknown_claims
@@ -364,7 +366,7 @@ def test_a_report_contains_a_limited_number_of_unknown_requests() -> None:
     assert sum(len(use.requests) for use in reported) == MAX_UNKNOWN
 
 
-def test_problems_and_pins_of_containers_follow_their_changes() -> None:
+def test_container_problems_and_pins_follow_container_changes() -> None:
     """The result depends only on the current containers and their insertion order, not on earlier changes."""
     state = NodeState()
     pinned = RuntimeLimits(kubelet_pins=frozenset({"cpu"}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of the state endpoint, tested against a fake frontend."""
+"""The client for the state endpoint, tested against a fake frontend."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from tests.rigs.containers import container, pod
 
 
 class Backend:
-    """A client, and a node's state with two containers."""
+    """A client, and the state of a node with two containers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class Backend:
         return self.lease().model_copy(update={"metrics": ()})
 
     def create(self, name: str) -> None:
-        """Adds a container, as the runtime does."""
+        """Adds a container, as the runtime would."""
         self.state.put(tracked_as(pod(), container(name)))
 
     def on_record(self) -> None:
@@ -81,14 +81,14 @@ def complete(server: StateServer) -> bool:
 
 @contextlib.asynccontextmanager
 async def connected(path: Path) -> AsyncIterator[tuple[StateServer, Backend]]:
-    """A frontend that has stored a backend's complete state."""
+    """Yields a frontend that has stored the backend's complete state, and the backend."""
     async with state_server(path) as server, running(Backend(path)) as backend:
         await server.until(lambda: complete(server))
         yield server, backend
 
 
 async def test_containers_are_reported_with_the_first_lease_and_after_each_change(path: Path) -> None:
-    """Leases between changes omit the containers. A change is reported within a second, in one request."""
+    """Leases between changes omit the containers. A change is reported within a second, in a single request."""
     async with connected(path) as (server, backend):
         assert server.requests[0] == ("PUT", "/v1/backend")
         await server.until(lambda: len(server.leases) >= 2)
@@ -102,8 +102,8 @@ async def test_containers_are_reported_with_the_first_lease_and_after_each_chang
         assert server.connected == 2  # one for reports, one for record changes
 
 
-async def test_at_most_ten_reports_a_second_are_sent(path: Path) -> None:
-    """500 changes in a burst; the last report contains all of them."""
+async def test_at_most_ten_reports_per_second_are_sent(path: Path) -> None:
+    """After a burst of 500 changes, the last report contains all of them."""
     async with connected(path) as (server, backend):
         before, began = len(server.leases), asyncio.get_running_loop().time()
         for number in range(500):
@@ -114,8 +114,8 @@ async def test_at_most_ten_reports_a_second_are_sent(path: Path) -> None:
         assert len(server.leases) - before <= 10 * max(1.0, passed)
 
 
-async def test_a_change_of_the_status_alone_is_reported_at_once(path: Path) -> None:
-    """The connection to the runtime is lost: a lease follows within 0.5 s, without containers."""
+async def test_a_status_change_alone_is_reported_immediately(path: Path) -> None:
+    """When the connection to the runtime is lost, a lease without containers follows within 0.5 s."""
     async with connected(path) as (server, backend):
         backend.synchronized = False
         backend.state_changed.set()
@@ -123,11 +123,14 @@ async def test_a_change_of_the_status_alone_is_reported_at_once(path: Path) -> N
         assert server.tellings == [["aa", "bb"]]
 
 
-async def test_a_frontend_that_lost_the_state_gets_all_containers(path: Path) -> None:
-    """The first frontend answers with generation 0 on the same connection, the second one also drops the connection."""
+async def test_a_frontend_that_has_lost_its_state_gets_all_containers(path: Path) -> None:
+    """The first new frontend answers with generation 0 on the same connection, and the second one also drops the
+    connection.
+    """
     async with connected(path) as (server, backend):
         server.forget("frontend-2")
-        # With the next report, which is due at the next tick. The report with all containers follows at once.
+        # The frontend answers the next report, which is due at the next tick. The report with all containers follows
+        # immediately.
         await server.until(lambda: complete(server) and len(server.containers) == 2, seconds=2.5)
         assert server.connected == 2
         server.forget("frontend-3")
@@ -138,7 +141,7 @@ async def test_a_frontend_that_lost_the_state_gets_all_containers(path: Path) ->
 
 @contextlib.asynccontextmanager
 async def merging(path: Path) -> AsyncIterator[tuple[StateServer, Backend]]:
-    """A frontend that reads changes and has stored a backend's complete state."""
+    """Yields a frontend that reads changes and has stored the backend's complete state, and the backend."""
     async with state_server(path) as server:
         server.reads_changes = True
         async with running(Backend(path)) as backend:
@@ -151,7 +154,7 @@ def present(server: StateServer, backend: Backend) -> bool:
     return complete(server) and [*server.containers] == [one.id for one in backend.state]
 
 
-async def test_a_frontend_that_reads_changes_gets_only_those(path: Path) -> None:
+async def test_a_frontend_that_reads_changes_gets_only_changes(path: Path) -> None:
     async with merging(path) as (server, backend):
         for name in ("cc", "dd", "ee"):
             backend.create(name)
@@ -162,9 +165,9 @@ async def test_a_frontend_that_reads_changes_gets_only_those(path: Path) -> None
         assert server.merged == [(["cc"], []), (["dd"], []), (["ee"], []), ([], ["bb"])]
 
 
-async def test_a_frontend_that_cannot_merge_changes_gets_all_containers_at_once(path: Path) -> None:
-    """The frontend has lost its containers while the connection stayed open. One report is repeated, then changes are
-    sent.
+async def test_a_frontend_that_cannot_merge_changes_immediately_gets_all_containers(path: Path) -> None:
+    """The frontend has lost its containers while the connection stayed open. One report with all containers is sent,
+    and then changes are sent again.
     """
     async with merging(path) as (server, backend):
         server.forget("frontend-2")
@@ -181,7 +184,7 @@ async def test_a_frontend_that_cannot_merge_changes_gets_all_containers_at_once(
 
 
 async def test_a_frontend_that_never_merges_changes_is_not_flooded(path: Path) -> None:
-    """The frontend announces that it reads changes and then ignores them, so each change costs two requests."""
+    """The frontend announces that it reads changes, and then ignores them, so each change costs two requests."""
     async with merging(path) as (server, backend):
         for number in range(5):
             server.held = ("", 0)
@@ -197,8 +200,8 @@ async def test_a_frontend_that_never_merges_changes_is_not_flooded(path: Path) -
 async def test_a_lease_is_renewed_while_nothing_changes(
     path: Path, reads_changes: bool, seconds: float, idle: bool
 ) -> None:
-    """The interval is 6 s, or 2 s with a frontend from an older release, which closes idle connections after 5 s, even
-    on an idle node. Only these reports contain metrics.
+    """The interval is 6 s, even on an idle node. With a frontend from an older release, which closes idle connections
+    after 5 s, it is 2 s. Only these reports contain metrics.
     """
     async with state_server(path) as server:
         server.reads_changes = reads_changes
@@ -218,15 +221,15 @@ async def test_a_lease_is_renewed_while_nothing_changes(
         assert server.connected == 2
 
 
-async def test_a_change_without_an_event_is_reported_at_the_next_tick(path: Path) -> None:
-    """An example is the freshness of another instance's heartbeat, which expires as time passes."""
+async def test_a_change_without_an_event_is_reported_on_the_next_tick(path: Path) -> None:
+    """An example is another instance's heartbeat, which stops being fresh as time passes."""
     async with merging(path) as (server, backend):
         backend.synchronized = False
         await server.until(lambda: not server.leases[-1]["synchronized"], seconds=2.1)
 
 
-async def test_a_change_without_an_event_waits_for_the_next_report_while_the_node_is_idle(path: Path) -> None:
-    """Changes with an event are still reported at once."""
+async def test_on_an_idle_node_a_change_without_an_event_waits_for_the_next_report(path: Path) -> None:
+    """Changes with an event are still reported immediately."""
     async with merging(path) as (server, backend):
         backend.client._is_idle = lambda: True
         before = len(server.leases)
@@ -237,8 +240,8 @@ async def test_a_change_without_an_event_waits_for_the_next_report_while_the_nod
         assert asyncio.get_running_loop().time() % RENEW_SECONDS < 1
 
 
-async def test_a_report_of_a_change_does_not_delay_the_renewal_of_the_lease_while_the_node_is_idle(path: Path) -> None:
-    """A report that was sent between two renewals would be nine seconds old at the second renewal after it."""
+async def test_on_an_idle_node_reporting_a_change_does_not_delay_the_lease_renewal(path: Path) -> None:
+    """If the change's report counted as the next renewal, the lease could get older than the renewal interval."""
     async with merging(path) as (server, backend):
         backend.client._is_idle = lambda: True
         await asyncio.sleep((RENEW_SECONDS + 2.5 - asyncio.get_running_loop().time() % RENEW_SECONDS) % RENEW_SECONDS)
@@ -251,7 +254,7 @@ async def test_a_report_of_a_change_does_not_delay_the_renewal_of_the_lease_whil
 
 
 async def test_an_event_without_a_change_sends_nothing(path: Path) -> None:
-    """The backend's state may change in ways that the frontend does not see."""
+    """The backend's state may change in ways that its reports do not contain."""
     async with merging(path) as (server, backend):
         await asyncio.sleep(0.5)
         before = len(server.leases)
@@ -262,7 +265,7 @@ async def test_an_event_without_a_change_sends_nothing(path: Path) -> None:
 
 
 async def test_the_end_of_a_connection_is_noticed_between_two_reports(path: Path) -> None:
-    """A new frontend gets its first report once it listens. No report is due for 6 s."""
+    """A new frontend gets its first report as soon as it listens, although no report is due for 6 s."""
     async with merging(path) as (server, _backend):
         await asyncio.sleep(0.5)
         server.forget("frontend-2")
@@ -270,7 +273,7 @@ async def test_the_end_of_a_connection_is_noticed_between_two_reports(path: Path
         await server.until(lambda: complete(server) and len(server.tellings) == 2, seconds=0.5)
 
 
-async def test_reports_contain_the_time_at_which_they_were_made(path: Path) -> None:
+async def test_reports_contain_the_time_at_which_they_were_created(path: Path) -> None:
     """The frontend uses the time to ignore a report that arrives after a later one."""
     async with merging(path) as (server, backend):
         backend.create("cc")
@@ -282,7 +285,7 @@ async def test_reports_contain_the_time_at_which_they_were_made(path: Path) -> N
 
 @pytest.mark.parametrize("generation", [0, 7])
 async def test_a_frontend_that_never_acknowledges_containers_is_not_flooded(path: Path, generation: int) -> None:
-    """The frontend returns another generation after a complete report; the next report is then sent at the next
+    """The frontend returns a different generation after a complete report. The next report is then sent on the next
     tick.
     """
     async with state_server(path) as server, running(Backend(path)) as backend:
@@ -291,7 +294,7 @@ async def test_a_frontend_that_never_acknowledges_containers_is_not_flooded(path
         backend.state_changed.set()
         await server.until(lambda: len(server.leases) >= 2)
         began = asyncio.get_running_loop().time()
-        # The first of these is sent at the next tick, which may be near.
+        # The first of these reports is sent on the next tick, which may be near.
         await server.until(lambda: len(server.leases) >= 4)
         assert asyncio.get_running_loop().time() - began > 1.0
 
@@ -300,10 +303,10 @@ async def test_a_frontend_that_never_acknowledges_containers_is_not_flooded(path
     "answer",
     [b"{}", b"[]", b"no json", b'{"instance": 1}', b"[" * 60_000, b'{"a": NaN}', b'"' + b"x" * (1 << 20) + b'"', 500],
 )
-async def test_after_an_invalid_answer_the_report_is_repeated(
+async def test_the_report_is_repeated_after_an_invalid_answer(
     path: Path, answer: bytes | int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No warning is logged, since a frontend that is starting, or is from another release, is not a fault."""
+    """No warning is logged, since it is not a fault if a frontend is still starting or comes from another release."""
     async with state_server(path) as server:
         if isinstance(answer, int):
             server.refuse["/v1/backend"] = answer
@@ -318,7 +321,7 @@ async def test_after_an_invalid_answer_the_report_is_repeated(
     assert [one.message for one in ours if one.levelno > logging.INFO] == []
 
 
-async def test_a_request_without_an_answer_times_out_and_the_client_reconnects(path: Path) -> None:
+async def test_a_request_without_a_response_times_out_and_the_client_reconnects(path: Path) -> None:
     """The timeout is two seconds."""
     async with state_server(path) as server:
         server.hang = True
@@ -328,10 +331,8 @@ async def test_a_request_without_an_answer_times_out_and_the_client_reconnects(p
             await server.until(lambda: complete(server), seconds=8)
 
 
-async def test_a_frontend_that_is_absent_for_a_moment_is_not_logged(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The socket exists and nothing listens, as during the frontend's restart. Changes of the state do not block."""
+async def test_a_frontend_that_is_briefly_absent_is_not_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The socket exists but no process listens, as during the frontend's restart. Changes of the state do not block."""
     caplog.set_level(logging.INFO)
     with socket.socket(socket.AF_UNIX) as closed:
         closed.bind(str(path))
@@ -343,9 +344,9 @@ async def test_a_frontend_that_is_absent_for_a_moment_is_not_logged(
 
 
 @pytest.mark.parametrize(("absent", "within"), [(3.0, 0.5), (30.0, 1.6)])
-async def test_a_frontend_that_starts_gets_the_first_report_soon(path: Path, absent: float, within: float) -> None:
-    """The frontend registers with the kubelet after receiving the report. A frontend that is absent for longer than a
-    start is retried less often.
+async def test_a_frontend_that_is_starting_gets_its_first_report_soon(path: Path, absent: float, within: float) -> None:
+    """The frontend registers with the kubelet after it has received the report. A frontend that is absent for longer
+    than a start takes is retried less often.
     """
     async with running(Backend(path)):
         await asyncio.sleep(absent)
@@ -355,8 +356,8 @@ async def test_a_frontend_that_starts_gets_the_first_report_soon(path: Path, abs
             assert asyncio.get_running_loop().time() - began < within
 
 
-async def test_the_backend_is_woken_by_each_change_of_records(path: Path) -> None:
-    """This includes the first response, and reconnecting after the generation has changed."""
+async def test_each_record_change_wakes_the_backend(path: Path) -> None:
+    """The first response wakes the backend too, and so does reconnecting to a frontend whose generation has changed."""
     async with state_server(path) as server, running(Backend(path)) as backend:
         await backend.until_records(1)
         for count in (2, 3):
@@ -371,7 +372,7 @@ async def test_the_backend_is_woken_by_each_change_of_records(path: Path) -> Non
         assert backend.records == 4
 
 
-async def test_a_frontend_that_cannot_report_records_still_receives_reports(path: Path) -> None:
+async def test_a_frontend_that_cannot_send_record_changes_still_receives_reports(path: Path) -> None:
     async with state_server(path) as server, running(Backend(path)) as backend:
         server.refuse["/v1/records"] = 404
         await server.until(lambda: complete(server) and ("GET", "/v1/records?after=0&wait=600") in server.requests)
@@ -379,7 +380,7 @@ async def test_a_frontend_that_cannot_report_records_still_receives_reports(path
 
 
 async def test_a_frontend_that_never_answers_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The cause may be a run directory that is not mounted, which does not resolve itself."""
+    """The cause may be that the run directory is not mounted, which does not resolve itself."""
     backend = Backend(tmp_path / "missing.sock")
     client = FrontendClient(
         str(backend.path),

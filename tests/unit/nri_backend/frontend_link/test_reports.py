@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The serialized reports of containers, and their generation."""
+"""The serialized container reports and their generation."""
 
 import json
 import random
@@ -30,14 +30,14 @@ def refused(id_: str, of: str = "p", name: str = "c") -> Tracked:
 
 
 def synchronized(*containers: Tracked) -> NodeState:
-    """Returns a node's state after its runtime has sent these containers."""
+    """Returns a node's state after its runtime has sent the given containers."""
     state = NodeState()
     state.replace_containers(containers)
     return state
 
 
 def reported(state: NodeState) -> list[str]:
-    """Returns the ids of the reported containers."""
+    """Returns the IDs of the reported containers."""
     reports = Reports(state)
     reports.refresh()
     return [document["id"] for document in json.loads(reports.containers())]
@@ -83,7 +83,7 @@ def test_an_unchanged_state_is_not_compared_again() -> None:
 
 
 def test_every_changed_report_increments_the_generation() -> None:
-    """A container state change that does not appear in its report leaves the generation unchanged."""
+    """If a container's state changes but its report does not, the generation stays the same."""
     state = synchronized()
     reports = Reports(state)
     assert [reports.refresh(), reports.refresh()] == [1, 1]
@@ -104,7 +104,7 @@ def test_every_changed_report_increments_the_generation() -> None:
 
 
 def test_no_containers_are_reported_before_the_runtime_has_sent_them() -> None:
-    """The key is absent, not an empty list, so the frontend retains its values."""
+    """The key is absent instead of an empty list, so the frontend retains its containers."""
     state = NodeState()
     state.put(one("a"))
     reports = Reports(state)
@@ -113,7 +113,7 @@ def test_no_containers_are_reported_before_the_runtime_has_sent_them() -> None:
     assert (document["generation"], "containers" in document) == (0, False)
 
 
-def test_containers_are_omitted_if_their_generation_is_acknowledged() -> None:
+def test_containers_are_omitted_if_their_generation_has_been_acknowledged() -> None:
     """The generation itself is always sent."""
     reports = Reports(synchronized(one("a")))
     reports.refresh()
@@ -127,8 +127,8 @@ def test_containers_are_omitted_if_their_generation_is_acknowledged() -> None:
 
 
 def changes_of(body: bytes) -> tuple[int, int, list[str], list[str]] | None:
-    """Returns since, total, and the removed and changed ids of the changes in a body, or None if the body has no
-    changes.
+    """Returns the base generation, the total, and the removed and changed IDs from the changes in a report body, or
+    None if the body has no changes.
     """
     document = json.loads(body).get("changes")
     return document and (
@@ -139,8 +139,10 @@ def changes_of(body: bytes) -> tuple[int, int, list[str], list[str]] | None:
     )
 
 
-def test_only_changes_since_the_last_body_are_sent_to_a_frontend_that_reads_them() -> None:
-    """This requires that the frontend has the containers of that body; in every other case all containers are sent."""
+def test_a_frontend_that_reads_changes_gets_only_those_since_the_last_body() -> None:
+    """This requires that the frontend has the containers from the last body. In every other case, all containers are
+    sent.
+    """
     state = synchronized(*(one(name) for name in "abcdef"))
     reports = Reports(state)
     reports.refresh()
@@ -164,8 +166,8 @@ def test_only_changes_since_the_last_body_are_sent_to_a_frontend_that_reads_them
     assert (rest["generation"], rest.keys() & {"containers", "changes"}) == (5, set())
 
 
-def test_changes_that_are_longer_than_all_containers_are_not_sent() -> None:
-    """After the runtime has restarted, nearly all may have changed, or have gone."""
+def test_changes_that_are_longer_than_the_list_of_all_containers_are_not_sent() -> None:
+    """After the runtime has restarted, nearly all containers may have changed or be gone."""
     state = synchronized(*(one(name) for name in "abc"))
     reports = Reports(state)
     reports.refresh()
@@ -178,9 +180,9 @@ def test_changes_that_are_longer_than_all_containers_are_not_sent() -> None:
     assert (document["containers"], "changes" in document) == ([], False)
 
 
-def test_a_container_keeps_its_place_and_a_new_one_comes_last() -> None:
-    """A frontend that merges changes thus has the same order as one that reads all. Rejected attempts are no
-    exception.
+def test_a_container_keeps_its_position_and_a_new_one_comes_last() -> None:
+    """A frontend that merges changes therefore has the same order as one that reads all containers. Rejected attempts
+    are no exception.
     """
     state = synchronized(one("a"), one("b"))
     reports = Reports(state)
@@ -200,8 +202,8 @@ def test_a_container_keeps_its_place_and_a_new_one_comes_last() -> None:
     assert changes_of(reports.body(STATUS, 1, reads_changes=True)) is None
 
 
-def test_measurements_that_a_status_does_not_have_are_left_out() -> None:
-    """A frontend that reads changes retains the values; an empty list would replace them."""
+def test_measurements_that_a_status_does_not_have_are_omitted() -> None:
+    """A frontend that reads changes retains its values, whereas an empty list would replace them."""
     reports = Reports(synchronized())
     reports.refresh()
     assert json.loads(reports.body(STATUS, 1)).keys() & {"counters", "metrics"} == set()
@@ -209,7 +211,7 @@ def test_measurements_that_a_status_does_not_have_are_left_out() -> None:
     assert json.loads(reports.body(measured, 1)).keys() >= {"counters", "metrics", "version", "problems"}
 
 
-def test_serialized_reports_are_documents_of_the_contract() -> None:
+def test_serialized_reports_conform_to_the_contract() -> None:
     """A rejected attempt has the state ``unknown``."""
     state = synchronized()
     state.reject(refused("a"))
@@ -219,8 +221,8 @@ def test_serialized_reports_are_documents_of_the_contract() -> None:
     assert (found.id, found.state, found.refused) == ("a", "unknown", 'a "quoted" \u2028 text')
 
 
-def test_a_rejected_container_reports_the_claims_that_it_may_not_use() -> None:
-    """The reported claims connect the attempt with the containers that hold them. Their number is limited, because a
+def test_a_rejected_container_reports_the_claims_that_it_must_not_use() -> None:
+    """The reported claims connect the attempt to the containers that hold them. Their number is limited, because a
     pod's author controls it.
     """
     uses = tuple(ClaimUse(uid=f"u{number}", driver="dra.cpu") for number in range(3 * MAX_UNKNOWN))
@@ -233,8 +235,10 @@ def test_a_rejected_container_reports_the_claims_that_it_may_not_use() -> None:
     assert ContainerReport.model_validate(found).named_claims == {one.uid for one in uses[:MAX_UNKNOWN]}
 
 
-def test_only_the_latest_rejected_attempt_of_a_container_is_reported() -> None:
-    """The kubelet retries for days with new ids. CRI-O never reports their removal, containerd does so at once."""
+def test_only_a_containers_latest_rejected_attempt_is_reported() -> None:
+    """The kubelet retries for days with new IDs. CRI-O never reports that an attempt was removed, whereas containerd
+    does so immediately.
+    """
     state = synchronized()
     for number in range(5):
         state.reject(refused(f"try-{number}"))
@@ -244,7 +248,7 @@ def test_only_the_latest_rejected_attempt_of_a_container_is_reported() -> None:
 
 
 def test_creating_a_container_drops_its_rejected_attempts() -> None:
-    """Attempts of other containers are reported until their pod is removed."""
+    """Other containers' attempts are reported until their pod is removed."""
     state = synchronized()
     state.reject(refused("try"))
     state.reject(refused("elsewhere", "q"))
@@ -257,7 +261,7 @@ def test_creating_a_container_drops_its_rejected_attempts() -> None:
 
 
 def test_at_most_max_refused_attempts_are_reported() -> None:
-    """The latest ones are kept."""
+    """The latest attempts are kept."""
     state = synchronized()
     for number in range(3 * MAX_REJECTED):
         state.reject(refused(f"try-{number}", f"p{number}"))
@@ -276,7 +280,7 @@ def test_a_running_container_with_a_rejected_start_is_reported_once() -> None:
 
 
 def test_containers_that_exceed_the_size_limit_are_omitted() -> None:
-    """The lease is renewed, and its generation shows that containers are missing."""
+    """The lease is still renewed, and its generation shows that containers are missing."""
     many = [one(f"c{number}") for number in range(MAX_STATE_BYTES // 4096)]
     reports = Reports(synchronized(*(replace(one, identity=replace(one.identity, cgroup="x" * 4096)) for one in many)))
     reports.refresh()
@@ -285,7 +289,7 @@ def test_containers_that_exceed_the_size_limit_are_omitted() -> None:
 
 
 def test_changes_are_omitted_if_all_containers_exceed_the_size_limit() -> None:
-    """The frontend also limits the number of containers that it has after the changes."""
+    """The frontend also limits the number of containers that it has after merging the changes."""
     state = synchronized(one("a"))
     reports = Reports(state)
     reports.refresh()
@@ -303,8 +307,8 @@ def test_changes_are_omitted_if_all_containers_exceed_the_size_limit() -> None:
     assert changes_of(reports.body(STATUS, 1, reads_changes=True)) == (1, 3, [], ["b", "d"])
 
 
-def test_merged_changes_of_single_containers_are_the_reports_of_all() -> None:
-    """After random changes, the reports equal those of a new instance, which looks at all containers."""
+def test_merging_the_changes_of_single_containers_gives_the_reports_of_all() -> None:
+    """After random changes, the reports equal those of a new instance that reads all containers."""
     rng, state = random.Random(1), synchronized()
     reports = Reports(state)
     ids = [f"c{number}" for number in range(12)]
@@ -328,7 +332,7 @@ def test_merged_changes_of_single_containers_are_the_reports_of_all() -> None:
         assert (reports.generation == generation) == (reports.containers() == before)
 
 
-def test_all_reports_are_compared_if_more_has_changed_than_is_stored() -> None:
+def test_all_reports_are_compared_if_more_has_changed_than_the_log_stores() -> None:
     state = synchronized(one("a"), one("b"))
     reports = Reports(state)
     reports.refresh()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interrupts on a tree of real files: moved, and restored by the same instance or the next one."""
+"""Interrupts on a tree of real files: they are moved, and restored by the same instance or the next one."""
 
 import asyncio
 import contextlib
@@ -57,8 +57,8 @@ def interrupts(tree: IrqTree, interval_seconds: float = 60.0, originals: str = "
 
 
 def test_interrupts_leave_claimed_cpus_and_get_their_originals_back(tree: IrqTree) -> None:
-    """The same applies to the default affinity and unbound workqueues. A managed interrupt is written once, an unused
-    one never.
+    """The same applies to the default affinity and to unbound workqueues. A managed interrupt is written only once, and
+    an unused interrupt is never written.
     """
     before = tree.all_affinities()
     result = evict(interrupts(tree), vacate(2, 3), frozenset())
@@ -77,8 +77,10 @@ def test_interrupts_leave_claimed_cpus_and_get_their_originals_back(tree: IrqTre
     assert not (tree.root / "interrupts.json").exists()
 
 
-def test_an_interrupt_that_was_unmovable_for_a_while_gets_its_original_back(tree: IrqTree) -> None:
-    """The kernel rejects writes temporarily: 25 while its only CPU is offline, 24 while there is no free vector."""
+def test_a_temporarily_unmovable_interrupt_gets_its_original_back(tree: IrqTree) -> None:
+    """The kernel temporarily rejects writes: for interrupt 25 while its only CPU is offline, and for 24 while there is
+    no free vector.
+    """
     before = tree.all_affinities()
     unmovable = evict(interrupts(tree), vacate(2, 3), frozenset()).unmovable
     tree.online = ONLINE - {2}
@@ -95,13 +97,13 @@ def test_an_interrupt_that_was_unmovable_for_a_while_gets_its_original_back(tree
 
 
 def test_without_claims_and_originals_no_affinity_is_read(tree: IrqTree) -> None:
-    """A node without claims thus reports no problem if its interrupts cannot be read."""
+    """Therefore a node without claims reports no problem if its interrupts cannot be read."""
     (tree.root / "proc/irq/default_smp_affinity").unlink()
     assert evict(interrupts(tree), NO_CLAIMS, frozenset()) == EvictionResult()
 
 
 def test_nothing_is_moved_if_originals_cannot_be_stored(tree: IrqTree) -> None:
-    """The directory of the file is missing, or the existing file is damaged."""
+    """The directory for the file is missing, or the existing file is damaged."""
     before = tree.all_affinities()
     with pytest.raises(FileNotFoundError):
         evict(interrupts(tree, originals="no/such/place"), vacate(2, 3), frozenset())
@@ -133,7 +135,7 @@ async def running(
 
 
 async def test_the_next_active_instance_restores_the_originals(tree: IrqTree) -> None:
-    """The first instance dies while CPU 2 is vacated. The second instance writes nothing until it is active."""
+    """The first instance dies while CPU 2 is vacated. The second instance writes nothing until it becomes active."""
     before, desired = tree.all_affinities(), vacate(2)
     async with running(interrupts(tree), lambda: desired) as evictor:
         evictor.wake()
@@ -151,7 +153,7 @@ async def test_the_next_active_instance_restores_the_originals(tree: IrqTree) ->
 
 
 async def test_an_unmovable_interrupt_is_retried_only_when_the_claimed_cpus_change(tree: IrqTree) -> None:
-    """Periodic passes do not write it again."""
+    """Periodic passes do not write to it again."""
     desired, before = [vacate(2)], tree.all_affinities()
     tree.managed.add("25")
     async with running(interrupts(tree, 0.01), lambda: desired[0]) as evictor:
@@ -167,8 +169,8 @@ async def test_an_unmovable_interrupt_is_retried_only_when_the_claimed_cpus_chan
 
 
 async def test_a_program_that_keeps_moving_interrupts_back_is_a_problem(tree: IrqTree) -> None:
-    """The interrupts are moved again in each pass. The problem is reported after some passes and ends with the
-    conflict.
+    """The interrupts are moved again in each pass. After a few passes the conflict is reported as a problem, which ends
+    with the conflict.
     """
     async with running(interrupts(tree, 0.01), lambda: vacate(2)) as evictor:
         evictor.wake()
@@ -183,8 +185,8 @@ async def test_a_program_that_keeps_moving_interrupts_back_is_a_problem(tree: Ir
         assert tree.all_affinities()["25"] == "0-1,3-7"
 
 
-async def test_a_failed_pass_is_a_problem_and_is_repeated(tree: IrqTree) -> None:
-    """The directory for the originals appears later: the problem ends and interrupts are moved."""
+async def test_a_failed_pass_is_a_problem_and_is_retried(tree: IrqTree) -> None:
+    """Once the directory for the originals appears, the problem ends and the interrupts are moved."""
     async with running(interrupts(tree, 0.01, "later/file"), lambda: vacate(2)) as evictor:
         evictor.wake()
         await eventually(lambda: bool(evictor.problems))
@@ -196,10 +198,10 @@ async def test_a_failed_pass_is_a_problem_and_is_repeated(tree: IrqTree) -> None
 
 
 async def test_an_unexpected_exception_is_a_problem_and_does_not_end_the_task(tmp_path: Path) -> None:
-    """If this task ended, the backend would end, and with it the enforcement of claims."""
+    """If this task ended, the backend would end with it, and claims would no longer be enforced."""
 
     class Broken(IrqTree):
-        """Raises an exception that reading the kernel's files does not raise."""
+        """Raises an exception that reading the kernel's files never raises."""
 
         broken = True
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ban of claimed CPUs in irqbalance, tested against a fake with a real socket."""
+"""Banning claimed CPUs in irqbalance, tested against a fake with a real socket."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ class Node:
         self.tree = IrqTree(root)
 
     def evict(self, *cpus: int) -> EvictionResult:
-        """Runs one pass."""
+        """Runs one pass, with the given CPUs to vacate."""
         originals = OriginalsFile(f"{self.root}/interrupts.json")
         code = BackendCode.INTERRUPTS_NOT_MOVED
         interrupts = AffinityClass(self.tree, originals, "interrupts", 30.0, may_relocate=True, not_moved=code)
@@ -32,13 +32,13 @@ class Node:
 
 @pytest.fixture
 def node(short_root: Path) -> Node:
-    """Returns a node under a short path, since the path of a socket is limited to 107 bytes."""
+    """Returns a node under a short path, since a socket path is limited to 107 bytes."""
     return Node(short_root)
 
 
 @pytest.mark.parametrize("own", ["", "1"])
 def test_claimed_cpus_are_banned_once_and_the_original_ban_is_restored(node: Node, own: str) -> None:
-    """CPUs that the environment of irqbalance bans stay banned during and after claims."""
+    """CPUs banned by irqbalance's environment stay banned during and after claims."""
     banned = "1-3" if own else "2-3"
     with irqbalance(node.root, own) as daemon:
         before = daemon.banned
@@ -56,7 +56,9 @@ def test_claimed_cpus_are_banned_once_and_the_original_ban_is_restored(node: Nod
 
 
 def test_a_ban_that_is_not_in_effect_yet_is_lifted_again(node: Node) -> None:
-    """irqbalance reports the old mask until its next round. A claim that ends before that leaves no ban."""
+    """irqbalance reports the old mask until its next round. A claim that ends before that round leaves no ban
+    behind.
+    """
     with irqbalance(node.root) as daemon:
         node.evict(2, 3)
         node.evict()
@@ -65,7 +67,7 @@ def test_a_ban_that_is_not_in_effect_yet_is_lifted_again(node: Node) -> None:
 
 
 def test_a_restarted_irqbalance_gets_the_ban_again(node: Node) -> None:
-    """The new process has no ban; the socket that the old one left behind is skipped."""
+    """The new process has no ban, and the socket that the old process left behind is skipped."""
     with irqbalance(node.root, pid=1):
         node.evict(2, 3)
     assert IRQBALANCE not in node.evict(2, 3).moved
@@ -76,7 +78,7 @@ def test_a_restarted_irqbalance_gets_the_ban_again(node: Node) -> None:
 
 
 def test_the_original_ban_is_restored_after_a_pass_without_a_reply(node: Node) -> None:
-    """The stored original survives that pass; otherwise the driver's own ban would become the original."""
+    """The stored original survives that pass. Otherwise, the driver's own ban would be taken for the original."""
     with irqbalance(node.root) as daemon:
         node.evict(2, 3)
         daemon.round()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPUs that interrupts must vacate, computed from the node's state."""
+"""Which CPUs interrupts must vacate, computed from the node's state."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ NIC = cpu_record("c2", "cpus=4-5", pods=("p2",), irqs="keep")
 
 
 def node() -> NodeState:
-    """A node's state with both claims prepared."""
+    """Returns a node's state with both claims prepared."""
     state = NodeState(config("0"))
     state.set_host(Host(parse_cpu_list("0-7"), ()))
     state.set_claim_files(files_of(ONE, NIC))
@@ -37,22 +37,22 @@ def node() -> NodeState:
 
 
 def put(state: NodeState, phase: Phase) -> None:
-    """Stores a container of each claim in this phase."""
+    """Stores one container per claim, in the given phase."""
     for id_, record, uid in (("a", ONE, "p1"), ("b", NIC, "p2")):
         tracked = state.authorized(tracked_as(pod(uid), container(id_, *env_of(record), of=uid)))
         state.put(replace(tracked, phase=phase))
 
 
 def settings(root: Path) -> Settings:
-    """Returns settings with all directories under this root."""
+    """Returns settings with all directories under the given root."""
     arguments = [f"--host-root={root}", f"--kernel-root={root}", f"--run-dir={root}"]
     (root / "backend").mkdir()
     return load_settings(arguments, {"POD_UID": "u", "NODE_NAME": "n"})
 
 
 def test_interrupts_vacate_the_cpus_of_running_containers() -> None:
-    """Interrupts leave the CPUs when the container starts and stay away until its last process has ended, except for
-    claims that keep interrupts.
+    """Interrupts leave the CPUs when the container starts and stay away until its last process has ended. Claims that
+    keep interrupts are an exception.
     """
     state = node()
     assert cpus_without_interrupts(state) == frozenset()
@@ -91,7 +91,7 @@ async def test_nothing_is_moved_before_the_instance_is_active_and_has_the_contai
 
 
 async def test_without_a_kernel_root_no_interrupt_is_moved(tmp_path: Path) -> None:
-    """The default of --kernel-root: a backend that is started by hand does not move interrupts."""
+    """The default of --kernel-root is no root, so a backend that is started by hand does not move interrupts."""
     state = node()
     state.replace_containers(())
     tree = KernelTree(tmp_path / "cgroup")
@@ -100,7 +100,7 @@ async def test_without_a_kernel_root_no_interrupt_is_moved(tmp_path: Path) -> No
 
 
 async def test_problems_with_interrupts_and_host_daemons_have_codes(tmp_path: Path) -> None:
-    """The causes are a slice that allows only claimed CPUs, a damaged file of originals, and a program that moves
+    """The causes are a slice that allows only claimed CPUs, a damaged originals file, and a program that moves
     interrupts back.
     """
     tree, state = KernelTree(tmp_path / "cgroup"), NodeState(Config(host_slices=True, reserved_cpus=frozenset({0})))

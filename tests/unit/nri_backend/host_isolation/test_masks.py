@@ -11,21 +11,21 @@ from numa_contract.errors import MalformedError
     ("text", "cpus"),
     [("ff", set(range(8))), ("00000001,00000000\n", {32}), ("0", set()), ("8,00000003", {0, 1, 35})],
 )
-def test_masks_of_the_kernel_are_parsed(text: str, cpus: set[int]) -> None:
-    """Groups of 32 bits, most significant first; the first group may have fewer digits."""
+def test_kernel_masks_are_parsed(text: str, cpus: set[int]) -> None:
+    """A mask consists of groups of 32 bits, most significant group first. The first group may have fewer digits."""
     assert parse_mask(text) == cpus
 
 
 @given(st.frozensets(st.integers(0, MAX_CPU), max_size=40))
 def test_a_formatted_mask_parses_to_the_same_cpus(cpus: frozenset[int]) -> None:
-    """Each group has eight digits, as the kernel requires of all but the first (bitmap_parse)."""
+    """Each group has eight digits, which the kernel requires for all but the first (bitmap_parse)."""
     text = format_mask(cpus)
     assert parse_mask(text) == cpus
     assert all(len(group) == 8 for group in text.split(","))
 
 
 @pytest.mark.parametrize("text", ["", "0-3", "ff,f", "fffffffff", "f" * 8 + ",00000000" * 300])
-def test_other_texts_are_rejected(text: str) -> None:
-    """The text may come from another program, so its length is limited, too."""
+def test_other_strings_are_rejected(text: str) -> None:
+    """The string may come from another program, so its length is limited too."""
     with pytest.raises(MalformedError, match="CPU mask"):
         parse_mask(text)

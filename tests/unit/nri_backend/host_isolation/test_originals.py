@@ -8,8 +8,8 @@ from nri_backend.host_isolation.plan import OriginalAffinity
 
 
 def test_the_file_has_the_keys_of_earlier_releases(tmp_path: Path) -> None:
-    """An upgrade with running claims must be able to restore the values that the previous release has stored, and so
-    must a downgrade.
+    """An upgrade with running claims must be able to restore the values that the previous release stored, and so must a
+    downgrade.
     """
     path = tmp_path / "interrupts.json"
     two, three = frozenset({2}), frozenset({3})
@@ -19,8 +19,8 @@ def test_the_file_has_the_keys_of_earlier_releases(tmp_path: Path) -> None:
     assert OriginalsFile(str(path)).load() == originals
 
 
-def test_a_file_that_another_instance_replaced_is_read_again(tmp_path: Path) -> None:
-    """The cached content counts only while inode and modification time are the same."""
+def test_a_file_replaced_by_another_instance_is_read_again(tmp_path: Path) -> None:
+    """The cached content is valid only as long as inode and modification time stay the same."""
     path = tmp_path / "interrupts.json"
     file = OriginalsFile(str(path))
     path.write_text('{"25": {"former": "2", "known": ["3"]}}')

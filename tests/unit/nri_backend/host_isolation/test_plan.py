@@ -27,7 +27,7 @@ def stored(original: Cpus, *expected: Cpus) -> OriginalAffinity:
 
 
 def test_an_affinity_loses_the_cpus_to_vacate() -> None:
-    """If no online CPU remains, the affinity becomes all other CPUs if the object may relocate, and otherwise stays
+    """If no online CPU remains, the affinity becomes all other CPUs if the object may be relocated, and otherwise stays
     unchanged.
     """
     assert reduced_affinity(ALL, cpus(2, 3), ONLINE, may_relocate=True) == ALL - {2, 3}
@@ -44,9 +44,9 @@ def test_movables_on_other_cpus_are_not_written() -> None:
     assert not plan_eviction({"a": cpus(0, 1)}, {}, NONE, ONLINE).writes
 
 
-def test_an_affinity_that_another_program_wrote_becomes_the_original() -> None:
-    """The new affinity is restored after the claims. If it contains CPUs to vacate, the object is moved and counted as
-    contested.
+def test_an_affinity_written_by_another_program_becomes_the_original() -> None:
+    """The new affinity is restored after the claims have ended. If it contains CPUs to vacate, the object is moved and
+    counted as contested.
     """
     originals = {"a": stored(ALL, ALL, cpus(0, 1))}
     without_claims = plan_eviction({"a": cpus(5)}, originals, NONE, ONLINE)
@@ -56,12 +56,12 @@ def test_an_affinity_that_another_program_wrote_becomes_the_original() -> None:
     assert moved.after_writes["a"].original == {2, 5}
 
 
-def test_the_original_of_a_freed_interrupt_is_dropped() -> None:
+def test_a_freed_interrupts_original_is_dropped() -> None:
     assert not plan_eviction({}, {"a": stored(ALL, cpus(0))}, cpus(1), ONLINE).after_writes
 
 
 def test_a_failed_write_leaves_the_stored_original_unchanged() -> None:
-    """A movable that was never moved gets no entry."""
+    """A movable object that has never been moved gets no entry."""
     originals = {"a": stored(ALL, ALL, ALL - {2})}
     current = {"a": ALL - {2}, "b": ALL}
     plan = plan_eviction(current, originals, cpus(3), ONLINE)
@@ -71,15 +71,15 @@ def test_a_failed_write_leaves_the_stored_original_unchanged() -> None:
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[Cpus, dict[str, Cpus], int]]:
-    """For each pass: the claimed CPUs, the value that another program writes before it, and the number of writes after
-    which the pass is killed.
+    """Draws, for each pass, the claimed CPUs, the value that another program writes beforehand, and the number of
+    writes after which the pass is killed.
     """
     step = st.tuples(claimed, st.dictionaries(st.sampled_from("abc"), some, max_size=1), st.integers(0, 4))
     return draw(st.lists(step, max_size=6))
 
 
 def run(current: dict[str, Cpus], originals: Originals, claimed_cpus: Cpus, writes: int = 99) -> Originals:
-    """Runs one pass that is killed after this many writes; returns the stored originals."""
+    """Runs one pass that is killed after the given number of writes. Returns the stored originals."""
     plan = plan_eviction(current, originals, claimed_cpus, ONLINE)
     current.update(list(plan.writes.items())[:writes])
     if writes >= len(plan.writes):
@@ -88,15 +88,17 @@ def run(current: dict[str, Cpus], originals: Originals, claimed_cpus: Cpus, writ
 
 
 @given(st.fixed_dictionaries(dict.fromkeys("abc", some)), steps())
-def test_every_original_is_restored_in_the_end(
+def test_every_original_is_finally_restored(
     first: Affinities, history: list[tuple[Cpus, dict[str, Cpus], int]]
 ) -> None:
-    """Whatever is claimed and whenever a pass is killed, each movable ends up as it would be without the backend."""
+    """Whatever is claimed and whenever a pass is killed, each movable object ends up as it would be without the
+    backend.
+    """
     current, expected = dict(first), dict(first)
     originals: Originals = {}
     for claimed_cpus, foreign, writes in history:
         for name, value in foreign.items():
-            # A foreign write of the expected affinity cannot be distinguished from the backend's own.
+            # If another program writes the expected affinity, that cannot be distinguished from a write by the backend.
             if name not in originals or value not in originals[name].expected:
                 current[name] = expected[name] = value
         originals = run(current, originals, claimed_cpus, writes)
@@ -105,10 +107,12 @@ def test_every_original_is_restored_in_the_end(
 
 
 @given(st.fixed_dictionaries(dict.fromkeys("abc", some)), steps())
-def test_movables_that_never_used_claimed_cpus_are_never_written(
+def test_objects_that_never_used_claimed_cpus_are_never_written(
     first: Affinities, history: list[tuple[Cpus, dict[str, Cpus], int]]
 ) -> None:
-    """After each pass no movable uses claimed CPUs, unless all CPUs are claimed, and each has an online CPU."""
+    """After each pass, no movable object uses claimed CPUs, unless all CPUs are claimed, and each object that was
+    changed has an online CPU.
+    """
     current = dict(first)
     originals: Originals = {}
     for claimed_cpus, _, _ in history:

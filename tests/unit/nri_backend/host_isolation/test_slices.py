@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices of host daemons, on a tree that behaves like cgroup2."""
+"""The slices of host daemons, on a tree that behaves like cgroup2."""
 
 import errno
 from pathlib import Path
@@ -18,7 +18,7 @@ ONLINE = frozenset(range(8))
 
 @pytest.fixture
 def tree(tmp_path: Path) -> KernelTree:
-    """A node without login sessions, where ``init.scope`` is confined to CPUs 0-3."""
+    """Returns a node without login sessions, where ``init.scope`` is confined to CPUs 0-3."""
     tree = KernelTree(tmp_path / "cgroup")
     cpus = tmp_path / "sys/devices/system/cpu"
     cpus.mkdir(parents=True)
@@ -30,7 +30,7 @@ def tree(tmp_path: Path) -> KernelTree:
 
 
 def evict_from(tree: KernelTree, *cpus: int) -> EvictionResult:
-    """Runs one pass."""
+    """Runs one pass, with the given CPUs to vacate."""
     slices = AffinityClass(
         HostSlices(tree, f"{tree.root}/.."),
         OriginalsFile(f"{tree.root}/../host-slices.json"),
@@ -44,12 +44,12 @@ def evict_from(tree: KernelTree, *cpus: int) -> EvictionResult:
 
 
 def both_cpusets(tree: KernelTree) -> tuple[str, str]:
-    """Returns ``cpuset.cpus`` of ``system.slice`` and of ``init.scope``."""
+    """Returns ``cpuset.cpus`` from ``system.slice`` and from ``init.scope``."""
     return tree.get("system.slice", "cpuset.cpus"), tree.get("init.scope", "cpuset.cpus")
 
 
 def test_slices_leave_claimed_cpus_and_get_their_originals_back(tree: KernelTree) -> None:
-    """A confined slice stays within its list. An empty list comes back as all possible CPUs."""
+    """A confined slice stays within its own CPU list. An empty list is restored as the list of all possible CPUs."""
     assert evict_from(tree, 2, 3).moved == {"system.slice", "init.scope"}
     assert both_cpusets(tree) == ("0-1,4-7", "0-1")
     tree.make("user.slice")
@@ -71,13 +71,13 @@ def test_a_daemon_reload_is_corrected_and_its_lists_become_the_originals(tree: K
 
 
 def test_a_slice_without_a_remaining_cpu_keeps_its_list(tree: KernelTree) -> None:
-    """The operator's list is not extended; the problem reports that the slice runs on claimed CPUs."""
+    """The operator's list is not extended. The problem reports that the slice runs on claimed CPUs."""
     assert evict_from(tree, 0, 1, 2, 3).remaining == 1
     assert both_cpusets(tree) == ("4-7", "0-3")
 
 
 def test_a_missing_cpuset_controller_is_an_error_with_a_remedy(tree: KernelTree) -> None:
-    """The file does not exist if the root does not delegate the controller."""
+    """The file does not exist if the root cgroup does not delegate the controller."""
     tree.path("system.slice").joinpath("cpuset.cpus").unlink()
     with pytest.raises(OSError, match=r"system\.slice/cpuset\.cpus: does not exist: .*cgroup\.subtree_control; have"):
         evict_from(tree, 2, 3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The effect of claims on limits: hugepages, memory, CPU quota, protection of ancestors, and original limits."""
+"""How claims affect limits: hugepages, memory, CPU quota, protection in ancestors, and original limits."""
 
 from dataclasses import dataclass, field
 
@@ -47,12 +47,14 @@ MIN, LOW = "memory.min", "memory.low"
 def test_a_container_is_unthrottled_if_its_claim_covers_its_cpu_limit(
     requests: tuple[str, ...], limit: CpuLimit | None, free: bool
 ) -> None:
-    """Two CPUs cover a limit of up to two CPUs, for any period and any number of requests."""
+    """Two claimed CPUs cover a limit of up to two CPUs, for any period and any number of requests."""
     assert unthrottled(entitlement_of(cpu_record("c", *requests)), limit) is free
 
 
-def test_a_container_is_throttled_if_one_request_keeps_the_quota() -> None:
-    """``quota: keep``, a value from a newer release, and a container without CPU claims keep the quota."""
+def test_a_container_is_throttled_if_any_request_keeps_the_quota() -> None:
+    """The quota is kept with ``quota: keep``, with a value from a newer release, and for a container without CPU
+    claims.
+    """
     for word in ("keep", "half"):
         held = entitlement_of(cpu_record("c", "a=2-3"), cpu_record("d", "a=4", quota=word))
         assert not unthrottled(held, CpuLimit(1))
@@ -68,13 +70,13 @@ def limits(claimed: dict[int, int], stated: dict[int, int], pod_own: dict[int, L
 
 
 def test_a_shared_claim_counts_once_for_its_pod() -> None:
-    """Two containers share a request. Partial pages do not count."""
+    """Two containers share one request. Partial pages do not count."""
     one = entitlement_of(memory_record("m", ("x", 1, 64 * MI, TWO)))
     other = entitlement_of(memory_record("n", ("x", 1, 2 * MI + 4096, TWO)))
     assert claimed_bytes([one, one, other]) == {TWO: 66 * MI}
 
 
-def test_the_pods_limit_replaces_a_container_limit_that_the_runtime_has_dropped() -> None:
+def test_the_pods_limit_replaces_a_container_limit_that_the_runtime_dropped() -> None:
     """Stock containerd does not report the kubelet's limit.
 
     The pod's limit is 0 if no container asked for hugepages.
@@ -87,7 +89,7 @@ def test_the_pods_limit_replaces_a_container_limit_that_the_runtime_has_dropped(
 
 
 def test_only_files_of_claimed_page_sizes_are_needed() -> None:
-    """Files of other page sizes are limited only if the kernel has them."""
+    """For other page sizes, the files are written only if the kernel has them."""
     wanted = hugepage_limits({TWO: TWO}, {}, {TWO: 0, GIGA: 0})
     assert {file for file, one in wanted.items() if one.needed} == set(hugepage_files(TWO))
     assert hugepage_raises({TWO: TWO}, [GIGA]) == {
@@ -96,10 +98,10 @@ def test_only_files_of_claimed_page_sizes_are_needed() -> None:
     }
 
 
-def test_claimed_bytes_are_subtracted_from_the_limits_that_the_runtime_shows() -> None:
-    """The rest is the kubelet's limit.
+def test_claimed_bytes_are_subtracted_from_the_limits_shown_by_the_runtime() -> None:
+    """The remainder is the kubelet's limit.
 
-    A size without a rest counts as not stated, and a lower limit is returned unchanged.
+    A size with no remainder counts as not stated, and a limit below the claimed bytes is returned unchanged.
     """
     claimed = {TWO: 64 * MI}
     assert asked_limits({TWO: 66 * MI, GIGA: 0}, claimed) == {TWO: 2 * MI, GIGA: 0}
@@ -129,9 +131,9 @@ def test_the_guard_forbids_reservations_without_a_hugepage_limit(
     assert wanted == {RSVD[size]: DesiredLimit(0) for size in guarded}
 
 
-def test_a_guard_in_force_does_not_read_the_limits_of_the_pod() -> None:
-    """The audit thus does not have to read files of every pod. A size without a file cannot be reserved and does not
-    require a guard.
+def test_a_guard_in_force_does_not_read_the_pods_limits() -> None:
+    """The audit therefore does not have to read files for every pod. For a page size without a reservation file, pages
+    cannot be reserved, and no guard is required.
     """
 
     def never() -> dict[int, Limit]:
@@ -141,7 +143,7 @@ def test_a_guard_in_force_does_not_read_the_limits_of_the_pod() -> None:
 
 
 def test_protection_is_summed_up_in_every_ancestor() -> None:
-    """The root is left out. A claim that two containers share counts once."""
+    """The root cgroup is left out. A claim shared by two containers counts once."""
     assert ancestors("kubelet/kubepods/pod1/c1") == ("kubelet/kubepods/pod1", "kubelet/kubepods", "kubelet")
     assert ancestors("") == ancestors("top") == ()
     found = protections(
@@ -168,13 +170,13 @@ RAISES = st.one_of(st.none(), ADDED, st.just(Raise(lifted=True)))
 
 @dataclass
 class Group:
-    """A cgroup with one limit and the original limits that are stored for it."""
+    """A cgroup with one limit and the original limits stored for it."""
 
     limit: Limit
     notes: dict[str, Note] = field(default_factory=dict)
 
     def apply(self, raised: Raise | None, dies_after: int, *, lower: bool = True) -> None:
-        """Runs one job; the process may crash after each of its three steps."""
+        """Runs one job, which may crash after each of its three steps."""
         raises = {} if raised is None else {MIN: raised}
         wanted, self.notes, after = raised_limits({MIN: self.limit}, self.notes, raises, lower=lower)
         if dies_after >= 1 and MIN in wanted:
@@ -187,7 +189,7 @@ class Group:
 def test_the_kubelets_limit_survives_any_raises_and_crashes(
     own: Limit, jobs: list[tuple[Raise | None, int, bool]]
 ) -> None:
-    """The limit is raised, changed and restored in any order, with crashes and resets by the kubelet."""
+    """The limit is raised, changed and restored in any order, with crashes and with resets by the kubelet."""
     group = Group(own)
     for raised, dies_after, reset in jobs:
         if reset:
@@ -216,8 +218,10 @@ def test_a_limit_is_only_raised_while_claims_are_unknown(own: Limit, before: Rai
 
 
 @given(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20))
-def test_a_limit_that_the_kubelet_changes_becomes_the_original_limit(own: int, jobs: list[tuple[int, int]]) -> None:
-    """In-place resize: a value that the backend has not written is the kubelet's, and the claims are added to it."""
+def test_a_limit_changed_by_the_kubelet_becomes_the_original_limit(own: int, jobs: list[tuple[int, int]]) -> None:
+    """This happens on an in-place resize: a value that the backend has not written comes from the kubelet, and the
+    claims are added to it.
+    """
     group = Group(own)
     for change, plus in jobs:
         if change and group.limit is not None and own + change * 1000 != group.limit:
@@ -229,8 +233,8 @@ def test_a_limit_that_the_kubelet_changes_becomes_the_original_limit(own: int, j
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
 def test_claims_that_the_kubelet_has_counted_are_not_added_again(spec: int, counted: int, others: int) -> None:
-    """If all claims of the pod are in use, the limit does not depend on whether the kubelet or the backend adds them.
-    It is never below the claims in use.
+    """If all of the pod's claims are in use, the limit does not depend on whether the kubelet or the backend adds them.
+    It is never lower than the claims in use.
     """
     claimed = counted + others
     by_us = Raise(plus=claimed).over(spec)
@@ -239,8 +243,8 @@ def test_claims_that_the_kubelet_has_counted_are_not_added_again(spec: int, coun
         assert spec + in_use <= (Raise(plus=in_use, counted=counted).over(spec + counted) or 0) <= (by_us or 0)
 
 
-def test_the_reservation_limit_equals_the_limit_of_pages_in_use() -> None:
-    """The value that the kubelet left in the file of reservations is ignored."""
+def test_the_reservation_limit_equals_the_limit_on_pages_in_use() -> None:
+    """The value that the kubelet left in the reservation file is ignored."""
     made, _, _ = raised_limits({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)})
     assert {file: wanted.limit for file, wanted in made.items()} == dict.fromkeys(hugepage_files(TWO), 7)
     assert with_reservation(MIN) == (MIN,)
@@ -253,6 +257,6 @@ def test_a_reservation_is_not_lowered_while_claims_are_unknown() -> None:
 
 
 def test_a_missing_file_is_planned_only_for_a_needed_raise() -> None:
-    """The next reading then reports the file as absent. A raise that is not needed skips a missing file."""
+    """The next reading then reports the needed file as missing. A raise that is not needed skips a missing file."""
     made, _, _ = raised_limits({}, {MIN: (1, 2)}, {CPU_MAX: Raise(lifted=True), LOW: Raise(plus=3, needed=True)})
     assert {file: wanted.limit for file, wanted in made.items()} == {LOW: 3}

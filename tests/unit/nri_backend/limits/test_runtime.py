@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits that the runtime and the kubelet state, and cgroup paths of both cgroup drivers."""
+"""Limits stated by the runtime and the kubelet, and cgroup paths for both cgroup drivers."""
 
 import pytest
 from hypothesis import given
@@ -33,7 +33,7 @@ def test_a_quota_is_stated_with_its_period(quota: int | None, period: int | None
 
 
 def test_hugepage_limits_are_stated_by_page_size() -> None:
-    """Sizes are written as 2MB or 1GB. Unknown sizes are left out."""
+    """Sizes are written as 2MB or 1GB. Unknown page sizes are left out."""
     assert stated(Resources(hugepage_limits={"2MB": 5, "1GB": 0, "odd": 3})) == RuntimeLimits({TWO: 5, GIGA: 0})
 
 
@@ -58,8 +58,8 @@ def test_an_update_changes_only_the_limits_that_it_contains() -> None:
         ("//kubepods/./pod1//abc/", "kubepods/pod1/abc"),
     ],
 )
-def test_the_cgroup_path_of_a_container_is_derived_for_both_drivers(path: str, directory: str) -> None:
-    """With systemd, a slice is inside the slices that its name consists of. With cgroupfs, the path is used as it
+def test_a_containers_cgroup_path_is_derived_for_both_drivers(path: str, directory: str) -> None:
+    """With systemd, a slice is nested inside the slices that make up its name. With cgroupfs, the path is used as it
     is.
     """
     assert cgroup_directory(path) == directory
@@ -73,8 +73,8 @@ def test_the_cgroup_path_of_a_container_is_derived_for_both_drivers(path: str, d
         ("/kubepods/burstable/pod1-2", "kubepods/burstable/pod1-2"),
     ],
 )
-def test_the_cgroup_path_of_a_pod_is_derived_from_a_slice_name_or_a_path(parent: str, directory: str) -> None:
-    """The kubelet sends a path, and the runtime's other clients send a slice name."""
+def test_a_pods_cgroup_path_is_derived_from_a_slice_name_or_a_path(parent: str, directory: str) -> None:
+    """The kubelet sends a path, and other clients of the runtime send a slice name."""
     assert cgroup_directory(parent) == directory
 
 
@@ -95,7 +95,7 @@ def test_the_cgroup_path_of_a_pod_is_derived_from_a_slice_name_or_a_path(parent:
         "/a/\0",
     ],
 )
-def test_a_path_that_leads_out_of_the_cgroup_root_is_an_error(path: str) -> None:
+def test_a_path_that_leads_outside_the_cgroup_root_is_an_error(path: str) -> None:
     with pytest.raises(CgroupPathError) as caught:
         cgroup_directory(path)
     assert caught.value.reason
@@ -103,14 +103,16 @@ def test_a_path_that_leads_out_of_the_cgroup_root_is_an_error(path: str) -> None
 
 @pytest.mark.parametrize("path", ["a-" * 16_000 + "b.slice", "a-" * 16_000 + "b.slice:cri-containerd:abc", "x/" * 3000])
 def test_a_path_longer_than_the_kernel_accepts_is_an_error(path: str) -> None:
-    """The directory of a slice repeats its name for each part: without a limit this one would have 256 MB."""
+    """A slice's directory repeats the slice's name for each of its parts. Without a limit, the path in this test would
+    have 256 MB.
+    """
     with pytest.raises(CgroupPathError, match="is longer than 4096 characters") as caught:
         cgroup_directory(path)
     assert len(str(caught.value)) < 200
 
 
 @given(st.text(alphabet="ab-./:\0 ", max_size=20))
-def test_arbitrary_text_never_leads_out_of_the_cgroup_root(text: str) -> None:
+def test_arbitrary_input_never_leads_outside_the_cgroup_root(text: str) -> None:
     """The derived path is relative and does not contain ".."."""
     try:
         parts = cgroup_directory(text).split("/")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Election of the active instance with real locks and files. The tests set the clock."""
+"""The election of the active instance, with real locks and files. The tests set the clock."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ class Run:
         self._stack = stack
 
     def instance(self, name: str, *, serving: bool = True) -> ActiveLock:
-        """Returns an instance, by default one that is synchronized with the runtime."""
+        """Returns an instance, which by default is synchronized with the runtime."""
         lock = ActiveLock(str(self.own), name, lambda: self.now)
         self._stack.callback(lock.close)
         lock.set_serving(serving=serving)
@@ -41,7 +41,7 @@ class Run:
         return one, two
 
     def later(self, seconds: float, *beating: ActiveLock) -> None:
-        """Advances the clock; then these instances write their heartbeats."""
+        """Advances the clock. Afterwards, the given instances write their heartbeats."""
         self.now += seconds
         for lock in beating:
             lock.beat()
@@ -74,8 +74,8 @@ def test_the_first_instance_is_active_and_the_second_one_follows_it(run: Run) ->
 
 
 def test_a_frozen_holder_is_replaced(run: Run) -> None:
-    """A synchronized standby replaces the holder after three missed heartbeats. With heartbeats the holder stays
-    active.
+    """A synchronized standby replaces the holder after three missed heartbeats. As long as the holder sends heartbeats,
+    it stays active.
     """
     one, two = run.pair()
     for _ in range(10):
@@ -107,7 +107,7 @@ def test_only_one_of_two_standbys_replaces_a_stale_holder(run: Run) -> None:
 
 
 def test_no_lock_is_acquired_while_another_instance_is_taking_over(run: Run) -> None:
-    """While takeover.lock is locked, neither a stale nor a free lock is acquired."""
+    """While takeover.lock is locked, neither a stale nor a free lock can be acquired."""
     one, two, three = (run.instance(name) for name in ("one", "two", "three"))
     assert one.try_acquire()
     run.later(STALE_SECONDS + 1)
@@ -120,7 +120,7 @@ def test_no_lock_is_acquired_while_another_instance_is_taking_over(run: Run) -> 
 
 
 def test_a_standby_without_the_runtime_does_not_replace_a_stale_holder(run: Run) -> None:
-    """When it has reconnected, the holder has STALE_SECONDS to reconnect as well."""
+    """When the standby has reconnected, the holder gets another STALE_SECONDS to reconnect too."""
     one, two = run.instance("one"), run.instance("two", serving=False)
     assert one.try_acquire()
     run.later(STALE_SECONDS + 100)
@@ -132,8 +132,8 @@ def test_a_standby_without_the_runtime_does_not_replace_a_stale_holder(run: Run)
 
 
 def test_a_holder_that_has_lost_the_runtime_is_replaced(run: Run) -> None:
-    """The holder's heartbeat contains the loss. A loss of less than STALE_SECONDS, as when the runtime restarts, is
-    ignored.
+    """The holder reports the loss in its heartbeat. If the loss lasts less than STALE_SECONDS, as when the runtime
+    restarts, it is ignored.
     """
     one, two = run.pair()
     one.set_serving(serving=False)
@@ -158,8 +158,9 @@ def test_a_holder_that_has_lost_the_runtime_is_replaced(run: Run) -> None:
 def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_one(
     run: Run, since_heartbeat: float
 ) -> None:
-    """The holder is replaced STALE_SECONDS after it has reported the loss, which it does at once, despite its idle
-    pace. Until then, no claim ends the idle pace, since claims cannot be prepared while the runtime is lost.
+    """The holder is replaced STALE_SECONDS after it has reported the loss, which it does immediately, even at its idle
+    pace. Until then no claim can end the idle pace, since claims cannot be prepared while the connection to the runtime
+    is lost.
     """
     one, two = run.pair()
     one.set_idle(idle=True)
@@ -173,8 +174,8 @@ def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_
 
 
 def test_a_new_holder_has_time_to_connect_to_the_runtime(run: Run) -> None:
-    """A new holder has STALE_SECONDS from the standby's first observation of it, however long the standby has waited
-    before.
+    """The holder has STALE_SECONDS, counted from when the standby first sees it, however long the standby has been
+    waiting.
     """
     two = run.instance("two")
     run.later(STALE_SECONDS + 1)
@@ -197,7 +198,7 @@ def test_a_thawed_holder_that_was_not_replaced_continues(run: Run) -> None:
 
 
 def test_a_holder_whose_file_was_removed_has_lost_the_lock(run: Run) -> None:
-    """The next instance locks a new file."""
+    """The next instance creates and locks a new file."""
     one, two = run.pair()
     run.path.unlink()
     assert not one.active
@@ -208,7 +209,7 @@ def test_a_holder_whose_file_was_removed_has_lost_the_lock(run: Run) -> None:
 
 
 def test_a_holder_without_a_heartbeat_is_trusted(run: Run) -> None:
-    """The disk may be full, or the heartbeat is about to be written."""
+    """The disk may be full, or the holder may be about to write its heartbeat."""
     two = run.instance("two")
     with run.path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -229,8 +230,12 @@ def test_a_full_disk_does_not_stop_the_heartbeat(run: Run) -> None:
     assert {path.name for path in run.own.iterdir()} == {"active.lock", "takeover.lock"}
 
 
-def test_a_new_file_of_a_dead_standby_does_not_prevent_a_take_over(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """The file is removed. While that fails, the take-over is retried, and the failure is logged once."""
+def test_a_new_file_left_by_a_dead_standby_does_not_prevent_a_takeover(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The leftover file is removed. As long as removing it fails, the takeover is retried, and the failure is logged
+    once.
+    """
     _, two = run.pair()
     (run.own / "active.lock.new").mkdir()
     run.later(STALE_SECONDS + 1)
@@ -250,7 +255,7 @@ async def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
 
 
 async def test_a_standby_waits_for_the_lock_and_then_renews_its_heartbeat(run: Run) -> None:
-    """The standby renews the heartbeat at every tick until the standby's file is removed."""
+    """The standby, which is now active, renews its heartbeat on every tick until the lock file is removed."""
     one, two = run.pair()
     waiting = asyncio.create_task(two.acquire())
     await asyncio.sleep(1)
@@ -273,7 +278,7 @@ async def test_a_standby_waits_for_the_lock_and_then_renews_its_heartbeat(run: R
 @pytest.mark.parametrize("instance", ["u/1", "u" * 128 + "/0123abcd"])
 @pytest.mark.parametrize("at", [0.0, 12345678.901234567, 1e9])
 def test_a_heartbeat_decodes_to_the_same_value(instance: str, at: float) -> None:
-    """The name of an instance in a pod with the longest UID fits the fixed size."""
+    """The name of an instance in a pod with the longest possible UID fits into the fixed size."""
     heartbeat = Heartbeat(instance, at, serving=True, since=at)
     data = heartbeat.encode()
     assert len(data) == HEARTBEAT_BYTES
@@ -291,7 +296,7 @@ def test_other_data_decodes_to_none(data: bytes) -> None:
     ("age", "fresh"), [(0, True), (STALE_SECONDS, True), (STALE_SECONDS + 0.1, False), (-5, False)]
 )
 def test_a_heartbeat_is_fresh_for_stale_seconds_and_not_before_its_time(age: float, fresh: bool) -> None:
-    """A heartbeat in the future is from an earlier boot, since the monotonic clock restarts at each boot."""
+    """A heartbeat from the future was written before a reboot, since the monotonic clock restarts on each boot."""
     assert Heartbeat("one", 1000 - age, serving=True).fresh(1000) is fresh
 
 
@@ -305,7 +310,7 @@ def test_polling_leaks_no_file_descriptors(run: Run) -> None:
 
 
 async def test_heartbeats_are_rare_on_an_idle_node(run: Run) -> None:
-    """A standby waits for three heartbeats. When the pace changes, a heartbeat is written at once."""
+    """A standby waits for three missed heartbeats. When the pace changes, a heartbeat is written immediately."""
     one, two = run.pair()
     one.set_idle(idle=True)
     for _ in range(3):
@@ -320,8 +325,8 @@ async def test_heartbeats_are_rare_on_an_idle_node(run: Run) -> None:
     assert two.try_acquire()
 
 
-async def test_a_change_of_the_pace_ends_the_wait_for_the_next_heartbeat(run: Run) -> None:
-    """If the wait continued, the next heartbeat would come later than this one allows."""
+async def test_a_pace_change_ends_the_wait_for_the_next_heartbeat(run: Run) -> None:
+    """If the wait continued, the next heartbeat would come later than the new pace allows."""
     one, _ = run.pair()
     one.set_idle(idle=True)
     renewing = asyncio.create_task(one.renew_forever())
@@ -339,7 +344,7 @@ async def test_a_change_of_the_pace_ends_the_wait_for_the_next_heartbeat(run: Ru
 
 
 @pytest.mark.parametrize("every", ['"10"', "1.0", "61.0", "1e400", "null"])
-def test_a_heartbeat_without_a_usable_pace_is_one_of_a_busy_node(every: str) -> None:
-    """A heartbeat of an earlier release has no pace."""
+def test_a_heartbeat_without_a_usable_pace_counts_as_a_busy_nodes(every: str) -> None:
+    """Heartbeats from earlier releases contain no pace."""
     text = f'{{"instance": "a", "at": 1.0, "serving": true, "every": {every}}}'
     assert Heartbeat.decode(text.encode().ljust(HEARTBEAT_BYTES)) in (Heartbeat("a", 1.0, serving=True), None)

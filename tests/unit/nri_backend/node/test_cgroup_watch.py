@@ -22,13 +22,13 @@ async def watch(tmp_path: Path) -> AsyncIterator[CgroupWatch]:
     watch.close()
 
 
-async def test_a_file_that_has_changed_before_the_watch_began_is_reported(watch: CgroupWatch, tmp_path: Path) -> None:
+async def test_a_file_that_changed_before_the_watch_began_is_reported(watch: CgroupWatch, tmp_path: Path) -> None:
     (tmp_path / "b" / FILE).write_text("populated 0\nfrozen 0\n")
     assert watch.follow(["a", "b"]) == {"b"}
     assert watch.follow(["a", "b"]) == set(), "it is reported once"
 
 
-async def test_a_cgroup_that_is_gone_is_left_out_and_tried_again(watch: CgroupWatch, tmp_path: Path) -> None:
+async def test_a_missing_cgroup_is_left_out_and_retried(watch: CgroupWatch, tmp_path: Path) -> None:
     assert watch.follow(["a", "c"]) == set()
     assert not watch.follows(["a", "c"])
     (tmp_path / "c").mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes of cgroup files, and original limits stored as attributes of cgroups, in a real directory tree."""
+"""Reads and writes cgroup files, and stores original limits as cgroup attributes, in a real directory tree."""
 
 import os
 import resource
@@ -30,7 +30,7 @@ def test_a_shorter_value_replaces_the_longer_one_completely(tree: CgroupTree) ->
 
 
 @pytest.mark.parametrize(("size", "calls"), [(7, 1), (1 << 16, 2), ((1 << 16) + 5, 2)])
-def test_a_file_is_read_whole_and_with_one_call_if_it_fits_into_the_buffer(
+def test_a_file_is_read_completely_and_in_one_call_if_it_fits_into_the_buffer(
     tree: CgroupTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, calls: int
 ) -> None:
     (tmp_path / "a/file").write_text("1" * size)
@@ -46,7 +46,7 @@ def test_a_file_is_read_whole_and_with_one_call_if_it_fits_into_the_buffer(
 
 
 def test_a_missing_cgroup_and_a_missing_file_are_different_errors(tree: CgroupTree, tmp_path: Path) -> None:
-    """A missing cgroup means that no process is in it; a missing file means that its controller is not enabled."""
+    """A missing cgroup means that it has no processes. A missing file means that its controller is not enabled."""
     with pytest.raises(CgroupGoneError, match=r"the cgroup .*/a/c does not exist"):
         tree.read("a/c", "cpuset.cpus")
     switch = f"the hugetlb controller is not in {tmp_path}/a/cgroup.subtree_control; have the kubelet or systemd"
@@ -57,7 +57,7 @@ def test_a_missing_cgroup_and_a_missing_file_are_different_errors(tree: CgroupTr
     assert tree.read_set("a/b", "cpuset.mems") is None
 
 
-def test_a_write_error_contains_file_reason_and_text(tree: CgroupTree, tmp_path: Path) -> None:
+def test_a_write_error_contains_the_file_the_reason_and_the_value(tree: CgroupTree, tmp_path: Path) -> None:
     (tmp_path / "a/b/cpuset.mems").mkdir()
     with pytest.raises(CgroupAccessError, match=r"a/b/cpuset\.mems: Is a directory when 1 was written"):
         tree.write("a/b", "cpuset.mems", "1")
@@ -65,13 +65,13 @@ def test_a_write_error_contains_file_reason_and_text(tree: CgroupTree, tmp_path:
 
 @pytest.mark.parametrize(("path", "text"), [("a/b", ""), ("", "1")])
 def test_empty_values_and_the_root_cgroup_are_never_written(tree: CgroupTree, path: str, text: str) -> None:
-    """An empty cpuset means the CPUs of the parent, which is the opposite of enforcement."""
+    """An empty cpuset means the parent's CPUs, which is the opposite of enforcement."""
     with pytest.raises(ValueError, match="must not be written"):
         tree.write(path, "cpuset.cpus", text)
 
 
 def test_an_error_about_an_invalid_file_contains_its_path(tree: CgroupTree, tmp_path: Path) -> None:
-    """The test file contains text that no kernel writes. The result is a CgroupAccessError."""
+    """The file contains data that no kernel writes. The result is a CgroupAccessError."""
     (tmp_path / "a/b/cpuset.cpus").write_text("x\n")
     (tmp_path / "a/b/hugetlb.2MB.max").write_text("x\n")
     with pytest.raises(CgroupAccessError, match=r"a/b/cpuset\.cpus"):
@@ -91,7 +91,9 @@ def test_limits_are_parsed_as_the_kernel_writes_them(tree: CgroupTree, tmp_path:
 
 
 def test_a_cgroup_is_populated_until_its_last_process_has_ended(tree: CgroupTree, tmp_path: Path) -> None:
-    """A missing cgroup is not populated, unless the tree is not mounted. Killing a missing cgroup raises nothing."""
+    """A missing cgroup counts as not populated, unless the tree is not mounted. Killing a missing cgroup raises
+    nothing.
+    """
     events = tmp_path / "a/b/cgroup.events"
     events.write_text("populated 1\nfrozen 0\n")
     assert tree.populated("a/b")
@@ -108,7 +110,7 @@ def test_a_cgroup_is_populated_until_its_last_process_has_ended(tree: CgroupTree
 
 
 def test_listing_children_without_a_free_descriptor_raises_an_error(tree: CgroupTree) -> None:
-    """Without the error, the cgroup would look empty. A missing cgroup and a file have no children."""
+    """Without the error, the cgroup would look empty. A missing cgroup and a regular file have no children."""
     assert (tree.children("a"), tree.children("gone"), tree.children("a/b/cpuset.cpus")) == (["b"], [], [])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
@@ -122,8 +124,8 @@ def test_listing_children_without_a_free_descriptor_raises_an_error(tree: Cgroup
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_too_many_children_are_an_error_and_not_cut_off(tree: CgroupTree, tmp_path: Path) -> None:
-    """If some were left out, settle() would clear the exclusive CPUs of partitions below them."""
+def test_too_many_children_are_an_error_instead_of_being_cut_off(tree: CgroupTree, tmp_path: Path) -> None:
+    """If children were left out, settle() would clear the exclusive CPUs of the partitions in them."""
     for number in range(MAX_CHILDREN):
         (tmp_path / f"many/{number}").mkdir(parents=True)
     assert len(tree.children("many")) == MAX_CHILDREN
@@ -132,8 +134,8 @@ def test_too_many_children_are_an_error_and_not_cut_off(tree: CgroupTree, tmp_pa
         tree.children("many")
 
 
-def test_the_container_cgroup_of_crun_is_the_leaf(tree: CgroupTree, tmp_path: Path) -> None:
-    """With crun the scope contains no processes, only a sub-cgroup named ``container``.
+def test_cruns_container_cgroup_is_the_leaf(tree: CgroupTree, tmp_path: Path) -> None:
+    """With crun, the scope contains no processes, only a sub-cgroup named ``container``.
 
     A scope that contains processes has no leaf.
     """
@@ -145,10 +147,10 @@ def test_the_container_cgroup_of_crun_is_the_leaf(tree: CgroupTree, tmp_path: Pa
     assert tree.leaf("a/b") == ""
 
 
-def test_original_limits_are_stored_on_the_cgroup_of_the_pod(tmp_path: Path) -> None:
-    """Another instance finds them.
+def test_original_limits_are_stored_on_the_pods_cgroup(tmp_path: Path) -> None:
+    """Another instance finds them there.
 
-    A new pod with the same path has none, and storing an empty mapping removes the attribute.
+    A new pod with the same path has no original limits, and storing an empty mapping removes the attribute.
     """
     (tmp_path / "pod").mkdir()
     store, originals = OriginalLimits(str(tmp_path)), {"cpu.max": (None, 5, 6), "hugetlb.1GB.max": (0, 1 << 30)}

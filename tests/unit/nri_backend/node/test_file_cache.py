@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of file contents reports the cgroups whose files have changed."""
+"""The cache of file contents reports which cgroups have changed files."""
 
 import os
 import resource
@@ -25,7 +25,7 @@ def tree(memory: Path) -> KernelTree:
 
 
 def cache_of(tree: KernelTree, *names: str, stay_open: bool) -> FileCache:
-    """Returns a cache with the current contents of these files."""
+    """Returns a cache with the current contents of the given files."""
     recording, cache = tree.recording(), FileCache(tree.root, stay_open=stay_open)
     for name in names:
         try:
@@ -38,8 +38,8 @@ def cache_of(tree: KernelTree, *names: str, stay_open: bool) -> FileCache:
     return cache
 
 
-def test_a_comparison_that_is_forgotten_while_an_open_hangs_closes_its_files(memory: Path) -> None:
-    """A file that is opened after the entry was forgotten is closed with it."""
+def test_forgetting_an_entry_while_an_open_hangs_closes_all_of_its_files(memory: Path) -> None:
+    """A file that is opened after the entry has been forgotten is closed too."""
     (memory / "c").mkdir()
     os.mkfifo(memory / "c/2")  # opening it waits for a writer
     for name in "134":
@@ -58,11 +58,11 @@ def test_a_comparison_that_is_forgotten_while_an_open_hangs_closes_its_files(mem
     assert open_files() == before
 
 
-def test_a_reading_that_is_forgotten_while_a_file_is_opened_leaves_no_descriptor_behind(memory: Path) -> None:
-    """The descriptor's number soon belongs to another file, whose content would be returned for the container."""
+def test_forgetting_a_reading_while_a_file_is_opened_leaves_no_descriptor_behind(memory: Path) -> None:
+    """The descriptor's number would soon belong to another file, whose content would be returned for the container."""
 
     class Forgetting(dict[tuple[str, str], int]):
-        """Descriptors of a reading that another thread forgets once the first reading is stored."""
+        """The descriptors of a reading that another thread forgets as soon as the first descriptor is stored."""
 
         def __setitem__(self, file: tuple[str, str], descriptor: int) -> None:
             super().__setitem__(file, descriptor)
@@ -86,12 +86,12 @@ def test_a_reading_that_is_forgotten_while_a_file_is_opened_leaves_no_descriptor
 
 
 def open_files() -> int:
-    """Returns the number of open descriptors of this process."""
+    """Returns the number of this process's open descriptors."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def writer_of(fifo: Path) -> int:
-    """Opens a FIFO for writing once a reader waits for it."""
+    """Opens a FIFO for writing as soon as a reader is waiting for it."""
     while True:
         try:
             return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
@@ -116,7 +116,7 @@ def test_every_comparison_reports_a_changed_removed_or_forgotten_file(
 
 
 @pytest.mark.parametrize("stay_open", [True, False])
-def test_a_file_that_appears_is_a_change(tree: KernelTree, stay_open: bool) -> None:
+def test_a_file_that_appears_counts_as_a_change(tree: KernelTree, stay_open: bool) -> None:
     """A controller may be enabled later."""
     cache = cache_of(tree, CPUS, "hugetlb.4MB.max", stay_open=stay_open)
     assert cache.differing("c") == []
@@ -124,7 +124,7 @@ def test_a_file_that_appears_is_a_change(tree: KernelTree, stay_open: bool) -> N
     assert cache.differing("c") == ["c"]
 
 
-def test_contents_are_comparable_only_for_the_state_they_were_read_in(tree: KernelTree) -> None:
+def test_contents_are_comparable_only_with_the_state_in_which_they_were_read(tree: KernelTree) -> None:
     cache = cache_of(tree, CPUS, stay_open=True)
     assert (cache.comparable({"c": 1, "d": 1}), cache.comparable({"c": 2})) == (["c"], [])
 
@@ -139,7 +139,7 @@ def test_forgetting_a_container_closes_its_descriptors(tree: KernelTree) -> None
 
 
 def test_at_most_a_quarter_of_the_descriptor_limit_stays_open(memory: Path) -> None:
-    """The files of additional containers are opened for each comparison, and their changes are found as well."""
+    """Additional containers' files are opened anew for each comparison, and changes to them are found too."""
     tree, keys, before = KernelTree(memory), [f"c{number}" for number in range(40)], open_files()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100, hard))
@@ -179,7 +179,7 @@ def test_no_descriptor_leaks_when_the_limit_is_reached(tree: KernelTree) -> None
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_the_contents_of_several_cgroups_are_right_although_one_of_them_is_removed(tree: KernelTree) -> None:
+def test_the_contents_of_several_cgroups_are_correct_even_if_one_is_removed(tree: KernelTree) -> None:
     """The removed cgroup is left out, and so is one without a reading. The others are read through open descriptors."""
     cache, paths = FileCache(tree.root, stay_open=True), {}
     for key in ("one", "two", "three"):
@@ -206,7 +206,7 @@ def test_the_contents_of_several_cgroups_are_right_although_one_of_them_is_remov
 def test_contents_are_read_again_if_descriptors_were_closed_in_the_meantime(
     tree: KernelTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of a closed descriptor may already be that of another file."""
+    """A closed descriptor's number may already belong to another file."""
     cache = cache_of(tree, CPUS, stay_open=True)
     assert cache.contents({"c": "pod/c"}, CPUS)["c"].strip() == b"0-7"
     tree.make("pod/other")
@@ -226,7 +226,7 @@ def test_contents_are_read_again_if_descriptors_were_closed_in_the_meantime(
 
 
 class Pausing(FileCache):
-    """A cache that calls a function each time the number of closed descriptors is incremented."""
+    """A cache that calls a function whenever the number of closed descriptors is incremented."""
 
     def __init__(self, root: str) -> None:
         self.incremented: Callable[[], object] = lambda: None
@@ -239,14 +239,14 @@ class Pausing(FileCache):
 
 
 def _target(descriptor: Path) -> Path | None:
-    """Returns the path of an open file, or None if the descriptor has been closed."""
+    """Returns an open file's path, or None if the descriptor has been closed."""
     try:
         return descriptor.readlink()
     except FileNotFoundError:
         return None
 
 
-def test_contents_are_not_those_of_a_descriptor_that_is_closed_while_it_is_looked_up(
+def test_contents_never_come_from_a_descriptor_that_is_closed_during_the_lookup(
     tree: KernelTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start reads contents in a thread while the event loop forgets one of the readings."""
@@ -289,9 +289,9 @@ def test_contents_are_not_those_of_a_descriptor_that_is_closed_while_it_is_looke
 
 
 @pytest.mark.parametrize("stay_open", [False, True])
-def test_one_file_of_a_reading_can_be_read_alone(tree: KernelTree, stay_open: bool) -> None:
-    """It does not matter whether its descriptor stays open. A file that was not part of the reading counts as
-    changed.
+def test_a_single_file_from_a_reading_can_be_read(tree: KernelTree, stay_open: bool) -> None:
+    """It makes no difference whether the file's descriptor stays open. A file that was not part of the reading counts
+    as changed.
     """
     recording, cache = tree.recording(), FileCache(tree.root, stay_open=stay_open)
     recording.read("pod/c", "cpuset.cpus.effective")
@@ -310,9 +310,7 @@ def test_one_file_of_a_reading_can_be_read_alone(tree: KernelTree, stay_open: bo
 def test_a_comparison_counts_only_if_no_descriptor_was_closed_in_the_meantime(
     tree: KernelTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All open files are compared in one loop, and the number of a closed descriptor may already belong to another
-    file.
-    """
+    """All open files are compared in one loop, and a closed descriptor's number may already belong to another file."""
     cache = cache_of(tree, CPUS, stay_open=True)
     tree.make("pod/other")
     recording = tree.recording()
@@ -336,8 +334,8 @@ def test_a_comparison_counts_only_if_no_descriptor_was_closed_in_the_meantime(
         os.close(descriptor)
 
 
-def test_a_comparison_uses_the_content_of_the_latest_reading(tree: KernelTree) -> None:
-    """The reading's files stay open from one reading to the next."""
+def test_a_comparison_uses_the_content_from_the_latest_reading(tree: KernelTree) -> None:
+    """The files stay open from one reading to the next."""
     cache = cache_of(tree, CPUS, stay_open=True)
     assert [cache.differing(["c"]) for _ in range(2)] == [[], []]
     tree.set("pod/c", "cpuset.cpus", "3")

@@ -13,7 +13,7 @@ from numa_contract.backend_codes import BackendCode
 
 
 def machine(root: Path, online: str) -> Path:
-    """Creates a host root with these CPUs online and two hugepage sizes."""
+    """Creates a host root with the given CPUs online and two hugepage sizes."""
     (root / "sys/devices/system/cpu").mkdir(parents=True)
     (root / "sys/devices/system/cpu/online").write_text(online)
     for size in (1048576, 2048):
@@ -22,7 +22,7 @@ def machine(root: Path, online: str) -> Path:
 
 
 def test_online_cpus_and_page_sizes_are_read(tmp_path: Path) -> None:
-    """Sizes are sorted. A kernel without hugepages has none."""
+    """Page sizes are sorted. A kernel without hugepages has none."""
     root = machine(tmp_path, "0-1,4\n")
     host = read_host(str(root), CgroupTree(str(root)))
     assert host == Host(frozenset({0, 1, 4}), (2 << 20, 1 << 30), obstacle=host.obstacle)
@@ -33,13 +33,13 @@ def test_online_cpus_and_page_sizes_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "reason"), [("", "no CPU is online"), ("x\n", "'x'"), ("3-1\n", "backwards")])
-def test_the_error_for_an_invalid_list_of_cpus_has_file_and_remedy(tmp_path: Path, text: str, reason: str) -> None:
+def test_the_error_for_an_invalid_cpu_list_contains_file_and_remedy(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(HostError, match=f"cpu/online: .*{reason}.*--host-root"):
         read_host(str(machine(tmp_path, text)), CgroupTree(str(tmp_path)))
 
 
 def test_a_file_that_is_not_utf_8_is_a_host_error(tmp_path: Path) -> None:
-    """The audit reads this file at each tick, and an exception of another type would end the enforcement."""
+    """The audit reads this file on each tick, and an exception of any other type would end the enforcement."""
     (machine(tmp_path, "") / "sys/devices/system/cpu/online").write_bytes(b"0-3\xff\n")
     with pytest.raises(HostError, match=r"cpu/online: .*can't decode byte 0xff.*--host-root"):
         read_host(str(tmp_path), CgroupTree(str(tmp_path)))
@@ -63,10 +63,12 @@ def test_a_missing_mount_and_an_unknown_page_size_are_host_errors(tmp_path: Path
         ([], False),
     ],
 )
-def test_partitions_require_kernel_support_and_the_root_cgroup_of_the_machine(
+def test_partitions_require_kernel_support_and_the_machines_root_cgroup(
     tmp_path: Path, files: list[str], capable: bool
 ) -> None:
-    """In a node that is a container, the root is not the topmost cgroup, and its ancestors would have to take part."""
+    """If the node is itself a container, its root cgroup is not the topmost one, and the ancestors would also have to
+    be partitions.
+    """
     root = machine(tmp_path / "host", "0-3")
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -80,9 +82,9 @@ def test_partitions_require_kernel_support_and_the_root_cgroup_of_the_machine(
 
 
 @pytest.mark.parametrize("due", [False, True])
-async def test_only_a_probe_of_the_kernel_is_left_to_a_thread(tmp_path: Path, due: bool) -> None:
-    """Switching to a thread takes longer than the read, and would cause most wake-ups of a node without claims. A probe
-    writes to cgroups, and a kernel call that writes may hang.
+async def test_only_probing_the_kernel_is_done_in_a_thread(tmp_path: Path, due: bool) -> None:
+    """Switching to a thread takes longer than the read, and would cause most of the wake-ups on a node without claims.
+    A probe, however, writes to cgroups, and such a kernel call may hang.
     """
     root, threads = machine(tmp_path, "0-3"), list[int]()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node checks; each error names the fault and the remedy."""
+"""Node checks. Each error names the fault and the remedy."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,9 @@ CILIUM = "50 23 0:26 / /run/cilium/cgroupv2 rw - cgroup2 none rw\n"
 
 
 def node(tmp_path: Path, mounts: str, controllers: str) -> tuple[str, str]:
-    """Creates a cgroup root and a host root. In ``mounts``, /sys/fs/cgroup stands for that cgroup root."""
+    """Creates a cgroup root and a host root. In ``mounts``, /sys/fs/cgroup is replaced by the path to that cgroup
+    root.
+    """
     root = tmp_path / "cgroup"
     root.mkdir()
     (root / "cgroup.controllers").write_text(controllers)
@@ -35,7 +37,7 @@ def node(tmp_path: Path, mounts: str, controllers: str) -> tuple[str, str]:
 
 
 def test_a_node_with_only_cgroup_v2_passes(tmp_path: Path) -> None:
-    """The node passes with or without mountinfo."""
+    """The node passes with or without a mountinfo file."""
     root, host = node(tmp_path, UNIFIED, "cpuset cpu io memory hugetlb pids\n")
     assert check_node(root, host, ["/run/a.sock"]) == []
     (tmp_path / "proc/self/mountinfo").unlink()
@@ -54,7 +56,7 @@ def test_a_node_with_only_cgroup_v2_passes(tmp_path: Path) -> None:
     ],
 )
 def test_controllers_must_be_in_the_cgroup_v2_tree(mounts: str, controllers: str | None, fault: str | None) -> None:
-    """Limits have no effect on a node with cgroup v1, or if a required controller is bound to it."""
+    """Limits have no effect on a node with cgroup v1, or if a required controller is bound to cgroup v1."""
     if fault is None:
         check_controllers("/sys/fs/cgroup", controllers, parse_mounts(mounts))
         return
@@ -89,7 +91,7 @@ def test_another_mount_of_the_tree_is_only_a_warning(tmp_path: Path) -> None:
 def test_a_cgroup_root_with_another_file_system_mounted_over_it_is_an_error(
     line: str, top: str, tmp_path: Path
 ) -> None:
-    """A file system mounted inside the tree, and the same tree mounted twice, are accepted."""
+    """It is accepted if a file system is mounted inside the tree, or if the same tree is mounted twice."""
     root, host = node(tmp_path, UNIFIED + line, "cpuset memory hugetlb\n")
     fault = f"at {root}, with {top} on top; unmount all but the node's cgroup v2 tree, or set cgroupRoot"
     with pytest.raises(PreflightError, match=f"the cgroup root {root} is ambiguous: .*{fault}"):
@@ -99,8 +101,8 @@ def test_a_cgroup_root_with_another_file_system_mounted_over_it_is_an_error(
 
 
 def test_a_kernel_without_cgroup_kill_is_an_error(tmp_path: Path) -> None:
-    """cgroup.kill is needed to kill rejected containers. A cgroup without any file has just been removed and is not an
-    error.
+    """cgroup.kill is needed to kill rejected containers. A cgroup without any files has just been removed, which is not
+    an error.
     """
     root, host = node(tmp_path, UNIFIED, "cpuset memory")
     slice_ = tmp_path / "cgroup/kubepods.slice"
@@ -113,7 +115,7 @@ def test_a_kernel_without_cgroup_kill_is_an_error(tmp_path: Path) -> None:
     assert check_node(root, host, []) == []
 
 
-def test_a_named_cgroup_v1_hierarchy_is_only_a_warning(tmp_path: Path) -> None:
+def test_a_named_cgroup_v1_hierarchy_causes_only_a_warning(tmp_path: Path) -> None:
     """The hierarchy has no controllers."""
     named = UNIFIED + "40 23 0:30 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
     (warning,) = check_node(*node(tmp_path, named, "cpuset memory"), [])
@@ -130,7 +132,7 @@ def test_an_unreadable_file_is_an_error_and_invalid_mount_lines_are_skipped(tmp_
 
 
 def test_the_run_directory_is_created_with_mode_0700(tmp_path: Path) -> None:
-    """The container that starts first creates the directory. The mode of an existing directory is not changed."""
+    """Whichever container starts first creates the directory. An existing directory's mode is not changed."""
     path = tmp_path / "a" / "run"
     make_run_directory(str(path))
     assert path.stat().st_mode & 0o777 == 0o700
@@ -151,7 +153,9 @@ def test_a_read_only_cgroup_tree_is_an_error(line: str, tmp_path: Path) -> None:
 
 
 def test_the_containers_own_cgroup_is_not_accepted_as_the_nodes_tree(tmp_path: Path) -> None:
-    """The container's own cgroup contains all files and may be writable, but does not contain the other containers."""
+    """The container's own cgroup contains all of the files and may be writable, but it does not contain the other
+    containers.
+    """
     root, host = node(tmp_path, UNIFIED, "cpuset memory hugetlb\n")
     (tmp_path / "cgroup/cgroup.events").write_text("populated 1\nfrozen 0\n")
     (tmp_path / "cgroup/cgroup.procs").write_text(f"0\n{os.getpid()}\n")
@@ -161,8 +165,8 @@ def test_the_containers_own_cgroup_is_not_accepted_as_the_nodes_tree(tmp_path: P
     assert check_node(root, host, []) == []
 
 
-def test_a_process_in_the_root_cgroup_of_the_machine_is_accepted(tmp_path: Path) -> None:
-    """Without systemd, a process outside a container may be in the root cgroup. Only the root cgroup has no
+def test_a_process_in_the_machines_root_cgroup_is_accepted(tmp_path: Path) -> None:
+    """Without systemd, a process outside containers may be in the root cgroup, which is the only one without
     cgroup.events.
     """
     root, host = node(tmp_path, UNIFIED, "cpuset memory hugetlb\n")
@@ -171,7 +175,7 @@ def test_a_process_in_the_root_cgroup_of_the_machine_is_accepted(tmp_path: Path)
 
 
 def test_a_cpuset_file_that_cannot_be_opened_for_writing_is_an_error(tmp_path: Path) -> None:
-    """Security modules deny single paths. Nothing is written to the file."""
+    """Security modules can deny access to individual paths. The check writes nothing to the file."""
     root, host = node(tmp_path, UNIFIED, "cpuset memory hugetlb\n")
     slice_ = tmp_path / "cgroup/kubepods.slice"
     slice_.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capabilities of this process, and the problems reported if one is missing."""
+"""This process's capabilities, and the problems that are reported if one is missing."""
 
 import logging
 import re
@@ -29,7 +29,7 @@ IDENTITY = "         0          0 4294967295\n"
 
 
 def host(tmp_path: Path, permitted: str, uid_map: str = IDENTITY) -> str:
-    """Creates a host root whose proc/self contains these capabilities and this map of user ids."""
+    """Creates a host root whose proc/self contains the given capabilities and user ID map."""
     own = tmp_path / "proc/self"
     own.mkdir(parents=True, exist_ok=True)
     (own / "status").write_text(f"Name:\tpython3\nCapInh:\t{0:016x}\nCapPrm:\t{permitted}\nCapEff:\t{permitted}\n")
@@ -42,25 +42,25 @@ def host(tmp_path: Path, permitted: str, uid_map: str = IDENTITY) -> str:
 
 
 class ProbedTree(PartitionTree):
-    """A kernel that checks the capability of the writer before the CPUs of a partition, as Linux 6.12 does."""
+    """A kernel that checks the writer's capability before it checks a partition's CPUs, as Linux 6.12 does."""
 
     def __init__(self, root: Path, *, capable: bool = True, controller: bool = True) -> None:
         super().__init__(root)
         self.capable = capable
-        """Whether the writer has CAP_SYS_ADMIN."""
+        """True if the writer has CAP_SYS_ADMIN."""
         self.requested: list[str] = []
         """Cgroups for which a partition was requested, in order."""
         self.on_request: Callable[[], object] = lambda: None
-        """Called after each request for a partition, as an action of another process."""
+        """Called after each request for a partition, in place of another process."""
         self.make("kubepods", cpuset=controller)
 
     def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES, limits: bool = True) -> None:
-        """Creates a cgroup where controllers can be enabled."""
+        """Creates a cgroup in which controllers can be enabled."""
         super().make(path, cpuset=cpuset, sizes=sizes, limits=limits)
         (self.path(path) / "cgroup.subtree_control").touch()
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Rejects a remote partition of a writer without the capability."""
+        """Rejects a remote partition if the writer lacks the capability."""
         super().write(path, name, text)
         if name != PARTITION:
             return
@@ -76,7 +76,7 @@ class ProbedTree(PartitionTree):
 
 
 def effective() -> int:
-    """Returns CapEff of the calling thread."""
+    """Returns the calling thread's CapEff."""
     status = Path("/proc/thread-self/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), 16)
 
@@ -92,14 +92,14 @@ def effective() -> int:
     ],
 )
 def test_a_missing_privilege_is_an_obstacle(tmp_path: Path, permitted: str, uid_map: str, named: str) -> None:
-    """Capabilities count only in the initial user namespace. A tree that cannot be probed is not an obstacle."""
+    """Capabilities count only in the initial user namespace. It is not an obstacle if the tree cannot be probed."""
     root = host(tmp_path, permitted, uid_map)
     obstacle = PartitionRight(CgroupTree(str(tmp_path / "cgroup")), root).obstacle()
     assert named in obstacle
     assert bool(named) == bool(obstacle)
 
 
-def test_without_proc_no_capability_is_missing(tmp_path: Path) -> None:
+def test_without_proc_no_capability_is_reported_missing(tmp_path: Path) -> None:
     """Development environments have a host root without proc."""
     assert PartitionRight(CgroupTree(str(tmp_path)), str(tmp_path)).obstacle() == ""
     assert capability_problem(str(tmp_path)) == ""
@@ -107,14 +107,14 @@ def test_without_proc_no_capability_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("permitted", "missing"), [("0000000000200000", True), ("0000000000000002", False)])
 def test_a_missing_dac_override_is_a_problem(tmp_path: Path, permitted: str, missing: bool) -> None:
-    """The text contains the capability and the remedy."""
+    """The message contains the capability and the remedy."""
     problem = capability_problem(host(tmp_path, permitted))
     assert bool(problem) is missing
     assert ("DAC_OVERRIDE" in problem and "the chart adds it" in problem) is missing
 
 
 def test_in_pool_mode_partitions_are_not_probed(tmp_path: Path) -> None:
-    """A missing SYS_ADMIN is not an obstacle there."""
+    """SYS_ADMIN is not needed there, so it is not an obstacle if the capability is missing."""
     root = host(tmp_path, "0000000000000002")
     tree = CgroupTree(str(tmp_path))
     (tmp_path / "kubepods").mkdir()
@@ -133,10 +133,12 @@ def test_in_pool_mode_partitions_are_not_probed(tmp_path: Path) -> None:
         ("0000000000200002", True, "$"),
     ],
 )
-def test_an_obstacle_of_the_process_is_found_when_the_tree_shows_partitions_later(
+def test_a_process_obstacle_is_found_once_the_tree_can_be_probed(
     tmp_path: Path, permitted: str, capable: bool, named: str
 ) -> None:
-    """When a node starts, no cgroup may have the cpuset controller yet. The kernel is probed when one has it."""
+    """When a node starts, it may not have a cgroup with the cpuset controller yet. The kernel is probed as soon as it
+    has one.
+    """
     tree, root = ProbedTree(tmp_path / "cgroup", capable=capable, controller=False), host(tmp_path, permitted)
     privileges = read_privileges(tree, root, partitions=True)
     obstacle = privileges.partition_obstacle
@@ -156,7 +158,7 @@ def test_an_obstacle_of_the_process_is_found_when_the_tree_shows_partitions_late
 
 
 def test_the_probe_conflicts_with_no_other_cgroup(tmp_path: Path) -> None:
-    """During a surge update another instance reserves CPUs for a claim before and while this one probes."""
+    """During a surge update, another instance reserves CPUs for a claim before and while this instance probes."""
     tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
     tree.set("kubepods", EXCLUSIVE, "2-3")
     tree.on_request = lambda: tree.set("kubepods", EXCLUSIVE, "2-7")
@@ -167,7 +169,7 @@ def test_the_probe_conflicts_with_no_other_cgroup(tmp_path: Path) -> None:
 
 
 def test_the_probe_takes_cpus_from_no_process(tmp_path: Path) -> None:
-    """While the partition is requested, all CPUs stay effective in the root."""
+    """While the partition is requested, all CPUs stay effective in the root cgroup."""
     tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
     seen: list[str] = []
     tree.on_request = lambda: seen.append((tmp_path / "cgroup/cpuset.cpus.effective").read_text().strip())
@@ -175,8 +177,8 @@ def test_the_probe_takes_cpus_from_no_process(tmp_path: Path) -> None:
     assert seen == ["0-7"]
 
 
-def test_a_probe_whose_cgroup_another_instance_removes_is_repeated(tmp_path: Path) -> None:
-    """A starting instance removes the cgroup of another one's probe as a leftover."""
+def test_a_probe_is_repeated_if_another_instance_removes_its_cgroup(tmp_path: Path) -> None:
+    """An instance that is starting removes the cgroup of another instance's probe as a leftover."""
     tree, root = ProbedTree(tmp_path / "cgroup", capable=False), host(tmp_path, ALL)
 
     def once() -> None:
@@ -189,10 +191,10 @@ def test_a_probe_whose_cgroup_another_instance_removes_is_repeated(tmp_path: Pat
 
 
 @pytest.mark.parametrize("answer", ["Parent is not a partition root", None])
-def test_a_probe_without_a_result_is_logged_and_no_obstacle(
+def test_a_probe_without_a_result_is_logged_and_not_an_obstacle(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: str | None
 ) -> None:
-    """Linux 6.7 to 6.11 report the same reason in both cases, or the probe fails."""
+    """Linux 6.7 to 6.11 report the same reason with and without the capability, or the probe fails."""
     tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
     if answer is None:
         (tmp_path / "sys/devices/system/cpu/possible").unlink()
@@ -206,8 +208,8 @@ def test_a_probe_without_a_result_is_logged_and_no_obstacle(
 @pytest.mark.parametrize(
     ("permitted", "partitions"), [(ALL, True), (ALL, False), ("0000000000000002", True), ("0000000000000002", False)]
 )
-def test_cgroups_of_a_killed_probe_are_removed_at_each_start(tmp_path: Path, permitted: str, partitions: bool) -> None:
-    """This also happens without the capability and in pool mode."""
+def test_a_killed_probes_cgroups_are_removed_at_each_start(tmp_path: Path, permitted: str, partitions: bool) -> None:
+    """They are removed even without the capability and in pool mode."""
     tree = ProbedTree(tmp_path / "cgroup")
     tree.make("dra-driver-numa-probe-01234567/partition")
     read_privileges(tree, host(tmp_path, permitted), partitions=partitions)
@@ -215,7 +217,7 @@ def test_cgroups_of_a_killed_probe_are_removed_at_each_start(tmp_path: Path, per
 
 
 def test_a_leftover_that_cannot_be_removed_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A process may have been moved into the probe's cgroup. The backend starts nevertheless."""
+    """A process may have been moved into the probe's cgroup. The backend still starts."""
     (tmp_path / "dra-driver-numa-probe-01234567/partition/file").mkdir(parents=True)
     read_privileges(CgroupTree(str(tmp_path)), host(tmp_path, ALL), partitions=False)
     (record,) = (record for record in caplog.records if "rmdir" in record.message)
@@ -241,7 +243,7 @@ print(problem.code_text, problem)
 
 @pytest.mark.parametrize(("permitted", "named"), [(ALL, True), ("0000000000000002", False)])
 def test_a_capability_that_cannot_be_lowered_is_a_problem(tmp_path: Path, permitted: str, named: bool) -> None:
-    """A seccomp profile may deny capget and capset. If the process lacks the capability anyway, that is not a
+    """A seccomp profile may deny capget and capset. If the process does not have the capability anyway, that is not a
     problem.
     """
     command = [sys.executable, "-c", _DENIED, host(tmp_path, permitted)]
@@ -254,7 +256,7 @@ def test_a_capability_that_cannot_be_lowered_is_a_problem(tmp_path: Path, permit
 
 
 def test_sys_admin_is_effective_only_inside_the_block() -> None:
-    """SYS_ADMIN is effective in the calling thread only, and not at all if the process does not have it."""
+    """SYS_ADMIN is effective only in the calling thread, and not at all if the process does not have it."""
     seen: list[int] = []
 
     def work() -> None:

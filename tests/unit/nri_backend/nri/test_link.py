@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection over real sockets, against a peer with the limits of the Go reader."""
+"""The connection over real sockets, against a peer with the Go reader's limits."""
 
 import asyncio
 import struct
@@ -26,7 +26,7 @@ async def _echo(call: Call) -> bytes:
 
 
 async def _blob(payload: bytes) -> Message:
-    """One of the runtime's methods, which returns its request."""
+    """Returns a method of the runtime that returns its request."""
     return pb.RegisterPluginRequest.FromString(payload)
 
 
@@ -34,7 +34,7 @@ async def _blob(payload: bytes) -> Message:
 async def _linked(
     folder: Path, serve: Serve = _echo, **methods: Method
 ) -> AsyncIterator[tuple[Link, RuntimeEnd, asyncio.Task[str]]]:
-    """Yields a running link, the runtime's end of it, and the task of run()."""
+    """Yields a running link, the runtime's end of it, and the task that runs run()."""
     socket = folder / "nri.sock"
     async with bare_runtime(socket, lambda _end: methods) as ends, asyncio.TaskGroup() as tasks:
         link = await dial(socket)
@@ -50,7 +50,7 @@ def _text(size: int) -> Message:
 
 
 @pytest.mark.parametrize("size", [0, 4000, 4060, 4070, 4080, 4090, 4096, 4100, 5000, 8192, 100_000, 4_000_000])
-async def test_messages_around_and_above_4096_bytes_pass_both_ways(tmp_path: Path, size: int) -> None:
+async def test_messages_around_and_above_4096_bytes_pass_in_both_directions(tmp_path: Path, size: int) -> None:
     """A message in a frame that exceeds the Go reader's buffer would close the connection."""
     async with _linked(tmp_path, Blob=_blob) as (link, end, _):
         payload = _text(size).SerializeToString()
@@ -66,10 +66,10 @@ async def test_messages_around_and_above_4096_bytes_pass_both_ways(tmp_path: Pat
     ],
     ids=["a long message in one frame", "257 unread frames"],
 )
-async def test_the_stand_in_closes_the_connection_as_the_go_reader_does(
+async def test_the_fake_runtime_closes_the_connection_as_the_go_reader_does(
     tmp_path: Path, wire: bytes, reason: str
 ) -> None:
-    """Without the fake runtime's limits, the test above would pass with any framing."""
+    """Without the fake runtime's limits, the previous test would pass with any framing."""
     async with _linked(tmp_path) as (link, end, run):
         link._writer.write(wire)
         assert await run == "the runtime closed the connection"
@@ -77,7 +77,7 @@ async def test_the_stand_in_closes_the_connection_as_the_go_reader_does(
 
 
 async def test_calls_run_concurrently_and_drain_waits_for_all_responses(tmp_path: Path) -> None:
-    """Two calls wait, one of which then fails; a third one is answered meanwhile."""
+    """Two calls wait, one of which then fails. A third call is answered in the meantime."""
     release = asyncio.Event()
 
     async def serve(call: Call) -> bytes:
@@ -149,7 +149,7 @@ async def test_a_call_to_the_runtime_times_out_and_the_connection_stays_open(tmp
         assert await _outcome(end, "Any") == (0, "")
 
 
-async def test_an_error_response_of_the_runtime_is_raised_with_its_code(tmp_path: Path) -> None:
+async def test_an_error_response_from_the_runtime_is_raised_with_its_code(tmp_path: Path) -> None:
     """The runtime does not implement the method."""
     async with _linked(tmp_path) as (link, _, _):
         with pytest.raises(StatusError, match="UNIMPLEMENTED: unknown method") as caught:
@@ -158,7 +158,7 @@ async def test_an_error_response_of_the_runtime_is_raised_with_its_code(tmp_path
 
 
 async def test_the_end_of_the_connection_fails_outstanding_calls_and_cancels_hooks(tmp_path: Path) -> None:
-    """There is one call in each direction; a call after the end fails with the same reason."""
+    """There is one outstanding call in each direction. A call made after the end fails for the same reason."""
     both_wait = asyncio.Barrier(3)
     cancelled = asyncio.Event()
 
@@ -198,7 +198,7 @@ async def test_invalid_bytes_close_the_connection_with_a_reason(tmp_path: Path) 
 
 
 async def test_a_connection_can_be_closed_while_the_peer_does_not_read(tmp_path: Path) -> None:
-    """If it could not be closed, a hanging runtime would prevent reconnecting."""
+    """If it could not be closed, a hanging runtime would prevent the backend from reconnecting."""
     stuck = asyncio.Event()
 
     async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

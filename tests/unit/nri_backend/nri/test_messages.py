@@ -19,7 +19,7 @@ _EVERYTHING = Resources(
 
 
 def test_a_pod_is_converted_with_its_identity_and_cgroup() -> None:
-    """The pod's id is that of the sandbox, its uid that of the pod."""
+    """The pod's id identifies its sandbox, and the uid identifies the pod itself."""
     message = pb.PodSandbox(
         id="s",
         uid="u",
@@ -31,8 +31,8 @@ def test_a_pod_is_converted_with_its_identity_and_cgroup() -> None:
     assert read_pod(message) == Pod("s", "u", "ns", "n", "/k.slice", "kata")
 
 
-def test_a_container_has_the_drivers_variables_and_not_its_cdi_devices() -> None:
-    """Only some runtimes set CDI_devices; all of them send the environment that CDI has edited."""
+def test_a_container_has_the_drivers_variables_but_not_its_cdi_devices() -> None:
+    """Only some runtimes set CDI_devices, but all of them send the environment as CDI has edited it."""
     message = pb.Container(
         id="c",
         pod_sandbox_id="s",
@@ -62,8 +62,8 @@ def test_states_are_converted_and_new_ones_are_unknown(number: int, state: str) 
     assert read_container(message).state is ContainerState[state]
 
 
-def test_wrappers_with_the_value_0_are_unset_fields() -> None:
-    """Runtimes relay the zeros from CRI, where 0 means that the kubelet has not set the field."""
+def test_wrappers_with_the_value_0_count_as_unset_fields() -> None:
+    """Runtimes relay zeros from CRI, where 0 means that the kubelet has not set the field."""
     message = pb.LinuxResources(
         cpu=pb.LinuxCPU(
             quota=pb.OptionalInt64(), period=pb.OptionalUInt64(), shares=pb.OptionalUInt64(), cpus="", mems=""
@@ -74,13 +74,13 @@ def test_wrappers_with_the_value_0_are_unset_fields() -> None:
 
 
 def test_the_last_of_two_hugepage_limits_applies() -> None:
-    """Runtimes append an update to their list, and runc writes the entries in order."""
+    """Runtimes append an update to their list of limits, and runc writes the entries in order."""
     limits = [pb.HugepageLimit(page_size="2MB", limit=limit) for limit in (1, 2)]
     assert read_resources(pb.LinuxResources(hugepage_limits=limits)).hugepage_limits == {"2MB": 2}
 
 
-def test_page_sizes_and_cpu_lists_are_sent_in_the_format_of_the_runtime() -> None:
-    """The formats are ``2MB`` and ``0-3,8``. Resources that were sent parse to the same value."""
+def test_page_sizes_and_cpu_lists_are_sent_in_the_runtimes_format() -> None:
+    """The formats are ``2MB`` and ``0-3,8``. Resources that were sent parse back to the same value."""
     message = write_adjustment(Adjustment(_EVERYTHING)).linux.resources
     assert [limit.page_size for limit in message.hugepage_limits] == ["2MB", "1GB"]
     assert message.cpu.cpus == "0-3,8"
@@ -89,14 +89,14 @@ def test_page_sizes_and_cpu_lists_are_sent_in_the_format_of_the_runtime() -> Non
 
 
 def test_only_fields_that_runtimes_apply_and_the_driver_owns_are_sent() -> None:
-    """Runtimes ignore reservation and swap, among others; shares, realtime and pids belong to the kubelet."""
+    """Runtimes ignore some fields, such as reservation and swap. Shares, realtime and pids belong to the kubelet."""
     message = write_adjustment(Adjustment(_EVERYTHING)).linux.resources
     assert [field.name for field, _ in message.memory.ListFields()] == ["limit"]
     assert [field.name for field, _ in message.cpu.ListFields()] == ["quota", "cpus", "mems"]
 
 
 def test_an_adjustment_contains_only_the_fields_that_it_sets() -> None:
-    """A standby's adjustment is empty, so it cannot conflict with that of the active instance."""
+    """A standby's adjustment is empty, so it cannot conflict with the active instance's."""
     assert write_adjustment(Adjustment()).SerializeToString() == b""
     message = write_adjustment(Adjustment(env={"A": "b=c"}))
     assert [(entry.key, entry.value) for entry in message.env] == [("A", "b=c")]
@@ -119,8 +119,8 @@ def test_a_memory_policy_is_sent_without_resources(mode: str, nodes: set[int], s
     assert not message.linux.HasField("resources")
 
 
-def test_updates_that_do_not_fit_are_omitted_and_counted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """The limit of a response is 4 MiB; the audit applies the other updates."""
+def test_updates_that_do_not_fit_are_omitted_and_their_number_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A response is limited to 4 MiB. The audit applies the omitted updates."""
     updates = [Update(f"c{number}", Resources(cpus="0-3")) for number in range(50)]
     messages = write_updates(updates, 400)
     assert 0 < len(messages) < 50

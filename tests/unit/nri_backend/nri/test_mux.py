@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NRI's multiplexer: written frames respect the limits of the Go reader, and received bytes may be split anywhere."""
+"""NRI's multiplexer: written frames respect the Go reader's limits, and received bytes may be split anywhere."""
 
 import struct
 
@@ -34,8 +34,8 @@ def _read(*pieces: bytes) -> dict[int, bytes]:
     ("total", "frames"),
     [(10, [10]), (4096, [4096]), (4097, [10, 4087]), (8192, [10, 8182]), (10 + (4 << 20), [10, 4 << 20])],
 )
-def test_a_message_over_4096_bytes_is_header_and_body_in_two_frames(total: int, frames: list[int]) -> None:
-    """The Go reader closes the connection for a frame that exceeds its 4096 bytes, and for 257 unread frames."""
+def test_a_message_over_4096_bytes_is_sent_as_header_and_body_in_two_frames(total: int, frames: list[int]) -> None:
+    """The Go reader closes the connection on a frame longer than its 4096 bytes, and on 257 unread frames."""
     message = bytes(range(256)) * (total // 256) + bytes(total % 256)
     wire = frame_message(RUNTIME_CONNECTION, message)
     assert _lengths(wire) == frames
@@ -43,16 +43,16 @@ def test_a_message_over_4096_bytes_is_header_and_body_in_two_frames(total: int, 
 
 
 @given(frames=_FRAMES, data=st.data())
-def test_the_streams_do_not_depend_on_how_the_bytes_are_split(
+def test_the_streams_do_not_depend_on_where_the_bytes_are_split(
     frames: list[tuple[int, bytes]], data: st.DataObject
 ) -> None:
-    """Frames of connections other than 1 and 2 are dropped."""
+    """Frames for connections other than 1 and 2 are dropped."""
     wire = b"".join(struct.pack(">II", number, len(payload)) + payload for number, payload in frames)
     streams = {number: b"".join(payload for other, payload in frames if other == number) for number in (1, 2)}
     assert _read(*cut(data, wire)) == {number: stream for number, stream in streams.items() if stream}
 
 
 def test_a_frame_length_that_no_runtime_writes_is_a_peer_error() -> None:
-    """After an invalid header the reader does not wait for gigabytes."""
+    """After an invalid header, the reader must not wait for gigabytes."""
     with pytest.raises(PeerError, match="mux frame claims 4294967295 bytes"):
         list(Demultiplexer().receive_data(b"\xff" * 8))

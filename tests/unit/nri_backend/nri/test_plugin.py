@@ -31,7 +31,7 @@ class _Rig:
         return await self.service.serve(Call(PLUGIN_SERVICE, method, request.SerializeToString(), int(seconds * 1e9)))
 
     def fail(self, error: Exception) -> None:
-        """Makes every later hook raise this error."""
+        """Makes all later hooks raise the given error."""
 
         async def fail(_hook: str) -> None:
             raise error
@@ -51,7 +51,7 @@ async def test_protobuf_runs_on_its_c_implementation() -> None:
 
 @pytest.mark.parametrize("version", ["", "v0.12.0"])
 async def test_the_plugin_subscribes_to_events_that_every_runtime_knows(version: str) -> None:
-    """An unknown bit makes the runtime disconnect the plugin; an empty mask would also subscribe to validation."""
+    """An unknown bit makes the runtime disconnect the plugin, and an empty mask would subscribe to validation too."""
     answer = await _Rig().call("Configure", pb.ConfigureRequest(NRI_version=version))
     assert pb.ConfigureResponse.FromString(answer).events == 0x6AF
 
@@ -70,10 +70,12 @@ async def test_the_plugin_subscribes_to_events_that_every_runtime_knows(version:
         ("PostUpdatePodSandbox", pb.POST_UPDATE_POD_SANDBOX, None),
     ],
 )
-async def test_a_lifecycle_event_calls_the_same_hook_as_method_and_as_state_change(
+async def test_a_lifecycle_event_calls_the_same_hook_as_a_method_and_as_a_state_change(
     method: str, event: pb.Event, hook: str | None
 ) -> None:
-    """Runtimes before NRI 0.12 send StateChange, later ones call a method. The metric is the same as well."""
+    """Runtimes before NRI 0.12 send StateChange, and later runtimes call a method. The metric is the same in both
+    cases.
+    """
     request = {"RemovePodSandbox": pb.RemovePodSandboxRequest(pod=_POD)}.get(method, pb.StartContainerRequest(**_BOTH))
     direct, indirect = _Rig(), _Rig()
     assert await direct.call(method, request) == b""
@@ -89,8 +91,8 @@ async def test_unknown_events_are_acknowledged() -> None:
     assert rig.hooks.seen == []
 
 
-async def test_chunks_of_a_snapshot_are_joined_before_the_hook_is_called() -> None:
-    """Each chunk but the last is answered with ``more``. A second snapshot starts from an empty list."""
+async def test_a_snapshots_chunks_are_joined_before_the_hook_is_called() -> None:
+    """Each chunk except the last is answered with ``more``. A second snapshot starts with an empty list."""
     rig = _Rig()
     rig.hooks.updates = [Update("c1", Resources(cpus="0-1"))]
     parts = [
@@ -118,7 +120,9 @@ async def test_a_snapshot_with_too_many_objects_is_an_error(objects: str, kind: 
 
 
 async def test_a_failed_snapshot_is_an_error_response_and_sets_sync_failure() -> None:
-    """The session closes the connection then: some runtimes keep it open and never call the plugin again."""
+    """The session then closes the connection, because some runtimes would keep it open and never call the plugin
+    again.
+    """
     rig = _Rig()
     rig.fail(ValueError("boom"))
     assert (await rig.fails("Synchronize", pb.SynchronizeRequest())).code == Code.INTERNAL
@@ -145,7 +149,7 @@ async def test_other_methods_and_services_are_unimplemented(service: str, method
 
 
 async def test_a_rejection_is_an_error_response_with_its_message() -> None:
-    """Only an error response prevents the container from being created; the message appears in the pod's events."""
+    """Only an error response prevents the container from being created. The message appears in the pod's events."""
     rig = _Rig()
     rig.fail(RejectedError("claim x is not yours; name it in the pod's spec"))
     error = await rig.fails("CreateContainer", pb.CreateContainerRequest(**_BOTH))
@@ -153,8 +157,8 @@ async def test_a_rejection_is_an_error_response_with_its_message() -> None:
     assert rig.observer.calls == [("CreateContainer", "refused")]
 
 
-async def test_a_hook_that_is_cancelled_at_its_deadline_can_wait_for_its_clean_up() -> None:
-    """The hook waits several times before and after the cancellation. For example, a start that is cancelled kills its
+async def test_a_hook_that_is_cancelled_at_its_deadline_can_wait_for_its_cleanup() -> None:
+    """The hook waits several times before and after the cancellation. For example, a cancelled start kills its
     container.
     """
     rig, steps = _Rig(), list[str]()
@@ -175,8 +179,8 @@ async def test_a_hook_that_is_cancelled_at_its_deadline_can_wait_for_its_clean_u
     assert (error.code, steps) == (Code.DEADLINE_EXCEEDED, ["waits", "cleaned up"])
 
 
-async def test_a_hook_continues_after_each_thing_that_it_waits_for() -> None:
-    """The deadline begins when it waits for the first one; a hook that waits for nothing has none."""
+async def test_a_hook_continues_in_the_same_task_after_each_wait() -> None:
+    """The deadline begins when the hook first waits. A hook that never waits has no deadline."""
     rig, started = _Rig(), list[bool]()
 
     async def wait(hook: str) -> None:
@@ -192,12 +196,12 @@ async def test_a_hook_continues_after_each_thing_that_it_waits_for() -> None:
     assert started == [True] * 6
 
 
-# A TimeoutError that a hook raises is not the service's deadline.
+# A TimeoutError that a hook raises must not be mistaken for the service's deadline.
 @pytest.mark.parametrize("bug", [ValueError("secret detail"), TimeoutError("secret detail")])
 async def test_an_unexpected_exception_is_an_error_response_without_its_details(
     bug: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log contains them. The next call is handled as usual."""
+    """The details are only logged. The next call is handled as usual."""
     rig = _Rig()
     rig.fail(bug)
     error = await rig.fails("StartContainer", pb.StartContainerRequest(**_BOTH))
@@ -215,7 +219,7 @@ async def test_an_unexpected_exception_is_an_error_response_without_its_details(
 async def test_a_hook_is_answered_with_an_error_before_the_runtimes_timeout(
     in_call: float, configured: int, deadline: float
 ) -> None:
-    """Without a response the runtime would disconnect the plugin and start the container without enforcement."""
+    """Without a response, the runtime would disconnect the plugin and start the container without enforcement."""
     rig = _Rig()
 
     async def never(_hook: str) -> None:

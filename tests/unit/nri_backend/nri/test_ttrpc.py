@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ttrpc protocol with frames split anywhere: a client and a server connected only by bytes, and invalid input."""
+"""The ttrpc protocol with frames that may be split anywhere: a client and a server connected only by bytes, and invalid
+input.
+"""
 
 import struct
 from dataclasses import replace
@@ -32,7 +34,7 @@ _REQUEST = ttrpc_pb2.Request(service="a.Service", method="Method", payload=b"pay
 
 
 def _calling() -> tuple[ClientConnection, ServerConnection]:
-    """Returns the two ends of a connection with an open call."""
+    """Returns the two ends of a connection that has one open call."""
     client, server = ClientConnection(), ServerConnection()
     assert list(server.receive_data(client.call(_CALL))) == [replace(_CALL, stream_id=1)]
     return client, server
@@ -43,7 +45,7 @@ def _answers(client: ClientConnection, data: bytes) -> list[bytes | tuple[int, s
 
 
 def _refusals(server: ServerConnection, data: bytes) -> list[tuple[int, int]]:
-    """Returns (stream, code) of the error responses as a client would read them."""
+    """Returns the error responses as (stream, code), as a client would read them."""
     found = []
     for reply in server.receive_data(data):
         assert isinstance(reply, bytes)
@@ -56,7 +58,7 @@ def _request(stream: int) -> bytes:
     return encode_frame(stream, REQUEST, _REQUEST.SerializeToString())
 
 
-def test_an_error_answer_has_a_status_and_no_payload() -> None:
+def test_an_error_response_has_a_status_and_no_payload() -> None:
     """A Go client decodes the payload before it looks at the status."""
     client, server = _calling()
     reply = server.respond(1, StatusError(Code.INTERNAL, "broken \udcff"))
@@ -65,7 +67,7 @@ def test_an_error_answer_has_a_status_and_no_payload() -> None:
 
 
 def test_calls_are_answered_in_any_order() -> None:
-    """The peer matches responses by their stream id."""
+    """The peer matches responses to calls by their stream ID."""
     server = ServerConnection()
     list(server.receive_data(_request(1) + _request(3) + _request(5)))
     replies = b"".join(server.respond(stream, str(stream).encode()) for stream in (5, 1, 3))
@@ -82,14 +84,16 @@ def test_calls_are_answered_in_any_order() -> None:
         (ttrpc_pb2.Response(status=ttrpc_pb2.Status(code=0, message="fine"), payload=b"p"), b"p"),
     ],
 )
-def test_code_zero_and_no_payload_are_a_success(response: ttrpc_pb2.Response, payload: bytes) -> None:
+def test_code_zero_without_a_payload_is_a_success(response: ttrpc_pb2.Response, payload: bytes) -> None:
     """A success may contain a status, and an empty message has no bytes."""
     client, _ = _calling()
     assert _answers(client, encode_frame(1, RESPONSE, response.SerializeToString())) == [payload]
 
 
 def test_only_a_response_to_an_open_call_is_accepted() -> None:
-    """Earlier responses, a second response, and one on a stream that was never opened are no errors."""
+    """An early response, a second response, and a response on a stream that was never opened are ignored without an
+    error.
+    """
     answer = encode_frame(1, RESPONSE, ttrpc_pb2.Response(payload=b"a").SerializeToString())
     client = ClientConnection()
     with pytest.raises(OversizedError):
@@ -101,7 +105,7 @@ def test_only_a_response_to_an_open_call_is_accepted() -> None:
 
 @pytest.mark.parametrize("streams", [(2,), (0,), (3, 3), (5, 3)])
 def test_even_used_and_descending_ids_are_invalid_arguments(streams: tuple[int, ...]) -> None:
-    """A client must use increasing odd ids. The error is sent on the stream that it used."""
+    """A client must use odd, increasing IDs. The error is sent on the stream that the client used."""
     server = ServerConnection()
     for good in streams[:-1]:
         assert len(list(server.receive_data(_request(good)))) == 1
@@ -109,7 +113,7 @@ def test_even_used_and_descending_ids_are_invalid_arguments(streams: tuple[int, 
 
 
 def test_unknown_frame_types_and_data_frames_are_ignored() -> None:
-    """NRI uses only unary calls; all other frames are ignored."""
+    """NRI uses only unary calls, so other frames have no meaning."""
     client, server = _calling()
     other = encode_frame(1, 99, b"?") + encode_frame(1, 3, b"?")
     assert list(server.receive_data(other + encode_frame(1, RESPONSE, b""))) == []
@@ -117,7 +121,7 @@ def test_unknown_frame_types_and_data_frames_are_ignored() -> None:
 
 
 def test_an_oversized_message_fails_only_its_own_call() -> None:
-    """Either end answers the stream with ResourceExhausted, and the next call is served."""
+    """Whichever end receives it answers the stream with ResourceExhausted. The next call is served."""
     client, server = _calling()
     long = struct.pack(">IIBB", MAX_DATA + 1, 5, REQUEST, 0) + bytes(MAX_DATA + 1)
     assert _refusals(server, long) == [(5, Code.RESOURCE_EXHAUSTED)]
@@ -127,7 +131,7 @@ def test_an_oversized_message_fails_only_its_own_call() -> None:
     assert _answers(client, long) == [(Code.RESOURCE_EXHAUSTED, text)]
 
 
-def test_an_answer_over_the_limit_is_refused_and_can_be_replaced_by_an_error() -> None:
+def test_a_response_over_the_limit_is_refused_and_can_be_replaced_by_an_error() -> None:
     """The call stays open, so the caller still gets a response."""
     _, server = _calling()
     with pytest.raises(OversizedError):
@@ -135,8 +139,10 @@ def test_an_answer_over_the_limit_is_refused_and_can_be_replaced_by_an_error() -
     assert server.respond(1, StatusError(Code.RESOURCE_EXHAUSTED, "too long"))
 
 
-def test_a_body_that_cannot_be_read_fails_only_its_own_call() -> None:
-    """The body's frame was valid: a bad request is an invalid argument, and a bad response is an internal error."""
+def test_a_body_that_cannot_be_decoded_fails_only_its_own_call() -> None:
+    """The body's frame was valid. An undecodable request is an invalid argument, and an undecodable response is an
+    internal error.
+    """
     client, server = _calling()
     assert _refusals(server, encode_frame(3, REQUEST, b"\xff\xff")) == [(3, Code.INVALID_ARGUMENT)]
     (answer,) = _answers(client, encode_frame(1, RESPONSE, b"\xff\xff"))
@@ -144,7 +150,7 @@ def test_a_body_that_cannot_be_read_fails_only_its_own_call() -> None:
 
 
 def test_answering_a_call_that_is_not_open_is_a_programming_error() -> None:
-    """Covers a second response, and one for a stream that was never opened."""
+    """The cases are a second response, and a response for a stream that was never opened."""
     _, server = _calling()
     server.respond(1, b"")
     for stream in (1, 3):
@@ -153,7 +159,7 @@ def test_answering_a_call_that_is_not_open_is_a_programming_error() -> None:
 
 
 def test_metadata_and_unknown_fields_are_ignored() -> None:
-    """Runtimes with tracing send headers along, and later releases may send more fields."""
+    """Runtimes with tracing also send headers, and later releases may send more fields."""
     envelope = ttrpc_pb2.Request(service="s", method="m", metadata=[ttrpc_pb2.KeyValue(key="traceparent", value="00")])
     unknown = bytes.fromhex("f2 06 01 78")
     frame = encode_frame(1, REQUEST, envelope.SerializeToString() + unknown)
@@ -165,27 +171,29 @@ def _feed(*pieces: bytes) -> list[Frame]:
     return [frame for piece in pieces for frame in reader.feed(piece)]
 
 
-def test_the_length_does_not_count_the_header() -> None:
-    """For four bytes of data the header contains the length 4."""
+def test_the_length_field_does_not_count_the_header() -> None:
+    """For four bytes of data, the header contains the length 4."""
     assert encode_frame(5, RESPONSE, b"data") == bytes.fromhex("00000004 00000005 02 00") + b"data"
 
 
 @given(frames=_FRAMES, data=st.data())
-def test_any_pieces_give_the_same_frames(frames: list[tuple[int, int, bytes]], data: st.DataObject) -> None:
-    """The result does not depend on where the byte stream is split. An empty frame is valid."""
+def test_frames_are_the_same_however_the_bytes_are_split(
+    frames: list[tuple[int, int, bytes]], data: st.DataObject
+) -> None:
+    """An empty frame is valid."""
     pieces = cut(data, b"".join(encode_frame(*frame) for frame in frames))
     assert _feed(*pieces) == [Frame(stream, kind, len(body), body) for stream, kind, body in frames]
 
 
 def test_the_limit_is_inclusive() -> None:
-    """4194304 bytes of data pass in both directions; for more, the error contains the excess."""
+    """4194304 bytes of data pass in both directions. For more than that, the error contains the excess."""
     data = bytes(MAX_DATA)
     assert _feed(encode_frame(1, REQUEST, data)) == [Frame(1, REQUEST, MAX_DATA, data)]
     with pytest.raises(OversizedError, match="a message of 4194305 bytes is longer than the 4194304 bytes of ttrpc"):
         encode_frame(1, REQUEST, bytes(MAX_DATA + 1))
 
 
-def test_a_frame_over_the_limit_is_thrown_away_and_the_next_one_read() -> None:
+def test_a_frame_over_the_limit_is_discarded_and_the_next_one_is_read() -> None:
     """The connection survives an oversized message."""
     long = struct.pack(">IIBB", MAX_DATA + 3, 9, REQUEST, 0) + bytes(MAX_DATA + 3)
     pieces = [long[:5], long[5:4000], long[4000:] + encode_frame(11, REQUEST, b"next")]
@@ -193,6 +201,8 @@ def test_a_frame_over_the_limit_is_thrown_away_and_the_next_one_read() -> None:
 
 
 def test_an_impossible_length_is_a_peer_error() -> None:
-    """An impossible length means that frame boundaries were lost; gigabytes would have to be skipped."""
+    """An impossible length means that the frame boundaries have been lost. Otherwise, gigabytes would have to be
+    skipped.
+    """
     with pytest.raises(PeerError, match="claims 1862270976 bytes"):
         _feed(bytes.fromhex("6f000000") + bytes(6))

@@ -44,8 +44,8 @@ def run(*arguments: object, dumped: str | None = "", path: Path = Path("/nonexis
         os.close(terminal)
 
 
-def test_the_drop_in_goes_to_stdout_and_missing_keys_to_stderr() -> None:
-    """The exit status is 1 if a key is missing, else 0."""
+def test_the_drop_in_is_written_to_stdout_and_missing_keys_to_stderr() -> None:
+    """The exit status is 1 if a key is missing, and otherwise 0."""
     ran = run(dumped=text_of(dump("2.2")))
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "nri-backend setup-runtime: nothing is missing\n")
     ran = run(dumped=text_of(dump("2.1", {"disable": True})))
@@ -55,7 +55,7 @@ def test_the_drop_in_goes_to_stdout_and_missing_keys_to_stderr() -> None:
 
 
 def test_a_usage_error_is_one_line() -> None:
-    """The error names the help, and the exit status is 2."""
+    """The error refers to the help, and the exit status is 2."""
     ran = run("--nonsense")
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr == (
@@ -71,7 +71,7 @@ def test_the_help_has_examples_that_the_command_accepts() -> None:
 
 
 def test_write_creates_a_private_file_and_never_replaces_one(tmp_path: Path) -> None:
-    """The next steps are printed. If the file exists, it is unchanged and the exit status is 2."""
+    """The next steps are printed. An existing file stays unchanged, and the exit status is 2."""
     file, dumped = tmp_path / "numa.toml", text_of(dump("1.7"))
     first = run("--write", file, dumped=dumped)
     assert (first.returncode, first.stdout) == (0, "")
@@ -84,8 +84,8 @@ def test_write_creates_a_private_file_and_never_replaces_one(tmp_path: Path) -> 
     assert file.read_text() == before
 
 
-def test_a_change_that_a_drop_in_cannot_make_is_status_1(tmp_path: Path) -> None:
-    """The exit status is 1 although --write has written the other settings."""
+def test_the_status_is_1_if_a_drop_in_cannot_make_all_changes(tmp_path: Path) -> None:
+    """The exit status is 1 even though --write has written the other settings."""
     file = tmp_path / "numa.toml"
     ran = run("--require-plugin", "--write", file, dumped=text_of(dump("2.0", {"disable": True})))
     assert ran.returncode == 1
@@ -95,7 +95,7 @@ def test_a_change_that_a_drop_in_cannot_make_is_status_1(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("dumped", [None, ""], ids=["terminal", "empty"])
 def test_without_input_the_command_runs_containerd(dumped: str | None, tmp_path: Path) -> None:
-    """The command runs "containerd config dump". Without containerd the error contains the command to run on the
+    """The command runs "containerd config dump". Without containerd, the error contains the command to run on the
     node.
     """
     alone = run(dumped=dumped)
@@ -103,7 +103,7 @@ def test_without_input_the_command_runs_containerd(dumped: str | None, tmp_path:
     assert 'nothing to read: run "containerd config dump >FILE" on the node' in alone.stderr
     (tmp_path / "dump").write_text(text_of(dump("2.3")))
     containerd = tmp_path / "containerd"
-    # It is written in Python, because this test also runs in the images, which have no shell.
+    # The script is written in Python, because this test also runs in the images, which have no shell.
     containerd.write_text(
         f"#!{sys.executable}\nimport sys\n"
         f"sys.stdout.write(open({str(tmp_path / 'dump')!r}).read() if sys.argv[1:] == ['config', 'dump'] else '')\n"
@@ -137,7 +137,7 @@ def waiting(fed: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_with_a_dump_in_a_file_standard_input_is_not_read(tmp_path: Path) -> None:
+def test_standard_input_is_not_read_if_the_dump_is_in_a_file(tmp_path: Path) -> None:
     """The error for a missing file contains its name."""
     file = tmp_path / "dump.toml"
     file.write_text(text_of(dump("2.1", {"disable": True})))
@@ -150,7 +150,7 @@ def test_with_a_dump_in_a_file_standard_input_is_not_read(tmp_path: Path) -> Non
 
 
 def test_standard_input_that_does_not_end_is_an_error_with_a_remedy() -> None:
-    """ctr of containerd 2.1 does not forward the end of its standard input."""
+    """In containerd 2.1, ctr does not forward the end of its standard input."""
     with waiting(text_of(dump("2.2"))) as process:
         assert process.stdout
         assert process.stderr
@@ -162,7 +162,7 @@ def test_standard_input_that_does_not_end_is_an_error_with_a_remedy() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_wait_for_input(number: signal.Signals) -> None:
-    """A handler is required, because the kernel ignores signals without one for the first process of a container."""
+    """A handler is required, because for the first process in a container the kernel ignores signals without one."""
     with waiting("version = 3\n") as process:
         until = time.monotonic() + 30
         # Bit (signal number - 1) of SigCgt shows that the process handles the signal.
@@ -180,7 +180,7 @@ def _status(pid: int, field: str) -> str:
 
 
 def test_a_dump_over_4_mib_is_rejected(tmp_path: Path) -> None:
-    """This applies to a file and to standard input."""
+    """This applies to a file as well as to standard input."""
     file = tmp_path / "dump.toml"
     file.write_text("#" * (_MAX_BYTES + 1))
     for ran in (run(file), run(dumped=file.read_text())):

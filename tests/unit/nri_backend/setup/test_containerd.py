@@ -26,13 +26,13 @@ def as_read(document: Document) -> Dump:
 
 
 def missing(document: Document, **options: Any) -> list[str]:
-    """Returns the lines about missing settings."""
+    """Returns one line for each missing setting."""
     return [str(one) for one in missing_settings(as_read(document), CDI, **options)]
 
 
 def test_only_containerd_1_7_lacks_settings_by_default() -> None:
-    """containerd 1.7 lacks CDI, NRI and the hugetlb controller. In containerd 2 the latter may stay off, since the
-    backend writes limits.
+    """In containerd 1.7, CDI, NRI and the hugetlb controller are off. In containerd 2, the hugetlb controller may stay
+    off, since the backend writes the limits.
     """
     assert [line for release in RELEASES[1:] for line in missing(dump(release))] == []
     assert missing(dump("1.7")) == [
@@ -59,15 +59,16 @@ def test_only_containerd_1_7_lacks_settings_by_default() -> None:
         ({}, {"cdi_spec_dirs": ["/run/cdi/"]}, None),
     ],
 )
-def test_the_drop_in_sets_what_is_missing_and_nothing_else(
+def test_the_drop_in_sets_the_missing_settings_and_nothing_else(
     release: str, nri: Document, cri: Document, key: str | None
 ) -> None:
-    """After the drop-in is merged by the rules of that release, nothing is missing and no other key has changed."""
+    """After the drop-in has been merged by the release's rules, nothing is missing and no other key has changed."""
     before = dump(release, nri, cri)
     lacking = missing_settings(as_read(before), CDI)
     assert (key in {one.path[-1] for one in lacking}) is (key is not None)
     drop_in = tomllib.loads(write_drop_in(as_read(before), lacking)) if lacking else {"plugins": {}}
-    # For containerd 2 it contains only the missing keys and no version line, to fit a config.toml of any version.
+    # For containerd 2, the drop-in contains only the missing keys and no version line, so it fits a config.toml of any
+    # version.
     assert release == "1.7" or ("version" not in drop_in and sum(map(len, drop_in["plugins"].values())) == len(lacking))
     after = merge(release, copy.deepcopy(before), drop_in)
     assert missing(after) == []
@@ -79,7 +80,9 @@ def test_the_drop_in_sets_what_is_missing_and_nothing_else(
 
 @pytest.mark.parametrize("release", VALIDATING)
 def test_the_plugin_can_be_required(release: str) -> None:
-    """The default validator requires the plugin by its name without the index, in addition to plugins listed before."""
+    """The default validator requires the plugin by its name without the index, in addition to plugins that were already
+    required.
+    """
     others = {"default_validator": {"enable": False, "required_plugins": ["other"], "reject_oci_hook_adjustment": True}}
     before = dump(release, others)
     assert missing(before) == []
@@ -98,8 +101,8 @@ def test_the_plugin_can_be_required(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", [one for one in RELEASES if one not in VALIDATING])
-def test_for_releases_that_cannot_require_plugins_an_update_is_demanded(release: str) -> None:
-    """Those releases would ignore the table, and containers would start without the plugin."""
+def test_an_update_is_demanded_for_releases_that_cannot_require_plugins(release: str) -> None:
+    """These releases would ignore the table, and containers would start without the plugin."""
     assert "2.2 or later" in manual_changes(as_read(dump(release)), require_plugin=True)[0]
     assert not [line for line in missing(dump(release), require_plugin=True) if "validator" in line]
     assert manual_changes(as_read(dump(release))) == []
@@ -117,20 +120,22 @@ def test_a_disabled_plugin_is_a_manual_change(release: str) -> None:
 
 
 def test_an_nri_socket_at_another_path_is_a_warning() -> None:
-    """The driver must be configured with the same path. /run and /var/run are the same directory."""
+    """The driver must be configured with the same path. /run and /var/run count as the same directory."""
     assert warnings(as_read(dump("2.1", {"socket_path": "/run/nri/nri.sock"}))) == []
     (warning,) = warnings(as_read(dump("2.1", {"socket_path": "/run/other.sock"})))
     assert warning == "containerd's NRI socket is '/run/other.sock': set nriSocket in this driver's configuration to it"
 
 
-def test_a_dump_of_2_0_may_lack_settings() -> None:
-    """2.0.0 to 2.0.5 omit the sections of 1.7 from their dump. Only 2.0 prints plugin_dir, which identifies it."""
+def test_a_dump_from_2_0_may_lack_settings() -> None:
+    """Releases 2.0.0 to 2.0.5 omit the settings from a 1.7 configuration in their dump. Only 2.0 prints plugin_dir,
+    which identifies it.
+    """
     (warning,) = warnings(as_read(dump("2.0") | {"plugin_dir": ""}))
     assert "containerd config migrate" in warning
 
 
 def test_disabled_plugins_of_1_7_may_have_short_names() -> None:
-    """A file of version 1 uses short names, and the dump repeats them."""
+    """A version 1 file uses short names, and the dump repeats them."""
     document = dump("1.7") | {"disabled_plugins": ["cri"]}
     del document["plugins"][CRI_2]
     assert manual_changes(as_read(document)) == [
@@ -151,8 +156,8 @@ def test_disabled_plugins_of_1_7_may_have_short_names() -> None:
         ("a = " + "[" * 100_000, "is not TOML"),
     ],
 )
-def test_a_text_that_is_not_a_dump_is_rejected(text: str, expected: str) -> None:
-    """One example is a configuration file, which need not contain the settings that containerd uses."""
+def test_input_that_is_not_a_dump_is_rejected(text: str, expected: str) -> None:
+    """One example is a configuration file, which does not necessarily contain the settings that containerd uses."""
     with pytest.raises(RuntimeConfigError, match=expected):
         read_dump(text)
 
@@ -169,7 +174,7 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.text(max_size=4), VALUES, max_size=5))
 def test_a_repeated_section_parses_to_the_same_values(section: Document) -> None:
-    """A drop-in for containerd 1.7 repeats the section of the dump, with any names and values."""
+    """A drop-in for containerd 1.7 repeats the dump's section, with any names and values."""
     setting = Change((NRI, "disable"), False, True)
     text = write_drop_in(Dump(2, {NRI: section}, ()), [setting])
     assert tomllib.loads(text) == {"version": 2, "plugins": {NRI: section | {"disable": False}}}
@@ -184,9 +189,9 @@ SECTION = st.dictionaries(KEYS | st.just("required_plugins"), VALUES, max_size=4
     st.dictionaries(st.sampled_from([NRI, CRI_2, CRI_3]), SECTION | VALUES, max_size=3) | VALUES,
     st.lists(st.sampled_from([NRI, CRI_2, CRI_3]), max_size=2) | VALUES,
 )
-def test_any_dump_is_rejected_or_gets_a_valid_drop_in(version: Any, plugins: Any, disabled: Any) -> None:
+def test_any_dump_is_either_rejected_or_gets_a_valid_drop_in(version: Any, plugins: Any, disabled: Any) -> None:
     document = {"version": version, "plugins": plugins, "disabled_plugins": disabled}
-    # Each value is also a list with one entry, since a drop-in can contain tables within lists.
+    # Each value is also used as a list with one entry, since a drop-in can contain tables within lists.
     lists = [Change(("dump", key), [value], None) for key, value in document.items()]
     text = write_drop_in(Dump(3, {}, ()), lists)
     assert tomllib.loads(text)["plugins"]["dump"] == {key: [value] for key, value in document.items()}

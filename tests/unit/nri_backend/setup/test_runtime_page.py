@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command blocks of docs/runtime.md, run in a scratch directory for several states of a node.
+"""The command blocks in docs/runtime.md, run in a scratch directory for several node states.
 
 tests/node runs the same blocks on a node with containerd. Here ctr, systemctl and containerd are scripts, and ctr runs
 the real setup-runtime.
@@ -34,7 +34,7 @@ if [ "$2" = dump ] && [ ! -e "$HOME/etc/containerd/config.toml" ]; then
 fi
 cat "$HOME/dump"
 """
-"""A script that behaves like containerd 1.7, which cannot dump its configuration if there is no file."""
+"""A script that behaves like containerd 1.7, which cannot dump its configuration if there is no configuration file."""
 CTR = """#!/bin/sh
 dump=$HOME/run/containerd-dump.toml
 stat -c %a "$dump" >"$HOME/mode"
@@ -46,7 +46,7 @@ exec "$PYTHON" -m nri_backend setup-runtime $flag "$dump"
 
 
 class Node:
-    """A scratch directory instead of the node's root, where the page's command blocks run."""
+    """A scratch directory that replaces the node's root, and in which the page's command blocks run."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -66,7 +66,7 @@ class Node:
         for place in ("/run/", "/etc/containerd"):
             script = script.replace(f" {place}", f" {self.root}{place}").replace(f'"{place}', f'"{self.root}{place}')
             script = script.replace(f">{place}", f">{self.root}{place}").replace(f"={place}", f"={self.root}{place}")
-        # The pattern in imports is part of the file's content and keeps its path.
+        # The pattern in imports is part of the file's content, so its path stays the same.
         script = script.replace(f"{self.root}{PATTERN}", PATTERN)
         return subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", f"umask 022\n{script}"],
@@ -79,7 +79,7 @@ class Node:
         )
 
     def read(self, path: str) -> str:
-        """Returns the content of a file, or "" if it does not exist."""
+        """Returns a file's content, or "" if the file does not exist."""
         file = self.root / path
         return file.read_text() if file.exists() else ""
 
@@ -90,12 +90,12 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """Returns a node without a configuration file of containerd."""
+    """Returns a node without a containerd configuration file."""
     return Node(tmp_path)
 
 
 def test_a_complete_configuration_is_left_alone(node: Node) -> None:
-    """Nothing is missing: no drop-in is installed and containerd is not restarted."""
+    """Since nothing is missing, no drop-in is installed and containerd is not restarted."""
     checked = node.typed(node.check)
     assert (checked.returncode, checked.stderr) == (0, "nri-backend setup-runtime: nothing is missing\n")
     installed = node.typed(node.install)
@@ -105,7 +105,9 @@ def test_a_complete_configuration_is_left_alone(node: Node) -> None:
 
 @pytest.mark.parametrize("outcome", [COMPLETE, WITHOUT_NRI, "nonsense"])
 def test_no_other_user_can_read_the_dump(node: Node, outcome: str) -> None:
-    """The dump may contain passwords: its file has mode 0600 even if an older file was readable, and is removed."""
+    """The dump may contain passwords. Its file has mode 0600, even if an older file was readable, and is removed
+    afterwards.
+    """
     for name in ("containerd-dump.toml", "numa.toml"):
         (node.root / "run" / name).write_text("old")
     node.typed(node.check, outcome)
@@ -130,7 +132,9 @@ def test_no_other_user_can_read_the_dump(node: Node, outcome: str) -> None:
 def test_containerd_imports_the_drop_in_whatever_its_configuration_was(
     node: Node, config: str | None, expected: dict[str, object]
 ) -> None:
-    """A file that is missing or empty is created; the pattern is added to imports, and nothing else changes."""
+    """If the configuration file is missing or empty, it is created. The pattern is added to imports, and nothing else
+    changes.
+    """
     if config is not None:
         (node.root / CONFIG).parent.mkdir(parents=True)
         (node.root / CONFIG).write_text(config)
@@ -144,7 +148,7 @@ def test_containerd_imports_the_drop_in_whatever_its_configuration_was(
 
 
 def test_requiring_the_plugin_adds_a_second_drop_in(node: Node) -> None:
-    """The same commands install the second drop-in under the next name. Running them again changes nothing."""
+    """The same commands install the second drop-in under the next name. Running the commands again changes nothing."""
     node.typed(node.check, WITHOUT_NRI)
     node.typed(node.install)
     newer = COMPLETE + '[plugins."io.containerd.nri.v1.nri".default_validator]\nenable = false\n'

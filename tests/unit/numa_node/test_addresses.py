@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing listening addresses and socket paths."""
+"""Parses listening addresses and socket paths."""
 
 import socket
 from pathlib import Path
@@ -20,19 +20,21 @@ from numa_node.addresses import SocketPathError, check_socket_path, listen_tcp, 
     ],
 )
 def test_bind_addresses(text: str, expected: tuple[str, int] | None) -> None:
-    """Host and port are written as in Go programs, with IPv6 in brackets, or as "off"."""
+    """Host and port are written as in Go programs, with IPv6 addresses in brackets, or the address is "off"."""
     assert parse_bind_address(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "8081", "host", "a:b", ":70000", "::1:80", ":-1", ":٣"])
-def test_bad_bind_addresses(text: str) -> None:
-    """Any other text is rejected before a socket is created."""
+def test_invalid_bind_addresses(text: str) -> None:
+    """Any other string is rejected before a socket is created."""
     with pytest.raises(ConfigError, match="--bind-address"):
         parse_bind_address(text)
 
 
-def test_a_socket_path_has_107_bytes_at_most() -> None:
-    """A longer path is rejected with the path, its length and a remedy; bytes count, not characters."""
+def test_a_socket_path_has_at_most_107_bytes() -> None:
+    """A longer path is rejected with an error that contains the path, its length and a remedy. The limit is in bytes,
+    not in characters.
+    """
     check_socket_path(Path("/" + "a" * 106))
     with pytest.raises(SocketPathError, match=r"has 110 bytes, but the kernel allows 107: .* by 3"):
         check_socket_path("/" + "a" * 109)
@@ -47,7 +49,7 @@ def test_the_node_is_named_as_kubernetes_names_it() -> None:
 
 
 def test_only_a_valid_pod_uid_becomes_a_path() -> None:
-    """The UID names a subdirectory of a directory that is shared with other instances."""
+    """The UID names a subdirectory of a directory that other instances use too."""
     assert pod_uid("0b1c") == "0b1c"
     for text in ("../x", "a/b", "", None):
         with pytest.raises(ConfigError, match="POD_UID"):

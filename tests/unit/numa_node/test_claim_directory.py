@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the CDI directory, on real files."""
+"""Reads the CDI directory, with real files."""
 
 import os
 import shutil
@@ -19,12 +19,12 @@ LATER = 10**9
 
 
 def view_of(directory: ClaimDirectory, *, thorough: bool = False) -> dict[str, set[int]]:
-    """Returns the CPUs by claim."""
+    """Returns each claim's CPUs."""
     return {uid: set(file.cpus) for (_, uid), file in directory.refresh(thorough=thorough).files.items()}
 
 
 def test_only_the_absence_of_a_file_releases_its_cpus(tmp_path: Path) -> None:
-    """A missing directory counts as empty; for an unreadable directory, the last state is kept."""
+    """A missing directory counts as empty. If the directory is unreadable, the last state is retained."""
     path = tmp_path / "cdi"
     directory = ClaimDirectory(str(path))
     assert view_of(directory) == {}
@@ -41,8 +41,8 @@ def test_only_the_absence_of_a_file_releases_its_cpus(tmp_path: Path) -> None:
     assert not directory.refresh().problems
 
 
-def test_every_change_is_seen_at_once(tmp_path: Path) -> None:
-    """Time stamps have the resolution of a timer tick, but several changes within one tick are still noticed."""
+def test_every_change_is_detected_immediately(tmp_path: Path) -> None:
+    """Time stamps have the resolution of a timer tick, but several changes within one tick are still detected."""
     directory = ClaimDirectory(str(tmp_path))
     for turn in range(60):
         record = cpu_record("c1", f"cpus={turn}")
@@ -61,8 +61,8 @@ def test_a_quiet_directory_is_not_read_again(tmp_path: Path) -> None:
     view = directory.refresh()
     assert directory.refresh() is view
     status = path.stat()
-    # A file that is changed in place leaves the directory's time stamp unchanged. A hook does not notice the change,
-    # but a thorough scan does.
+    # Changing a file in place does not change the directory's time stamp. A hook does not notice such a change, but a
+    # thorough scan does.
     path.write_bytes(path.read_bytes().replace(b"2-3", b"4-5"))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert directory.refresh() is view
@@ -70,7 +70,7 @@ def test_a_quiet_directory_is_not_read_again(tmp_path: Path) -> None:
 
 
 def test_a_single_check_shows_whether_the_view_is_current(tmp_path: Path) -> None:
-    """The view is never current if the directory changed in the tick of its last scan, is gone, or was replaced."""
+    """The view is not current if the directory changed in the same tick as its last scan, is gone, or was replaced."""
     path = tmp_path / "cdi"
     path.mkdir()
     write_claim(path, ONE)
@@ -96,8 +96,8 @@ def test_a_single_check_shows_whether_the_view_is_current(tmp_path: Path) -> Non
     assert (directory.settled, directory.is_current()) == (True, False)
 
 
-def test_a_rewrite_of_the_same_record_changes_nothing(tmp_path: Path) -> None:
-    """A repeated Prepare rewrites the file; the view stays the same object, so no reader is notified."""
+def test_rewriting_the_same_record_changes_nothing(tmp_path: Path) -> None:
+    """A repeated Prepare rewrites the file. The view remains the same object, so no reader is notified."""
     directory = ClaimDirectory(str(tmp_path))
     write_claim(tmp_path, ONE)
     view = directory.refresh()
@@ -106,8 +106,8 @@ def test_a_rewrite_of_the_same_record_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_keeps_its_cpus(tmp_path: Path) -> None:
-    """For a lost record, the CPUs come from its environment variables; a file that becomes invalid keeps its previous
-    CPUs.
+    """If the record is lost, the CPUs come from the file's environment variables. A file that becomes completely
+    invalid keeps its previous CPUs.
     """
     directory = ClaimDirectory(str(tmp_path))
     path, other = write_claim(tmp_path, ONE), write_claim(tmp_path, TWO)
@@ -126,8 +126,8 @@ def test_a_damaged_file_keeps_its_cpus(tmp_path: Path) -> None:
     assert not directory.refresh().problems
 
 
-def test_a_directory_that_was_replaced_on_the_host_is_reported(tmp_path: Path) -> None:
-    """A mount outlives the directory that it shows; the last known claims stay in force, and the problem is
+def test_a_directory_replaced_on_the_host_is_reported(tmp_path: Path) -> None:
+    """A mount outlives the directory that it shows. The last known claims stay in force, and the problem is
     reported.
     """
     path = tmp_path / "cdi"
@@ -147,8 +147,8 @@ def test_a_directory_that_was_replaced_on_the_host_is_reported(tmp_path: Path) -
 
 @pytest.mark.parametrize("thorough", [False, True])
 def test_irregular_entries_do_not_affect_other_files(tmp_path: Path, *, thorough: bool) -> None:
-    """A special file, a huge file or an invalid record is reported as a problem at once. Files without the driver's
-    name pattern are ignored.
+    """A special file, a huge file or an invalid record is reported as a problem immediately. Files whose names do not
+    match the driver's pattern are ignored.
     """
     names = [tmp_path / cdi_file_name("dra.cpu", f"c{number}") for number in range(2, 9)]
     os.mkfifo(names[0])
@@ -173,9 +173,7 @@ def test_irregular_entries_do_not_affect_other_files(tmp_path: Path, *, thorough
 
 
 def test_a_time_stamp_in_the_future_is_accepted(tmp_path: Path) -> None:
-    """If it were not accepted, every hook would read all files again after the clock was set back, until the clock has
-    caught up.
-    """
+    """Otherwise, if the clock was set back, every hook would read all files again until the clock had caught up."""
     write_claim(tmp_path, ONE)
     ahead = time.time_ns() + 3600 * LATER
     os.utime(tmp_path, ns=(ahead, ahead))
@@ -190,7 +188,7 @@ def test_a_time_stamp_in_the_future_is_accepted(tmp_path: Path) -> None:
 
 
 def test_files_beyond_the_limit_are_reported(tmp_path: Path) -> None:
-    """The work per scan is bounded, and claims that were already known stay."""
+    """The work per scan is bounded, and claims that were already known are retained."""
     first = write_claim(tmp_path, ONE)
     directory = ClaimDirectory(str(tmp_path))
     directory.refresh()
@@ -201,7 +199,7 @@ def test_files_beyond_the_limit_are_reported(tmp_path: Path) -> None:
 
 
 def test_an_invalid_file_affects_only_its_own_claim(tmp_path: Path) -> None:
-    """Values that no release writes are reported, and the CPUs in the environment variables stay allocated."""
+    """Values that no release writes are reported, and the CPUs from the environment variables stay allocated."""
     path = write_claim(tmp_path, ONE)
     good = path.read_bytes()
     write_claim(tmp_path, TWO)
@@ -212,9 +210,9 @@ def test_an_invalid_file_affects_only_its_own_claim(tmp_path: Path) -> None:
         assert list(directory.view.problems) == [path.name]
 
 
-def test_changes_of_this_process_need_no_scan(tmp_path: Path) -> None:
-    """After a change by this process the view is complete, without problems, and the next refresh returns the same
-    object.
+def test_changes_made_by_this_process_need_no_scan(tmp_path: Path) -> None:
+    """After this process has changed a file, the view is complete and without problems, and the next refresh returns
+    the same object.
     """
     (tmp_path / cdi_file_name("dra.cpu", "c1")).write_text("{")
     directory = ClaimDirectory(str(tmp_path))
@@ -232,8 +230,10 @@ def test_changes_of_this_process_need_no_scan(tmp_path: Path) -> None:
     assert view_of(directory, thorough=True) == {"c2": {4}}
 
 
-def test_a_change_that_was_undone_by_another_process_is_noticed(tmp_path: Path) -> None:
-    """The file or the directory was removed at once: nothing is raised, and the next refresh shows it."""
+def test_a_change_undone_by_another_process_is_noticed(tmp_path: Path) -> None:
+    """Another process removes the file or the directory right away. No exception is raised, and the next refresh shows
+    the removal.
+    """
     directory = ClaimDirectory(str(tmp_path / "cdi"))
     directory.note(("dra.cpu", "c1"), ClaimFile.of(ONE))
     assert directory.view.files.keys() == {("dra.cpu", "c1")}
@@ -241,7 +241,9 @@ def test_a_change_that_was_undone_by_another_process_is_noticed(tmp_path: Path) 
 
 
 def test_a_missing_directory_is_reported_to_readers(tmp_path: Path) -> None:
-    """The writer creates the directory; a reader in another container has lost its mount."""
+    """The writer creates the directory itself, but for a reader in another container, a missing directory means that
+    its mount is missing.
+    """
     directory = ClaimDirectory(str(tmp_path / "cdi"), absence="the mount is missing")
     assert directory.refresh().problems == {"": "the mount is missing"}
     (tmp_path / "cdi").mkdir()

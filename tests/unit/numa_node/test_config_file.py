@@ -11,8 +11,8 @@ from numa_node.config_file import load_config, parse_yaml
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_give_a_value_or_a_config_error(data: bytes) -> None:
-    """The ConfigError has one line."""
+def test_any_bytes_result_in_a_value_or_a_config_error(data: bytes) -> None:
+    """The ConfigError is a single line."""
     said = ""
     try:
         parse_yaml(data, "some.yaml")
@@ -23,7 +23,9 @@ def test_any_bytes_give_a_value_or_a_config_error(data: bytes) -> None:
 
 
 def test_flags_override_the_file_and_errors_name_their_source(tmp_path: Path) -> None:
-    """A wrong flag is reported for the command line, and a wrong key for the file even if a flag overrides it."""
+    """A wrong flag is reported as an error on the command line, and a wrong key as an error in the file, even if a flag
+    overrides the key.
+    """
     path = tmp_path / "config.yaml"
     path.write_text("groupBy: socket\nlogLevel: debug\n")
     config = load_config(str(path), {"groupBy": "machine"})
@@ -36,7 +38,7 @@ def test_flags_override_the_file_and_errors_name_their_source(tmp_path: Path) ->
 
 
 def test_a_merge_key_is_not_a_duplicate_key(tmp_path: Path) -> None:
-    """Keys that YAML's `<<` merges may be overridden."""
+    """Keys that YAML's `<<` merges in may be overridden."""
     path = tmp_path / "config.yaml"
     path.write_text("reservedMemory: [&a {numaNode: 0, limits: {memory: 64Mi}}, {<<: *a, numaNode: 1}]\n")
     assert [one.numa_node for one in load_config(str(path)).reserved_memory] == [0, 1]
@@ -71,7 +73,7 @@ TEXT_ALIASES = f"a: &a {'x' * 1000}\nb:\n  ? [{', '.join(['*a'] * 1000)}]\n  : 1
     ids=range(16),
 )
 def test_a_document_is_bounded_before_it_is_expanded(text: str, why: str) -> None:
-    """Depth, number of values and length of numbers have explicit limits that apply with aliases expanded."""
+    """Depth, number of values and length of numbers have explicit limits, which apply after aliases are expanded."""
     with pytest.raises(ConfigError, match=why):
         parse_yaml(text.encode(), "some.yaml")
 
@@ -80,12 +82,12 @@ def test_a_document_is_bounded_before_it_is_expanded(text: str, why: str) -> Non
     "text", ["!!binary aGk=", "!!timestamp 2001-01-01", "!!set {a, b}", "!!omap [a: 1]", "!!pairs [a: 1]"]
 )
 def test_a_value_that_json_does_not_have_is_refused(text: str) -> None:
-    """Without this limit, ``simulate`` would fail when it measures the parameters of a claim as JSON."""
+    """Otherwise, ``simulate`` would fail when it measures a claim's parameters as JSON."""
     with pytest.raises(ConfigError, match=f"line 1: the tag {text.split(maxsplit=1)[0]} is not allowed"):
         parse_yaml(f"a: {text}".encode(), "file")
 
 
-def test_as_many_levels_as_the_limit_are_read() -> None:
-    """Documents with aliases are accepted up to that depth."""
+def test_documents_up_to_the_limit_are_read() -> None:
+    """Documents with aliases are accepted up to the same depth."""
     assert parse_yaml(b"[" * 64 + b"]" * 64, "some.yaml")
     assert parse_yaml(b"a: &a {b: [1, 0x10, 1.5]}\nc: *a", "some.yaml")["c"] == {"b": [1, 16, 1.5]}

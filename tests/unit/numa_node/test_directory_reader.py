@@ -12,7 +12,7 @@ from tests.rigs.builders import cpu_record, write_claim
 
 
 class SlowDirectory(ClaimDirectory):
-    """A directory whose reads wait for ``gate``. It counts all reads and the concurrent ones."""
+    """A directory in which reads wait for ``gate``. It counts all reads and the concurrent ones."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -21,7 +21,7 @@ class SlowDirectory(ClaimDirectory):
         self.running = self.most_running = self.reads = 0
 
     def refresh(self, *, thorough: bool = False) -> DirectoryView:
-        """Waits for the gate before the read."""
+        """Waits for the gate before reading."""
         self.running += 1
         self.reads += 1
         self.most_running = max(self.most_running, self.running)
@@ -33,7 +33,7 @@ class SlowDirectory(ClaimDirectory):
 
 
 async def test_after_a_cancelled_hook_the_next_read_waits_for_the_thread(tmp_path: Path) -> None:
-    """The thread of the cancelled hook is still reading. The next read begins when it has ended."""
+    """The cancelled hook's thread is still reading. The next read begins when that thread has ended."""
     directory = SlowDirectory(str(tmp_path))
     reader = DirectoryReader(directory, lambda _: None)
     hook = asyncio.create_task(reader.refresh())
@@ -50,7 +50,9 @@ async def test_after_a_cancelled_hook_the_next_read_waits_for_the_thread(tmp_pat
 
 
 async def test_hooks_that_wait_at_the_same_time_share_one_read(tmp_path: Path) -> None:
-    """The shared read begins after all of the hooks were called; a read that was already running is not shared."""
+    """The shared read begins after all of the hooks have been called. A read that was already in progress is not
+    shared.
+    """
     directory, held = SlowDirectory(str(tmp_path)), set[int]()
     reader = DirectoryReader(directory, lambda files: held.update(*(file.cpus for file in files.values())))
     first = asyncio.create_task(reader.refresh())

@@ -21,8 +21,8 @@ def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    """The creator of the link must not decide which file is written."""
+def test_a_symlink_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    """Whoever creates the symlink must not decide which file is written."""
     precious = tmp_path / "precious"
     precious.write_text("precious")
     path = tmp_path / "file.json"
@@ -32,7 +32,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_failed_replacement_changes_nothing(tmp_path: Path) -> None:
-    """A directory is in its place, or the parent directory is missing: no temporary file remains."""
+    """Either a directory has the file's name, or the parent directory is missing. No temporary file remains."""
     (tmp_path / "file.json").mkdir()
     with pytest.raises(OSError, match="directory"):
         replace_file(str(tmp_path / "file.json"), b"new", 0o600)
@@ -41,7 +41,7 @@ def test_a_failed_replacement_changes_nothing(tmp_path: Path) -> None:
         replace_file(str(tmp_path / "gone" / "file.json"), b"new", 0o600)
 
 
-async def test_lock_excludes_another_holder(short_root: Path) -> None:
+async def test_a_lock_excludes_another_holder(short_root: Path) -> None:
     """Two instances never hold the lock together. Waiting does not block the event loop and can be cancelled."""
     first, second = FileLock(short_root / "lock"), FileLock(short_root / "lock")
     await first.acquire()
@@ -62,7 +62,7 @@ async def test_lock_excludes_another_holder(short_root: Path) -> None:
 
 
 async def test_coroutines_of_one_process_take_turns(short_root: Path) -> None:
-    """flock does not distinguish coroutines of one process, so the lock object must."""
+    """flock does not distinguish between coroutines of one process, so the lock object has to."""
     lock = FileLock(short_root / "lock")
     inside = 0
 
@@ -80,7 +80,7 @@ async def test_coroutines_of_one_process_take_turns(short_root: Path) -> None:
 
 
 async def test_the_time_limit_of_a_lock_excludes_the_queue(short_root: Path) -> None:
-    """Four calls each take longer than a quarter of the limit: on a slow disk the last ones must not fail."""
+    """Four calls together take longer than the limit. On a slow disk, the last calls in the queue must not fail."""
     lock, done = FileLock(short_root / "lock"), []
 
     async def slow(name: int) -> None:
@@ -95,7 +95,9 @@ async def test_the_time_limit_of_a_lock_excludes_the_queue(short_root: Path) -> 
 
 
 async def test_the_time_limit_of_a_lock_applies_to_one_holder(short_root: Path) -> None:
-    """Earlier progress does not extend the limit for a holder that hangs, in this process or in another one."""
+    """If a holder hangs, in this process or in another one, the progress of earlier holders does not extend the
+    limit.
+    """
     lock, other = FileLock(short_root / "lock"), FileLock(short_root / "lock")
     await lock.acquire()
     waiting = [asyncio.create_task(lock.acquire(limit=0.3)) for _ in range(2)]
@@ -114,7 +116,9 @@ async def test_the_time_limit_of_a_lock_applies_to_one_holder(short_root: Path) 
 
 
 async def test_a_lock_on_a_removed_file_is_acquired_again(short_root: Path) -> None:
-    """A lock on an unlinked file does not exclude other processes, so the file with that name is locked instead."""
+    """A lock on an unlinked file does not exclude other processes, so the file that now has the name is locked
+    instead.
+    """
     lock = FileLock(short_root / "lock")
     async with lock.hold():
         pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that are executed only when they are used."""
+"""Modules that are not executed until they are used."""
 
 import json
 import sys
@@ -10,10 +10,10 @@ import pytest
 from numa_node.lazy_modules import add_lazy_modules
 
 
-def test_a_lazy_module_is_executed_once_when_a_name_of_it_is_used(
+def test_a_lazy_module_is_executed_once_when_one_of_its_names_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the import nor the import system's reading of package attributes executes the module."""
+    """Neither importing the module nor the import system's access to package attributes executes it."""
     package = tmp_path / "lazy_example"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -37,7 +37,7 @@ def test_a_lazy_module_is_executed_once_when_a_name_of_it_is_used(
 def test_a_thread_waits_while_another_one_executes_a_lazy_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The names of the module exist only after it has been executed."""
+    """The module's names exist only after it has been executed."""
     (tmp_path / "lazy_slow.py").write_text(
         "import lazy_slow, time\nassert not hasattr(lazy_slow, 'name')\ntime.sleep(0.3)\nname = 1\n"
         "def __getattr__(attribute):\n    return attribute\n"
@@ -52,7 +52,7 @@ def test_a_thread_waits_while_another_one_executes_a_lazy_module(
 
 
 def test_a_lazy_module_that_fails_is_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed import is repeated in the same way. The error is the module's own."""
+    """The import fails in the same way each time, and the error is the module's own."""
     (tmp_path / "lazy_failing.py").write_text(
         "from pathlib import Path\nname = int(Path(__file__).with_name('content').read_text())\n"
     )
@@ -67,13 +67,13 @@ def test_a_lazy_module_that_fails_is_executed_again(tmp_path: Path, monkeypatch:
     assert lazy_failing.name == 7
 
 
-def test_a_module_that_was_imported_before_stays() -> None:
-    """The modules that have imported it already have its names."""
+def test_a_module_that_was_already_imported_is_not_replaced() -> None:
+    """Modules that have imported it already use its names."""
     add_lazy_modules("json")
     assert sys.modules["json"] is json
 
 
 def test_a_lazy_module_must_exist() -> None:
-    """If an update of a library renames the module, this test fails."""
+    """If a library update renames the module, the program fails at startup instead of at first use."""
     with pytest.raises(ImportError):
         add_lazy_modules("json.no_such_module")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of both containers has one record per line, whatever the values contain."""
+"""Both containers' logs have one record per line, whatever the values contain."""
 
 import io
 import json
@@ -21,8 +21,8 @@ def stream() -> Iterator[io.StringIO]:
 
 
 def test_text_lines_are_key_value_pairs(stream: io.StringIO) -> None:
-    """A line can be split into pairs; values with spaces, quotes or line breaks stay one value. The configured level is
-    a threshold.
+    """A line can be split into pairs. A value with spaces, quotes or line breaks stays a single value. The configured
+    level is a threshold.
     """
     set_up_logging("info", "text", stream)
     logging.getLogger("a.b").debug("quiet")
@@ -36,7 +36,7 @@ def test_text_lines_are_key_value_pairs(stream: io.StringIO) -> None:
 
 
 def test_text_lines_contain_no_python_notation(stream: io.StringIO) -> None:
-    """An unknown value is left out, and a mapping, a list or a flag is readable without knowledge of Python."""
+    """An unknown value is left out, and a mapping, a list or a flag can be read without knowing Python."""
     set_up_logging("info", "text", stream)
     fields = {"before": None, "memory": {"memory-numa000": 5, "b": True}, "problems": ["x", "y z"], "ready": False}
     logging.getLogger("a").info("read", extra=fields)
@@ -47,7 +47,7 @@ def test_text_lines_contain_no_python_notation(stream: io.StringIO) -> None:
 
 
 def test_json_lines_are_objects(stream: io.StringIO) -> None:
-    """Each line is one object with the extra fields next to the message, including an exception."""
+    """Each line is one object, with the extra fields next to the message. An exception is part of the object."""
     set_up_logging("debug", "json", stream)
     try:
         raise ValueError("no")
@@ -61,7 +61,7 @@ def test_json_lines_are_objects(stream: io.StringIO) -> None:
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_values_cannot_forge_lines(stream: io.StringIO, form: str) -> None:
-    """A value, a message or an argument that contains line breaks stays on its line and is truncated."""
+    """A value, message or argument that contains line breaks stays on one line and is truncated."""
     forged = "x\n2026-01-01 ERROR claim deleted, releasing its devices\r\x1b[31m" + "y" * 10_000
     set_up_logging("info", form, stream)
     logging.getLogger("a").warning("refused %s", forged, extra={"field": forged})
@@ -71,7 +71,7 @@ def test_values_cannot_forge_lines(stream: io.StringIO, form: str) -> None:
 
 
 def test_a_warning_is_logged_once_for_each_item(caplog: pytest.LogCaptureFixture) -> None:
-    """The warning is logged again if the problem changes, or goes away and comes back. An unexpected exception is
+    """The warning is logged again if the problem changes, or if it goes away and comes back. An unexpected exception is
     logged with its traceback.
     """
     complaints = Complaints(logging.getLogger("a"), KeyError)
@@ -95,8 +95,10 @@ def test_a_warning_is_logged_once_for_each_item(caplog: pytest.LogCaptureFixture
     ]
 
 
-def test_remembered_warnings_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    """The memory does not grow with the number of possible problems; the oldest one may be logged again."""
+def test_the_number_of_remembered_warnings_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """Memory does not grow with the number of possible problems. The oldest problem is forgotten and may be logged
+    again.
+    """
     complaints = Complaints(logging.getLogger("a"))
     for number in range(1000):
         complaints.say(number, "not written", "full")
@@ -106,7 +108,9 @@ def test_remembered_warnings_are_bounded(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_warnings_beyond_a_limit_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """The last warning of a period contains the time of the next one, which contains the number of omitted warnings."""
+    """The last warning in a period says when the next warning may be logged, and that next warning contains the number
+    of omitted warnings.
+    """
     now = 0.0
     limited = LimitedLog(logging.getLogger("a"), 2, 60.0, lambda: now)
     for _ in range(1000):

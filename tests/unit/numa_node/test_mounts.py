@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the file system that is visible at a path."""
+"""Finds the file system that is visible at a path."""
 
 from numa_node.mounts import mounts_over, parse_mounts
 
@@ -12,8 +12,8 @@ OVER = """\
 
 
 def test_the_last_mount_at_the_longest_mount_point_is_visible() -> None:
-    """A mount point that is only a string prefix is not a parent, and a later mount hides an earlier one at the same
-    point.
+    """A mount point that is only a string prefix of the path is not its parent, and a later mount hides an earlier one
+    at the same point.
     """
     above = mounts_over("/sys/fs/cgroup", parse_mounts(OVER))
     assert [mount.point for mount in above] == ["/", "/sys/fs/cgroup", "/sys/fs/cgroup"]

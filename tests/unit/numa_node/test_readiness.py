@@ -25,8 +25,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ready(clock: Clock) -> Readiness[str]:
-    """Returns a ready pod. At the start no problem is tolerated, and the first check without a problem makes the pod
-    ready at once.
+    """Returns a ready pod. At startup no problem is tolerated, and the first check without a problem makes the pod
+    ready immediately.
     """
     readiness = Readiness[str](clock)
     for problems in (("no slices",), ("no kubelet",), ()):
@@ -34,8 +34,8 @@ def ready(clock: Clock) -> Readiness[str]:
     return readiness
 
 
-def test_a_problem_must_last(clock: Clock, ready: Readiness[str]) -> None:
-    """A problem that comes and goes, however often, does not make the pod unready; one that lasts does."""
+def test_only_a_lasting_problem_makes_the_pod_unready(clock: Clock, ready: Readiness[str]) -> None:
+    """A problem that keeps coming and going does not make the pod unready."""
     for _ in range(20):
         assert ready.update(["late"]) == ()
         clock.now += LASTS_SECONDS - 0.1
@@ -46,12 +46,10 @@ def test_a_problem_must_last(clock: Clock, ready: Readiness[str]) -> None:
     assert ready.update(["gone"]) == ("gone",)
 
 
-def test_a_problem_must_be_gone_for_a_moment(
+def test_the_pod_becomes_ready_only_after_the_problem_has_been_gone_for_a_while(
     clock: Clock, ready: Readiness[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The pod stays unready until the problem has been gone for a while. Each change is logged once, however often
-    readiness is queried.
-    """
+    """Each change is logged once, however often readiness is queried."""
     caplog.set_level(logging.INFO)
     for _ in range(5):
         ready.update(["late"])

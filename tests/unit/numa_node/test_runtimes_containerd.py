@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading containerd's configuration files by the rules of each release, and its dump."""
+"""Reads containerd's configuration files, by each release's rules, and containerd's configuration dump."""
 
 import copy
 import tomllib
@@ -32,19 +32,19 @@ ALL = (OLD, EARLY, MIDDLE, NEW)
 
 
 def read(release: Release, *texts: str) -> Effective:
-    """Reads files by the rules of a release."""
+    """Reads files by a release's rules."""
     (rules,) = rules_for(release)
     return rules.read([(f"/f{number}", tomllib.loads(text)) for number, text in enumerate(texts)])
 
 
 def cdi(release: Release, *texts: str) -> Any:
-    """Returns the value of enable_cdi."""
+    """Returns enable_cdi's value."""
     effective = read(release, *texts)
     return effective.value(effective.cri, "enable_cdi")
 
 
 def section(name: str, *lines: str, version: int | None = 2) -> str:
-    """Returns a file with one section."""
+    """Returns a file that has one section."""
     head = "" if version is None else f"version = {version}\n"
     return "\n".join([f'{head}[plugins."{name}"]', *lines])
 
@@ -70,21 +70,23 @@ REGISTRY = section(f'{CRI_OF_1}".registry."x', 'config_path = "/x"')
         ((3, 0, 0), None),
     ],
 )
-def test_each_release_has_its_rules(release: Release, name: str | None) -> None:
+def test_each_release_has_its_own_rules(release: Release, name: str | None) -> None:
     """Releases older or newer than the known ones have no rules."""
     assert [one.name for one in rules_for(release)] == ([name] if name else [])
     assert rules_for(None) == RULES
 
 
 @pytest.mark.parametrize(("release", "expected"), [(OLD, None), (EARLY, True), (MIDDLE, True), (NEW, True)], ids=str)
-def test_an_imported_section_replaces_the_whole_one_in_1_7_and_is_merged_in_2(release: Release, expected: Any) -> None:
-    """In 1.7, a drop-in with one registry key thus resets the enable_cdi of config.toml."""
+def test_an_imported_section_replaces_the_whole_section_in_1_7_and_is_merged_in_2(
+    release: Release, expected: Any
+) -> None:
+    """In 1.7, a drop-in that sets one registry key therefore resets config.toml's enable_cdi."""
     assert cdi(release, section(CRI_OF_1, ON), REGISTRY) is expected
 
 
 @pytest.mark.parametrize("release", ALL)
 def test_the_last_file_wins_and_lists_are_replaced(release: Release) -> None:
-    """For the keys of a single section in the last file, both rules agree."""
+    """If the last file sets all of the keys in a section, both merge rules have the same result."""
     name = CRI_OF_1
     effective = read(
         release, section(name, ON, 'cdi_spec_dirs = ["/a", "/b"]'), section(name, OFF, 'cdi_spec_dirs = ["/c"]')
@@ -94,15 +96,17 @@ def test_the_last_file_wins_and_lists_are_replaced(release: Release) -> None:
 
 
 def test_the_new_section_is_unknown_to_1_7() -> None:
-    """The new section's keys have no effect there, and those of the old section have none in a file of version 3."""
+    """The new section's keys have no effect in 1.7. The old section's keys have no effect in a version 3 file, except
+    from 2.3 on.
+    """
     assert cdi(OLD, section(CRI_OF_2, ON)) is None
     for release in (EARLY, MIDDLE):
         assert cdi(release, section(CRI_OF_1, OFF, version=3)) is None
     assert cdi(NEW, section(CRI_OF_1, OFF, version=3)) is False
 
 
-def test_2_0_0_puts_the_old_section_in_the_place_of_the_new_one() -> None:
-    """Later releases use the old section only for keys that the new section lacks."""
+def test_2_0_0_replaces_the_new_section_with_the_old_one() -> None:
+    """Later releases use the old section only for keys that the new section does not have."""
     main, drop_in = section(CRI_OF_1, 'cdi_spec_dirs = ["/a"]'), section(CRI_OF_2, OFF, version=None)
     assert cdi(EARLY, main, drop_in) is None
     for release in (MIDDLE, NEW):
@@ -110,8 +114,8 @@ def test_2_0_0_puts_the_old_section_in_the_place_of_the_new_one() -> None:
         assert read(release, main, drop_in).value(CRI_OF_2, "cdi_spec_dirs") == ["/a"]
 
 
-def test_the_version_of_the_last_file_decides_in_2_0_to_2_2_and_each_file_for_itself_in_2_3() -> None:
-    """A drop-in of version 3 next to a config.toml of version 2 hides the old section of config.toml."""
+def test_the_last_files_version_decides_in_2_0_to_2_2_and_each_files_own_in_2_3() -> None:
+    """In 2.0 to 2.2, a version 3 drop-in next to a version 2 config.toml hides config.toml's old section."""
     files = section(CRI_OF_1, OFF), section(NRI, "disable = false", version=3)
     assert cdi(MIDDLE, *files) is None
     assert cdi(NEW, *files) is False
@@ -119,7 +123,7 @@ def test_the_version_of_the_last_file_decides_in_2_0_to_2_2_and_each_file_for_it
 
 
 def test_files_without_a_version_have_short_names_in_1_7_and_no_effect_in_2_0_to_2_2() -> None:
-    """2.0 to 2.2 rename the section of a version 1 file but do not use it; 2.3 does."""
+    """Releases 2.0 to 2.2 rename a version 1 file's section but do not use it, whereas 2.3 does."""
     for text in ("[plugins.cri]\nenable_cdi = true", "version = 1\n[plugins.cri]\nenable_cdi = true"):
         assert (cdi(OLD, text), cdi(MIDDLE, text), cdi(NEW, text)) == (True, None, True)
     nri = "[plugins.nri]\ndisable = false"
@@ -127,16 +131,18 @@ def test_files_without_a_version_have_short_names_in_1_7_and_no_effect_in_2_0_to
     assert read(NEW, nri).value(NRI, "disable") is None
 
 
-def test_the_last_version_decides_about_names_in_1_7() -> None:
-    """A drop-in of version 2 next to a file of version 1 makes the short names invalid, and 1.7 then does not start."""
+def test_the_last_files_version_decides_which_names_are_valid_in_1_7() -> None:
+    """A version 2 drop-in next to a version 1 file makes the file's short names invalid, and 1.7 then does not
+    start.
+    """
     with pytest.raises(UndeterminedError, match="plugin name 'cri'"):
         read(OLD, "[plugins.cri]\nenable_cdi = true", "version = 2")
     assert cdi(OLD, "version = 2", "[plugins.cri]\nenable_cdi = true\n", "version = 1\n") is True
 
 
 @pytest.mark.parametrize("release", ALL)
-def test_disabled_plugins_add_up(release: Release) -> None:
-    """A disabled plugin has no section in the dump, and a drop-in cannot remove it from disabled_plugins."""
+def test_the_lists_of_disabled_plugins_are_combined(release: Release) -> None:
+    """A drop-in therefore cannot remove a plugin from disabled_plugins."""
     files = f'version = 2\ndisabled_plugins = ["{NRI}"]', "version = 2\ndisabled_plugins = []"
     assert (read(release, *files).has_nri, read(release, *files).has_cri) == (False, True)
     docker = 'disabled_plugins = ["cri"]'
@@ -160,16 +166,14 @@ def test_disabled_plugins_add_up(release: Release) -> None:
         *((one, f'[plugins.cri]\n[plugins."{CRI_OF_1}"]', "under two names") for one in (EARLY, MIDDLE, NEW)),
     ],
 )
-def test_files_with_which_a_release_does_not_start_determine_nothing(
-    release: Release, text: str, expected: str
-) -> None:
+def test_files_with_which_a_release_does_not_start_give_no_result(release: Release, text: str, expected: str) -> None:
     """The reason contains the error in the file, and no setting is guessed."""
     with pytest.raises(UndeterminedError, match=expected):
         read(release, text)
 
 
-def test_a_key_in_another_spelling_determines_nothing() -> None:
-    """The TOML library of 2.x matches names without regard to case."""
+def test_a_key_that_differs_only_in_case_gives_no_result() -> None:
+    """The TOML library in 2.x ignores case when it matches names."""
     with pytest.raises(UndeterminedError, match="another spelling"):
         cdi(MIDDLE, section(CRI_OF_2, "Enable_CDI = false", version=3))
     with pytest.raises(UndeterminedError, match="not a table"):
@@ -184,23 +188,23 @@ def test_a_key_in_another_spelling_determines_nothing() -> None:
         ([""], ["/etc/x"]),
     ],
 )
-def test_relative_imports_start_at_the_file(imports: list[str], expected: list[str]) -> None:
-    """Relative imports are relative to the directory of the importing file. Paths are cleaned as in Go's filepath."""
+def test_relative_imports_start_at_the_importing_file(imports: list[str], expected: list[str]) -> None:
+    """They are relative to the directory of the file that imports them. Paths are cleaned as in Go's filepath."""
     assert imports_of("/etc/x/config.toml", {"imports": imports}) == expected
 
 
 @pytest.mark.parametrize("case", recorded(), ids=lambda case: "")
 @pytest.mark.parametrize("release", [(1, 7, 24), (2, 1, 9)], ids=str)
-def test_the_reading_is_that_of_real_releases(case: dict[str, Any], release: Release) -> None:
-    """Each recorded dump of containerd has the values that result from its release's rules, or the defaults. Files that
-    a release did not accept are rejected by its rules as well.
+def test_files_are_read_as_real_releases_read_them(case: dict[str, Any], release: Release) -> None:
+    """Each recorded containerd dump has the values that result from its release's rules, or the defaults. Files that a
+    release did not accept are also rejected by the release's rules.
     """
     expected, names = case[".".join(map(str, release))], breadth_first(case["files"])
     (rules,) = rules_for(release)
     files = [(name, tomllib.loads(case["files"][name])) for name in names]
     found, refusal = read_or_refuse(rules, files)
     if found is None:
-        # containerd uses one of two names at random, so there is no result to compare with.
+        # containerd randomly uses one of two names, so there is no result to compare with.
         assert expected is None or "under two names" in refusal
         return
     assert expected is not None
@@ -218,7 +222,7 @@ def test_the_reading_is_that_of_real_releases(case: dict[str, Any], release: Rel
 
 
 def read_or_refuse(rules: Rules, files: Documents) -> tuple[Effective | None, str]:
-    """Returns the settings in the files by the rules, or None and the reason."""
+    """Returns the settings that result from the files and the rules, or None and the reason."""
     try:
         return rules.read(files), ""
     except UndeterminedError as error:
@@ -226,7 +230,7 @@ def read_or_refuse(rules: Rules, files: Documents) -> tuple[Effective | None, st
 
 
 def breadth_first(files: dict[str, str]) -> list[str]:
-    """Returns the names of the generated files in containerd's order."""
+    """Returns the generated files' names in the order in which containerd reads them."""
     order, pending = [], ["config.toml"]
     while pending:
         name = pending.pop(0)
@@ -250,7 +254,7 @@ DOCUMENTS = st.lists(
 
 
 def leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Returns every value that is not a table with keys, by its path."""
+    """Returns every value that is not a table, by its path."""
     found: dict[tuple[str, ...], Any] = {}
     for key, value in table.items():
         found |= leaves(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value}
@@ -258,9 +262,9 @@ def leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str,
 
 
 @given(DOCUMENTS)
-def test_merges_keep_the_last_value_of_each_key(documents: list[dict[str, Any]]) -> None:
-    """In 2.x each value is that of the last file with the key; in 1.7 each section is that of the last file with it.
-    The input documents stay unchanged.
+def test_merging_keeps_the_last_value_of_each_key(documents: list[dict[str, Any]]) -> None:
+    """In 2.x, each value comes from the last file that has the key. In 1.7, each section comes from the last file that
+    has it. The input documents stay unchanged.
     """
     before = copy.deepcopy(documents)
     files = [(str(number), one) for number, one in enumerate(documents)]
@@ -276,7 +280,9 @@ def test_merges_keep_the_last_value_of_each_key(documents: list[dict[str, Any]])
 
 @given(st.lists(st.sampled_from(recorded()), min_size=1, max_size=1))
 def test_reading_a_file_twice_changes_nothing(cases: list[dict[str, Any]]) -> None:
-    """A file that is read again at the end takes precedence, as it already did if it was the last one."""
+    """A file that is read again at the end takes precedence over the files before it. If it already was the last file,
+    nothing changes.
+    """
     names = breadth_first(cases[0]["files"])
     files = [(name, tomllib.loads(cases[0]["files"][name])) for name in names]
     for rules in RULES:
@@ -314,16 +320,16 @@ def test_malformed_files_raise_only_undetermined_error(documents: list[dict[str,
             imports_of("/f", one)
 
 
-def test_a_dump_of_1_7_may_have_short_names_in_disabled_plugins() -> None:
-    """containerd prints the list as it is in a version 1 file, and no section of the plugin."""
+def test_a_dump_from_1_7_may_have_short_names_in_disabled_plugins() -> None:
+    """containerd prints the list as it appears in a version 1 file, and prints no section for the plugin."""
     dump = read_dump(f'version = 2\ndisabled_plugins = ["cri"]\n[plugins."{NRI}"]\ndisable = true\n')
     assert (dump.is_off(CRI_OF_1), dump.is_off(NRI)) == (True, False)
     with pytest.raises(RuntimeConfigError, match="must be the output"):
         read_dump(f'version = 2\n[plugins."{NRI}"]\ndisable = true\n')
 
 
-def test_a_dump_of_2_0_is_recognised() -> None:
-    """2.0.0 to 2.0.5 print a dump without the settings of a version 2 file; only 2.0 prints plugin_dir."""
+def test_a_dump_from_2_0_is_recognised() -> None:
+    """Releases 2.0.0 to 2.0.5 print a dump without a version 2 file's settings. Only 2.0 prints plugin_dir."""
     sections = f'[plugins."{NRI}"]\n[plugins."{CRI_OF_2}"]\n'
     assert read_dump(f'version = 3\nplugin_dir = ""\n{sections}').of_2_0
     assert not read_dump(f"version = 3\n{sections}").of_2_0

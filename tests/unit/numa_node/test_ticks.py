@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The times of the tasks' periodic work, with a clock that advances only while all tasks wait."""
+"""When the tasks' periodic work runs, with a clock that advances only while all tasks wait."""
 
 import asyncio
 from itertools import repeat
@@ -11,7 +11,7 @@ from tests.fuzz.virtual_time import run
 
 
 def test_idle_tasks_wake_up_together_with_busy_ones() -> None:
-    """However long their work takes, tasks wait for multiples of the same interval."""
+    """However long their work takes, all tasks wait for multiples of the same interval."""
     woken: list[tuple[str, float]] = []
 
     async def task(name: str, seconds: float, *, busy: bool) -> None:
@@ -32,8 +32,8 @@ def test_idle_tasks_wake_up_together_with_busy_ones() -> None:
     assert [time for name, time in woken if name == "late"] == pytest.approx([4, 8, 12])
 
 
-def test_unfinished_work_is_repeated_at_the_next_tick() -> None:
-    """Finished work is repeated only at the next quiet tick."""
+def test_unfinished_work_is_repeated_on_the_next_tick() -> None:
+    """Finished work is repeated only on the next quiet tick."""
     left, called = [True, True, False, False, None], list[float]()
 
     async def work() -> bool | None:
@@ -50,8 +50,8 @@ def test_unfinished_work_is_repeated_at_the_next_tick() -> None:
     assert called == pytest.approx([4, 6, 8, 12, 16, 20])
 
 
-def test_a_quiet_tick_is_a_tick() -> None:
-    """If it were a separate tick, a quiet task would wake up alone."""
+def test_each_quiet_tick_is_also_a_normal_tick() -> None:
+    """If quiet ticks were at other times, a quiet task would wake up alone."""
     assert QUIET_SECONDS % TICK_SECONDS == 0
 
     async def program() -> None:

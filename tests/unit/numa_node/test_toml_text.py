@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading TOML with the same depth limit as other documents."""
+"""Reads TOML with the same depth limit as other documents."""
 
 import pytest
 from hypothesis import given
@@ -47,14 +47,14 @@ def test_brackets_in_strings_and_comments_are_not_levels(text: str, value: objec
     ids=range(10),
 )
 def test_deep_nesting_is_rejected(text: str) -> None:
-    """Neither the parser nor the readers of the document recurse that deeply, not even through dotted keys."""
+    """Neither the parser nor the document's readers recurse that deeply, not even with dotted keys."""
     with pytest.raises(ValueError, match="nested more than 64 levels deep"):
         parse_toml(text)
 
 
 @given(st.text("[]{}\"'#\\\n a=.1"))
-def test_any_text_is_parsed_or_raises_value_error(text: str) -> None:
-    """No other exception leaves the parser."""
+def test_any_input_is_parsed_or_raises_value_error(text: str) -> None:
+    """The parser raises no other exception."""
     try:
         parse_toml(text)
     except ValueError:
@@ -75,8 +75,8 @@ def test_unterminated_strings_take_linear_time(text: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["{} = 1", "[{}]", "[[{}]]", "x = {{ {} = 1 }}"])
-def test_a_key_of_many_parts_is_rejected_before_it_is_parsed(form: str) -> None:
-    """A key of 32,000 parts takes tomllib 14 s."""
+def test_a_key_with_many_parts_is_rejected_before_it_is_parsed(form: str) -> None:
+    """A key with 32,000 parts takes tomllib 14 s."""
     text = form.format(".".join(["a"] * 32_000))
 
     def read() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A remedy belongs to a code, either of the service or of the cause that the backend reports."""
+"""Each remedy belongs to a code: either one of the service's, or the code of a cause that the backend reports."""
 
 import pytest
 from numa_contract.backend_codes import BackendCode
@@ -9,8 +9,8 @@ from numa_tools.causes import _REMEDIES, CAUSES, EXPLAINED, REFUSED, UNEXPLAINED
 LOG = "kubectl logs POD -c backend"
 
 
-def test_each_code_of_the_service_has_a_remedy_or_a_check_of_its_own() -> None:
-    """A new service code requires a row; a backend problem has the remedy of its cause."""
+def test_each_service_code_has_a_remedy_or_a_check_of_its_own() -> None:
+    """A new service code requires a table row. A backend problem has the remedy for its cause."""
     others = {StatusCode.SERVICE_DOWN, StatusCode.FILE_MISSING}
     assert others.isdisjoint({*_REMEDIES} | EXPLAINED), "only the command status reports these"
     assert {*_REMEDIES} | EXPLAINED | others | {StatusCode.BACKEND_PROBLEM} == {*StatusCode}
@@ -20,8 +20,8 @@ def test_each_code_of_the_service_has_a_remedy_or_a_check_of_its_own() -> None:
     assert "kubectl logs POD -c frontend" in remedy_of(Notice(code="OfALaterRelease", text="anything"))
 
 
-def test_each_code_of_the_backend_has_a_remedy_or_is_known_to_have_none() -> None:
-    """A new code of the backend requires a row."""
+def test_each_backend_code_has_a_remedy_or_is_known_to_have_none() -> None:
+    """A new backend code requires a table row."""
     assert {*CAUSES} | UNEXPLAINED == {*BackendCode}
     assert CAUSES.keys() & UNEXPLAINED == set()
     for code, cause in CAUSES.items():
@@ -30,24 +30,24 @@ def test_each_code_of_the_backend_has_a_remedy_or_is_known_to_have_none() -> Non
 
 
 @pytest.mark.parametrize("code", ["", "OfALaterRelease", *sorted(UNEXPLAINED)])
-def test_the_log_is_the_remedy_for_a_cause_that_is_not_known(code: str) -> None:
-    """An older backend sends no code; for a rejected container the message is the remedy."""
+def test_the_log_is_the_remedy_for_an_unknown_cause(code: str) -> None:
+    """An older backend sends no code. For a rejected container, the message is the remedy."""
     assert (LOG in cause_of(code).remedy, cause_of(code).kernel) == (True, False)
     assert cause_of(code, REFUSED).remedy == REFUSED
 
 
-def test_remedies_do_not_depend_on_texts() -> None:
-    """The remedy of a problem without a code does not depend on its message."""
+def test_remedies_do_not_depend_on_messages() -> None:
+    """The remedy for a problem without a code is the same whatever its message."""
     texts = ("no cgroup has the CPUs 4-5, since a partition did not end", "boot Linux 6.7", "Permission denied", "x")
     assert len({remedy_of(Notice(code=StatusCode.BACKEND_PROBLEM, text=text)) for text in texts}) == 1
 
 
-def test_only_a_limit_of_the_kernel_is_not_a_fault_of_the_pod() -> None:
+def test_only_kernel_limitations_are_not_the_pods_fault() -> None:
     """The doctor reports such a cause as a note, unless the configuration requires partitions."""
     kernel = {code for code, cause in CAUSES.items() if cause.kernel}
     assert kernel == {BackendCode.KERNEL_TOO_OLD, BackendCode.NODE_IS_CONTAINER}
 
 
-def test_no_code_of_the_backend_is_one_of_the_service() -> None:
-    """``/v1/status`` shows both in one field."""
+def test_no_backend_code_equals_a_service_code() -> None:
+    """``/v1/status`` shows both kinds of codes in the same field."""
     assert set(map(str, BackendCode)).isdisjoint(map(str, StatusCode))

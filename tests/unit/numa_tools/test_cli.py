@@ -27,9 +27,9 @@ def host(tmp_path: Path) -> str:
     return str(write_tree(small_machine(), tmp_path / "host"))
 
 
-def test_inspect_agrees_with_hwloc_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """For a captured machine, ``inspect -o json`` prints the same values as hwloc, in well under two seconds; without
-    -o it prints a table.
+def test_inspect_agrees_with_hwloc_when_reading_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For a captured machine, ``inspect -o json`` prints the same values as hwloc, in well under two seconds. Without
+    -o, it prints a table.
     """
     name = NAMES[0]
     root = write_tree(captured(name), tmp_path)
@@ -42,9 +42,9 @@ def test_inspect_agrees_with_hwloc_from_files(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.startswith("CPUs: ")
 
 
-def test_slices_is_a_list_in_json_and_yaml(host: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The slices that would be published are one List, with the same content in both formats, on standard output
-    only.
+def test_slices_prints_a_list_in_json_and_yaml(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The slices that the service would publish are one List, with the same content in both formats, and only on
+    standard output.
     """
     printed = []
     for form in ("json", "yaml"):
@@ -58,8 +58,10 @@ def test_slices_is_a_list_in_json_and_yaml(host: str, capsys: pytest.CaptureFixt
     assert [streams.err for streams in printed] == ["", ""]
 
 
-def test_slices_follow_file_and_flags(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Reserves in the configuration file apply, a flag overrides the file, and flags may precede the command."""
+def test_slices_obeys_the_configuration_file_and_flags(
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reserves from the configuration file apply, a flag overrides the file, and flags may precede the command."""
     (tmp_path / "config.yaml").write_text('reservedCPUs: "0-3"\n')
     arguments = ["--config", str(tmp_path / "config.yaml"), "slices", "--host-root", host, "-o", "json"]
     for flags, devices in (([], 1), (["--reserved-cpus", "0"], 2)):
@@ -68,10 +70,10 @@ def test_slices_follow_file_and_flags(host: str, tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(("spelling", "shown"), [("=true", True), ("=F", False), ("=1", True)])
-def test_the_pcie_root_flag_of_dra_driver_cpu_is_accepted(
+def test_dra_driver_cpus_pcie_root_flag_is_accepted(
     spelling: str, shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``--expose-pcie-roots=BOOL`` in Go's spellings overrides the file."""
+    """``--expose-pcie-roots=BOOL``, with any of Go's spellings, overrides the file."""
     affinity = {"/sys/devices/pci10000:e0/pci_bus/10000:e0/cpulistaffinity": "0-7\n"}
     root = write_tree(small_machine().changed(affinity), tmp_path / "host")
     (tmp_path / "config.yaml").write_text(f"exposePCIeRoots: {str(not shown).lower()}\n")
@@ -91,11 +93,11 @@ def test_the_pcie_root_flag_of_dra_driver_cpu_is_accepted(
         (["inspect"], "/sys/devices/system/cpu/online: "),
     ],
 )
-def test_bad_input_is_one_clear_line(
+def test_the_error_for_invalid_input_is_one_clear_line(
     host: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Invalid input is reported in one line on standard error, with exit code 2 and without output. For a damaged tree
-    the line contains the file and the root.
+    """The line is on standard error, the exit code is 2, and there is no output. For a damaged tree, the line contains
+    the file and the root.
     """
     if arguments == ["inspect"]:
         Path(host, "sys/devices/system/cpu/online").write_text("0-3\n")
@@ -107,10 +109,10 @@ def test_bad_input_is_one_clear_line(
     assert printed.err.endswith(f"(under {host})\n") == (arguments == ["inspect"])
 
 
-def test_a_configuration_from_an_archive_stays_on_its_line(
+def test_a_configuration_from_an_archive_stays_on_one_line(
     host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An archive comes from elsewhere, so its keys must not send control sequences to the terminal."""
+    """An archive may come from anywhere, so its keys must not send control sequences to the terminal."""
     (tmp_path / "config.yaml").write_text(json.dumps({"\x1b[2J": 1}))
     assert cli.main(["inspect", "--host-root", host, "--config", str(tmp_path / "config.yaml")]) == 2
     assert r"\x1b[2J: unknown key" in capsys.readouterr().err
@@ -119,8 +121,8 @@ def test_a_configuration_from_an_archive_stays_on_its_line(
 @pytest.mark.parametrize(
     "arguments", [["inspect", "-o", "xml"], ["explode"], ["inspect", "--nonsense"], ["--expose-pcie-roots=yes"]]
 )
-def test_bad_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """For unknown commands, flags and formats, one line contains the error and the help to read."""
+def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """For unknown commands, flags and formats, a single line contains the error and refers to the help."""
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     printed = capsys.readouterr()
@@ -130,7 +132,7 @@ def test_bad_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("command", ["", *cli.COMMANDS])
-def test_every_help_has_working_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_help_text_has_working_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each help text also lists the exit statuses."""
     with pytest.raises(SystemExit):
         cli.main([*command.split(), "--help"])
@@ -144,11 +146,11 @@ def test_every_help_has_working_examples(command: str, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("command", [one for one, what in cli.COMMANDS.items() if "table" in what.outputs])
 def test_every_table_has_the_same_formats(command: str) -> None:
-    """Scripts and people use the same values of ``-o`` everywhere."""
+    """Scripts and people can use the same values for ``-o`` everywhere."""
     assert cli.COMMANDS[command].outputs == ("table", "wide", "json", "yaml")
 
 
-def test_wide_shows_the_performance_of_memory(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wide_output_shows_memory_performance(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The table has two more columns, which are empty if the kernel reports no values."""
     tables = []
     for form in ("table", "wide"):
@@ -170,8 +172,10 @@ def run(*arguments: str, **options: object) -> "subprocess.CompletedProcess[str]
     return subprocess.run(command, check=False, text=True, stderr=subprocess.PIPE, timeout=15, **options)  # type: ignore[call-overload, no-any-return] # options are of run()
 
 
-def test_the_service_imports_the_command_line_and_no_tool() -> None:
-    """The service runs on every node continuously; tests/integration/test_service_imports.py checks a running one."""
+def test_the_service_imports_the_command_line_but_no_tool() -> None:
+    """The service runs on every node all the time, so it must not hold the tools in memory.
+    tests/integration/test_service_imports.py checks a running service.
+    """
     program = (
         "import sys, numa_tools.__main__, numa_tools.cli, dra_frontend.app\n"
         "print(*sorted(name for name in sys.modules if name.startswith('numa_tools')), 'tarfile' in sys.modules)\n"
@@ -180,9 +184,9 @@ def test_the_service_imports_the_command_line_and_no_tool() -> None:
     assert (ran.returncode, ran.stdout.strip()) == (0, "numa_tools numa_tools.__main__ numa_tools.cli False")
 
 
-def test_importing_the_service_runs_no_full_collection() -> None:
-    """Without this measure, about a dozen full garbage collections would each visit all objects. The event loop is not
-    started here.
+def test_importing_the_service_runs_no_full_garbage_collection() -> None:
+    """Otherwise, about a dozen full garbage collections would each visit all objects. The event loop is not started
+    here.
     """
     program = (
         "import asyncio, gc, sys; from numa_tools.__main__ import main\n"
@@ -195,7 +199,7 @@ def test_importing_the_service_runs_no_full_collection() -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_inspect_and_slices_need_no_service_library(host: str) -> None:
+def test_inspect_and_slices_load_no_service_library(host: str) -> None:
     """Both commands start without gRPC, the Kubernetes client and the web server, which would cost a second and 60
     MB.
     """
@@ -211,7 +215,7 @@ def test_inspect_and_slices_need_no_service_library(host: str) -> None:
 
 
 def test_a_full_disk_is_reported_without_traceback(host: str) -> None:
-    """Output that cannot be written has its own error, with exit code 1."""
+    """Output that cannot be written causes an error of its own, with exit code 1."""
     with Path("/dev/full").open("w") as full:
         ran = run("-m", "numa_tools", "inspect", "--host-root", host, stdout=full)
     assert (ran.returncode, ran.stderr) == (1, "dra-frontend: No space left on device\n")
@@ -227,7 +231,7 @@ def test_a_reader_may_close_the_pipe_early(host: str) -> None:
 
 
 def test_the_report_contains_more_than_hwloc() -> None:
-    """Free and surplus hugepages, distances, ids, offline and isolated CPUs are included under separate keys."""
+    """Free and surplus hugepages, distances, IDs, and offline and isolated CPUs are printed under separate keys."""
     found = report(discover(small_machine().changed({"/sys/devices/system/cpu/isolated": "3\n"})))
     more = {
         "isolcpus": [3],
@@ -255,8 +259,8 @@ def test_the_report_contains_more_than_hwloc() -> None:
 
 
 def test_inspect_shows_reserves_and_their_origin(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The reserves are listed by NUMA node with the rest for claims; by default a twentieth is reserved, because no
-    cluster is queried.
+    """The reserves are listed per NUMA node, together with what remains for claims. By default a twentieth is reserved,
+    because no cluster is queried.
     """
     assert cli.main(["inspect", "--host-root", host]) == 0
     shown = capsys.readouterr().out.split("\n\n")
@@ -291,7 +295,7 @@ def test_inspect_shows_reserves_and_their_origin(host: str, tmp_path: Path, caps
         ),
     ],
 )
-def test_all_commands_report_a_bad_configuration_alike(
+def test_all_commands_report_an_invalid_configuration_in_the_same_way(
     host: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -300,7 +304,7 @@ def test_all_commands_report_a_bad_configuration_alike(
     code: int,
     told: str,
 ) -> None:
-    """An impossible configuration is an error; one that leaves no resources is a warning."""
+    """An impossible configuration is an error, and a configuration that leaves no resources is a warning."""
     (tmp_path / "config.yaml").write_text(config)
     assert cli.main([*command, "--host-root", host, "--config", str(tmp_path / "config.yaml")]) == code
     printed = capsys.readouterr()
@@ -308,8 +312,8 @@ def test_all_commands_report_a_bad_configuration_alike(
     assert bool(printed.out) == (code == 0)
 
 
-def test_the_table() -> None:
-    """There is one aligned row per NUMA node, with everything that matters for placing a workload."""
+def test_the_table_of_a_machine() -> None:
+    """Each NUMA node has one aligned row, with everything that matters for placing a workload."""
     tree = small_machine().changed({"/sys/devices/system/cpu/isolated": "3\n"})
     assert machine_table(discover(tree)).splitlines() == [
         "CPUs:       8 online (0-7)",
@@ -325,7 +329,7 @@ def test_the_table() -> None:
 
 
 def test_the_table_of_an_uneven_machine() -> None:
-    """Core types and offline CPUs have lines if there are any; a node without CPUs or hugepages shows dashes."""
+    """Core types and offline CPUs have lines if there are any. A node without CPUs or hugepages shows dashes."""
     node = "/sys/devices/system/node"
     tree = small_machine().changed(
         {
@@ -346,7 +350,7 @@ def test_the_table_of_an_uneven_machine() -> None:
 
 
 def test_the_help_names_deprecated_flags_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """As in nri-backend, the replacement is named, and the version is available as a command."""
+    """As in nri-backend, the help names the replacements, and the version can be printed with a command."""
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     told = " ".join(capsys.readouterr().out.split())
@@ -358,7 +362,7 @@ def test_the_help_names_deprecated_flags_and_the_version(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("arguments", [["status"], ["inspect"]])
 def test_yaml_has_the_same_values_as_json(host: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """This includes a node whose service is down, in which case its files are read."""
+    """This includes a node whose service is down, in which case the node's files are read."""
     printed = []
     for form, read in (("json", json.loads), ("yaml", yaml.safe_load)):
         cli.main([*arguments, "--host-root", host, "-o", form])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of the state socket, tested with real sockets."""
+"""The client for the state socket, tested with real sockets."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ from numa_tools.state_client import NoServiceError, StateClient
 
 @contextmanager
 def answering(root: Path, answer: bytes) -> Iterator[StateClient]:
-    """Yields a server that always sends the same response, and a client connected to it."""
+    """Yields a client that is connected to a server which always sends the same response."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(root / STATE_SOCKET))
         listening.listen()
@@ -45,8 +45,8 @@ def http(body: bytes, status: str = "200 OK") -> bytes:
     return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
 
 
-def test_documents_and_texts(short_root: Path) -> None:
-    """JSON is parsed; a page whose status is not 200 by design is returned as text."""
+def test_documents_and_text_pages_are_read(short_root: Path) -> None:
+    """JSON is parsed. A page whose status is intentionally not 200 is returned as a string."""
     with answering(short_root, http(b'[{"a": 1}]')) as client:
         assert client.document("/v1/claims") == [{"a": 1}]
     with answering(short_root, http(b"not yet\n", "503 Service Unavailable")) as client:
@@ -65,15 +65,15 @@ def test_documents_and_texts(short_root: Path) -> None:
         (http(b"1" * ((16 << 20) + 2)), "has more than"),
     ],
 )
-def test_every_invalid_response_is_one_error_type(short_root: Path, answer: bytes, text: str) -> None:
-    """Callers need not know the possible errors of a socket, and no response can fill the memory."""
+def test_every_invalid_response_raises_the_same_error_type(short_root: Path, answer: bytes, text: str) -> None:
+    """Callers need not know which errors a socket may raise, and no response can fill up the memory."""
     with answering(short_root, answer) as client, pytest.raises(NoServiceError, match=text):
         client.document("/v1/claims")
 
 
-def test_no_service(short_root: Path) -> None:
-    """Covers a missing socket, one without a listener, one that stays silent, and a path that is too long, each with
-    its reason.
+def test_the_error_says_why_the_service_cannot_be_reached(short_root: Path) -> None:
+    """The cases are a missing socket, a socket without a listener, a server that stays silent, and a path that is too
+    long.
     """
     client = StateClient(short_root, seconds=0.1)
     with pytest.raises(NoServiceError, match="no such socket"):
@@ -90,7 +90,7 @@ def test_no_service(short_root: Path) -> None:
 
 
 def test_documents_are_read_as_models(short_root: Path) -> None:
-    """Fields from a newer release are ignored; for a response in another format the error names the first invalid
+    """Fields from a newer release are ignored. For a response in another format, the error names the first invalid
     field.
     """
     cpu = {"cpu": 1, "use": "pool", "fieldOfANewerRelease": 1}

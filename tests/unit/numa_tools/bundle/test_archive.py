@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive of a bug report: packed files can be unpacked again, and a foreign archive is harmless."""
+"""The archive in a bug report: packed files can be unpacked again, and a foreign archive can do no harm."""
 
 import gzip
 import io
@@ -12,7 +12,7 @@ from numa_tools.bundle.archive import MAX_BYTES, ArchiveError, ArchiveWriter, ex
 
 
 def packed(*files: tuple[str, str]) -> io.BytesIO:
-    """Returns an archive of these files."""
+    """Returns an archive with the given files."""
     made = io.BytesIO()
     archive = ArchiveWriter(made)
     for path, text in files:
@@ -24,7 +24,7 @@ def packed(*files: tuple[str, str]) -> io.BytesIO:
 
 
 def foreign(*entries: tuple[str, dict[str, Any], bytes]) -> io.BytesIO:
-    """Returns a hand-made tar file. Python 3.13 writes no header whose size differs from that of the content."""
+    """Returns a hand-made tar file, since Python 3.13 writes no header whose size differs from the content's."""
     made = bytearray()
     for name, fields, data in entries:
         entry = tarfile.TarInfo(name)
@@ -40,7 +40,7 @@ SPARSE = {"pax_headers": {"GNU.sparse.map": "0,1,67108864,0", "GNU.sparse.size":
 
 
 def test_files_and_directories_can_be_unpacked(tmp_path: Path) -> None:
-    """Unpacked files have their paths on the node, and equal content gives byte-identical archives."""
+    """Unpacked files have the same paths as on the node, and equal content gives byte-identical archives."""
     files = ("manifest.json", "{}"), ("/sys/a/b", "0-3\n"), ("/var/run/cdi/x.json", "ü")
     root = extract(packed(*files), tmp_path)
     assert [(root / path.strip("/")).read_text() for path, _ in files] == [text for _, text in files]
@@ -49,7 +49,7 @@ def test_files_and_directories_can_be_unpacked(tmp_path: Path) -> None:
 
 
 def test_files_beyond_the_limits_are_left_out() -> None:
-    """The archive stays readable, and the caller learns which file was left out."""
+    """The archive is still readable, and the caller learns which file was left out."""
     archive = ArchiveWriter(io.BytesIO(), most_bytes=10)
     assert archive.add("a", "12345")
     assert not archive.add("b", "123456")
@@ -85,13 +85,13 @@ def test_files_beyond_the_limits_are_left_out() -> None:
     ],
 )
 def test_a_foreign_archive_is_refused(data: io.BytesIO, text: str, tmp_path: Path) -> None:
-    """Nothing is written outside the target directory, and no archive can fill the disk."""
+    """No file is written outside the target directory, and no archive can fill up the disk."""
     with pytest.raises(ArchiveError, match=text):
         extract(data, tmp_path / "into")
     assert {one.name for one in tmp_path.iterdir()} <= {"into"}
 
 
-def test_a_file_in_place_of_a_directory_is_an_os_error(tmp_path: Path) -> None:
-    """The result is an OSError, which the caller handles."""
+def test_a_file_in_place_of_a_directory_raises_os_error(tmp_path: Path) -> None:
+    """The caller handles OSError."""
     with pytest.raises((NotADirectoryError, FileExistsError)):
         extract(foreign(("node/a", {}, b"x"), ("node/a/b", {}, b"x")), tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replacing the cluster's names in a bug report with numbers."""
+"""Replaces the cluster's names in a bug report with numbers."""
 
 import json
 import re
@@ -16,7 +16,7 @@ RECORD = cpu_record("11111111-2222-3333-4444-555555555555", "r=0-3", pods=("bill
 
 
 def masks_of(*documents: Any) -> Masks:
-    """Returns the masks of the names in these documents."""
+    """Returns the masks for the names in the given documents."""
     masks = Masks()
     masks.add("node", "worker-1.example.com")
     masks.learn(list(documents))
@@ -24,7 +24,7 @@ def masks_of(*documents: Any) -> Masks:
 
 
 def test_every_kind_of_name_is_replaced_by_a_number() -> None:
-    """The same name has the same mask everywhere: in fields, in sentences, and in a JSON record inside a string."""
+    """The same name gets the same mask everywhere: in fields, in sentences, and in a JSON record inside a string."""
     document = RECORD.model_dump(mode="json")
     seen = report("c", podName="billing-7f9", podNamespace="accounts", name="ledger").model_dump(mode="json")
     said = {
@@ -42,8 +42,8 @@ def test_every_kind_of_name_is_replaced_by_a_number() -> None:
     assert parse_record(masked[0]).cpus == RECORD.cpus
 
 
-def test_a_name_that_is_also_a_word_of_the_driver() -> None:
-    """Such a name is replaced only where it is used as a name; elsewhere the output must stay readable."""
+def test_a_name_that_is_also_one_of_the_drivers_words() -> None:
+    """Such a name is replaced only where it is used as a name. Elsewhere, the output must stay readable."""
     document = RECORD.model_dump(mode="json") | {"reservedFor": [{"uid": "p1", "name": "packed"}]}
     document["parameters"] = {"r": {"strategy": "packed"}}
     masked = masks_of(document).document(document)
@@ -51,23 +51,25 @@ def test_a_name_that_is_also_a_word_of_the_driver() -> None:
 
 
 def test_a_part_of_a_word_is_not_a_name() -> None:
-    """The pod "db" does not match "db-2", "mydb" or "db.example"; a full stop at the end of a sentence ends a name."""
+    """The pod name "db" does not match "db-2", "mydb" or "db.example". A full stop at the end of a sentence ends a
+    name.
+    """
     masks = masks_of({"uid": "1", "name": "db"})
     assert masks.text('db db-2 mydb db.example db. db/db_db, "db"') == (
         'pod-1 db-2 mydb db.example pod-1. pod-1/pod-1_pod-1, "pod-1"'
     )
 
 
-def test_pools_begin_with_the_node() -> None:
-    """After masking, the pool names are still recognizable as those of that node."""
+def test_pool_names_begin_with_the_node() -> None:
+    """After masking, the pool names can still be recognized as the node's."""
     masks = masks_of()
     masks.learn_pools(["worker-1.example.com", "worker-1.example.com-memory", "other"])
     assert masks.text("worker-1.example.com-memory of worker-1.example.com") == "node-1-memory of node-1"
 
 
-def test_pools_in_documents_and_in_names_of_slices() -> None:
-    """The node's own slices are masked, whatever their number and whether or not the pool still exists; similar strings
-    are not.
+def test_pools_in_documents_and_in_slice_names() -> None:
+    """The node's own slices are masked, whatever their number and whether or not their pool still exists. Similar
+    strings are not masked.
     """
     former = {"pool": "worker-1.example.com-hugepages-1g", "device": "hugepages-1g-numa000"}
     masks = masks_of(former, {"pool": "0-7", "text": "slice 0001f-dra.memory-worker-1.example.com-hugepages-2m."})
@@ -86,7 +88,7 @@ _gaps = st.sampled_from([" ", "/", ", ", '"', "_", ": "])
 
 
 @given(st.lists(_names, min_size=1, max_size=6, unique=True), st.lists(_gaps, min_size=12, max_size=12))
-def test_no_name_is_left(names: list[str], gaps: list[str]) -> None:
+def test_no_name_remains(names: list[str], gaps: list[str]) -> None:
     """This holds for any names and any separators."""
     masks = masks_of(*({"uid": "1", "name": name} for name in names))
     text = "".join(name + gap for name, gap in zip(names * 2, gaps, strict=False))
@@ -94,8 +96,8 @@ def test_no_name_is_left(names: list[str], gaps: list[str]) -> None:
     assert {word for word in words if word} <= {f"pod-{n + 1}" for n in range(6)} | KEPT
 
 
-def test_a_document_in_a_document_in_a_document_is_masked_as_text() -> None:
-    """A string inside an embedded document is not parsed again, so documents cannot nest without limit."""
+def test_a_document_in_a_document_in_a_document_is_masked_as_a_string() -> None:
+    """A string inside an embedded document is not parsed again, so documents cannot be nested without limit."""
     inner: Any = {"podName": "billing-7f9"}
     for _ in range(12):
         inner = {"podName": "billing-7f9", "annotation": json.dumps(inner)}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selectors evaluate to the value that the scheduler's CEL gives them, or to unknown, and their cost is bounded."""
+"""Selectors evaluate either to the value that the scheduler's CEL gives them or to unknown, and their cost is
+bounded.
+"""
 
 import resource
 import sys
@@ -65,7 +67,7 @@ OURS = 'device.attributes["dra.cpu"]'
     ],
 )
 def test_values(expression: str, true: bool) -> None:
-    """Operators and literals have the meaning that they have in CEL."""
+    """Operators and literals have the same meaning as in CEL."""
     assert selected(expression, DEVICE) is true
 
 
@@ -87,7 +89,7 @@ def test_values(expression: str, true: bool) -> None:
     ],
 )
 def test_errors(expression: str, text: str) -> None:
-    """An error ends the scheduler's attempt, so it must be distinct from "false"."""
+    """An error ends the scheduler's attempt, so it must differ from "false"."""
     with pytest.raises(CelError, match=text):
         selected(expression, DEVICE)
 
@@ -122,8 +124,8 @@ def test_the_value_of_other_expressions_is_unknown(expression: str, text: str) -
     ],
     ids=range(5),
 )
-def test_the_depth_has_a_limit_that_is_not_the_interpreters(within: str, beyond: str) -> None:
-    """Expressions over the limit are too deep regardless of the Python version and of its recursion limit."""
+def test_the_depth_limit_is_not_the_interpreters(within: str, beyond: str) -> None:
+    """Expressions beyond the limit are rejected as too deep, whatever the Python version and its recursion limit."""
     before = sys.getrecursionlimit()
     assert selected(within, DEVICE)
     sys.setrecursionlimit(100_000)
@@ -135,8 +137,8 @@ def test_the_depth_has_a_limit_that_is_not_the_interpreters(within: str, beyond:
 
 
 @pytest.mark.parametrize("expression", ["a" * 5000 + " == 1", "device." + "b" * 5000, "b" * 5000 + "{}"])
-def test_the_text_of_an_error_is_cut(expression: str) -> None:
-    """The author of a selector controls the length of its names."""
+def test_an_error_message_is_cut(expression: str) -> None:
+    """A selector's author controls the length of the names in it."""
     with pytest.raises((CelError, CelUnsupportedError)) as caught:
         selected(expression, DEVICE)
     assert len(str(caught.value)) < 300
@@ -148,7 +150,7 @@ def test_many_terms_are_not_deep_nesting() -> None:
 
 
 def bound(step: str, steps: int, first: str, body: str) -> str:
-    """Returns an expression in which each ``b(n+1)`` is made from ``b(n)`` by one step and the last one is tested."""
+    """Returns an expression in which one step makes each ``b(n+1)`` from ``b(n)`` and the last value is tested."""
     body = body.replace("last", f"b{steps}")
     for number in range(steps, 0, -1):
         body = f"cel.bind(b{number}, {step.replace('b', f'b{number - 1}')}, {body})"
@@ -180,7 +182,7 @@ def bound(step: str, steps: int, first: str, body: str) -> str:
     ],
 )
 def test_exponential_growth_is_rejected(expression: str) -> None:
-    """A short selector must not use up the memory or time of the user who asks about the claim."""
+    """A short selector must not use up the memory or the time of the user who asks about the claim."""
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     with pytest.raises(CelUnsupportedError, match="costs too much"):
         selected(expression, DEVICE)
@@ -188,8 +190,10 @@ def test_exponential_growth_is_rejected(expression: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 
-def test_long_selectors_of_long_lists_are_accepted() -> None:
-    """The selector has the maximum number of terms, each testing the maximum number of values in a list attribute."""
+def test_long_selectors_on_long_lists_are_accepted() -> None:
+    """The selector has the maximum number of terms, each of which tests the maximum number of values in a list
+    attribute.
+    """
     roots = [f"pci{number:04x}:{number:02x}-{'x' * 50}" for number in range(64)]
     device = {**DEVICE, "attributes": Domains({"d": {"roots": roots}})}
     terms = ['"pci0" in device.attributes["d"].roots'] * 240

@@ -82,7 +82,7 @@ MACROS = [
     # Like || and &&, exists and all ignore an error if another element decides.
     ("[0, 1].exists(x, 1 / x == 1) && ![0, 1].all(x, 1 / x == 2)", True),
     ("[1].exists(x, [2].exists(x, x == 2) && x == 1)", True),
-    # A value named by cel.bind is evaluated where it is used.
+    # A value that cel.bind names is evaluated where it is used.
     (f"cel.bind(x, {OURS}.missing, true)", True),
     (f"cel.bind(self, {OURS}.numCPUs, self > 1 && cel.bind(twice, self * 2, twice == 32))", True),
 ]
@@ -131,7 +131,7 @@ UNKNOWN_PARTS = [
     [*INCLUDES, *TEXTS, *OPTIONALS, *MACROS, *NUMBERS, *VERSIONS, *LITERALS, *UNKNOWN_PARTS],
 )
 def test_values(expression: str, true: bool) -> None:
-    """Selectors that a cluster accepts have the same value there."""
+    """The values are the same as in a cluster that accepts these selectors."""
     assert selected(expression, DEVICE) is true
 
 
@@ -163,7 +163,7 @@ def test_values(expression: str, true: bool) -> None:
     ],
 )
 def test_errors(expression: str, text: str) -> None:
-    """A runtime error ends the scheduler's attempt; the error is neither false nor unknown."""
+    """A runtime error ends the scheduler's attempt, so the error is neither false nor unknown."""
     with pytest.raises(CelError, match=text):
         selected(expression, DEVICE)
 
@@ -199,7 +199,7 @@ def test_errors(expression: str, text: str) -> None:
         (r"'a'.matches('\\pL')", "the pattern cannot be parsed"),
         ("'a'.matches('(?i)é')", "only supported for ASCII"),
         ("unknown() && true", r"the function unknown\(\)"),
-        # An unknown part may decide the result in the cluster, in which case a failing part is ignored.
+        # In the cluster, an unknown part may decide the result. In that case, a failing part is ignored.
         (f"{OURS}.missing == 1 || unknown()", r"the function unknown\(\)"),
         (f"unknown() && {OURS}.missing == 1", r"the function unknown\(\)"),
         ("[0, 1].exists(x, 1 / x == 2 || unknown())", r"the function unknown\(\)"),
@@ -208,7 +208,9 @@ def test_errors(expression: str, text: str) -> None:
     ],
 )
 def test_the_value_of_other_expressions_is_unknown(expression: str, text: str) -> None:
-    """A part that is not supported is neither true nor false nor an error, and the message contains it."""
+    """An expression with a part that the simulation does not support is neither true nor false nor an error. The
+    message contains that part.
+    """
     with pytest.raises(CelUnsupportedError, match=text):
         selected(expression, DEVICE)
 
@@ -251,7 +253,9 @@ def test_the_value_of_other_expressions_is_unknown(expression: str, text: str) -
     ],
 )
 def test_matches_follows_re2(text: str, pattern: str, found: bool) -> None:
-    """A pattern may match anywhere in the string; character classes are ASCII, and ``$`` matches only at its end."""
+    """A pattern may match anywhere in the string. Character classes are ASCII, and ``$`` matches only at the end of the
+    string.
+    """
     device = {"driver": text, "attributes": {"pattern": pattern}}
     assert selected("device.driver.matches(device.attributes.pattern)", device) is found
 
@@ -266,7 +270,7 @@ def test_a_pattern_takes_linear_time() -> None:
 
 
 def test_a_class_of_many_characters_costs_no_more_than_one_of_few() -> None:
-    """A character class is one instruction, however many ranges it has."""
+    """A character class is a single instruction, however many ranges it has."""
     ranges = "".join(chr(0x4E00 + 2 * number) for number in range(1500))
     device = {"driver": "a" * 300}
     began = time.thread_time()

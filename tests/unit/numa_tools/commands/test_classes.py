@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeviceClasses and the devices that a scheduler finds by them."""
+"""DeviceClasses, and the devices that a scheduler finds with them."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,19 +24,19 @@ GIB = 1 << 30
 
 
 def names(found: Machine) -> list[str]:
-    """Returns the names of the classes of a machine."""
+    """Returns the names of a machine's classes."""
     return [document["metadata"]["name"] for document in device_classes(found)]
 
 
 def with_far_node(found: Machine) -> Machine:
-    """Returns the machine with 8 GiB of CXL memory as node 2, half of it in 2 MiB pages."""
+    """Returns the machine with 8 GiB of CXL memory as NUMA node 2, half of it in 2 MiB pages."""
     pages = HugepagePool(2 << 20, 2048, 2048)
     far = NumaNode(2, frozenset(), 8 * GIB, (pages,), {0: 24, 1: 17, 2: 10})
     return replace(found, numa_nodes=found.numa_nodes | {2: far})
 
 
 def published(found: Machine) -> list[dict[str, Any]]:
-    """Returns the slices of a machine with the names that the server gives them."""
+    """Returns a machine's slices with the names that the server gives them."""
     pools = build_inventory(found, Config(), NODE).pools
     documents = [document for pool in pools for document in slice_documents(pool, NODE)]
     for index, document in enumerate(documents):
@@ -45,12 +45,12 @@ def published(found: Machine) -> list[dict[str, Any]]:
 
 
 def selectors(device_class: dict[str, Any]) -> list[str]:
-    """Returns the CEL expressions of a class."""
+    """Returns a class's CEL expressions."""
     return [selector["cel"]["expression"] for selector in device_class["spec"]["selectors"]]
 
 
 def chosen(found: Machine, device_class: str, size: str = "2Mi", slices: list[dict[str, Any]] | None = None) -> str:
-    """Returns the device that a scheduler allocates for a request by class and bytes."""
+    """Returns the device that a scheduler allocates for a request with the given class and bytes."""
     request = {"name": "r", "exactly": {"deviceClassName": device_class, "capacity": {"requests": {"size": size}}}}
     claim = {"metadata": {"name": "c"}, "spec": {"devices": {"requests": [request]}}}
     classes = {document["metadata"]["name"]: document for document in device_classes(found)}
@@ -70,8 +70,8 @@ def chosen(found: Machine, device_class: str, size: str = "2Mi", slices: list[di
     ],
 )
 def test_one_class_for_each_kind(base: int, pages: dict[int, int], words: list[str]) -> None:
-    """There is one class for CPUs, one for plain memory, and one for every hugepage size of the kernel; each hugepage
-    class matches only pages of its size.
+    """There is one class for CPUs, one for plain memory, and one for every hugepage size that the kernel supports. Each
+    hugepage class matches only pages of its own size.
     """
     pools = tuple(HugepagePool(size, held // size, held // size) for size, held in pages.items())
     found = replace(machine(memory=256 * GIB, hugepages=pools), base_page_bytes=base)
@@ -83,7 +83,9 @@ def test_one_class_for_each_kind(base: int, pages: dict[int, int], words: list[s
 
 
 def test_far_memory_is_never_a_default_target() -> None:
-    """Memory of nodes without CPUs is allocated only to claims that use its class, however much of it is free."""
+    """Memory on nodes without CPUs is allocated only to claims that use the class for far memory, however much of it is
+    free.
+    """
     found = with_far_node(machine(memory=2 * GIB, hugepages=(HugepagePool(2 << 20, 256, 256),)))
     assert names(found)[3:] == ["dra.memory-far", "dra.hugepages-2m-far"]
     for name, size in (("dra.memory", "3Gi"), ("dra.hugepages-2m", "1Gi")):
@@ -94,16 +96,18 @@ def test_far_memory_is_never_a_default_target() -> None:
 
 
 @pytest.mark.parametrize("memory", [0, 8 * GIB])
-def test_a_far_node_without_memory_or_hugepages_makes_no_class_for_them(memory: int) -> None:
-    """No device would match it."""
+def test_a_far_node_without_memory_or_hugepages_gets_no_class_for_them(memory: int) -> None:
+    """No device would match such a class."""
     found = machine()
     far = NumaNode(2, frozenset(), memory)
     far_names = ["dra.memory-far"] if memory else []
     assert names(replace(found, numa_nodes=found.numa_nodes | {2: far})) == [*names(found), *far_names]
 
 
-def test_devices_of_dra_driver_memory_match_too() -> None:
-    """These devices spell the page size differently and have no tier, so nodes can be migrated one at a time."""
+def test_dra_driver_memorys_devices_match_too() -> None:
+    """These devices spell the page size differently and have no tier. They match, so nodes can be migrated one at a
+    time.
+    """
     page, huge = "resource.kubernetes.io/pageSize", "resource.kubernetes.io/hugeTLB"
     devices = [
         {
@@ -124,8 +128,8 @@ def test_devices_of_dra_driver_memory_match_too() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_device_of_a_machine_has_one_class(name: str) -> None:
-    """Every device can be requested, and none belongs to two classes."""
+def test_every_device_of_a_machine_is_in_one_class(name: str) -> None:
+    """Every device can be requested, and no device is in two classes."""
     found = discover(captured(name))
     devices = list(candidates(published(found), NODE))
     assert devices

@@ -64,7 +64,7 @@ def test_a_malformed_archive_is_explained(
 async def test_a_claim_that_is_being_released_holds_its_cpus(
     serving: bool, node: AilingNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The CPUs stay allocated as long as the journal contains the release, and an archive of the node shows the
+    """The CPUs stay allocated for as long as the journal contains the release, and an archive from the node shows the
     same.
     """
     node.serving = serving
@@ -83,7 +83,7 @@ async def test_a_claim_that_is_being_released_holds_its_cpus(
 
 @pytest.mark.parametrize("serving", [True, False])
 async def test_a_damaged_claim_file_holds_its_cpus(serving: bool, node: AilingNode) -> None:
-    """This holds whether or not the service, which shows only claims with a record, is running."""
+    """This holds whether or not the service is running, which itself shows only claims with a record."""
     node.serving = serving
     file = write_claim(node.cdi, cpu_record("u8", "r=5-6"))
     document = json.loads(file.read_text())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An archive used as host root: commands show the same output as on the node."""
+"""With an archive as their host root, commands show the same output as on the node."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ UID = "11111111-2222-3333-4444-555555555555"
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Runs a command and returns exit status and standard output."""
+    """Runs a command and returns its exit status and standard output."""
     status = cli.main(list(arguments))
     return status, capsys.readouterr().out
 
@@ -52,15 +52,15 @@ def host(tmp_path: Path) -> Path:
 
 
 def contents(archive: Path) -> dict[str, str]:
-    """Returns the files in an archive, by their paths."""
+    """Returns the files in an archive by path."""
     with tarfile.open(archive) as tar:
         files = {one.name: tar.extractfile(one) for one in tar if one.isfile()}
         return {name: file.read().decode() for name, file in files.items() if file}
 
 
 def unpack(tar: tarfile.TarFile, into: Path) -> None:
-    """Unpacks an archive of this project in the same way as the program tar. The tarfile module's filters require
-    Python 3.11.4.
+    """Unpacks one of this project's archives as the program tar would. The tarfile module's filters require Python
+    3.11.4.
     """
     for one in tar:
         content = tar.extractfile(one)
@@ -70,11 +70,11 @@ def unpack(tar: tarfile.TarFile, into: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*NAMES, "/"])
-def test_an_archive_is_inspected_like_its_machine(
+def test_inspecting_an_archive_shows_the_same_as_inspecting_its_machine(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The output for captured machines and for the machine that runs this test is the same from the archive and from
-    the directory.
+    """The output from the archive equals the output from the directory, both for captured machines and for the machine
+    that runs this test.
     """
     root = name if name == "/" else str(write_tree(captured(name), tmp_path / "host"))
     archive, unpacked = tmp_path / "a.tar.gz", tmp_path / "unpacked"
@@ -88,8 +88,10 @@ def test_an_archive_is_inspected_like_its_machine(
         assert run(capsys, "inspect", *source, "-o", "json") == before
 
 
-def test_claims_and_configuration_are_in_it(host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Claims are explained and simulated from the archive with the same result as on the node."""
+def test_claims_and_configuration_are_in_the_archive(
+    host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Explaining and simulating claims from the archive has the same result as on the node."""
     config, archive, wanted = tmp_path / "config.yaml", tmp_path / "a.tar.gz", tmp_path / "c.yaml"
     config.write_text('reservedCPUs: "0"\n')
     wanted.write_text(yaml.safe_dump(_claim()))
@@ -116,7 +118,7 @@ def _same(text: str) -> str:
 
 
 def test_a_masked_archive_contains_no_name(host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The claim is found by its mask, with its CPUs. Without masking, all names are present."""
+    """The claim, with its CPUs, can be found by its mask. Without masking, all names are present."""
     names = ("billing-7f9", "accounts", "card", "worker-1")
     archive = tmp_path / "a.tar.gz"
     there = ["--host-root", str(host), "--node", "worker-1", "--hostname-override", "worker-1"]
@@ -139,10 +141,10 @@ def node() -> Iterator[AilingNode]:
     made.close()
 
 
-async def test_the_memory_reserve_that_the_node_used_is_in_the_archive(
+async def test_the_archive_contains_the_memory_reserve_that_the_node_used(
     node: AilingNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No file on the node contains the reserve: it comes from the kubelet's Node, which the service has read."""
+    """No file on the node contains the reserve. It comes from the kubelet's Node object, which the service has read."""
     node.reserve = 1 << 30
     archive = str(tmp_path / "a.tar.gz")
     async with node.up() as settings:
@@ -161,11 +163,11 @@ async def test_the_memory_reserve_that_the_node_used_is_in_the_archive(
 
 @pytest.mark.parametrize("serving", [True, False])
 @pytest.mark.parametrize("name", [NODE, "n" * 240])
-async def test_masked_pools_and_slices_do_not_contain_the_node(
+async def test_masked_pools_and_slices_do_not_contain_the_nodes_name(
     name: str, serving: bool, node: AilingNode, tmp_path: Path
 ) -> None:
-    """Texts contain both names, even while the service is down, and a slice's name may be too long to contain the
-    node's.
+    """Messages contain the pools' and the slices' names, even while the service is down, and a slice's name may be too
+    long to contain the node's whole name.
     """
     node.serving = serving
     node.settings_of["reservedMemory"] = [{"numaNode": number, "limits": {"memory": "900Gi"}} for number in (0, 1)]
@@ -184,7 +186,7 @@ async def test_masked_pools_and_slices_do_not_contain_the_node(
     assert name[:200] not in masked_text
 
 
-async def test_the_subjects_of_problems_are_masked(node: AilingNode, tmp_path: Path) -> None:
+async def test_problem_subjects_are_masked(node: AilingNode, tmp_path: Path) -> None:
     """The status contains the container and the claim that a problem is about."""
     names = {"podNamespace": "secret-namespace", "podName": "secret-pod", "name": "secret-container"}
     node.containers.append(report("r", "unknown", refused="no CPU is free", **names).model_dump(mode="json"))
@@ -196,11 +198,9 @@ async def test_the_subjects_of_problems_are_masked(node: AilingNode, tmp_path: P
     assert (subject in whole, "secret-" in masked_text) == (True, False)
 
 
-def test_the_archive_is_readable_by_its_owner_only(
-    host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """This also holds if it replaces a longer, world-readable file. A path that is not a regular file is left as it
-    is.
+def test_only_its_owner_can_read_the_archive(host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """This also holds if the archive replaces a longer, world-readable file. A path that is not a regular file is left
+    as it is.
     """
     archive, fifo = tmp_path / "a.tar.gz", tmp_path / "fifo"
     archive.write_bytes(b"x" * (4 << 20))
@@ -211,17 +211,17 @@ def test_the_archive_is_readable_by_its_owner_only(
     assert archive.stat().st_size < 1 << 20
     os.mkfifo(fifo)
     fifo.chmod(0o644)
-    # Opened for reading and writing, the FIFO blocks neither side, and its buffer holds the small content.
+    # If it is opened for reading and writing, the FIFO blocks neither side, and its buffer holds the small content.
     reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     assert run(capsys, "gather", "--host-root", str(host), "-o", str(fifo))[0] == 0
     os.close(reader)
     assert fifo.stat().st_mode & 0o777 == 0o644
 
 
-def test_the_archive_contains_no_secret(
+def test_the_archive_contains_no_secrets(
     host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The archive contains neither environment variables, credentials, link targets nor CDI files of other drivers."""
+    """The archive contains neither environment variables nor credentials, link targets or other drivers' CDI files."""
     monkeypatch.setenv("API_TOKEN", "s3cret")
     (tmp_path / "token").write_text("s3cret")
     (host / "var/run/cdi" / f"dra.k8s.io-memory_claim-{UID}.json").symlink_to(tmp_path / "token")
@@ -234,7 +234,7 @@ def test_the_archive_contains_no_secret(
     assert "is not a regular file" in files["node/manifest.json"]
 
 
-def test_an_archive_for_stdout(host: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_an_archive_is_written_to_stdout(host: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     """A container may have neither a writable path nor tar. Errors are reported on standard error."""
     assert cli.main(["gather", "--host-root", str(host), "-o", "-"]) == 0
     printed = capfdbinary.readouterr()
@@ -246,7 +246,7 @@ def test_an_archive_for_stdout(host: Path, tmp_path: Path, capfdbinary: pytest.C
 
 
 def deep(path: Path) -> None:
-    """Returns an archive with deeply nested directories, four levels of which could not be removed again."""
+    """Creates an archive with directories nested so deeply that four levels of them could not be removed again."""
     with tarfile.open(path, "w:gz") as tar:
         entry = tarfile.TarInfo("node" + "/a" * 300)
         entry.type = tarfile.DIRTYPE
@@ -261,14 +261,14 @@ def deep(path: Path) -> None:
         (deep, "a path of more than 64 parts"),
     ],
 )
-def test_an_invalid_archive_is_status_2(
+def test_the_exit_status_for_an_invalid_archive_is_2(
     make: Any,
     text: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One line names the file, and no extracted file remains."""
+    """A single line names the file, and no extracted file remains."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     make(tmp_path / "a")
     assert cli.main(["inspect", "--from", str(tmp_path / "a")]) == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resizing hugepage pools as planned, on kernels that provide fewer pages than requested."""
+"""Resizes hugepage pools as planned, on kernels that may provide fewer pages than requested."""
 
 from dataclasses import dataclass, field
 
@@ -15,26 +15,28 @@ M2, G1 = 2 << 20, 1 << 30
 
 @dataclass
 class Kernel(KernelPools):
-    """A kernel with little contiguous memory: a pool grows as far as possible, and compaction makes more possible."""
+    """A kernel with little contiguous memory: a pool grows as far as possible, and compaction makes more pages
+    possible.
+    """
 
     possible: dict[tuple[int, int], int]
-    """Possible pages by node and size."""
+    """How many pages are possible, by NUMA node and page size."""
     gain: int = 0
-    """Pages of every size that one compaction makes possible on its node."""
+    """How many more pages of each size one compaction makes possible on its node."""
     pools: dict[tuple[int, int], int] = field(default_factory=dict)
     acts: list[str] = field(default_factory=list)
     clock: float = 0.0
     broken: int = 0
     """A page size that cannot be allocated at run time."""
     slow: float = 0.0
-    """Duration of a write in seconds."""
+    """How long a write takes, in seconds."""
 
     def pages(self, node: int, page_bytes: int) -> int:
-        """Returns the pages of the pool."""
+        """Returns the pool's number of pages."""
         return self.pools.get((node, page_bytes), 0)
 
     def resize(self, node: int, page_bytes: int, pages: int) -> None:
-        """Allocates the possible pages and reports success, as the kernel does."""
+        """Allocates as many pages as possible and reports success, as the kernel does."""
         self.acts.append(f"{node}/{page_bytes >> 20}M={pages}")
         self.clock += self.slow
         if page_bytes == self.broken:
@@ -51,7 +53,7 @@ class Kernel(KernelPools):
         self.clock += seconds
 
     def provision(self, *targets: Target, seconds: float = 60.0) -> list[Row]:
-        """Provisions with this kernel's clock."""
+        """Provisions pools with this kernel's clock."""
         return provision(targets, self, seconds, lambda: self.clock, self.sleep)
 
 
@@ -61,14 +63,14 @@ def target(wanted: int, page_bytes: int = M2, node: int = 0) -> Target:
 
 
 def facts(rows: list[Row], *names: str) -> list[tuple[int | None, ...]]:
-    """Returns the numbers of each row."""
+    """Returns the numbers in each row of the report."""
     return [tuple(row[name] for name in names) for row in rows]
 
 
-def test_pools_are_brought_to_their_targets() -> None:
-    """Pools that shrink come first, then those that grow, large pages before small ones; the rows have the order of the
-    plan. A pool that already has its target is not written, so the command may run at every start of a pod, and a dry
-    run writes nothing.
+def test_pools_are_resized_to_their_targets() -> None:
+    """Pools that shrink come first, followed by those that grow, large pages before small ones. The rows are in the
+    same order as the plan. A pool that already has its target size is not written, so the command may run whenever a
+    pod starts, and a dry run writes nothing.
     """
     kernel = Kernel({(0, M2): 100, (1, M2): 100, (0, G1): 2}, pools={(1, M2): 50})
     targets = [target(10), target(20, node=1), target(2, G1)]
@@ -88,8 +90,8 @@ def test_a_short_pool_is_compacted_and_retried() -> None:
     assert kernel.clock < 2
 
 
-def test_pools_that_stay_short_are_reported() -> None:
-    """Such pools are reported by page size and node, the other pools reach their targets, and retries end."""
+def test_pools_that_remain_short_are_reported() -> None:
+    """They are reported by page size and node, the other pools reach their targets, and the retries end."""
     kernel = Kernel({(0, M2): 4, (1, M2): 100})
     outcomes = kernel.provision(target(10), target(10, node=1))
     assert kernel.clock < 5
@@ -107,8 +109,8 @@ def test_pools_that_stay_short_are_reported() -> None:
     ]
 
 
-def test_a_size_that_cannot_be_written_does_not_stop_the_others() -> None:
-    """Some kernels allocate 1 GiB pages at boot only; the error is reported together with the other results."""
+def test_a_page_size_that_cannot_be_written_does_not_stop_the_others() -> None:
+    """Some kernels can allocate 1 GiB pages only at boot. The error is reported together with the other results."""
     kernel = Kernel({(0, M2): 10, (0, G1): 1}, broken=G1)
     outcomes = kernel.provision(target(10), target(1, G1))
     assert facts(outcomes, "got", "short") == [(10, 0), (0, 1)]
@@ -117,15 +119,15 @@ def test_a_size_that_cannot_be_written_does_not_stop_the_others() -> None:
 
 
 def test_large_pools_are_resized_in_steps() -> None:
-    """The deadline is checked between the steps, because one write for all pages could take minutes."""
+    """The deadline is checked between steps, because writing all pages at once could take minutes."""
     wanted = 5 * STEP_BYTES // G1 // 2
     kernel = Kernel({(0, G1): 1000}, slow=1.0)
     assert facts(kernel.provision(target(wanted, G1)), "got") == [(wanted,)]
     assert len(kernel.acts) == 3
 
 
-def test_the_time_is_bounded() -> None:
-    """After the deadline the remaining pools are reported as short, even if pages were available. No wait is started
+def test_the_total_time_is_bounded() -> None:
+    """After the deadline, the remaining pools are reported as short, even if pages were available. No wait is started
     that would exceed the deadline.
     """
     kernel = Kernel({(0, G1): 1000}, slow=10.0)
@@ -143,9 +145,11 @@ def test_the_time_is_bounded() -> None:
 @given(
     st.dictionaries(st.tuples(st.integers(0, 3), st.sampled_from([M2, G1])), st.integers(0, 20), min_size=1), st.data()
 )
-def test_the_report_contains_the_actual_pages(possible: dict[tuple[int, int], int], data: st.DataObject) -> None:
-    """The reported number is that of the pools at the end; it never exceeds the target and includes every page that was
-    possible.
+def test_the_report_contains_the_actual_number_of_pages(
+    possible: dict[tuple[int, int], int], data: st.DataObject
+) -> None:
+    """The reported number is what the pools have at the end. It never exceeds the target, and it includes every page
+    that was possible.
     """
     wanted = {key: data.draw(st.integers(0, 20)) for key in possible}
     kernel = Kernel(dict(possible), pools={key: data.draw(st.integers(0, 20)) for key in possible})

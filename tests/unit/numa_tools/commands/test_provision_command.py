@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dra-frontend provision`` on a file tree, as an operator or an init container runs it."""
+"""``dra-frontend provision`` on a file tree, run as by an operator or an init container."""
 
 import errno
 import json
@@ -19,14 +19,14 @@ NODES = "/sys/devices/system/node"
 
 
 class Host:
-    """A host's files that accept writes. Pages marked as surplus stand for those that the kernel cannot allocate."""
+    """A host's files, which can be written. Pages marked as surplus represent pages that the kernel cannot allocate."""
 
     def __init__(self, path: Path, tree: MemoryTree | None = None) -> None:
         self.root = write_tree(tree or small_machine(), path / "host")
         self.path = path
 
     def pool(self, node: int, size: str = "2048kB", file: str = "nr_hugepages") -> Path:
-        """Returns the file of a pool."""
+        """Returns the path to one of a pool's files."""
         return self.root / f"{NODES[1:]}/node{node}/hugepages/hugepages-{size}/{file}"
 
     def pages(self, node: int, size: str = "2048kB") -> int:
@@ -34,7 +34,7 @@ class Host:
         return int(self.pool(node, size).read_text())
 
     def provision(self, *pages: dict[str, Any], flags: tuple[str, ...] = ()) -> int:
-        """Runs the command with one file and returns the exit code."""
+        """Runs the command with one file and returns its exit code."""
         file = self.path / "pages.yaml"
         file.write_text(yaml.safe_dump({"kind": "HugePageProvision", "spec": {"pages": list(pages)}}))
         return main(["provision", str(file), "--host-root", str(self.root), *flags])
@@ -42,12 +42,12 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """Returns the small machine: 256 pages of 2 MiB on each of two nodes, and one page of 1 GiB on node 1."""
+    """Returns the small machine, which has 256 pages of 2 MiB on each of its two nodes and one 1 GiB page on node 1."""
     return Host(tmp_path)
 
 
 def test_pools_are_written_and_reported(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """There is one row per page size and node on standard output, and the exit code is 0."""
+    """Standard output has one row per page size and node, and the exit code is 0."""
     assert host.provision({"size": "2M", "count": 301}, {"size": "1G", "count": 2, "node": 1}) == 0
     assert [host.pages(0), host.pages(1), host.pages(0, "1048576kB"), host.pages(1, "1048576kB")] == [151, 150, 0, 2]
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
@@ -59,8 +59,8 @@ def test_pools_are_written_and_reported(host: Host, capsys: pytest.CaptureFixtur
 
 
 def test_a_dry_run_writes_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """A dry run compares the current pages with the targets without reporting shortages; an impossible plan is rejected
-    as usual.
+    """A dry run compares the current pages with the targets, without reporting shortages. An impossible plan is
+    rejected as usual.
     """
     assert host.provision({"size": "2M", "count": 600}, flags=("--dry-run", "-o", "json")) == 0
     assert [host.pages(0), host.pages(1)] == [256, 256]
@@ -70,7 +70,7 @@ def test_a_dry_run_writes_nothing(host: Host, capsys: pytest.CaptureFixture[str]
     assert host.provision({"size": "3M", "count": 300}, flags=("--dry-run",)) == 2
 
 
-def test_missing_pages_fail_the_command(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_pages_make_the_command_fail(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
     """Surplus pages do not count, because they disappear when they are freed. The report is complete, and the exit code
     is 1.
     """
@@ -83,8 +83,8 @@ def test_missing_pages_fail_the_command(host: Host, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("files", [["compact"], ["compact", "all"], ["all"], []])
 def test_a_short_node_is_compacted(tmp_path: Path, files: list[str]) -> None:
-    """The node is compacted through its own file, or else through the global file, which a container cannot write;
-    without either file, the command continues.
+    """The node is compacted through its own file or, without such a file, through the global one, which a container
+    cannot write. If neither works, the command continues.
     """
     paths = {"compact": f"{NODES}/node0/compact", "all": "/proc/sys/vm/compact_memory"}
     host = Host(tmp_path, small_machine().changed({paths[name]: "" for name in files}))
@@ -97,8 +97,8 @@ def test_a_short_node_is_compacted(tmp_path: Path, files: list[str]) -> None:
     assert {name for name in paths if told[name] is not False} == set(files)
 
 
-def test_kernels_without_numa_have_one_pool(tmp_path: Path) -> None:
-    """The pool's files are in another directory; the machine is node 0."""
+def test_kernels_without_numa_have_one_pool_per_size(tmp_path: Path) -> None:
+    """The pool's files are in another directory, and the whole machine counts as node 0."""
     pool = "/sys/kernel/mm/hugepages/hugepages-2048kB"
     files = {f"{pool}/nr_hugepages": "0\n", f"{pool}/free_hugepages": "0\n", "/proc/meminfo": "MemTotal: 4194304 kB\n"}
     host = Host(tmp_path, small_machine().changed({NODES: None, **files}))
@@ -107,7 +107,7 @@ def test_kernels_without_numa_have_one_pool(tmp_path: Path) -> None:
 
 
 def test_pools_may_be_mounted_elsewhere(host: Host, tmp_path: Path) -> None:
-    """The machine is discovered below --host-root, while files are written and read back below --pool-root."""
+    """The machine is discovered under --host-root, while files are written and read back under --pool-root."""
     nodes = host.root / NODES[1:]
     mounted = tmp_path / "mounted"
     shutil.copytree(nodes, mounted / NODES[1:])
@@ -118,10 +118,10 @@ def test_pools_may_be_mounted_elsewhere(host: Host, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
-def test_an_error_of_a_pool_names_the_root_of_the_pools(
+def test_a_pool_error_names_the_pool_root(
     host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
 ) -> None:
-    """The same file exists below --host-root, which would mislead a reader of the message."""
+    """The same file exists under --host-root, so the path alone would mislead a reader of the message."""
     missing = tmp_path / "missing"
     assert host.provision({"size": "2M", "count": 301}, flags=("--pool-root", str(missing), *flags)) == 2
     text = capsys.readouterr().err
@@ -129,8 +129,8 @@ def test_an_error_of_a_pool_names_the_root_of_the_pools(
     assert str(host.root) not in text
 
 
-def test_several_files_are_one_plan(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """Contradictions between the files are reported in one clear line, and nothing is written."""
+def test_several_files_form_one_plan(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    """Contradictions between the files are reported in a single clear line, and nothing is written."""
     files = [host.path / name for name in ("a.yaml", "b.yaml")]
     for file, count in zip(files, (100, 120), strict=True):
         file.write_text(f"kind: HugePageProvision\nspec: {{pages: [{{size: 2M, count: {count}, node: 0}}]}}\n")
@@ -150,7 +150,7 @@ def test_several_files_are_one_plan(host: Host, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_the_error_for_an_unwritable_pool_contains_a_remedy(number: int, remedy: str) -> None:
-    """sysfs is read-only in a container unless it is mounted otherwise, and some sizes can be allocated only at
+    """In a container, sysfs is read-only unless it is mounted otherwise, and some page sizes can be allocated only at
     boot.
     """
     assert remedy in write_fault(OSError(number, os.strerror(number)), 1 << 30)

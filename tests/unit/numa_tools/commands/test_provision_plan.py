@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HugePageProvision files: the planned pages of each NUMA node."""
+"""HugePageProvision files and the pages that they plan for each NUMA node."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ def node(number: int, cpus: frozenset[int] = frozenset(), memory: int = 64 * GIB
 
 
 def host(*nodes: NumaNode) -> Machine:
-    """Returns a machine with these nodes, by default two with a CPU each."""
+    """Returns a machine with the given nodes, by default two nodes with one CPU each."""
     found = nodes or (node(0, frozenset({0})), node(1, frozenset({1})))
     return replace(machine(), numa_nodes={each.id: each for each in found})
 
@@ -34,13 +34,13 @@ def file(*pages: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def planned(*files: dict[str, Any], on: Machine | None = None) -> dict[tuple[int, int], int]:
-    """Returns the planned pages by size and node."""
+    """Returns the planned pages by page size and node."""
     requested = [one for number, each in enumerate(files) for one in read_requested(each, f"{number}.yaml")]
     return {(target.page_bytes, target.node): target.pages for target in plan(on or host(), requested)}
 
 
 def fault(*files: dict[str, Any], on: Machine | None = None) -> str:
-    """Returns the error for these files."""
+    """Returns the error that the given files cause."""
     with pytest.raises(ConfigError) as caught:
         planned(*files, on=on)
     return str(caught.value)
@@ -56,29 +56,29 @@ FAR, BARE, OFF = node(2), node(1, frozenset({1}), memory=0), replace(node(3), on
 @pytest.mark.parametrize(
     ("nodes", "files", "counts"),
     [
-        # Kubernetes, kernel parameters, sysfs, OCI and dra-driver-memory each spell a size differently.
+        # Kubernetes, kernel parameters, sysfs, OCI and dra-driver-memory each spell page sizes differently.
         *([[0, 1], [file({"size": size, "count": 4})], {(M2, 0): 2, (M2, 1): 2}] for size in SPELLINGS),
         # The remainder of a split goes to the lowest nodes, one page each.
         ([0, 2, 5, 7], [file({"size": "1G", "count": 10})], {(G1, 0): 3, (G1, 2): 3, (G1, 5): 2, (G1, 7): 2}),
-        # Nodes without memory get no pages, and far memory gets none by default if other nodes have CPUs.
+        # Nodes without memory get no pages, and by default far memory gets none if other nodes have CPUs.
         ([0, BARE, FAR, OFF], [SEVEN], {(M2, 0): 7}),
         ([BARE, FAR, node(4)], [SEVEN], {(M2, 2): 4, (M2, 4): 3}),
-        # A node that is named explicitly gets its pages, even a far one.
+        # A node that is named explicitly gets its pages, even if it has far memory.
         ([0, 1, FAR], [file(TWO, {"size": "1G", "count": 2, "node": 2})], {(M2, 1): 6, (G1, 2): 2}),
-        # Several files add up; identical entries in two files count once.
+        # Several files are added up, but identical entries in two files count once.
         (
             [0, 1],
             [file(ONE), file(TWO, ONE), file({"size": "1G", "count": 1})],
             {(M2, 0): 8, (M2, 1): 6, (G1, 0): 1, (G1, 1): 0},
         ),
-        # Version, status and the boot parameter are part of the original type; they change nothing at run time.
+        # Version, status and the boot parameter are part of the original type. They change nothing at run time.
         ([0], [{**SEVEN, "apiVersion": "v0", "status": {}, "spec": {**SEVEN["spec"], **BOOT}}], {(M2, 0): 7}),
     ],
 )
-def test_planned_pages_of_each_node(
+def test_the_planned_pages_for_each_node(
     nodes: list[int | NumaNode], files: list[dict[str, Any]], counts: dict[tuple[int, int], int]
 ) -> None:
-    """The plan lists pages by size and node across all files; a number without a node is split among nodes with
+    """The plan lists pages by size and node across all files. A number without a node is split among the nodes with
     CPUs.
     """
     found = host(*(one if isinstance(one, NumaNode) else node(one, frozenset({one})) for one in nodes))
@@ -86,7 +86,9 @@ def test_planned_pages_of_each_node(
 
 
 def test_contradictory_plans_are_rejected() -> None:
-    """Both file locations are named. A split and an explicit number for the same node also contradict each other."""
+    """The error names both places in the files. A split and an explicit number for the same node are contradictory
+    too.
+    """
     text = fault(file({"size": "2M", "count": 8, "node": 0}), file({"size": "2048kB", "count": 9, "node": 0}))
     assert text.startswith("1.yaml: spec.pages.0: 9 pages of 2Mi on node 0, but 0.yaml: spec.pages.0 requests 8")
     assert "requests 4" in fault(file({"size": "2M", "count": 8}, {"size": "2M", "count": 5, "node": 1}))
@@ -119,9 +121,9 @@ def test_unknown_fields_and_values_are_rejected(document: Any, text: str) -> Non
     assert text in fault(document)
 
 
-def test_plans_that_the_machine_cannot_meet_are_rejected() -> None:
-    """Covers a size that the kernel lacks, a node that does not exist or has no memory, and more pages than a node's
-    memory.
+def test_plans_that_the_machine_cannot_fulfil_are_rejected() -> None:
+    """The cases are a page size that the kernel does not have, a node that does not exist or has no memory, and more
+    pages than the node's memory can hold.
     """
     small = {"size": "2M", "count": 1}
     bare = host(node(0, frozenset({0})), node(1, frozenset({1}), memory=0))
@@ -136,8 +138,10 @@ def test_plans_that_the_machine_cannot_meet_are_rejected() -> None:
     assert "0.yaml: spec.pages.0, 1.yaml: spec.pages.0: 68721573888 bytes of hugepages on node 1, which has" in text
 
 
-def test_pages_of_other_sizes_count_as_they_are() -> None:
-    """A plan for one size cannot use memory that pages of another size occupy, unless the plan shrinks these."""
+def test_existing_pages_of_other_sizes_take_up_memory() -> None:
+    """A plan for one page size cannot use memory that pages of another size occupy, unless the plan shrinks the other
+    size's pool.
+    """
     half = replace(node(0, frozenset({0})), hugepages=(HugepagePool(M2, 0, 0), HugepagePool(G1, 32, 32)))
     most = {"size": "2M", "count": 57 * 512}
     text = fault(file(most), on=host(half))
@@ -148,8 +152,8 @@ def test_pages_of_other_sizes_count_as_they_are() -> None:
 
 
 @given(st.integers(0, 1000), st.sets(st.integers(0, 15), min_size=1))
-def test_a_split_adds_up_and_is_even(count: int, ids: set[int]) -> None:
-    """The parts add up to the total, differ by at most one page, and do not grow with the node number."""
+def test_a_split_is_even_and_adds_up(count: int, ids: set[int]) -> None:
+    """The parts add up to the total, differ by at most one page, and do not increase with the node number."""
     counts = planned(file({"size": "2M", "count": count}), on=host(*(node(n, frozenset({n})) for n in ids)))
     parts = [counts[M2, n] for n in sorted(ids)]
     assert sum(parts) == count

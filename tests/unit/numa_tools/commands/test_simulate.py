@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulating ordinary manifests on a captured machine: they are scheduled, and prepared by the real allocator."""
+"""Simulates ordinary manifests on a captured machine: the simulated scheduler allocates them, and the real allocator
+prepares them.
+"""
 
 import json
 import subprocess
@@ -22,8 +24,8 @@ from tests.strategies.machines import machine
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 FITTING = "32intel64-2p8co2t+8ve"
-"""Two NUMA nodes with 8 cores of two threads each."""
-# Objects that each example needs in addition to the machine, according to its README.
+"""Two NUMA nodes, each with 8 cores of two threads."""
+# The configuration that each example needs in addition to the machine, according to the example's README.
 CONFIGS: dict[str, dict[str, Any]] = {
     "slurm-bridge": {"cpuDeviceMode": "individual"},
     "named-cpus": {"allocator": "external"},
@@ -32,7 +34,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def foreign(driver: str, attribute: str) -> list[dict[str, Any]]:
-    """Returns class and slice of another driver, with one device on NUMA node 1."""
+    """Returns another driver's class and slice, with one device on NUMA node 1."""
     selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
     pool = {"name": "n", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": driver, "pool": pool, "devices": [{"name": "one", "attributes": {attribute: {"int": 1}}}]}
@@ -44,7 +46,7 @@ def foreign(driver: str, attribute: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a host root with two NUMA nodes of 16 CPUs, and with pages of 2 MiB and of 1 GiB on both."""
+    """Returns a host root with two NUMA nodes, each with 16 CPUs, 2 MiB pages and 1 GiB pages."""
     tree = captured(FITTING)
     nodes = "/sys/devices/system/node/node{}/hugepages/hugepages-{}kB/{}"
     pages = {
@@ -57,7 +59,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(path: Path, *documents: Any) -> str:
-    """Writes a file with these documents and returns its path."""
+    """Writes a file with the given documents and returns its path."""
     path.write_text(yaml.dump_all(documents, Dumper=PortableDumper))
     return str(path)
 
@@ -81,7 +83,7 @@ def request(name: str, of: str = "dra.cpu", amount: Any = None, **more: Any) -> 
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, str]:
-    """Returns the exit status, the printed JSON, and the standard error output."""
+    """Returns the exit status, the printed JSON, and standard error."""
     status = cli.main(["simulate", "-o", "json", *arguments])
     printed = capsys.readouterr()
     return status, json.loads(printed.out) if printed.out else None, printed.err
@@ -96,7 +98,7 @@ def reasons(outcome: Any) -> str:
     "path", [*EXAMPLES.glob("*.yaml"), *EXAMPLES.glob("existing-pods/*.yaml")], ids=lambda path: path.stem
 )
 def test_every_example_fits(path: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The machine has the devices that the example needs, and the classes and slices of other drivers exist."""
+    """The machine has the devices that the example needs, and the other drivers' classes and slices exist."""
     config = written(tmp_path / "config.yaml", CONFIGS.get(path.stem, {}))
     single = {"metadata": {"name": "dra.cpu"}, "kind": "DeviceClass"}
     single["spec"] = {
@@ -122,7 +124,7 @@ def test_every_example_fits(path: Path, root: Path, tmp_path: Path, capsys: pyte
 
 
 def test_replicas_are_simulated_one_after_another(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Devices fill up in order; each replica that does not fit has its own reason, and the status is 3."""
+    """Devices fill up in order. Each replica that does not fit has its own reason, and the status is 3."""
     example = str(EXAMPLES / "one-numa-node.yaml")
     status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", example, "-n", "9")
     assert (status, outcome["fit"], outcome["of"]) == (3, 7, 9)
@@ -133,10 +135,12 @@ def test_replicas_are_simulated_one_after_another(root: Path, capsys: pytest.Cap
     assert "does not fit (scheduling): request cpus: " in _table(capsys, root, example)
 
 
-def test_a_node_that_only_observes_is_reported_as_one_that_refuses_claims(
+def test_a_node_in_observe_mode_is_reported_as_one_that_refuses_claims(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The result is that of the node once it enforces, and the last line states that it refuses claims until then."""
+    """The result is what the node would do once it enforces claims. The last line states that it refuses claims until
+    then.
+    """
     arguments = ["--host-root", str(root), "--pod", str(EXAMPLES / "one-numa-node.yaml")]
     observing = [*arguments, "--config", written(tmp_path / "config.yaml", {"enforcement": "observe"})]
     outcomes = [run(capsys, *one)[1] for one in (arguments, observing)]
@@ -159,8 +163,8 @@ MANIFESTS = Path(__file__).parents[3] / "data" / "manifests"
 
 
 @pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_manifests_of_workloads_fit(path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each template is simulated as one pod, and a note contains the number of its pods."""
+def test_workload_manifests_fit(path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each template is simulated as a single pod, and a note contains the number of its pods."""
     both = ["--pod", str(path), "--pod", str(MANIFESTS / "claims.yaml")]
     if path.stem == "claims":
         return
@@ -196,10 +200,10 @@ ODD = "device.odd() == 1"
         (["device.driver =="], 4),
     ],
 )
-def test_exit_statuses_of_selectors(
+def test_the_exit_statuses_for_selectors(
     expressions: list[str], status: int, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A selector that cannot be evaluated has its own status, unless the claim does not fit in any case."""
+    """A selector that cannot be evaluated has a status of its own, unless the claim does not fit in any case."""
     selectors = [{"cel": {"expression": one}} for one in expressions]
     file = written(tmp_path / "c.yaml", claim("c", request("a", amount=2, selectors=selectors)))
     found, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)
@@ -210,7 +214,9 @@ def test_exit_statuses_of_selectors(
 
 
 def test_an_unknown_outcome_names_the_selector(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The text contains the expression and the part that is not supported; the summary contains the count."""
+    """The message contains the expression and the part that the simulation does not support. The summary contains
+    the number of unknown outcomes.
+    """
     odd = claim("odd", request("a", amount=2, selectors=[{"cel": {"expression": ODD}}]))
     later, large = claim("later", request("a", amount=2)), claim("large", request("a", amount=99))
     file = written(tmp_path / "c.yaml", odd, later)
@@ -229,18 +235,18 @@ def test_an_unknown_outcome_names_the_selector(root: Path, tmp_path: Path, capsy
     assert "0 of 2 fit, 1 unknown" in capsys.readouterr().out
 
 
-def test_standard_input(root: Path) -> None:
-    """``-`` is standard input, so rendered manifests can be piped into the command."""
+def test_manifests_are_read_from_standard_input(root: Path) -> None:
+    """``-`` means standard input, so rendered manifests can be piped into the command."""
     command = [sys.executable, "-m", "numa_tools", "simulate", "-o", "json", "--host-root", str(root), "--pod", "-"]
     data = (EXAMPLES / "cpus.yaml").read_bytes()
     ran = subprocess.run(command, input=data, capture_output=True, check=True, timeout=30)
     assert json.loads(ran.stdout)["outcomes"][0]["claims"][0]["devices"][0]["cpus"] == "0-1,16-17"
 
 
-def test_a_claim_that_the_scheduler_allocates_and_the_driver_refuses(
+def test_a_claim_that_the_scheduler_allocates_but_the_driver_refuses(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The outcome names the step that fails. Nothing is allocated partially, and later claims still fit."""
+    """The outcome names the step that fails. Nothing is allocated partially, so later claims still fit."""
     whole = {"apiVersion": "v1alpha1", "cpuConfig": {"fullPhysicalCores": True}}
     odd = claim("odd", request("a", amount=3), config=[{"opaque": {"driver": "dra.cpu", "parameters": whole}}])
     file = written(tmp_path / "c.yaml", odd, claim("even", request("a", amount="4")))
@@ -251,8 +257,8 @@ def test_a_claim_that_the_scheduler_allocates_and_the_driver_refuses(
     assert second["claims"][0]["devices"][0]["cpus"] == "0-1,16-17"
 
 
-def test_claims_of_this_node_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prepared claims occupy their resources, unless the simulation is about the empty machine."""
+def test_this_nodes_claims_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prepared claims occupy their resources, unless the empty machine is simulated."""
     host = write_tree(small_machine(), tmp_path / "host")
     directory = host / "var/run/cdi"
     directory.mkdir(parents=True)
@@ -268,8 +274,8 @@ def test_claims_of_this_node_count(tmp_path: Path, capsys: pytest.CaptureFixture
     assert row["claims"][0]["devices"][0]["device"] == "cpudevnuma000"
 
 
-def test_a_class_of_another_driver_must_be_given(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is assumed about a class that is not part of the input; the message contains the remedy."""
+def test_another_drivers_class_must_be_given(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is assumed about a class that is not part of the input. The message contains the remedy."""
     status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", str(EXAMPLES / "gpu-same-node.yaml"))
     remedy = "add it to the files, with its driver's ResourceSlices for this node"
     assert (status, reasons(outcome)) == (3, f"there is no DeviceClass gpu.nvidia.com; {remedy}")
@@ -288,10 +294,10 @@ def test_a_class_of_another_driver_must_be_given(root: Path, capsys: pytest.Capt
         ),
     ],
 )
-def test_a_class_of_this_driver_is_missing_because_of_the_machine(
+def test_the_machine_is_named_as_the_reason_for_this_drivers_missing_class(
     name: str, why: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The chart creates the class, so adding it to the files is not the remedy."""
+    """The chart creates the driver's classes, so adding the class to the files is not the remedy."""
     file = written(tmp_path / "c.yaml", claim("c", {"name": "a", "exactly": {"deviceClassName": name}}))
     status, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)
     assert status == 3
@@ -310,9 +316,9 @@ def nic_slice(name: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-def test_slices_of_other_nodes_do_not_count(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All slices of the cluster may be given; only those of one node and those without a single node are used. If
-    several nodes are possible, the error asks for --node.
+def test_other_nodes_slices_do_not_count(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The input may contain all of the cluster's slices, but only those of one node and those that belong to no single
+    node are used. If several nodes are possible, the error asks for --node.
     """
     selector = {"cel": {"expression": 'device.driver == "nic"'}}
     nics = {"kind": "DeviceClass", "metadata": {"name": "nic"}, "spec": {"selectors": [selector]}}
@@ -334,9 +340,9 @@ def test_slices_of_other_nodes_do_not_count(root: Path, tmp_path: Path, capsys: 
 
     assert devices(near, far, free, node="a") == {"nic-a", "nic-all"}
     assert devices(near, far, either, node="b") == {"nic-b", "two"}
-    # The driver's own slices show that this is a node of the cluster.
+    # The driver's own slices show that node c belongs to this cluster.
     assert devices(near, far, free, ours, node="c") == {"nic-all"}
-    # A captured machine rarely has its node's name.
+    # A captured machine rarely has the name of its node.
     assert devices(near, free) == {"nic-a", "nic-all"}
     (refusal,) = devices(near, far, either)
     assert "belong to 2 nodes (a, b): select one of them with --node NAME" in refusal
@@ -356,9 +362,11 @@ def container(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "resources": {"claims": [{"name": "numa"}]}, **more}
 
 
-def test_later_problems_are_noted(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The notes are about two containers that use one claim at the same time, and about a pod that is evicted first.
-    Both still fit.
+def test_problems_that_would_occur_later_are_noted(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The notes warn that two containers use one claim at the same time, or that the pod would be evicted first. In
+    both cases, the claims still fit.
     """
     asked = claim("c", request("a", amount=2))
     shared = {"apiVersion": "v1alpha1", "cpuConfig": {"sharing": "pod"}}
@@ -380,8 +388,10 @@ def test_later_problems_are_noted(root: Path, tmp_path: Path, capsys: pytest.Cap
         assert all(any(note in text for text in found) for note in notes)
 
 
-def test_a_node_without_hugepages_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The node's kernel supports the size but has no pages of it, so there is no device. The cause comes first."""
+def test_a_node_without_hugepages_is_named_as_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The node's kernel supports the page size but has no pages of that size, so there is no device. The cause is
+    printed first.
+    """
     empty = {
         f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/{name}": "0"
         for node in (0, 1)
@@ -402,10 +412,10 @@ def test_a_node_without_hugepages_is_named(tmp_path: Path, capsys: pytest.Captur
         (["--claim", str(EXAMPLES / "existing-pods" / "extended-resource.yaml")], "has no ResourceClaim"),
     ],
 )
-def test_unusable_input_is_status_2(
+def test_the_exit_status_for_unusable_input_is_2(
     arguments: list[str], text: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line contains the file and the error."""
+    """A single line contains the file and the error."""
     status, outcome, err = run(capsys, "--host-root", str(root), *arguments)
     assert (status, outcome, err.count("\n")) == (2, None, 1)
     assert text in err
@@ -420,11 +430,11 @@ def test_the_number_of_replicas_is_limited(times: str, capsys: pytest.CaptureFix
     assert "from 1 to 1024" in capsys.readouterr().err
 
 
-def test_cpus_of_a_device_with_several_nodes_are_those_of_the_joined_device(
+def test_cpus_of_a_device_with_several_nodes_are_near_the_joined_device(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The simulation prepares like the driver: the CPUs are on the node of the memory or of the other driver's device,
-    or the claim is refused.
+    """The simulation prepares claims as the driver does: either the CPUs are on the same node as the memory or the
+    other driver's device, or the claim is refused.
     """
     config = written(tmp_path / "config.yaml", {"groupBy": "machine", "reservedCPUs": "0"})
     numa = "resource.kubernetes.io/numaNode"
@@ -445,14 +455,14 @@ def test_cpus_of_a_device_with_several_nodes_are_those_of_the_joined_device(
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Returns a host root with HBM next to each of two NUMA nodes with 16 CPUs, and CXL memory equally far from
-    both.
+    """Returns a host root with HBM next to each of its two NUMA nodes with 16 CPUs, and with CXL memory equally far
+    from both nodes.
     """
     return str(write_tree(captured(FITTING).changed(far_memory()), tmp_path_factory.mktemp("kinds")))
 
 
 def documented_claim() -> dict[str, Any]:
-    """Returns the claim for CPUs and the HBM next to them that docs/memory.md shows."""
+    """Returns the claim for CPUs and the nearest HBM that docs/memory.md shows."""
     text = (EXAMPLES.parent / "docs" / "memory.md").read_text()
     block = next(part.partition("```")[0] for part in text.split("```yaml\n") if "hbm" in part.partition("```")[0])
     devices = yaml.safe_load(block)["devices"]
@@ -460,10 +470,12 @@ def documented_claim() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("group_by", ["numanode", "socket", "machine"])
-def test_cpus_and_the_hbm_next_to_them(
+def test_cpus_and_the_hbm_nearest_to_them(
     group_by: str, kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """HBM of node 2 is allocated first and is next to the CPUs of node 1; HBM of node 3 is next to those of node 0."""
+    """The first HBM to be allocated is on node 2, which is next to node 1's CPUs. The HBM on node 3 is next to node 0's
+    CPUs.
+    """
     config = written(tmp_path / "config.yaml", {"groupBy": group_by})
     arguments = ["--host-root", kinds, "--config", config, "--claim", written(tmp_path / "c.yaml", documented_claim())]
     status, outcome, err = run(capsys, *arguments, "-n", "2")
@@ -476,10 +488,10 @@ def test_cpus_and_the_hbm_next_to_them(
     assert sorted(pairs) == [(2, 1, 8), (3, 0, 8)]
 
 
-def test_cpus_next_to_cxl_memory_are_of_one_of_the_nearest_nodes(
+def test_cpus_near_cxl_memory_are_on_one_of_the_nearest_nodes(
     kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the CPUs of node 0 in use, those of node 1 are equally near."""
+    """If node 0's CPUs are in use, node 1's are equally near."""
     selector = {"selectors": [{"cel": {"expression": 'device.attributes["dra.memory"].kind == "cxl"'}}]}
     wanted = [request("cpus", amount=12), request("cxl", "dra.memory-far", "1Gi", **selector)]
     document = claim("c", *wanted, constraints=[{"matchAttribute": "dra.cpu/nearestNumaNode"}])
@@ -490,10 +502,10 @@ def test_cpus_next_to_cxl_memory_are_of_one_of_the_nearest_nodes(
     assert given == [{f"cpudevnuma00{node}", "memory-numa004"} for node in (0, 1)]
 
 
-def test_cpus_that_are_not_free_next_to_the_hbm_are_refused_as_prepare_does(
+def test_too_few_free_cpus_near_the_hbm_are_refused_as_prepare_would(
     kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The scheduler knows only the sum of the device, so it accepts the third claim, which Prepare refuses."""
+    """The scheduler knows only the device's total, so it accepts the third claim, which Prepare refuses."""
     config = written(tmp_path / "config.yaml", {"groupBy": "machine", "withheldCPUs": 0})
     document = documented_claim()
     for one in document["spec"]["devices"]["requests"]:
@@ -513,7 +525,7 @@ def _ids(text: str) -> list[int]:
 
 
 def test_the_shared_pool_contains_no_offline_cpu() -> None:
-    """If claims hold all other CPUs, the pool consists of the reserved CPUs that are online."""
+    """If claims hold all other CPUs, the pool consists of the online reserved CPUs."""
     inventory = build_inventory(machine(offline=frozenset({7})), Config(reserved_cpus=frozenset({0, 7})), NODE)
     assert Simulation(inventory, Config(), {}).pool() == "1-6"
     assert Simulation(inventory, Config(), {}, files_of(cpu_record("u", "r=1-6"))).pool() == "0"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's status screen, from the service or from files."""
+"""A node's status screen, built from the service or from files."""
 
 import asyncio
 import re
@@ -23,8 +23,8 @@ def node() -> Iterator[AilingNode]:
 
 @pytest.mark.parametrize("serving", [True, False])
 async def test_devices_claims_and_cpus_are_shown(serving: bool, node: AilingNode) -> None:
-    """Devices, claims and CPUs are shown whether or not the service is running; if it is not, the screen starts with a
-    line about that.
+    """All three are shown whether or not the service is running. If the service is not running, the first line of the
+    screen says so.
     """
     node.serving = serving
     async with node.up() as settings:
@@ -51,8 +51,10 @@ async def test_devices_claims_and_cpus_are_shown(serving: bool, node: AilingNode
 
 
 @pytest.mark.parametrize("serving", [True, False])
-async def test_whether_a_claim_is_enforced_is_on_the_screen(serving: bool, node: AilingNode) -> None:
-    """The words are those of the web page, from the claim's condition; without the service it is unknown."""
+async def test_the_screen_shows_whether_a_claim_is_enforced(serving: bool, node: AilingNode) -> None:
+    """The words come from the claim's condition and are the same as on the web page. Without the service, the state is
+    unknown.
+    """
     node.serving = serving
     async with node.up() as settings:
         status = await asyncio.to_thread(read_status, settings)
@@ -65,7 +67,7 @@ async def test_whether_a_claim_is_enforced_is_on_the_screen(serving: bool, node:
 
 
 async def test_problems_are_shown(node: AilingNode) -> None:
-    """Each problem of the service, its backend or a container is shown once, on one line."""
+    """Each problem of the service, its backend or a container is shown once, on a single line."""
     node.problems.append("dra.cpu: not registered")
     node.status["problems"] = ["irqbalance undoes what is moved"]
     node.containers[0].update(fallbackReason="x has CPU 2", exclusivity="pool")
@@ -79,8 +81,8 @@ async def test_problems_are_shown(node: AilingNode) -> None:
 
 
 async def test_the_kind_of_enforcement_is_shown(node: AilingNode) -> None:
-    """The screen lists the CPUs in kernel partitions once. For the pool or a rejection it shows why the kernel does not
-    enforce the claim.
+    """The screen lists the CPUs in kernel partitions once. For a claim that the pool enforces or that was rejected, it
+    shows why the kernel does not enforce the claim.
     """
     node.status |= {"exclusivity": "pool", "exclusivityReason": "nri-backend lacks the capability SYS_ADMIN"}
     async with node.up() as settings:
@@ -103,8 +105,8 @@ async def test_the_kind_of_enforcement_is_shown(node: AilingNode) -> None:
     assert "kept apart" not in screen
 
 
-async def test_text_from_others_stays_on_its_line(node: AilingNode) -> None:
-    """Text from a pod or a peer can neither forge a line nor send control sequences to the terminal."""
+async def test_foreign_strings_stay_on_one_line(node: AilingNode) -> None:
+    """A string from a pod or a peer can neither forge a line nor send control sequences to the terminal."""
     node.problems.append("dra.cpu: \x1b[2J\x07 \u202e")
     node.containers[0].update(fallbackReason="x\nno problems", exclusivity="\x1b[31mpool")
     async with node.up() as settings:
@@ -115,7 +117,7 @@ async def test_text_from_others_stays_on_its_line(node: AilingNode) -> None:
 
 
 async def test_a_claim_whose_file_is_lost_is_named(node: AilingNode) -> None:
-    """Without the service, the journal shows that a claim was prepared whose file is gone."""
+    """Without the service, the journal still shows that a claim whose file is gone was prepared."""
     node.serving = False
     node.note_in_journal("lost")
     async with node.up() as settings:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes that make each check fail on a healthy node, by check id and, after a slash, the fault."""
+"""Changes to a healthy node that make each check fail. Keys are the check's ID, optionally followed by a slash and the
+fault.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -22,7 +24,7 @@ _CPU: Final = "/sys/devices/system/cpu"
 
 
 def _set(name: str, **fields: Any) -> Callable[[AilingNode], None]:
-    """Changes keys of one of the node's documents."""
+    """Changes keys in one of the node's documents."""
     return lambda node: getattr(node, name).update(fields)
 
 
@@ -56,13 +58,13 @@ def _node_info(**fields: Any) -> Callable[[AilingNode], None]:
 
 
 def _read(source: Any) -> Any:
-    """Returns the content that a source reads on a healthy node."""
+    """Returns the content that a source has on a healthy node."""
     assert known(source) is not None
     return source
 
 
 def _facts(**fields: Any) -> Callable[[AilingNode], None]:
-    """Changes facts that a test cannot change: the process's limits, its disk, its clock."""
+    """Changes facts that a test cannot change otherwise: the process's limits, its disk, its clock."""
 
     def change(node: AilingNode) -> None:
         node.edit = lambda facts: replace(facts, **{name: make(facts) for name, make in fields.items()})
@@ -97,7 +99,7 @@ def _dead_registration(node: AilingNode) -> None:
 
 
 def _another(cpus: str) -> Callable[[AilingNode], None]:
-    """Adds a claim with these CPUs."""
+    """Adds a claim with the given CPUs."""
     return lambda node: node.records.append(node.claimed("other", cpus))
 
 

@@ -35,13 +35,13 @@ def node() -> Iterator[AilingNode]:
 
 
 async def verdicts(node: AilingNode) -> dict[str, Verdict]:
-    """Returns the verdicts of the checks by id."""
+    """Returns the checks' verdicts by ID."""
     async with node.up() as settings:
         facts = await gather(settings)
     return {one.check.id: one for one in examine(node.edit(facts))}
 
 
-async def test_a_good_node_has_no_findings(node: AilingNode) -> None:
+async def test_a_healthy_node_has_no_findings(node: AilingNode) -> None:
     """The summary reports that every check is good."""
     found = await verdicts(node)
     assert {name: one.findings for name, one in found.items() if one.result != "good"} == {}
@@ -49,18 +49,18 @@ async def test_a_good_node_has_no_findings(node: AilingNode) -> None:
 
 
 def test_every_check_has_an_illness() -> None:
-    """A check that never fails would be useless; ids are unique."""
+    """A check that never fails would be useless. Check IDs are unique."""
     assert sorted(check.id for check in CHECKS) == sorted({check_of(name) for name in ILLNESSES})
 
 
 def check_of(illness: str) -> str:
-    """Returns the id of the check that finds a fault."""
+    """Returns the ID of the check that finds the illness."""
     return illness.partition("/")[0]
 
 
 @pytest.mark.parametrize("name", ILLNESSES)
 async def test_each_illness_is_found(name: str, node: AilingNode) -> None:
-    """The check reports it in complete sentences, and no check raises an exception."""
+    """The check reports the illness in complete sentences, and no check raises an exception."""
     ILLNESSES[name](node)
     found = await verdicts(node)
     findings = [one for one in found[check_of(name)].findings if one.level is not Level.UNKNOWN]
@@ -118,7 +118,9 @@ UNREADABLE: dict[str, tuple[Callable[[AilingNode], object], str]] = {
 
 @pytest.mark.parametrize("what", UNREADABLE)
 async def test_unreadable_sources_are_reported(what: str, node: AilingNode) -> None:
-    """A missing or damaged source makes exactly its own checks unknown, with a reason and a remedy."""
+    """A missing or damaged source makes the checks that use it unknown, and no others. They report a reason and a
+    remedy.
+    """
     spoil, name = UNREADABLE[what]
     spoil(node)
     found = await verdicts(node)
@@ -135,7 +137,7 @@ POLICIES = {
     "memoryManagerPolicy": {"None", "Static"},
     "topologyManagerPolicy": {"none", "best-effort", "restricted", "single-numa-node"},
 }
-"""Values that the kubelet accepts (pkg/kubelet/cm). The kubelet does not start with any other value or spelling."""
+"""Values that the kubelet accepts (pkg/kubelet/cm). With any other value or spelling, the kubelet does not start."""
 PRINTED = [ROOT / "services", ROOT / "docs", ROOT / "charts", ROOT / "examples", ROOT / "README.md"]
 
 
@@ -145,7 +147,7 @@ def settings_in(text: str) -> list[tuple[str, str]]:
 
 
 async def test_remedies_contain_values_that_the_kubelet_accepts(node: AilingNode) -> None:
-    """Each manager that is switched on is switched off with that manager's own value."""
+    """For each manager that is switched on, the remedy contains that manager's own value for switching it off."""
     node.kubelet_of |= {"cpuManagerPolicy": "static", "memoryManagerPolicy": "Static"}
     node.kubelet_of["topologyManagerPolicy"] = "restricted"
     node.status["kubeletPins"] = ["cpu", "memory", "a manager of a later release"]
@@ -163,8 +165,8 @@ async def test_remedies_contain_values_that_the_kubelet_accepts(node: AilingNode
     assert all("or another NRI plugin" in one.what for one in unseen)
 
 
-async def test_a_manager_that_is_off_pins_nothing(node: AilingNode) -> None:
-    """Pinned containers were then pinned by another plugin, or started before the manager was switched off."""
+async def test_a_manager_that_is_off_is_not_blamed_for_pins(node: AilingNode) -> None:
+    """In this case, containers were pinned by another plugin, or started before the manager was switched off."""
     node.status["kubeletPins"] = ["cpu"]
     found = await verdicts(node)
     (finding,) = found["kubelet.cpu-manager"].findings
@@ -174,8 +176,8 @@ async def test_a_manager_that_is_off_pins_nothing(node: AilingNode) -> None:
     assert found["kubelet.memory-manager"].result == "good"
 
 
-def test_no_page_and_no_message_contains_another_value() -> None:
-    """Covers the programs' messages, the pages, the chart and the examples."""
+def test_no_page_and_no_message_contains_an_invalid_policy() -> None:
+    """The programs' messages, the pages, the chart and the examples are all searched."""
     files = [file for place in PRINTED for file in (place.rglob("*.*") if place.is_dir() else [place])]
     texts = [file.read_text(errors="replace") for file in files if file.suffix in (".py", ".md", ".yaml", ".txt")]
     found = {one for text in texts for one in settings_in(text)}
@@ -183,9 +185,9 @@ def test_no_page_and_no_message_contains_another_value() -> None:
     assert [(name, word) for name, word in found if word not in POLICIES[name]] == []
 
 
-async def test_the_kubelet_is_asked_through_the_api_server_where_its_file_is_not_mounted(node: AilingNode) -> None:
-    """The response of the kubelet's configz endpoint includes flags. Without the right, the checks are unknown and name
-    an alternative.
+async def test_the_kubelet_is_queried_through_the_api_server_if_its_file_is_not_mounted(node: AilingNode) -> None:
+    """The response from the kubelet's configz endpoint takes flags into account. Without permission to read it, the
+    checks are unknown and name an alternative.
     """
     node.kubelet_of = {}
     node.server.options.kubelets["node-a"] = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}
@@ -195,8 +197,8 @@ async def test_the_kubelet_is_asked_through_the_api_server_where_its_file_is_not
 
 
 @pytest.mark.parametrize("why", ["forbidden", "no kubelet answers"])
-async def test_a_kubelet_that_cannot_be_asked_leaves_its_checks_unknown(why: str, node: AilingNode) -> None:
-    """The finding names the plugin and the chart value that would help, and no other check is affected."""
+async def test_a_kubelet_that_cannot_be_queried_leaves_its_checks_unknown(why: str, node: AilingNode) -> None:
+    """The finding names the plugin and the chart value that would help. No other check is affected."""
     node.kubelet_of = {}
     if why == "forbidden":
         node.server.options.kubelets["node-a"] = {}
@@ -211,7 +213,7 @@ async def test_a_kubelet_that_cannot_be_asked_leaves_its_checks_unknown(why: str
 
 
 async def test_a_given_kubelet_configuration_replaces_the_detected_one(node: AilingNode, tmp_path: Path) -> None:
-    """The file may be a response of configz or the kubelet's own file; any other file is a usage error."""
+    """The file may be a configz response or the kubelet's own file. Any other file is a usage error."""
     given = tmp_path / "kubelet"
     for text in ('{"kubeletconfig": {"cpuManagerPolicy": "static"}}', "cpuManagerPolicy: static\n"):
         given.write_text(text)
@@ -227,8 +229,8 @@ async def test_a_given_kubelet_configuration_replaces_the_detected_one(node: Ail
 
 
 @pytest.mark.parametrize(("other", "result"), [("6", "good"), ("5", "problem")])
-async def test_shared_pool_cpus_of_a_claim_are_not_a_fault(other: str, result: str, node: AilingNode) -> None:
-    """A claim that also asks for the shared pool may run there, but not on CPUs of other claims."""
+async def test_a_claims_shared_pool_cpus_are_not_a_fault(other: str, result: str, node: AilingNode) -> None:
+    """A claim that also asks for the shared pool may run there, but not on other claims' CPUs."""
     shared = {"r": PoolCpus(cpus=frozenset({0, 1, 4, 5, 6, 7}), near=frozenset({4, 5}))}
     node.records[0] = node.records[0].model_copy(update={"pool_cpus": shared})
     node.records.append(node.claimed("other", other))
@@ -236,8 +238,8 @@ async def test_shared_pool_cpus_of_a_claim_are_not_a_fault(other: str, result: s
     assert (await verdicts(node))["claims.pinned"].result == result
 
 
-async def test_a_record_of_another_format_is_skipped(node: AilingNode) -> None:
-    """The record's fields may have another meaning; explain skips it as well. Other records are still checked."""
+async def test_a_record_in_another_format_is_skipped(node: AilingNode) -> None:
+    """The record's fields may have another meaning, so explain skips it too. Other records are still checked."""
     node.records.append(node.claimed("new", "2-3").model_copy(update={"version": 9}))
     async with node.up() as settings:
         facts = await gather(settings)
@@ -246,8 +248,8 @@ async def test_a_record_of_another_format_is_skipped(node: AilingNode) -> None:
 
 
 @pytest.mark.parametrize("right", RIGHTS, ids=lambda right: " ".join(filter(None, right)))
-async def test_each_missing_right_is_named(right: Right, node: AilingNode) -> None:
-    """The finding contains the missing permission's rule and its effect; no other check reports a false cause."""
+async def test_each_missing_permission_is_named(right: Right, node: AilingNode) -> None:
+    """The finding contains the missing permission's rule and its effect. No other check reports a wrong cause."""
     verb, group, resource, _ = right
     node.server.options.forbidden.add((verb, resource))
     found = await verdicts(node)
@@ -272,9 +274,7 @@ async def test_each_missing_right_is_named(right: Right, node: AilingNode) -> No
 async def test_the_reason_for_pool_enforcement_is_a_finding(
     code: str, setting: str, level: str, remedy: str, node: AilingNode
 ) -> None:
-    """The remedy corresponds to the cause. A kernel that cannot create partitions is a fault only if they are
-    required.
-    """
+    """The remedy fits the cause. A kernel that cannot create partitions is a fault only if partitions are required."""
     reason = "the reason in words"
     node.status |= {"exclusivity": "pool", "exclusivityReason": reason, "exclusivityCode": code}
     node.settings_of["cpuExclusivity"] = setting
@@ -284,7 +284,7 @@ async def test_the_reason_for_pool_enforcement_is_a_finding(
 
 @pytest.mark.parametrize("mode", ["auto", "partition"])
 @pytest.mark.parametrize("slices", [True, False])
-async def test_host_daemons_are_on_claimed_cpus_only_where_nothing_keeps_them_off(
+async def test_host_daemons_on_claimed_cpus_are_a_finding_only_if_nothing_keeps_them_off(
     mode: str, slices: bool, node: AilingNode
 ) -> None:
     """With hostSlices, no finding mentions host daemons and no remedy suggests hostSlices. A claim that was refused has
@@ -311,18 +311,18 @@ async def test_host_daemons_are_on_claimed_cpus_only_where_nothing_keeps_them_of
 
 
 def test_each_kind_of_misfit_has_a_remedy() -> None:
-    """Covers every kind, so a new kind requires a remedy."""
+    """The test covers every kind, so a new kind must have a remedy."""
     assert _REMEDIES.keys() == set(MisfitKind)
 
 
-async def test_a_pool_that_the_configuration_asks_for_is_good(node: AilingNode) -> None:
-    """The backend then reports the pool without a reason."""
+async def test_a_pool_that_the_configuration_asks_for_is_healthy(node: AilingNode) -> None:
+    """In this case, the backend reports the pool without a reason."""
     node.status |= {"exclusivity": "pool"}
     assert (await verdicts(node))["driver.exclusivity"].result == "good"
 
 
-async def test_pages_on_demand_need_one_right_more(node: AilingNode) -> None:
-    """Claims are watched only if the configuration allocates pages for them."""
+async def test_pages_on_demand_need_one_more_permission(node: AilingNode) -> None:
+    """The service watches claims only if the configuration allocates pages for them."""
     node.server.options.forbidden.add(("watch", "resourceclaims"))
     assert (await verdicts(node))["api.rights"].result == "good"
     node.settings_of["hugepagesOnDemand"] = [{"numaNode": 0, "size": "2Mi", "pages": 1}]
@@ -330,30 +330,30 @@ async def test_pages_on_demand_need_one_right_more(node: AilingNode) -> None:
     assert "watch resourceclaims" in finding.what
 
 
-async def test_outside_the_pod_rights_are_not_checked(node: AilingNode) -> None:
-    """With a host root and without a kubeconfig the rights would be those of another pod, so the result is unknown."""
+async def test_permissions_are_not_checked_outside_the_pod(node: AilingNode) -> None:
+    """With a host root and without a kubeconfig, the permissions would be another pod's, so the result is unknown."""
     async with node.up() as settings:
         facts = await gather(replace(settings, config=settings.config.model_copy(update={"kubeconfig": ""})))
     api = {verdict.result for verdict in examine(facts) if verdict.check.group == "api"}
     assert api == {"unknown"}
 
 
-def test_text_from_others_stays_on_its_line() -> None:
-    """Text from a pod or a peer can neither forge a line nor send control sequences to the terminal."""
+def test_foreign_strings_stay_on_one_line() -> None:
+    """A string from a pod or a peer can neither forge a line nor send control sequences to the terminal."""
     check = Check("a.b", "Fine.", (), lambda: [problem("\x1b[2J.", "a\nb", "\u202e", ["\r"])])
     shown = findings_text([Verdict(check, tuple(check.run(None)))], "n").split("\n")
     assert shown[1:5] == [r"PROBLEM  \x1b[2J. [a.b]", r"EVIDENCE \r", r"WHY      a\nb", r"REMEDY   \u202e"]
 
 
-async def test_a_fault_in_a_check_hides_no_other() -> None:
+async def test_an_error_in_one_check_hides_no_other_check() -> None:
     """A check that raises an exception is unknown, and its message reports the exception."""
     (finding,) = Check("a.b", "Fine.", (), lambda: 1 / 0).run(None)  # type: ignore[arg-type, return-value]
     assert finding.level is Level.UNKNOWN
     assert "ZeroDivisionError" in finding.why
 
 
-def test_a_bad_configuration_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2 stands for invalid input, with one line about the cause."""
+def test_an_invalid_configuration_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2 means invalid input, and a single line gives the cause."""
     (tmp_path / "config.yaml").write_text("reservedCPUs: 0.5\n")
     for command in ("doctor", "status"):
         assert cli.main([command, "--config", str(tmp_path / "config.yaml")]) == 2
@@ -368,7 +368,7 @@ def test_a_bad_configuration_is_a_usage_error(tmp_path: Path, capsys: pytest.Cap
     ],
 )
 async def test_a_newer_kernel_is_not_suggested_for_a_recent_one(release: str, remedy: str, node: AilingNode) -> None:
-    """Without the cpuset controller in a cgroup, its files are missing even on a new kernel."""
+    """If a cgroup does not have the cpuset controller, its files are missing even on a new kernel."""
     node.host("/proc/sys/kernel/osrelease", f"{release}-amd64\n")
     ILLNESSES["kernel.release/partitions"](node)
     (finding,) = (await verdicts(node))["kernel.release"].findings
@@ -390,8 +390,8 @@ async def test_several_facts_with_one_remedy_are_one_finding(node: AilingNode) -
     assert 'apiGroups: ["events.k8s.io"], resources: [events]' in finding.remedy
 
 
-def test_long_evidence_is_cut_for_people_only() -> None:
-    """JSON contains all of it."""
+def test_long_evidence_is_cut_only_for_people() -> None:
+    """The JSON output contains all of the evidence."""
     facts = [f"fact {number}" for number in range(30)]
     check = Check("a.b", "Fine.", (), lambda: [problem("What.", "why", "remedy", facts)])
     found = [Verdict(check, tuple(check.run(None)))]
@@ -399,8 +399,8 @@ def test_long_evidence_is_cut_for_people_only() -> None:
     assert report(found, "n")["checks"][0]["findings"][0]["evidence"] == facts
 
 
-def test_checks_that_one_source_leaves_open_are_counted() -> None:
-    """A capture leaves nearly all checks open."""
+def test_checks_that_one_source_leaves_open_are_summarized() -> None:
+    """With a capture, nearly all checks are left open."""
     unread = Unread("why", "remedy")
     verdicts_of = [Verdict(Check(f"a.b{number}", "Fine.", (), lambda: ()), (unknown(unread),)) for number in range(40)]
     assert "UNKNOWN  40 checks: a.b0, " in (shown := findings_text(verdicts_of, "n"))

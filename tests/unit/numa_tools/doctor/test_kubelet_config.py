@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing and merging the kubelet's documents, flags and unit files, without a node."""
+"""Parses and merges the kubelet's documents, flags and unit files, without a node."""
 
 import copy
 from typing import Any
@@ -35,7 +35,7 @@ _documents = st.dictionaries(
 
 
 def expected(documents: list[dict[str, Any]], path: tuple[str, ...]) -> Any:
-    """Returns the value at a path by the rule of RFC 7396, searching from the last document to the first."""
+    """Returns the value at a path by RFC 7396's rule, searching from the last document to the first."""
     for document in reversed(documents):
         value: Any = document
         for key in path:
@@ -44,7 +44,7 @@ def expected(documents: list[dict[str, Any]], path: tuple[str, ...]) -> Any:
             elif isinstance(value, dict):
                 break  # an earlier document decides
             else:
-                return None  # a value that is not a map replaces earlier ones below it
+                return None  # a value that is not a map replaces earlier values beneath it
         else:
             return value
     return None
@@ -75,8 +75,10 @@ def test_the_last_document_with_a_value_decides(documents: list[dict[str, Any]])
 
 
 @given(_documents, _documents)
-def test_each_setting_has_the_origin_that_decided_it(first: dict[str, Any], second: dict[str, Any]) -> None:
-    """The last part that sets a key is its origin; a key that a part removes has none."""
+def test_each_setting_has_the_origin_that_determined_it(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """The last part of the configuration that sets a key is the key's origin. A key that a part removes has no
+    origin.
+    """
     origins = merge([Part("first", first), Part("second", second)]).origins
     for key in {*first, *second} - {"featureGates"}:
         last = ("second", second) if key in second else ("first", first)
@@ -93,15 +95,15 @@ def test_the_remedy_names_the_flag_that_sets_a_policy() -> None:
     assert found.remedy.startswith("set --cpu-manager-policy in the unit kubelet.service to none, ")
 
 
-def test_gates_of_several_documents_are_merged() -> None:
-    """A drop-in that sets one gate leaves the others unchanged, and each gate has its own origin."""
+def test_feature_gates_from_several_documents_are_merged() -> None:
+    """A drop-in that sets one gate leaves the other gates unchanged, and each gate has its own origin."""
     found = merge([Part("a", {"featureGates": {"A": True, "B": True}}), Part("b", {"featureGates": {"B": False}})])
     assert found.settings == {"featureGates": {"A": True, "B": False}}
     assert found.origins == {"featureGates.A": "a", "featureGates.B": "b"}
     assert merge([Part("a", {"featureGates": {"A": True}}), Part("b", {"featureGates": None})]).origins == {}
 
 
-def test_a_patch_of_another_type_replaces_the_value() -> None:
+def test_a_patch_with_another_type_replaces_the_value() -> None:
     """RFC 7396, section 2, requires this."""
     assert merge_patch({"a": 1}, ["b"]) == ["b"]
     assert merge_patch([1], {"a": {"b": None, "c": 2}}) == {"a": {"c": 2}}
@@ -131,12 +133,12 @@ FLAGS = {
 
 @pytest.mark.parametrize("line", FLAGS)
 def test_flags_are_settings(line: str) -> None:
-    """Every spelling that the kubelet accepts is parsed; the last of repeated text flags counts."""
+    """Every spelling that the kubelet accepts is parsed. If a string flag is repeated, the last one applies."""
     assert parse_command(line.split()).settings == FLAGS[line]
 
 
-def test_paths_come_from_flags() -> None:
-    """The kubelet has no default for these files, so their paths come from the command line."""
+def test_paths_are_taken_from_flags() -> None:
+    """The kubelet has no default for these files' paths, so they come from the command line."""
     found = parse_command(["--config", "/a", "--config-dir=/b", "--root-dir=/c"])
     assert found == Command("/a", "/b", "/c")
 
@@ -145,7 +147,7 @@ def test_paths_come_from_flags() -> None:
     "line", ["--feature-gates=A", "--feature-gates=A=on", "--reserved-memory=memory=1Gi", "--reserved-cpus"]
 )
 def test_flags_with_which_the_kubelet_does_not_start_are_errors(line: str) -> None:
-    """Nothing is concluded from such a command line."""
+    """No conclusions are drawn from such a command line."""
     with pytest.raises(FlagError):
         parse_command([line])
 
@@ -153,8 +155,8 @@ def test_flags_with_which_the_kubelet_does_not_start_are_errors(line: str) -> No
 UNIT = "kubelet.service"
 
 
-def test_a_drop_in_of_a_unit_replaces_the_command() -> None:
-    """Variables of environment files override those of the unit, and unset variables are empty."""
+def test_a_units_drop_in_replaces_the_command() -> None:
+    """Variables from environment files override the unit's own, and unset variables are empty."""
     service = parse_service(["[Unit]\nExecStart=no\n[Service]\nExecStart=/usr/bin/kubelet\n", kubeadm.DROP_IN], UNIT)
     assert service.files == ("-/var/lib/kubelet/kubeadm-flags.env", "-/etc/default/kubelet")
     environment = parse_environment('KUBELET_KUBEADM_ARGS="--node-ip=1.2.3.4 --v=2"\n# A=b\n;c\n\n')
@@ -178,7 +180,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_are_read_as_systemd_reads_them(command: str) -> None:
-    """Covers prefixes, wrappers, quotes, continued lines, and variables as words and within words."""
+    """The cases are prefixes, wrappers, quotes, continued lines, and variables as words and within words."""
     service = parse_service([f"[Service]\nEnvironment='X=1 2'\nExecStart={command}\n"], UNIT)
     assert arguments_of(service, {}, "kubelet") == COMMANDS[command]
 
@@ -196,14 +198,16 @@ def test_commands_are_read_as_systemd_reads_them(command: str) -> None:
         "[Service]\nEnvironment=A=" + "x" * 9000 + "\nExecStart=/usr/bin/kubelet " + "$A " * 2000,
     ],
 )
-def test_arguments_that_are_not_in_the_unit_are_an_error(text: str) -> None:
-    """Examples are a script, a shell, a variable from elsewhere, and a command that would not fit into memory."""
+def test_arguments_that_the_unit_does_not_contain_are_an_error(text: str) -> None:
+    """Examples are a script, a shell, a variable set elsewhere, and a command that would not fit into memory."""
     with pytest.raises(UnitError):
         arguments_of(parse_service([text], UNIT), {}, "kubelet")
 
 
 def test_environment_files_are_read_as_systemd_reads_them() -> None:
-    """Covers quotes, continued lines and values with spaces; a quote that ends on a later line is an error."""
+    """The cases include quotes, continued lines and values with spaces. A quote that ends on a later line is an
+    error.
+    """
     text = 'A=--b --c="d"\nexport B=\'x y\'\nC="--a \\\n --b"\nD=1,\\\n2\nno assignment\n'
     assert parse_environment(text) == {"A": '--b --c="d"', "B": "x y", "C": "--a  --b", "D": "1,2"}
     assert words('--b --c="d e"') == ["--b", "--c=d e"]
@@ -225,7 +229,7 @@ _READS = {
 
 
 def results(reading: Reading, config: Config = _CONFIG) -> dict[str, str]:
-    """Returns the result of each check that reads the configuration, which is good if it finds nothing."""
+    """Returns the result of each check that reads the kubelet's configuration. A check without findings is good."""
     kubelet = kubelet_of_reading(reading, REMEDY)
     assert isinstance(kubelet, KubeletConfig)
     found = {}
@@ -238,7 +242,7 @@ def results(reading: Reading, config: Config = _CONFIG) -> dict[str, str]:
 
 
 def test_no_check_is_good_unless_everything_was_read() -> None:
-    """A document without a setting proves nothing if another document may contain it."""
+    """If a document does not contain a setting, that proves nothing as long as another document may contain it."""
     part = Part("/a", {"kind": "KubeletConfiguration"})
     seen, unseen = results(Reading((part,))), results(Reading((part,), unseen="flags"))
     assert {seen[name] for name in _READS} == {"good"}
@@ -248,7 +252,7 @@ def test_no_check_is_good_unless_everything_was_read() -> None:
     assert results(Reading((part,)), published)["kubelet.gates"] == "note"
 
 
-def test_a_known_setting_is_checked_although_others_are_unknown() -> None:
+def test_a_known_setting_is_checked_even_if_others_are_unknown() -> None:
     """A fault is reported even if the configuration is incomplete."""
     settings = {"topologyManagerPolicy": "single-numa-node", "reservedSystemCPUs": "0-3", "cpuManagerPolicy": "static"}
     found = results(Reading((Part("/a", settings),), unseen="flags"))
@@ -256,8 +260,10 @@ def test_a_known_setting_is_checked_although_others_are_unknown() -> None:
     assert (found["kubelet.cpu-manager"], found["kubelet.memory-manager"]) == ("problem", "unknown")
 
 
-def test_the_policy_that_runs_is_that_of_the_state_file() -> None:
-    """The state file alone decides the managers' checks, even if the rest is unknown; other checks stay unknown."""
+def test_the_policy_in_effect_comes_from_the_state_file() -> None:
+    """The state file alone decides the managers' checks, even if everything else is unknown. Other checks stay
+    unknown.
+    """
     good = results(Reading(running={"cpu": "none", "memory": "None"}, unseen="no file"))
     assert (good["kubelet.cpu-manager"], good["kubelet.memory-manager"]) == ("good", "good")
     assert good["kubelet.gates"] == "unknown"
@@ -265,13 +271,13 @@ def test_the_policy_that_runs_is_that_of_the_state_file() -> None:
     assert (static["kubelet.cpu-manager"], static["kubelet.memory-manager"]) == ("problem", "problem")
 
 
-def test_a_policy_that_the_next_start_would_use_is_a_problem() -> None:
-    """The kubelet does not start with a state file of another policy."""
+def test_a_policy_that_would_apply_at_the_next_start_is_a_problem() -> None:
+    """The kubelet does not start if its state file was written with another policy."""
     found = results(Reading((Part("/a", {"cpuManagerPolicy": "static"}),), {"cpu": "none"}, "flags"))
     assert found["kubelet.cpu-manager"] == "problem"
 
 
-def test_allbeta_and_allalpha_apply_to_unnamed_gates() -> None:
+def test_allbeta_and_allalpha_apply_to_gates_that_are_not_named() -> None:
     """A gate that is set by name overrides AllBeta and AllAlpha."""
     off = {"AllBeta": False}
     assert results(Reading((Part("/a", {"featureGates": off}),)))["kubelet.gates"] == "problem"
@@ -283,7 +289,7 @@ def test_allbeta_and_allalpha_apply_to_unnamed_gates() -> None:
 
 
 def test_an_invalid_value_does_not_affect_other_checks() -> None:
-    """The finding contains the file with the value."""
+    """The finding names the file that contains the value."""
     kubelet = kubelet_of_reading(Reading((Part("/a", {"reservedSystemCPUs": "9-1"}),), {"cpu": "static"}), REMEDY)
     assert kubelet is not None
     assert kubelet.unseen is not None
@@ -292,7 +298,7 @@ def test_an_invalid_value_does_not_affect_other_checks() -> None:
 
 
 def test_without_a_configuration_nothing_is_checked() -> None:
-    """Without any document and state file there is nothing to check."""
+    """Without any document or state file, there is nothing to check."""
     assert kubelet_of_reading(Reading(unseen="flags"), REMEDY) is None
 
 
@@ -307,7 +313,7 @@ def test_without_a_configuration_nothing_is_checked() -> None:
     ],
 )
 def test_an_archive_returns_the_same_configuration(reading: Reading) -> None:
-    """The checks give the same results on the node and on its archive."""
+    """The checks give the same results on the node and on an archive from it."""
     kubelet = kubelet_of_reading(reading, REMEDY)
     assert kubelet is not None
     again = unarchived(archived(kubelet))
@@ -318,7 +324,7 @@ def test_an_archive_returns_the_same_configuration(reading: Reading) -> None:
 
 
 def test_a_damaged_archive_is_an_error() -> None:
-    """A damaged archive must not count as a configuration without settings, which would be good."""
+    """A damaged archive must not be treated as a configuration without settings, which would be good."""
     documents: list[object] = [[], {}, {"settings": []}]
     for document in documents:
         with pytest.raises(ConfigError):

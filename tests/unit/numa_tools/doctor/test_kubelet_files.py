@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the kubelet's configuration from the files that distributions write, and from damaged ones."""
+"""Reads the kubelet's configuration from files as distributions write them, and from damaged files."""
 
 import json
 import os
@@ -30,7 +30,7 @@ KUBEADM_UNIT = {
 
 
 def process(number: int, *line: str, name: str = "kubelet", user: int = 0, inner: str = "") -> dict[str, str]:
-    """Returns the files of a process as the kernel shows them in the host's PID namespace."""
+    """Returns a process's files as the kernel shows them in the host's PID namespace."""
     numbers = f"{number}\t{inner}" if inner else f"{number}"
     return {
         f"/proc/{number}/comm": f"{name}\n",
@@ -42,7 +42,7 @@ def process(number: int, *line: str, name: str = "kubelet", user: int = 0, inner
 
 
 def written(base: Path, files: Mapping[str, str]) -> Path:
-    """Returns a host root with these files."""
+    """Returns a host root with the given files."""
     for path, text in files.items():
         (base / path[1:]).parent.mkdir(parents=True, exist_ok=True)
         (base / path[1:]).write_text(text)
@@ -50,12 +50,12 @@ def written(base: Path, files: Mapping[str, str]) -> Path:
 
 
 def settings_of(reading: Reading) -> dict[str, Any]:
-    """Returns the settings of all parts, without the fields that identify the type."""
+    """Returns the settings from all parts, without the fields that identify the type."""
     return dict(merge(reading.parts).settings)
 
 
 def found(base: Path, files: Mapping[str, str]) -> KubeletConfig:
-    """Returns the result of reading a host root with these files."""
+    """Returns the result of reading a host root with the given files."""
     kubelet = read_kubelet(str(written(base, files)), ROOT, "node-a")
     assert isinstance(kubelet, KubeletConfig)
     return kubelet
@@ -207,7 +207,7 @@ COMPLETE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", COMPLETE)
-def test_the_configuration_of_each_distribution_is_read_whole(name: str, tmp_path: Path) -> None:
+def test_each_distributions_configuration_is_read_completely(name: str, tmp_path: Path) -> None:
     """The distribution's files, drop-ins and flags are merged as its kubelet merges them, and no setting is unknown."""
     files, settings = COMPLETE[name]
     reading = read_files(str(written(tmp_path, files)), ROOT)
@@ -318,7 +318,7 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", PARTLY)
 def test_missing_sources_are_named(name: str, tmp_path: Path) -> None:
-    """The settings that were found are used, and the reason states why the configuration is incomplete."""
+    """The settings that were found are used, and the reason explains why the configuration is incomplete."""
     files, settings, why = PARTLY[name]
     reading = read_files(str(written(tmp_path, files)), ROOT)
     assert settings_of(reading) == settings
@@ -326,8 +326,8 @@ def test_missing_sources_are_named(name: str, tmp_path: Path) -> None:
 
 
 def test_drop_ins_are_applied_in_the_order_of_a_directory_walk(tmp_path: Path) -> None:
-    """Entries are in byte order, and a directory's files are in its place; links to files are followed, links to
-    directories are not.
+    """Entries are in byte order, and a directory's files come at the directory's position. Symlinks to files are
+    followed, but symlinks to directories are not.
     """
     names = (
         "10.conf",
@@ -352,16 +352,16 @@ def test_drop_ins_are_applied_in_the_order_of_a_directory_walk(tmp_path: Path) -
     assert reading.unseen == ""
 
 
-def test_a_directory_behind_a_link_has_no_drop_ins(tmp_path: Path) -> None:
-    """filepath.WalkDir does not follow the link."""
+def test_a_directory_behind_a_symlink_has_no_drop_ins(tmp_path: Path) -> None:
+    """filepath.WalkDir does not follow the symlink."""
     base = written(tmp_path, process(1, "kubelet", "--config-dir=/d") | {"/real/1.conf": HEAD + STATIC})
     (base / "d").symlink_to("/real")
     assert read_files(str(base), ROOT).parts == ()
 
 
 @pytest.mark.parametrize("kind", ["a loop", "a link to nothing", "a fifo", "a directory", "not UTF-8", "a way out"])
-def test_special_files_and_links_out_of_the_root_are_not_read(kind: str, tmp_path: Path) -> None:
-    """No read blocks, nothing outside the host root is read, and the result counts as incomplete."""
+def test_special_files_and_symlinks_out_of_the_root_are_not_read(kind: str, tmp_path: Path) -> None:
+    """No read blocks, nothing outside the host root is read, and the result is marked as incomplete."""
     (tmp_path / "secret").write_text(HEAD + STATIC)
     base = written(tmp_path / "host", process(1, "kubelet", "--config-dir=/d") | {"/d/0.yaml": ""})
     entry = base / "d/1.conf"
@@ -385,8 +385,8 @@ def test_special_files_and_links_out_of_the_root_are_not_read(kind: str, tmp_pat
     assert "/d/1.conf" in reading.unseen
 
 
-def test_a_file_that_changed_after_the_start_is_not_in_effect(tmp_path: Path) -> None:
-    """The kubelet reads its files once. Removing a drop-in changes the time stamp of its directory."""
+def test_a_file_that_changed_after_the_kubelets_start_is_not_in_effect(tmp_path: Path) -> None:
+    """The kubelet reads its files once. Removing a drop-in changes its directory's time stamp."""
     files = process(1, "kubelet", "--config=/a", "--config-dir=/d") | {"/a": HEAD, "/d/1.conf": HEAD}
     base = written(tmp_path, files)
     assert read_files(str(base), ROOT).unseen == ""
@@ -396,7 +396,7 @@ def test_a_file_that_changed_after_the_start_is_not_in_effect(tmp_path: Path) ->
         os.utime(base / path, (1, 1))
 
 
-def test_an_argument_file_that_changed_after_the_start_is_not_in_effect(tmp_path: Path) -> None:
+def test_an_argument_file_that_changed_after_the_kubelets_start_is_not_in_effect(tmp_path: Path) -> None:
     """MicroK8s reads its arguments from a file."""
     files, _ = COMPLETE["MicroK8s that runs"]
     base, path = written(tmp_path, files), "/var/snap/microk8s/9072/args/kubelet"
@@ -404,8 +404,8 @@ def test_an_argument_file_that_changed_after_the_start_is_not_in_effect(tmp_path
     assert read_files(str(base), ROOT).unseen == f"{path} was changed after the kubelet started"
 
 
-def test_the_state_files_next_to_its_root_directory_are_read_first(tmp_path: Path) -> None:
-    """The state files are read even if nothing else is visible, as with k3s, whose flags are in no file."""
+def test_the_state_files_next_to_the_kubelets_root_directory_are_read_first(tmp_path: Path) -> None:
+    """The state files are read even if nothing else is visible, as with k3s, whose flags are not in any file."""
     states = {"/cpu_manager_state": "static", "/memory_manager_state": "Static"}
     files = {ROOT + path: json.dumps({"policyName": name, "checksum": 1}) for path, name in states.items()}
     kubelet = found(tmp_path / "a", files)
@@ -418,7 +418,7 @@ def test_the_state_files_next_to_its_root_directory_are_read_first(tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"policyName": 1}', '{"policyName": ""}', "[" * 5000, "\xff"])
 def test_a_damaged_state_file_is_ignored(text: str, tmp_path: Path) -> None:
-    """The policy is then that of the configuration."""
+    """The policy is then taken from the configuration."""
     kubelet = found(tmp_path, {f"{ROOT}/cpu_manager_state": text, f"{ROOT}/config.yaml": HEAD + STATIC})
     assert (kubelet.cpu_manager, dict(kubelet.running)) == ("static", {})
 
@@ -465,8 +465,8 @@ DOCTOR: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 def test_the_doctor_reports_good_only_for_known_settings(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All other configuration checks are unknown, and the node's archive leads to the same results. The note that the
-    driver reserves no CPU does not depend on the kubelet's configuration.
+    """All other configuration checks are unknown, and an archive from the node leads to the same results. The note that
+    the driver reserves no CPU does not depend on the kubelet's configuration.
     """
     files, wanted = DOCTOR[name]
     root, archive = written(write_tree(small_machine(), tmp_path / "host"), files), str(tmp_path / "a.tar.gz")
@@ -489,8 +489,8 @@ def test_the_doctor_reports_good_only_for_known_settings(
         assert all("kubectl get --raw /api/v1/nodes/" in one for one in unknown)
 
 
-def test_no_secret_of_the_files_is_in_an_archive(tmp_path: Path) -> None:
-    """The configuration of k3s contains the cluster's token, and a kubelet's may contain HTTP headers."""
+def test_an_archive_contains_no_secret_from_the_files(tmp_path: Path) -> None:
+    """k3s's configuration contains the cluster's token, and a kubelet's configuration may contain HTTP headers."""
     files = K3S | {f"{ROOT}/cpu_manager_state": '{"policyName":"static"}'}
     root = written(write_tree(small_machine(), tmp_path / "host"), files)
     command = ["--node", "worker-1", "gather", "--mask", "--host-root", str(root), "-o", str(tmp_path / "a.tar.gz")]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the container runtime on complete nodes: good only if the runtime's own rules or its output determine the
-setting.
+"""Container runtime checks on complete nodes. A check is good only if the runtime's own rules or its output determine
+the setting.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def node() -> Iterator[AilingNode]:
 
 
 async def verdicts(node: AilingNode, **given: str) -> dict[str, Verdict]:
-    """Returns the verdicts of the runtime's checks, by the last part of their id."""
+    """Returns the verdicts of the runtime's checks, by the last part of their IDs."""
     async with node.up() as settings:
         facts = await gather(settings, **given)
     return {one.check.id.removeprefix("runtime."): one for one in examine(facts) if one.check.group == "runtime"}
@@ -53,14 +53,14 @@ def texts(found: dict[str, Verdict]) -> str:
 
 
 def judged(found: dict[str, Verdict], fact: str) -> str:
-    """Returns the result of the settings check for one setting."""
+    """Returns the settings check's result for one setting."""
     if any(fact in one.evidence for one in found["settings"].findings):
         return "problem"
     return "unknown" if any(one.level is Level.UNKNOWN for one in found["settings"].findings) else "good"
 
 
 def runs(node: AilingNode, version: str) -> None:
-    """Has the kubelet report a runtime, and removes the driver's drop-in."""
+    """Has the kubelet report the given runtime, and removes the driver's drop-in."""
     node.node["nodeInfo"]["containerRuntimeVersion"] = version
     node.nri, node.cri = {}, {}
 
@@ -83,10 +83,10 @@ TIMEOUT = f'version = 2\n[plugins."{NRI}"]\nplugin_request_timeout = "5s"\n'
         (REGISTRY, "containerd://3.0.0", NRI_OFF, "unknown"),
     ],
 )
-async def test_the_effect_of_a_drop_in_depends_on_the_release(
+async def test_a_drop_ins_effect_depends_on_the_release(
     drop_in: str, version: str, fact: str, result: str, node: AilingNode
 ) -> None:
-    """1.7 replaces the whole section of config.toml. If the release is unknown, settings that depend on it are
+    """Release 1.7 replaces config.toml's whole section. If the release is unknown, settings that depend on it are
     unknown.
     """
     runs(node, version)
@@ -100,7 +100,7 @@ async def test_the_effect_of_a_drop_in_depends_on_the_release(
 
 @pytest.mark.parametrize("version", ["containerd://2.1.4-k3s1", ""])
 async def test_k3s_next_to_docker_uses_its_own_file(version: str, node: AilingNode) -> None:
-    """Docker's file disables CRI; the file of k3s enables everything."""
+    """Docker's file disables CRI, whereas k3s's file enables everything."""
     runs(node, version)
     node.host(PLAIN, DOCKER)
     node.host(K3S, f'version = 3\n[plugins."{NRI}"]\ndisable = false\n')
@@ -115,7 +115,7 @@ async def test_k3s_next_to_docker_uses_its_own_file(version: str, node: AilingNo
 @pytest.mark.parametrize("version", ["cri-o://1.34.0", ""])
 @pytest.mark.parametrize("docker", [True, False])
 async def test_cri_o_uses_its_own_files(version: str, docker: bool, node: AilingNode) -> None:
-    """On such a node no text mentions containerd, except for a missing drop-in."""
+    """On such a node no message mentions containerd, except for a missing drop-in."""
     runs(node, version)
     node.host(PLAIN, DOCKER)
     if not docker:
@@ -131,7 +131,7 @@ async def test_cri_o_uses_its_own_files(version: str, docker: bool, node: Ailing
 
 @pytest.mark.parametrize(("version", "command"), [("cri-o://1.34.0", "crio status config"), ("docker://24.0.0", "")])
 async def test_the_files_of_an_unused_containerd_are_ignored(version: str, command: str, node: AilingNode) -> None:
-    """The kubelet reports another runtime, so every check is unknown with a remedy for that runtime."""
+    """The kubelet reports another runtime, so every check is unknown, with a remedy for that runtime."""
     runs(node, version)
     node.host(PLAIN, IMPORTS + BOTH_ON)
     found = await verdicts(node)
@@ -140,9 +140,9 @@ async def test_the_files_of_an_unused_containerd_are_ignored(version: str, comma
     assert "containerd config dump" not in texts(found)
 
 
-async def test_the_output_of_the_runtime_replaces_its_files(node: AilingNode, tmp_path: Path) -> None:
-    """The dump contains the settings that containerd uses, whatever its files contain; files that are not imported are
-    not in it.
+async def test_the_runtimes_output_replaces_its_files(node: AilingNode, tmp_path: Path) -> None:
+    """The dump contains the settings that containerd uses, whatever its files contain. Files that are not imported do
+    not appear in it.
     """
     node.host(PLAIN, DOCKER)
     given = tmp_path / "dump"
@@ -162,7 +162,7 @@ async def test_the_output_of_the_runtime_replaces_its_files(node: AilingNode, tm
     ("key", "value", "check"),
     [("disable_connections", True, "settings"), ("socket_path", "/run/other.sock", "nri-socket")],
 )
-async def test_plugins_that_connect_need_a_socket_that_accepts_them(
+async def test_connecting_plugins_need_a_socket_that_accepts_them(
     key: str, value: Any, check: str, node: AilingNode
 ) -> None:
     """The backend is such a plugin."""
@@ -170,8 +170,8 @@ async def test_plugins_that_connect_need_a_socket_that_accepts_them(
     assert (await verdicts(node))[check].result == "problem"
 
 
-def test_standard_input_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Standard input cannot be the kubelet's and the runtime's at the same time."""
+def test_standard_input_is_a_single_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The kubelet's and the runtime's document cannot both come from standard input."""
     (tmp_path / "config.yaml").write_text("{}")
     both = ["--kubelet-config", "-", "--runtime-config", "-"]
     assert cli.main(["doctor", "--config", str(tmp_path / "config.yaml"), *both]) == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the runtime that the kubelet uses, from the files, processes and sockets of a tree."""
+"""Determines which runtime the kubelet uses, from a tree's files, processes and sockets."""
 
 import os
 import socket
@@ -50,7 +50,7 @@ UNREAD = Unread("", "")
 
 
 def write(root: Path, files: Mapping[str, str]) -> HostTree:
-    """Returns a tree with these files."""
+    """Returns a tree with the given files."""
     for path, text in files.items():
         at = root / path
         at.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def write(root: Path, files: Mapping[str, str]) -> HostTree:
 
 
 def process(number: int, *arguments: str, spaces: str = "", environment: str = "") -> dict[str, str]:
-    """Returns the files of a process."""
+    """Returns a process's files."""
     base, name = f"proc/{number}", arguments[0].rpartition("/")[2]
     status = f"Name:\t{name}\nNSpid:\t{number}{spaces}\n"
     command = "".join(f"{one}\0" for one in arguments)
@@ -72,7 +72,7 @@ def process(number: int, *arguments: str, spaces: str = "", environment: str = "
 
 
 def listen(root: Path, path: str) -> None:
-    """Creates a listening socket. It changes to the socket's directory, because socket paths must be short."""
+    """Creates a listening socket. Since socket paths must be short, this first changes to the socket's directory."""
     at = root / path
     at.parent.mkdir(parents=True, exist_ok=True)
     here = Path.cwd()
@@ -109,16 +109,16 @@ def unread(tree: HostTree, reported: Reported | None = None) -> Unread:
         (TALOS, CONTAINERD_2),
     ],
 )
-def test_the_file_of_each_distribution_is_read(path: str, reported: Reported, tmp_path: Path) -> None:
-    """The file belongs to the only runtime on the node, with or without a known release."""
+def test_each_distributions_file_is_read(path: str, reported: Reported, tmp_path: Path) -> None:
+    """The file belongs to the only runtime on the node, whether or not the runtime's release is known."""
     tree = write(tmp_path, {path: OFF})
     for known in (None, reported):
         found = in_use(tree, known)
         assert (found.software, found.source, found.settings["nri"]) == (CONTAINERD, f"/{path}", False)
 
 
-def test_every_place_has_a_command_that_prints_the_settings() -> None:
-    """The command contains the distribution's file, unless containerd finds it by itself."""
+def test_every_location_has_a_command_that_prints_the_settings() -> None:
+    """The command contains the path to the distribution's file, unless containerd finds the file by itself."""
     commands = {one.owner: one.command for one in PLACES}
     assert (commands["containerd"], commands["CRI-O"]) == ("containerd config dump", "crio status config")
     assert all(f"--config {one.config} config dump" in one.command for one in PLACES[1:-1])
@@ -127,23 +127,21 @@ def test_every_place_has_a_command_that_prints_the_settings() -> None:
 @pytest.mark.parametrize("files", [{CRIO: CRIO_OFF}, {CRIO_DROP_IN: CRIO_OFF}, {CRIO: "", CRIO_DROP_IN: CRIO_OFF}])
 @pytest.mark.parametrize("docker", [True, False])
 @pytest.mark.parametrize("reported", [None, CRIO_1_34])
-def test_the_files_of_cri_o_are_read(
-    files: dict[str, str], docker: bool, reported: Reported | None, tmp_path: Path
-) -> None:
-    """CRI-O's files are also read next to Docker's containerd."""
+def test_cri_os_files_are_read(files: dict[str, str], docker: bool, reported: Reported | None, tmp_path: Path) -> None:
+    """They are read even if Docker's containerd is on the node too."""
     found = in_use(write(tmp_path, {**files, **({PLAIN: DOCKER} if docker else {})}), reported)
     assert (found.software, found.settings["nri"], found.command) == (CRI_O, False, "crio status config")
 
 
 @pytest.mark.parametrize("reported", [None, K3S_2])
-def test_docker_next_to_k3s_is_not_its_runtime(reported: Reported | None, tmp_path: Path) -> None:
-    """A containerd without the CRI service cannot be the kubelet's."""
+def test_docker_next_to_k3s_is_not_the_kubelets_runtime(reported: Reported | None, tmp_path: Path) -> None:
+    """The kubelet cannot use a containerd without the CRI service."""
     found = in_use(write(tmp_path, {PLAIN: DOCKER, K3S: ON}), reported)
     assert (found.source, found.settings["nri"]) == (f"/{K3S}", True)
 
 
 def test_docker_alone_determines_nothing(tmp_path: Path) -> None:
-    """The text contains the reason and the command."""
+    """The message contains the reason and the command."""
     why = unread(write(tmp_path, {PLAIN: DOCKER}), CONTAINERD_2)
     assert f"/{PLAIN} disables containerd's CRI service" in why.why
     assert "containerd config dump" in why.remedy
@@ -151,20 +149,20 @@ def test_docker_alone_determines_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reported", [CRIO_1_34, Reported("docker", (24, 0, 0), "")])
 def test_files_of_a_runtime_that_the_kubelet_does_not_use_determine_nothing(reported: Reported, tmp_path: Path) -> None:
-    """The kubelet's own report is the strongest evidence; the remedy is for its runtime."""
+    """The kubelet's own report is the strongest evidence. The remedy is for the runtime that the kubelet reports."""
     why = unread(write(tmp_path, {PLAIN: ON}), reported)
     assert "containerd config dump" not in why.remedy
     assert ("crio status config" in why.remedy) is (reported is CRIO_1_34)
 
 
-def test_the_files_of_a_removed_k3s_determine_nothing(tmp_path: Path) -> None:
-    """Only k3s' containerd has a suffix in its release."""
+def test_files_left_by_a_removed_k3s_determine_nothing(tmp_path: Path) -> None:
+    """Only k3s's containerd has a suffix in its release."""
     assert f"/{K3S}" in unread(write(tmp_path / "a", {K3S: ON}), CONTAINERD_2).why
     assert "k3s/data/current/bin/containerd" in unread(write(tmp_path / "b", {PLAIN: ON}), K3S_2).remedy
 
 
 def test_two_possible_runtimes_determine_nothing(tmp_path: Path) -> None:
-    """The text contains both files and both commands."""
+    """The message contains both files and both commands."""
     why = unread(write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF}))
     assert f"/{PLAIN}" in why.why
     assert f"/{CRIO}" in why.why
@@ -172,7 +170,7 @@ def test_two_possible_runtimes_determine_nothing(tmp_path: Path) -> None:
     assert "crio status config" in why.remedy
 
 
-def test_the_socket_that_exists_decides(tmp_path: Path) -> None:
+def test_an_existing_socket_decides(tmp_path: Path) -> None:
     """/run is an in-memory file system, so a socket there belongs to a runtime that has run since the last boot."""
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF})
     listen(tmp_path, "run/crio/crio.sock")
@@ -181,8 +179,8 @@ def test_the_socket_that_exists_decides(tmp_path: Path) -> None:
     assert "cannot be determined" in unread(tree).why
 
 
-def test_the_socket_that_the_kubelet_is_started_with_decides(tmp_path: Path) -> None:
-    """This socket overrides existing sockets."""
+def test_the_socket_on_the_kubelets_command_line_decides(tmp_path: Path) -> None:
+    """It overrides existing sockets."""
     endpoint = "--container-runtime-endpoint=unix:///var/run/crio/crio.sock"
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF, **process(7, "/usr/bin/kubelet", endpoint)})
     listen(tmp_path, "run/containerd/containerd.sock")
@@ -190,9 +188,7 @@ def test_the_socket_that_the_kubelet_is_started_with_decides(tmp_path: Path) -> 
 
 
 def test_the_endpoint_in_the_kubelets_configuration_decides(tmp_path: Path) -> None:
-    """This endpoint overrides the flag of the running process, which is an earlier part of the configuration, and
-    existing sockets.
-    """
+    """It overrides existing sockets and the running process's flag, which is an earlier part of the configuration."""
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF, **process(7, "/usr/bin/kubelet")})
     listen(tmp_path, "run/containerd/containerd.sock")
     kubelet = kubelet_config({"containerRuntimeEndpoint": "unix:///var/run/crio/crio.sock"}, "configz")
@@ -203,7 +199,7 @@ def test_the_endpoint_in_the_kubelets_configuration_decides(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("unseen", ["", "its command line is not visible"])
 def test_an_endpoint_that_may_be_replaced_is_not_evidence(unseen: str) -> None:
-    """A flag of an unknown command line may set another endpoint."""
+    """A flag on a command line that is not visible may set another endpoint."""
     reading = Reading((Part("/c.yaml", {"containerRuntimeEndpoint": "unix:///run/crio/crio.sock"}),), unseen=unseen)
     kubelet = kubelet_of_reading(reading, "remedy")
     assert kubelet is not None
@@ -213,7 +209,7 @@ def test_an_endpoint_that_may_be_replaced_is_not_evidence(unseen: str) -> None:
 
 @pytest.mark.parametrize("table", ["[grpc]", '[plugins."io.containerd.server.v1.grpc"]'])
 def test_the_socket_in_containerds_own_files_is_compared_with_the_kubelets(table: str, tmp_path: Path) -> None:
-    """A second containerd, such as that of Bottlerocket's host containers, serves another socket."""
+    """A second containerd, such as the one for Bottlerocket's host containers, serves another socket."""
     endpoint = "--container-runtime-endpoint=unix:///run/kubelets.sock"
     files = {PLAIN: f'{ON}{table}\naddress = "/run/kubelets.sock"\n', "srv/host.toml": OFF}
     running = {
@@ -224,15 +220,15 @@ def test_the_socket_in_containerds_own_files_is_compared_with_the_kubelets(table
     assert in_use(write(tmp_path, {**files, **running})).source == f"/{PLAIN}"
 
 
-def test_the_file_that_the_process_is_started_with_is_read(tmp_path: Path) -> None:
-    """The unit's ExecStart names the file; the file at the usual path is then unused."""
+def test_the_file_on_the_process_command_line_is_read(tmp_path: Path) -> None:
+    """The unit's ExecStart names the file, so the file at the usual path is not used."""
     arguments = "--config=/srv/c.toml", "--log-level", "debug", "--address", "/srv/c.sock"
     tree = write(tmp_path, {PLAIN: ON, "srv/c.toml": OFF, **process(9, "/usr/bin/containerd", *arguments)})
     assert (in_use(tree).source, in_use(tree).settings["nri"]) == ("/srv/c.toml", False)
 
 
-def test_a_running_containerd_without_a_file_has_its_defaults(tmp_path: Path) -> None:
-    """A distribution's file is a leftover if the distribution is not running."""
+def test_a_running_containerd_without_a_file_uses_its_defaults(tmp_path: Path) -> None:
+    """If a distribution is not running, its file is a leftover."""
     tree = write(tmp_path, {K0S: OFF, **process(9, "/usr/bin/containerd")})
     assert in_use(tree, CONTAINERD_2).settings["nri"] is True
     assert in_use(tree, Reported(CONTAINERD, (1, 7, 20), "")).settings["nri"] is False
@@ -250,7 +246,9 @@ def test_a_running_containerd_without_a_file_has_its_defaults(tmp_path: Path) ->
     ids=["a command", "in a container", "another program", "ended"],
 )
 def test_other_processes_are_not_evidence(other: dict[str, str], tmp_path: Path) -> None:
-    """Examples are a command that prints, a runtime inside a container, and a process that ended while it was read."""
+    """Examples are a command that prints the configuration, a runtime inside a container, and a process that ended
+    while it was being read.
+    """
     assert in_use(write(tmp_path, {PLAIN: ON, "srv/c.toml": OFF, **other})).source == f"/{PLAIN}"
 
 
@@ -265,18 +263,18 @@ def test_other_processes_are_not_evidence(other: dict[str, str], tmp_path: Path)
         ((), "A=b\0CONTAINER_CDI_SPEC_DIRS=/x\0", False),
     ],
 )
-def test_options_of_cri_o_that_win_over_its_files_make_them_unclear(
+def test_cri_o_options_that_override_its_files_make_the_settings_unclear(
     arguments: tuple[str, ...], environment: str, clear: bool, tmp_path: Path
 ) -> None:
-    """The command line and the environment are those of the running process."""
+    """The options come from the running process's command line and environment."""
     running = process(9, "/usr/bin/crio", *arguments, environment=environment)
     found = in_use(write(tmp_path, {CRIO: CRIO_OFF, **running}), CRIO_1_34)
     assert isinstance(found.settings["nri"], Unclear) is not clear
     assert bool(found.incomplete) is not clear
 
 
-def test_cri_o_reads_the_directory_that_it_is_started_with(tmp_path: Path) -> None:
-    """Every file below the directory is read in the order of the names, whatever its extension."""
+def test_cri_o_reads_the_directory_on_its_command_line(tmp_path: Path) -> None:
+    """Every file in the directory is read, in name order and whatever its extension."""
     files = {"srv/d/20.toml": CRIO_OFF, "srv/d/10/x~": "[crio.nri]\nenable_nri = true\nnri_listen = '/run/x'\n"}
     found = in_use(write(tmp_path, {**files, **process(9, "crio", "--config-dir", "/srv/d")}), CRIO_1_34)
     assert (found.settings["nri"], found.settings["socket"]) == (False, "/run/x")
@@ -284,7 +282,7 @@ def test_cri_o_reads_the_directory_that_it_is_started_with(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("changed", "clear"), [(1_000_100, True), (1_000_500, False)])
-def test_a_file_that_is_newer_than_the_process_is_not_in_force(changed: int, clear: bool, tmp_path: Path) -> None:
+def test_a_file_that_is_newer_than_the_process_is_not_in_effect(changed: int, clear: bool, tmp_path: Path) -> None:
     """The process was started 200 s after the boot, which was at time 1,000,000."""
     stat = f"9 (containerd) S {' '.join(['0'] * 18)} {200 * os.sysconf('SC_CLK_TCK')} 0\n"
     running = {**process(9, "containerd"), "proc/9/stat": stat, "proc/stat": "cpu 1\nbtime 1000000\n"}
@@ -299,8 +297,8 @@ IMPORTING = 'version = 2\nimports = ["conf.d/*.toml", "last.toml"]\n'
 
 
 def test_imports_are_read_breadth_first(tmp_path: Path) -> None:
-    """The imports of config.toml come before their own imports, and each file is read once; a star also matches hidden
-    files.
+    """The files that config.toml imports come before the files that they import themselves, and each file is read once.
+    A star also matches hidden files.
     """
     files = {
         PLAIN: IMPORTING,
@@ -315,7 +313,7 @@ def test_imports_are_read_breadth_first(tmp_path: Path) -> None:
     assert in_use(write(tmp_path, files)).files == tuple(f"/{one}" for one in [*expected, "etc/containerd/deep.toml"])
 
 
-def test_a_star_may_be_in_a_directory_and_a_file_may_have_utf_8(tmp_path: Path) -> None:
+def test_a_star_may_be_in_a_directory_and_a_file_may_contain_utf_8(tmp_path: Path) -> None:
     """Go's filepath.Glob expands the pattern."""
     files = {PLAIN: 'imports = ["/etc/*/conf.d/?.toml", "/etc/x*/y.toml"]\n# ä\n', "etc/x1/conf.d/a.toml": ""}
     files |= {"etc/x0/y.toml": "", "etc/x0/conf.d/ab.toml": ""}
@@ -377,7 +375,7 @@ HOSTILE: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_files_that_cannot_be_read_completely_leave_all_settings_unclear(what: str, tmp_path: Path) -> None:
-    """The number and size of the files are limited, and the reason names the file."""
+    """The files' number and sizes are limited, and the reason names the file."""
     spoil, text, reason = HOSTILE[what]
     tree = write(tmp_path, {PLAIN: text})
     if spoil:
@@ -387,15 +385,15 @@ def test_files_that_cannot_be_read_completely_leave_all_settings_unclear(what: s
     assert reason in found.incomplete
 
 
-def test_an_absolute_link_stays_inside_the_tree(tmp_path: Path) -> None:
-    """The link starts at the tree's root, as for containerd on its node."""
+def test_an_absolute_symlink_stays_inside_the_tree(tmp_path: Path) -> None:
+    """The symlink is resolved from the tree's root, as containerd on the node resolves it."""
     tree = write(tmp_path / "root", {"etc/containerd/real.toml": OFF})
     (tmp_path / "root" / PLAIN).symlink_to("/etc/containerd/real.toml")
     assert in_use(tree).settings["nri"] is False
 
 
 def test_drop_ins_that_no_file_imports_are_named(tmp_path: Path) -> None:
-    """Only drop-ins about NRI or CDI are named."""
+    """Only drop-ins for NRI or CDI are named."""
     drop_ins = {"etc/containerd/conf.d/a.toml": "# nri\n", "etc/containerd/conf.d/b.toml": "# other\n"}
     assert in_use(write(tmp_path, {PLAIN: "version = 3\n", **drop_ins})).stray == ("/etc/containerd/conf.d/a.toml",)
 
@@ -413,22 +411,24 @@ def test_drop_ins_that_no_file_imports_are_named(tmp_path: Path) -> None:
         ("", "", None),
     ],
 )
-def test_the_runtime_is_the_one_that_the_node_reports(node: str, runtime: str, expected: Reported | None) -> None:
-    """Without a report, the runtime is the one that the backend is connected to."""
+def test_the_runtime_is_the_one_that_the_node_object_reports(
+    node: str, runtime: str, expected: Reported | None
+) -> None:
+    """Without a report, the runtime is the one to which the backend is connected."""
     document = {"status": {"nodeInfo": {"containerRuntimeVersion": node}}} if node else UNREAD
     backend = BackendStatus(instance="b", runtime=runtime) if runtime else UNREAD
     assert reported_runtime(document, backend) == expected
 
 
 @pytest.mark.parametrize("document", [{}, {"status": None}, {"status": {"nodeInfo": {"containerRuntimeVersion": 1}}}])
-def test_a_node_without_a_report_reports_nothing(document: dict[str, Any]) -> None:
+def test_a_node_object_without_a_report_reports_nothing(document: dict[str, Any]) -> None:
     """This is the case before the kubelet's first status update."""
     found = reported_runtime(document, UNREAD)
     assert found is None or found.release is None
 
 
 def printed(release: str, **more: Any) -> str:
-    """Returns the dump of a release as text."""
+    """Returns a release's dump as a string."""
     return toml_text({**more, **dump(release)})
 
 
@@ -442,8 +442,8 @@ def printed(release: str, **more: Any) -> str:
         (printed("2.3"), Reported(CONTAINERD, (2, 3, 0), "")),
     ],
 )
-def test_a_dump_of_the_kubelets_containerd_is_used(text: str, reported: Reported | None) -> None:
-    """The dump replaces all files; drop-ins that are not imported do not appear in it."""
+def test_a_dump_from_the_kubelets_containerd_is_used(text: str, reported: Reported | None) -> None:
+    """The dump replaces all files. Drop-ins that are not imported do not appear in it."""
     found = given_runtime(text, reported)
     assert isinstance(found, RuntimeConfig)
     assert not any(isinstance(one, Unclear) for one in found.settings.values())
@@ -463,7 +463,7 @@ def test_a_dump_of_the_kubelets_containerd_is_used(text: str, reported: Reported
         (toml_text({**dump("2.1"), "disabled_plugins": [CRI_OF_2]}), None, "without CRI service"),
     ],
 )
-def test_a_dump_of_another_runtime_determines_nothing(text: str, reported: Reported | None, reason: str) -> None:
+def test_a_dump_from_another_runtime_determines_nothing(text: str, reported: Reported | None, reason: str) -> None:
     """The reason names the mismatch."""
     found = given_runtime(text, reported)
     assert isinstance(found, Unread)
@@ -471,7 +471,7 @@ def test_a_dump_of_another_runtime_determines_nothing(text: str, reported: Repor
 
 
 def test_a_given_file_of_another_kind_is_a_usage_error(tmp_path: Path) -> None:
-    """The same applies to a missing file and to one larger than 4 MiB."""
+    """The same applies to a missing file and to a file larger than 4 MiB."""
     given = tmp_path / "dump"
     with pytest.raises(ConfigError):
         read_given_runtime(str(given), None)

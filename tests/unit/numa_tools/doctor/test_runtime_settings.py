@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a runtime from its files or its output: a value counts only if every release that may be running would
+"""A runtime's settings, from its files or its output. A value is clear only if every release that may be running would
 use it.
 """
 
@@ -28,12 +28,12 @@ BOTH = f'{ON}[plugins."{CRI_OF_2}"]\nenable_cdi = true\n'
 
 
 def of(release: Release | None, *texts: str) -> dict[str, Any]:
-    """Returns the settings in containerd's files."""
+    """Returns the settings from containerd's files."""
     return containerd_settings([(f"/f{number}", tomllib.loads(text)) for number, text in enumerate(texts)], release)
 
 
 def crio(release: Release | None, *texts: str) -> dict[str, Any]:
-    """Returns the settings in CRI-O's files."""
+    """Returns the settings from CRI-O's files."""
     return crio_settings([(f"/f{number}", tomllib.loads(text)) for number, text in enumerate(texts)], release)
 
 
@@ -41,7 +41,7 @@ def crio(release: Release | None, *texts: str) -> dict[str, Any]:
     ("release", "nri", "connections", "cdi"),
     [((1, 7, 27), False, True, False), ((2, 1, 4), True, True, True), ((2, 3, 0), True, True, True)],
 )
-def test_files_without_a_key_have_the_default_of_the_release(
+def test_a_key_that_is_not_set_has_the_releases_default(
     release: Release, nri: bool, connections: bool, cdi: bool
 ) -> None:
     """In 1.7, NRI and CDI are off by default."""
@@ -51,9 +51,9 @@ def test_files_without_a_key_have_the_default_of_the_release(
     assert (found["validator"], found["required"], found["tolerated"]) == (False, [], "")
 
 
-def test_without_a_release_a_value_needs_the_agreement_of_all() -> None:
-    """A key that is set where every release looks is clear; a default that differs between releases is not, and the
-    text names both.
+def test_without_a_known_release_all_releases_must_agree_on_a_value() -> None:
+    """If a key is set where every release looks for it, its value is clear. A default that differs between releases is
+    unclear, and the message names both values.
     """
     found = of(None, f"version = 2\n{ON}")
     assert (found["nri"], found["cdi"]) == (True, True)
@@ -62,16 +62,16 @@ def test_without_a_release_a_value_needs_the_agreement_of_all() -> None:
     assert found["nri"].reason.startswith(reason)
 
 
-def test_a_version_that_a_release_does_not_read_excludes_it() -> None:
-    """1.7 does not read files of version 3, and only 2.3 or later reads version 4."""
+def test_a_version_that_a_release_cannot_read_excludes_that_release() -> None:
+    """Release 1.7 does not read version 3 files, and only 2.3 and later read version 4."""
     assert of(None, "version = 3")["nri"] is True
     assert of(None, "version = 4")["cdi"] is True
     assert isinstance(of((1, 7, 27), "version = 3")["nri"], Unclear)
 
 
 @pytest.mark.parametrize("release", [(1, 6, 8), (2, 9, 0), (3, 0, 0)])
-def test_a_release_whose_rules_are_not_known_determines_nothing(release: Release) -> None:
-    """Nothing is assumed about it, whatever the files contain."""
+def test_a_release_with_unknown_rules_determines_nothing(release: Release) -> None:
+    """Nothing is assumed about such a release, whatever the files contain."""
     found = of(release, f"version = 2\n{ON}")
     assert {type(one) for one in found.values()} == {Unclear}
     assert ".".join(map(str, release)) in found["nri"].reason
@@ -88,8 +88,10 @@ def test_a_containerd_without_cri_is_not_the_kubelets(text: str) -> None:
             of(release, text)
 
 
-def test_a_release_without_cri_is_not_the_one_that_runs() -> None:
-    """2.x looks for its CRI plugin in the list of disabled plugins, so the kubelet's containerd can only be 1.7."""
+def test_a_release_in_which_cri_is_disabled_is_not_the_one_that_runs() -> None:
+    """2.x looks for the name of its CRI plugin in the list of disabled plugins and would not run CRI, so the kubelet's
+    containerd can only be 1.7.
+    """
     found = of(None, f'version = 2\ndisabled_plugins = ["{CRI_OF_2}"]')
     assert (found["nri"], found["cdi"]) == (False, False)
 
@@ -105,29 +107,29 @@ def test_a_release_without_cri_is_not_the_one_that_runs() -> None:
         ("Disable = true", "nri"),
     ],
 )
-def test_a_value_of_another_type_is_unclear(lines: str, name: str) -> None:
-    """containerd does not load a plugin with such a value."""
+def test_a_value_of_the_wrong_type_is_unclear(lines: str, name: str) -> None:
+    """With such a value, containerd does not load the plugin."""
     found = of((2, 2, 0), f"version = 3\n[plugins.'{NRI}']\n{lines}")
     assert isinstance(found[name], Unclear)
     assert found["cdi"] is True
 
 
-def test_an_empty_socket_path_is_the_default() -> None:
+def test_an_empty_socket_path_means_the_default() -> None:
     """Neither runtime passes an empty path on to NRI."""
     assert of((2, 2, 0), f"version = 3\n[plugins.'{NRI}']\nsocket_path = ''")["socket"] == "/var/run/nri/nri.sock"
     files = "[crio.nri]\nnri_listen = '/run/a'", "[crio.nri]\nnri_listen = ''"
     assert crio((1, 34, 0), *files)["socket"] == "/var/run/nri/nri.sock"
 
 
-def test_the_hugetlb_controller_matters_on_1_7_alone() -> None:
-    """The backend writes the limits on every release, and 2.x leaves them to it by default."""
+def test_the_hugetlb_controller_matters_only_on_1_7() -> None:
+    """The backend writes the limits on every release, and by default 2.x leaves them to the backend."""
     text = f"version = 2\n[plugins.'{CRI_OF_1}']\ndisable_hugetlb_controller = false"
     assert (of((1, 7, 27), text)["hugetlb"], of((1, 7, 27), "version = 2")["hugetlb"]) == (True, False)
     assert of((2, 1, 0), "version = 2")["hugetlb"] is True
 
 
-def test_files_of_cri_o_replace_the_keys_that_they_have() -> None:
-    """Lists are replaced as well; NRI and CDI are on by default."""
+def test_each_cri_o_file_replaces_the_keys_that_it_contains() -> None:
+    """Lists are replaced too. NRI and CDI are on by default."""
     found = crio((1, 34, 0))
     assert (found["nri"], found["connections"], found["cdi"]) == (True, True, True)
     found = crio(
@@ -139,7 +141,7 @@ def test_files_of_cri_o_replace_the_keys_that_they_have() -> None:
     assert found["cdi_directories"] == ["/c"]
 
 
-def test_the_validator_of_cri_o_begins_with_1_34() -> None:
+def test_cri_os_validator_begins_with_1_34() -> None:
     """Earlier releases ignore the table, and without a known release the setting is unclear."""
     text = "[crio.nri.default_validator]\nnri_enable_default_validator = true\nnri_validator_required_plugins = ['x']"
     assert (crio((1, 34, 1), text)["validator"], crio((1, 34, 1), text)["required"]) == (True, ["x"])
@@ -152,19 +154,19 @@ def test_the_validator_of_cri_o_begins_with_1_34() -> None:
     "text",
     ["crio = 1", "[crio]\nnri = 1", "[crio.nri]\nenable_nri = 1", "[crio.nri]\nEnable_NRI = true", "[Crio.nri]"],
 )
-def test_ambiguous_files_of_cri_o_are_unclear(text: str) -> None:
-    """CRI-O's TOML library matches names without regard to case."""
+def test_ambiguous_cri_o_files_are_unclear(text: str) -> None:
+    """CRI-O's TOML library ignores case when it matches names."""
     assert isinstance(crio((1, 34, 0), text)["nri"], Unclear)
 
 
 @pytest.mark.parametrize("release", [(1, 29, 3), (1, 99, 0)])
-def test_a_release_of_cri_o_that_is_not_known_determines_nothing(release: Release) -> None:
+def test_an_unknown_cri_o_release_determines_nothing(release: Release) -> None:
     """1.30 is the first supported release."""
     assert {type(one) for one in crio(release).values()} == {Unclear}
 
 
 @pytest.mark.parametrize(("release", "on"), [("1.7", False), ("2.1", True), ("2.2", True), ("2.3", True)])
-def test_a_dump_has_the_settings_in_use(release: str, on: bool) -> None:
+def test_a_dump_contains_the_settings_in_use(release: str, on: bool) -> None:
     """No merge rules are needed."""
     software, found, _ = printed_settings(toml_text(dump(release)))
     assert (software, found["nri"], found["cdi"], found["connections"]) == (CONTAINERD, on, on, True)
@@ -179,8 +181,8 @@ def test_a_dump_without_a_key_determines_nothing_about_it() -> None:
     assert (type(found["nri"]), found["cdi"]) == (Unclear, True)
 
 
-def test_the_output_of_cri_o_is_recognised() -> None:
-    """The output contains every key; crio config prints those with default values as comments."""
+def test_cri_os_output_is_recognised() -> None:
+    """The output contains every key, though crio config prints keys with default values as comments."""
     text = "[crio]\n[crio.runtime]\ncdi_spec_dirs = ['/a']\n[crio.nri]\nenable_nri = false\n"
     text += "nri_listen = '/run/a'\nnri_disable_connections = false\n"
     software, found, _ = printed_settings(text)
@@ -189,8 +191,8 @@ def test_the_output_of_cri_o_is_recognised() -> None:
     assert isinstance(found["nri"], Unclear)
 
 
-def test_the_report_for_the_archive_has_plain_values() -> None:
-    """An unclear setting has its reason."""
+def test_the_report_for_the_archive_contains_plain_values() -> None:
+    """For an unclear setting, the report contains the reason."""
     runtime = RuntimeConfig(CONTAINERD, "/f", "command", of(None, "version = 2"), (2, 1, 4), ("/f",))
     report = json.loads(json.dumps(settings_report(runtime)))
     assert (report["release"], report["files"], report["settings"]["validator"]) == ("2.1.4", ["/f"], False)
@@ -198,7 +200,7 @@ def test_the_report_for_the_archive_has_plain_values() -> None:
 
 
 @pytest.mark.parametrize("text", ["[", "", "version = 2", "a = " + "[" * 100_000, json.dumps({})])
-def test_another_text_is_refused(text: str) -> None:
+def test_input_that_is_neither_output_is_refused(text: str) -> None:
     """An example is a config.toml, which does not contain the defaults."""
     with pytest.raises(RuntimeConfigError):
         printed_settings(text)

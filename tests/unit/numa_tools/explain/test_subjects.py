@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explanations of claims, pods, CPUs and devices, depending on the known facts about the node."""
+"""Explanations of claims, pods, CPUs and devices, depending on what is known about the node."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,14 +26,15 @@ from tests.rigs.builders import NODE, claim, cpu_record, cpus, memory, memory_re
 from tests.rigs.decisions import decided, view
 from tests.strategies.machines import assemble, even_cores
 
-# Two L3 groups of four cores with two threads on each of two NUMA nodes: CPUs 0-15, with second threads 16-31.
+# Each of the two NUMA nodes has two L3 groups of four cores with two threads each: CPUs 0-15, with second threads
+# 16-31.
 MACHINE = assemble(even_cores(2, 1, 2, 4, 2), memory=8 << 30)
 ENFORCING = BackendDocument(live=True, problem="")
 INVENTORY = build_inventory(MACHINE, Config(reserved_cpus=frozenset({0})), NODE)
 
 
 def prepared(*claims: dict[str, Any]) -> list[AllocationRecord]:
-    """Returns claims for CPUs, prepared one after another."""
+    """Returns claims for CPUs that were prepared one after another."""
     files: dict[tuple[str, str], ClaimFile] = {}
     for number, document in enumerate(claims):
         found = view(f"u{number}", document["result"], config=document["config"])
@@ -43,12 +44,12 @@ def prepared(*claims: dict[str, Any]) -> list[AllocationRecord]:
 
 
 def asked(count: int, **fields: Any) -> dict[str, Any]:
-    """Returns a claim for CPUs of NUMA node 0."""
+    """Returns a claim for CPUs on NUMA node 0."""
     return {"result": cpus(count), "config": [opaque(fields)] if fields else []}
 
 
 def knowing(records: list[AllocationRecord], *containers: ContainerReport, **more: Any) -> Known:
-    """Returns the knowledge about the node."""
+    """Returns what is known about the node."""
     files = {(one.driver, one.claim.uid): ClaimFile.of(one) for one in records}
     return Known(INVENTORY, Config(), files, tuple(containers), more.pop("backend", ENFORCING), **more)
 
@@ -62,19 +63,19 @@ def told(known: Known, subject: str) -> tuple[Any, list[str]]:
 
 
 def why(known: Known, subject: str) -> dict[str, Any]:
-    """Returns the reasons for the CPUs of the claim's only request."""
+    """Returns the reasons why the claim's only request has its CPUs."""
     reasons: dict[str, Any] = told(known, subject)[0]["has"][0]["why"]
     return reasons
 
 
 def verdicts(reasons: dict[str, Any]) -> dict[str, str]:
-    """Returns the verdict on each place, by its CPUs."""
+    """Returns the verdict on each place, by the place's CPUs."""
     return {place["cpus"]: place["verdict"] for place in reasons["places"]}
 
 
-def test_reasons_for_the_chosen_cpus() -> None:
-    """The tightest place that can hold the claim is chosen; each other place is listed with a reason against it, and
-    the device's other claims are listed.
+def test_the_reasons_for_the_chosen_cpus() -> None:
+    """The tightest place that can hold the claim is chosen. Each other place is listed with a reason against it, and
+    the device's other claims are listed too.
     """
     first, second, third = prepared(asked(6, fullPhysicalCores=True), asked(2), asked(4, l3="required"))
     known = knowing([first, second, third])
@@ -98,9 +99,9 @@ def _listed(record: AllocationRecord) -> str:
     return record.model_dump(mode="json")["cpus"][0]["cpus"]  # type: ignore[no-any-return]
 
 
-def test_reasons_after_a_change() -> None:
-    """A place that would be better now is marked as such. CPUs that the claim names, and those of a removed device,
-    have no alternatives.
+def test_the_reasons_after_a_change() -> None:
+    """A place that would be a better choice now is marked as such. There are no alternatives for CPUs that the claim
+    names or that belong to a removed device.
     """
     first, second = prepared(asked(7), asked(2))
     now = why(knowing([second]), "claim/u1")
@@ -121,13 +122,13 @@ def test_reasons_after_a_change() -> None:
 
 
 def user(record: AllocationRecord, **more: Any) -> ContainerReport:
-    """Returns a container of the claim."""
+    """Returns a container that uses the claim."""
     return report("c", claims=[{"uid": record.claim.uid, "driver": record.driver}], **more)
 
 
-def test_the_enforcement_of_a_claim_is_explained() -> None:
-    """The explanation names the kernel or the driver and the reason; there is no problem while the cgroup agrees with
-    the record.
+def test_a_claims_enforcement_is_explained() -> None:
+    """The explanation says whether the kernel or the driver enforces the claim, and why. There is no problem as long as
+    the cgroup agrees with the record.
     """
     (record,) = prepared(asked(2))
     said = {"cpus": _listed(record), "exclusivity": "pool", "fallbackReason": "the kernel is too old"}
@@ -158,9 +159,9 @@ def test_deviations_are_problems(more: dict[str, Any], kernel: Any, text: str) -
     assert told(known, "u0")[1] == told(known, "pod-1")[1] == [text]
 
 
-def test_the_second_pod_of_a_claim_is_reported_as_refused() -> None:
-    """The explanations of the claim and the pod report that, even before the record contains that pod; the first pod
-    has no problem.
+def test_a_claims_second_pod_is_reported_as_refused() -> None:
+    """The explanations of the claim and of the second pod both report the refusal, even before the record contains that
+    pod. The first pod has no problem.
     """
     (record,) = prepared(asked(2))
     text = "dra.cpu claim ns/claim-u0 (u0) belongs to container work of pod ns/p"
@@ -177,8 +178,10 @@ def test_the_second_pod_of_a_claim_is_reported_as_refused() -> None:
     assert "its own claim" in problems_of(known, [record])[-1]["remedy"], "that of the cause, as the doctor has it"
 
 
-def test_cpus_of_another_container_of_the_claim_are_foreign() -> None:
-    """A container has the CPUs of the requests that it names; one that names no CPU request may run anywhere."""
+def test_cpus_of_the_claims_other_containers_are_foreign() -> None:
+    """A container has the CPUs of the requests that it names. A container that names no CPU request may run
+    anywhere.
+    """
     record = cpu_record("u0", "a=1-2", "b=3-4")
     both, one = (
         report("c", claims=[{"uid": "u0", "driver": "dra.cpu", "requests": requests}], cpus="1-4")
@@ -192,7 +195,7 @@ def test_cpus_of_another_container_of_the_claim_are_foreign() -> None:
 
 
 def test_missing_enforcement_and_missing_reports_are_findings() -> None:
-    """The claim's CPUs are shown all the same."""
+    """The explanation still shows the claim's CPUs."""
     (record,) = prepared(asked(2))
     dead = knowing([record], backend=BackendDocument(live=False, problem="no lease for 12 s"))
     assert told(dead, "u0")[1] == ["nothing enforces claims"]
@@ -200,8 +203,8 @@ def test_missing_enforcement_and_missing_reports_are_findings() -> None:
     assert (found["has"][0]["cpus"], problems) == (_listed(record), ["enforcement is unknown"])
 
 
-def test_text_from_others_stays_on_its_line() -> None:
-    """Text from a pod or an archive can neither forge a line nor send control sequences to the terminal."""
+def test_foreign_strings_stay_on_one_line() -> None:
+    """A string from a pod or an archive can neither forge a line nor send control sequences to the terminal."""
     (record,) = prepared(asked(2))
     odd = user(
         record, name="\x1b[2J", podName="\ud800", cpus="0-31", exclusivity="pool", fallbackReason="a\nPROBLEM  b"
@@ -216,7 +219,7 @@ def test_text_from_others_stays_on_its_line() -> None:
     ]
 
 
-def test_cpus() -> None:
+def test_cpus_are_explained() -> None:
     """A CPU is reserved, withheld from claims, shared, claimed, or not part of this machine."""
     (record,) = prepared(asked(2))
     known = knowing([record])
@@ -232,15 +235,17 @@ def test_cpus() -> None:
 
 
 @pytest.mark.parametrize("name", ["foo", "2-3", "0,1", "1_0", "+3", " 3", "३", "9" * 5000])
-def test_a_cpu_is_one_number(name: str) -> None:
-    """Text that is not a number is rejected with a message; a number beyond the machine's CPUs is reported as such."""
+def test_a_cpu_is_given_as_one_number(name: str) -> None:
+    """A string that is not a number is rejected with a message. A number beyond the machine's CPUs is reported as
+    such.
+    """
     with pytest.raises(UnknownSubjectError, match=r"^a CPU is a single number, such as cpu/3$"):
         explain_known(knowing([]), f"cpu/{name}")
     assert explain_known(knowing([]), "cpu/999999999") is None
 
 
-def test_devices() -> None:
-    """Remaining capacity and claims are listed; an unhealthy or tainted device is a finding."""
+def test_devices_are_explained() -> None:
+    """Remaining capacity and claims are listed. An unhealthy or tainted device is a finding."""
     (record,) = prepared(asked(2))
     found, problems = told(knowing([record]), "cpudevnuma000")
     assert (found["capacity"], found["free"], found["claims"], problems) == ("15", "13", {"ns/claim-u0": "2"}, [])
@@ -255,9 +260,9 @@ def test_devices() -> None:
     assert problems == ["memory-numa000 is unhealthy", "memory-numa000 is tainted"]
 
 
-def test_resources_of_a_damaged_claim_file() -> None:
+def test_a_damaged_claim_files_resources_are_explained() -> None:
     """The claim's CPUs and bytes are neither free nor shared. The claim is shown by its UID, since nothing else is
-    known.
+    known about it.
     """
     (record,) = prepared(asked(2))
     cpus_held = ClaimFile("dra.cpu", "u8", None, frozenset({5, 6}), "damaged")
@@ -273,7 +278,7 @@ def test_resources_of_a_damaged_claim_file() -> None:
     assert (whole, found["free"], found["claims"]) == ("7232Mi", "6208Mi", {"u9": "1Gi"})
 
 
-def test_records_of_another_release_are_left_out() -> None:
+def test_records_from_another_release_are_left_out() -> None:
     """One unreadable record or report does not hide the others."""
     (record,) = prepared(asked(2))
     good = record.model_dump(mode="json")
@@ -287,7 +292,7 @@ def test_records_of_another_release_are_left_out() -> None:
 
 
 def pending(known: Known, document: dict[str, Any]) -> tuple[Any, list[str]]:
-    """Returns the obstacles for a claim of the API server."""
+    """Returns what prevents an API server's claim from being prepared."""
     found, problems = explain_pending(known, document, known_classes(MACHINE), NODE)
     assert explanation_text(found, problems)
     return found, [one["why"] for one in problems]
@@ -300,13 +305,13 @@ def wish(name: str, count: str) -> dict[str, Any]:
 
 
 def waiting(*requests: dict[str, Any]) -> dict[str, Any]:
-    """Returns a claim that is not allocated."""
+    """Returns a claim that has not been allocated."""
     metadata = {"name": "c", "namespace": "ns", "uid": "u"}
     return {"metadata": metadata, "spec": {"devices": {"requests": list(requests)}}}
 
 
-def test_a_pending_claim() -> None:
-    """The claim fits, or the shortage of each device is listed."""
+def test_a_pending_claim_is_explained() -> None:
+    """Either the claim fits, or the shortage on each device is listed."""
     known = knowing(prepared(asked(14)))
     found, problems = pending(known, waiting(wish("r", "2")))
     assert (found["wouldGet"][0]["device"], problems) == ("cpudevnuma001", [])
@@ -317,8 +322,8 @@ def test_a_pending_claim() -> None:
     assert "v1beta1" in pending(known, waiting({"name": "r", "deviceClassName": "dra.cpu"}))[1][0]
 
 
-def test_a_selector_that_cannot_be_evaluated() -> None:
-    """Neither the devices nor the claim are reported as fitting or not fitting; the problem names the selector."""
+def test_a_selector_that_cannot_be_evaluated_is_named() -> None:
+    """Neither the devices nor the claim are reported as fitting or not fitting. The problem names the selector."""
     odd = {"name": "r", "exactly": {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": "1 +"}}]}}
     found, problems = pending(knowing(prepared(asked(14))), waiting(odd))
     why = "request r: selectors[0]: cannot be evaluated: cannot be parsed at its end: '1 +'"
@@ -329,9 +334,9 @@ def test_a_selector_that_cannot_be_evaluated() -> None:
     assert f"cpudevnuma001: unknown: {why}" in explanation_text(found, [])
 
 
-def test_a_claim_that_is_allocated_and_not_prepared() -> None:
-    """For a claim on another node the user is referred to that node; for a claim on this node, the driver's own refusal
-    is shown.
+def test_a_claim_that_is_allocated_but_not_prepared_is_explained() -> None:
+    """For a claim on another node, the user is referred to that node. For a claim on this node, the driver's own
+    refusal is shown.
     """
     known = knowing(prepared(asked(14)))
     elsewhere = claim("u", cpus(2))
@@ -354,8 +359,8 @@ def test_a_claim_that_is_allocated_and_not_prepared() -> None:
     ],
 )
 def test_the_remedy_for_a_claim_that_is_not_prepared(asked_for: Any, hindrances: tuple[str, ...], remedy: str) -> None:
-    """A refusal contains the change to make, the doctor explains the node's problems, and Events show the kubelet's
-    part.
+    """A refusal says what to change, the doctor explains the node's problems, and Events show what the kubelet has
+    done.
     """
     known = replace(knowing(prepared(asked(14))), hindrances=hindrances)
     _, (found,) = explain_pending(known, claim("u", asked_for), known_classes(MACHINE), NODE)
@@ -363,7 +368,7 @@ def test_the_remedy_for_a_claim_that_is_not_prepared(asked_for: Any, hindrances:
 
 
 def test_a_claim_joined_with_memory_is_explained_by_its_node() -> None:
-    """The CPUs are chosen within the joined node, so better alternatives are listed for that node only."""
+    """The CPUs are chosen within the joined node, so better alternatives are listed only for that node."""
     inventory = build_inventory(MACHINE, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
     document = claim("u0", cpus(2, "r", "cpudevmachine"), memory("1Gi", node=1))
     document["spec"] = {"devices": {"constraints": [{"matchAttribute": "resource.kubernetes.io/numaNode"}]}}
@@ -377,7 +382,7 @@ def test_a_claim_joined_with_memory_is_explained_by_its_node() -> None:
     assert "near:  resource.kubernetes.io/numaNode 1, as matchAttribute requires" in explanation_text(found, [])
 
 
-def test_a_claim_joined_with_hbm_is_explained_by_the_node_next_to_it() -> None:
+def test_a_claim_joined_with_hbm_is_explained_by_the_nearest_node() -> None:
     traits = MemoryTraits(MemoryKind.HBM, initiators=frozenset({1}))
     machine = replace(MACHINE, numa_nodes={**MACHINE.numa_nodes, 2: NumaNode(2, frozenset(), 8 << 30, traits=traits)})
     inventory = build_inventory(machine, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
@@ -393,7 +398,7 @@ def test_a_claim_joined_with_hbm_is_explained_by_the_node_next_to_it() -> None:
     assert "no value in common: cpudevmachine has 0, 1; memory-numa002 has 2" in text
 
 
-def test_a_claim_that_cannot_be_joined_is_explained_as_prepare_refuses_it() -> None:
+def test_a_claim_that_cannot_be_joined_is_explained_with_prepares_refusal() -> None:
     inventory = build_inventory(MACHINE, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
     known = replace(knowing([]), inventory=inventory)
     document = claim("u", cpus(2, "r", "cpudevmachine"), result("gpu", "gpu.example.com", "gpu-1", "p"))

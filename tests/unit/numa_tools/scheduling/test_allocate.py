@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulating which devices the scheduler allocates to claims."""
+"""Simulates which devices the scheduler allocates to claims."""
 
 import json
 import time
@@ -30,18 +30,18 @@ CLASS = {"metadata": {"name": "any"}, "spec": {"selectors": [{"cel": {"expressio
 
 
 def device(name: str, node: int | None = None, **more: Any) -> dict[str, Any]:
-    """Returns a device of a slice."""
+    """Returns a device as it appears in a slice."""
     attributes = {} if node is None else {"attributes": {"d/node": {"int": node}}}
     return {"name": name, **attributes, **more}
 
 
 def shared(name: str, node: int) -> dict[str, Any]:
-    """Returns a device of 8 GiB that several claims can share."""
+    """Returns an 8 GiB device that several claims can share."""
     return device(name, node, allowMultipleAllocations=True, **GROUPS)
 
 
 def slices(*devices: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns a list with one slice."""
+    """Returns a list with one slice that contains the devices."""
     pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
     return [
         {"metadata": {"name": "s"}, "spec": {"driver": "d", "pool": pool, "nodeName": "n", "devices": list(devices)}}
@@ -54,17 +54,17 @@ def wish(name: str, **more: Any) -> dict[str, Any]:
 
 
 def size(amount: str) -> dict[str, Any]:
-    """Returns the capacity request for a part of a shared device."""
+    """Returns the capacity request for part of a shared device."""
     return {"capacity": {"requests": {"size": amount}}}
 
 
 def searching(*devices: dict[str, Any]) -> Search:
-    """Returns a search on a node with these devices."""
+    """Returns a search on a node with the given devices."""
     return Search(read_slices(slices(*devices)), {"any": read_class(CLASS)})
 
 
 def chosen(search: Search, *requests: dict[str, Any], **more: Any) -> dict[str, list[str]]:
-    """Returns the devices by request."""
+    """Returns the chosen devices by request."""
     found: dict[str, list[str]] = {}
     for one in search.allocate([read_wanted({"devices": {"requests": list(requests), **more}})]):
         found.setdefault(one.wish.name, []).append(one.device.name)
@@ -88,7 +88,9 @@ def undecided(search: Search, *requests: dict[str, Any], **more: Any) -> str:
 
 
 def test_the_first_fitting_device_is_chosen() -> None:
-    """A shared device with enough room is used and a full one is skipped; an unshared device belongs to one claim."""
+    """A shared device with enough room is used, and a full device is skipped. An unshared device belongs to a single
+    claim.
+    """
     search = searching(device("a"), shared("b", 0), shared("c", 1))
     assert chosen(search, wish("r", **size("6Gi"))) == {"r": ["b"]}
     assert chosen(search, wish("r", **size("6Gi"))) == {"r": ["c"]}
@@ -97,12 +99,12 @@ def test_the_first_fitting_device_is_chosen() -> None:
         "request r: a is allocated to a claim; b 2Gi of 8Gi size free, 3Gi requested; "
         "c 2Gi of 8Gi size free, 3Gi requested"
     )
-    # An empty request gets the default of the policy; a fraction is rounded up to the step.
+    # An empty request gets the policy's default. A fraction is rounded up to the step.
     assert chosen(search, wish("r"), wish("s", **size("512Mi"))) == {"r": ["b"], "s": ["b"]}
 
 
-def test_constraints_hold_together() -> None:
-    """The requests in the constraint get equal or distinct values. A failed attempt leaves nothing allocated."""
+def test_constraints_apply_to_all_of_their_requests() -> None:
+    """The constraint's requests get either equal or distinct values. A failed attempt leaves nothing allocated."""
     search = searching(shared("a", 0), shared("b", 0), device("c", 1), shared("d", 1))
     same = [{"matchAttribute": "d/node", "requests": ["r", "s"]}]
     whole = [{"cel": {"expression": "!device.allowMultipleAllocations"}}]
@@ -118,7 +120,7 @@ def test_constraints_hold_together() -> None:
     assert chosen(search, wish("r", **size("8Gi"))) == {"r": ["a"]}
 
 
-def test_count_all_and_first_available() -> None:
+def test_a_request_gets_n_all_or_the_first_available_devices() -> None:
     """A request gets N devices, every matching device, or the first alternative that can be met."""
     search = searching(device("a", 0), device("b", 1), device("c", 1))
     assert chosen(search, wish("r", count=2)) == {"r": ["a", "b"]}
@@ -131,8 +133,8 @@ def test_count_all_and_first_available() -> None:
     assert chosen(search, {"name": "r", "firstAvailable": [two, one]}) == {"r/one": ["c"]}
 
 
-def test_taints_keep_away_unless_tolerated() -> None:
-    """An example is the taint of an over-claimed device."""
+def test_a_tainted_device_is_not_used_unless_the_taint_is_tolerated() -> None:
+    """An example is an over-claimed device's taint."""
     search = searching(device("a", taints=[{"key": "k", "value": "true", "effect": "NoSchedule"}]))
     assert missing(search, wish("r")) == "request r: a has the taint k"
     assert chosen(search, wish("r", tolerations=[{"key": "k", "operator": "Exists"}])) == {"r": ["a"]}
@@ -145,12 +147,12 @@ FAILING = wish("s", selectors=[{"cel": {"expression": "device.nothing"}}])
 
 
 def selecting(*expressions: str) -> dict[str, Any]:
-    """Returns the selectors of a request."""
+    """Returns a request's selectors."""
     return {"selectors": [{"cel": {"expression": one}} for one in expressions]}
 
 
 def test_a_selector_that_fails_ends_the_attempt() -> None:
-    """As in the scheduler, no other device or alternative is then tried."""
+    """As in the scheduler, no other device or alternative is tried afterwards."""
     found = missing(searching(device("a", 0)), wish("r", **selecting('device.attributes["d"].nodes == 0')))
     assert found.startswith("request r: selectors[0]: device a: no such key: nodes; test for the attribute first")
     second = f"{ON_1} || {FAILS}"
@@ -160,8 +162,8 @@ def test_a_selector_that_fails_ends_the_attempt() -> None:
 
 
 def test_a_selector_fails_only_for_devices_that_the_scheduler_tries() -> None:
-    """The scheduler evaluates a device's selectors when it tries the device, or for all devices if the request wants
-    all.
+    """The scheduler evaluates a device's selectors when it tries the device. If the request asks for all devices, it
+    evaluates the selectors for all of them.
     """
     search, first = searching(device("a", 0), device("b", 1)), selecting(f"{ON_0} || {FAILS}")
     assert "device b: no such key: nothing" in missing(search, wish("r", allocationMode="All", **first))
@@ -184,7 +186,7 @@ def either(*alternatives: dict[str, Any], name: str = "r") -> dict[str, Any]:
 
 
 def alternative(name: str, *expressions: str, **more: Any) -> dict[str, Any]:
-    """Returns an alternative of a request."""
+    """Returns an alternative for a request."""
     return {"name": name, **selecting(*expressions), **more}
 
 
@@ -192,30 +194,28 @@ def alternative(name: str, *expressions: str, **more: Any) -> dict[str, Any]:
     "requests",
     [
         [wish("r", **selecting(UNKNOWN))],
-        # The scheduler may try this device after one that certainly does not match.
+        # The scheduler may try device b after device a, which certainly does not match.
         [wish("r", **selecting(f"{ON_0} && false || {ODD_ON_1}"))],
-        # Two are required, and only one is certain.
+        # Two devices are required, and only one certainly matches.
         [wish("r", count=2, **selecting(f"{ON_0} || {UNKNOWN}"))],
         [wish("r", allocationMode="All", **selecting(UNKNOWN))],
-        # All are required; it is unknown whether the second one matches.
+        # All matching devices are required, and it is unknown whether the second one matches.
         [wish("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}"))],
-        # The second request fits unless the first one takes its device.
+        # The second request fits unless the first request gets its device.
         [wish("r", **selecting(ODD_ON_1)), wish("s", **selecting(ON_0))],
         [wish("r", **selecting(f"{ODD_ON_0} || {ON_1}")), wish("s", **selecting(ON_0))],
-        # The second alternative fits, but the first one may be chosen.
+        # The second alternative fits, but the scheduler may choose the first one.
         [either(alternative("first", UNKNOWN), alternative("second", ON_0))],
         [either(alternative("first", UNKNOWN, count=3), alternative("second", ON_0))],
-        # A false selector after the unknown one does not help, because the unknown one may fail, which ends the
+        # A false selector after the unknown one does not help, because the unknown one may fail, which would end the
         # attempt.
         [either(alternative("first", UNKNOWN, "false"), alternative("second", ON_0))],
-        # The first alternative may fit and hide the second, which fails.
+        # The first alternative may fit, in which case the second one, which fails, is never tried.
         [either(alternative("first", UNKNOWN), alternative("second", FAILS))],
     ],
 )
 def test_an_unknown_selector_makes_the_outcome_unknown(requests: list[dict[str, Any]]) -> None:
-    """The outcome depends on the value of the selector, so the claim is reported neither as fitting nor as not
-    fitting.
-    """
+    """The outcome depends on the selector's value, so the claim is reported neither as fitting nor as not fitting."""
     found = undecided(searching(device("a", 0), device("b", 1)), *requests)
     assert "cannot be evaluated: the function odd() is not supported: " in found
     assert "device.odd()" in found
@@ -227,7 +227,7 @@ def test_an_unknown_selector_makes_the_outcome_unknown(requests: list[dict[str, 
         # The scheduler tries the first device first.
         ([wish("r", **selecting(f"{ON_0} || {UNKNOWN}"))], ["a"]),
         ([wish("r", **selecting(f"true || {UNKNOWN}"))], ["a"]),
-        # The first alternative fits; the second one is not tried.
+        # The first alternative fits, so the second one is not tried.
         ([either(alternative("first", ON_1), alternative("second", UNKNOWN))], ["b"]),
         # A request's selectors are evaluated in order, up to the first false one.
         ([wish("r", **selecting(ON_1, f"{ON_1} || {UNKNOWN}"))], ["b"]),
@@ -237,7 +237,7 @@ def test_an_unknown_selector_makes_the_outcome_unknown(requests: list[dict[str, 
 def test_a_claim_fits_if_the_scheduler_never_evaluates_the_unknown_part(
     requests: list[dict[str, Any]], devices: list[str]
 ) -> None:
-    """A selector that is unknown for a device that is not needed does not matter."""
+    """It does not matter if a selector is unknown for a device that is not needed."""
     found = chosen(searching(device("a", 0), device("b", 1)), *requests)
     assert [one for each in found.values() for one in each] == devices
 
@@ -264,37 +264,41 @@ def test_a_claim_fits_if_the_scheduler_never_evaluates_the_unknown_part(
 def test_a_claim_does_not_fit_whatever_the_unknown_selector_evaluates_to(
     requests: list[dict[str, Any]], text: str
 ) -> None:
-    """The other cause is reported as usual."""
+    """The other cause, which prevents the allocation in any case, is reported as usual."""
     assert text in missing(searching(device("a", 0), device("b", 1)), *requests)
 
 
-def test_constraints_count_where_a_selector_is_unknown() -> None:
-    """No pair of devices agrees, whichever of them the selector admits; with a third device a pair may agree."""
+def test_constraints_are_considered_even_if_a_selector_is_unknown() -> None:
+    """No two devices have equal values, whichever of them the selector admits. With a third device, two devices may
+    have equal values.
+    """
     request = [wish("r", **selecting(UNKNOWN)), wish("s")]
     same = [{"matchAttribute": "d/node"}]
     assert "with d/node as" in missing(searching(device("a", 0), device("b", 1)), *request, constraints=same)
     assert "odd()" in undecided(searching(device("a", 0), device("b", 1), device("c", 1)), *request, constraints=same)
 
 
-def test_the_limit_of_a_claim_counts_the_devices_that_are_certain() -> None:
-    """The claim requests 16 devices plus all that match: 16 certainly match, and for others that is unknown."""
+def test_the_limit_per_claim_counts_the_devices_that_certainly_match() -> None:
+    """One request asks for all devices that match: 16 certainly match, and for the others that is unknown. The other
+    request asks for 16 or 17 more.
+    """
     both = [wish("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}")), wish("s", count=17)]
     assert "number of requested devices 33 exceeds" in missing(searching(*MANY, device("z", 1)), *both)
     both[1] = wish("s", count=16, **selecting(ON_1))
     assert "odd()" in undecided(searching(*MANY), *both)
 
 
-def test_an_unknown_selector_of_a_class_is_one_of_each_request() -> None:
-    """The text contains the class."""
+def test_a_class_selector_that_is_unknown_counts_for_each_request() -> None:
+    """The message contains the class."""
     odd = {"metadata": {"name": "any"}, "spec": selecting("device.driver == 'd'", UNKNOWN)}
     search = Search(read_slices(slices(device("a", 0))), {"any": read_class(odd)})
     assert undecided(search, wish("r")).startswith("DeviceClass any: selectors[1]: cannot be evaluated")
     assert "no device of this node" in missing(search, wish("r", **selecting(ON_1)))
 
 
-def test_devices_of_a_claim_whose_outcome_is_unknown_are_disputed() -> None:
-    """A later claim certainly fits only if it fits without them, and certainly does not fit only if it would not fit
-    with them either.
+def test_devices_of_a_claim_with_an_unknown_outcome_are_disputed() -> None:
+    """A later claim certainly fits only if it fits without the disputed devices. It certainly does not fit only if it
+    would not fit with them either.
     """
     search = searching(shared("a", 0), shared("b", 1))
     assert "odd()" in undecided(search, wish("r", **size("8Gi"), **selecting(ODD_ON_1)))
@@ -342,11 +346,11 @@ def _outcome(search: Search, requests: list[dict[str, Any]]) -> str:
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=3), _open_requests, st.lists(_values, min_size=3, max_size=3))
-def test_a_certain_outcome_is_that_of_every_value_of_the_unknown_part(
+def test_a_certain_outcome_holds_for_every_value_of_the_unknown_part(
     nodes: list[int], requests: list[dict[str, Any]], values: list[str]
 ) -> None:
-    """The unknown part may be true, be false or fail for each device; a certain outcome is the same for all of
-    these.
+    """The unknown part may be true, be false or fail, and may do so differently for each device. A certain outcome is
+    the same in all of these cases.
     """
     devices = [device(f"d{n}", node) for n, node in enumerate(nodes)]
     outcome = _outcome(searching(*devices), requests)
@@ -373,8 +377,8 @@ def test_a_failed_attempt_leaves_nothing_allocated(first: dict[str, Any], second
     assert chosen(search, wish("r", allocationMode="All", **size("8Gi"))) == {"r": ["a", "b"]}
 
 
-def test_faults_of_requests_are_named_where_others_do_not_fit() -> None:
-    """A missing class ends the attempt at once; a faulty selector that was never evaluated is named in addition."""
+def test_faulty_requests_are_named_even_if_other_requests_do_not_fit() -> None:
+    """A missing class ends the attempt immediately. A faulty selector that was never evaluated is named as well."""
     search, large = searching(shared("a", 0)), wish("r", **size("9Gi"))
     assert missing(search, large, CLASSLESS) == "there is no DeviceClass none"
     either = {"name": "r", "firstAvailable": [ONE, {"name": "two", "deviceClassName": "none"}]}
@@ -414,9 +418,9 @@ def test_an_invalid_spec_is_rejected(spec: dict[str, Any], text: str) -> None:
     assert text in str(caught.value)
 
 
-def test_a_claim_has_32_devices_at_most() -> None:
-    """The scheduler rejects a larger claim, whatever devices exist; alternatives with fewer devices are chosen if
-    necessary.
+def test_a_claim_has_at_most_32_devices() -> None:
+    """The scheduler rejects a larger claim, whatever devices exist. If necessary, it chooses alternatives with fewer
+    devices.
     """
     search = searching(*(device(f"d{n:02}", n) for n in range(60)))
     for count in (17, 2**62):
@@ -427,7 +431,7 @@ def test_a_claim_has_32_devices_at_most() -> None:
     assert len(search.allocate([read_wanted({"devices": {"requests": [wish("r", count=30)]}})] * 2)) == 60
 
 
-def test_alternatives_are_chosen_so_that_a_claim_keeps_within_32_devices() -> None:
+def test_alternatives_are_chosen_to_keep_a_claim_within_32_devices() -> None:
     """Earlier requests use smaller alternatives if later requests need the capacity, without trying all devices."""
     search = searching(*(device(f"d{n:02}", allowMultipleAllocations=True) for n in range(30)))
     many, few = {**ONE, "name": "many", "count": 17}, {**ONE, "name": "few", "count": 15}
@@ -439,7 +443,7 @@ def test_alternatives_are_chosen_so_that_a_claim_keeps_within_32_devices() -> No
 
 
 def test_a_pod_with_too_many_requests_is_rejected() -> None:
-    """The depth of the search is limited separately, so the selectors are not reported as the cause."""
+    """The depth of the search has its own limit, so the selectors are not reported as the cause."""
     search, nested = searching(device("a", allowMultipleAllocations=True)), "(" * 50 + "true" + ")" * 50
     requests = [wish(f"r{n}", selectors=[{"cel": {"expression": nested}}]) for n in range(32)]
     claim = read_wanted({"devices": {"requests": requests}})
@@ -452,11 +456,11 @@ def test_a_pod_with_too_many_requests_is_rejected() -> None:
 
 NAMES = [f"d/a{n}" for n in range(32)]
 PARTS = [wish(f"r{n}", **size("1Gi" if n < 28 else "5Gi")) for n in range(32)]
-"""More than four devices can provide, which becomes apparent only at the end of each combination."""
+"""Requests for more than four devices can provide, which becomes apparent only at the end of each combination."""
 
 
 def listed(value: int) -> dict[str, Any]:
-    """Returns attributes with 16 values each."""
+    """Returns attributes that have 16 values each."""
     return {name: {"strings": [f"{value}-{n}" for n in range(16)]} for name in NAMES}
 
 
@@ -465,7 +469,7 @@ def listed(value: int) -> dict[str, Any]:
     [
         ([shared(f"d{n}", 0) for n in range(4)], PARTS, ""),
         ([{**shared(f"d{n}", 0), "attributes": listed(0)} for n in range(4)], PARTS, "matchAttribute"),
-        # There is one value too few for all requests.
+        # There is one value too few for all of the requests.
         (
             [{"name": f"d{n}", "attributes": listed(n % 31)} for n in range(40)],
             [wish(f"r{n}") for n in range(32)],
@@ -476,8 +480,8 @@ def listed(value: int) -> dict[str, Any]:
 def test_the_cost_of_a_search_is_limited(
     devices: list[dict[str, Any]], requests: list[dict[str, Any]], kind: str
 ) -> None:
-    """The largest claims that the API accepts end within seconds with advice for the author, and nothing stays
-    allocated.
+    """Even for the largest claims that the API accepts, the search ends within seconds with advice for the author, and
+    nothing stays allocated.
     """
     search, began = searching(*devices), time.thread_time()
     found = undecided(search, *requests, constraints=[{kind: name} for name in NAMES] if kind else [])
@@ -488,8 +492,8 @@ def test_the_cost_of_a_search_is_limited(
     assert search.in_use == InUse()
 
 
-def test_the_cost_of_all_selectors_of_a_pod_is_limited() -> None:
-    """Each selector may be within its own limit, but a claim can have a thousand of them for many devices."""
+def test_the_total_cost_of_a_pods_selectors_is_limited() -> None:
+    """Each selector may be within its own limit, but a claim can have a thousand selectors for many devices."""
     equal = f"cel.bind(l, {list(range(1000))}, {' && '.join(['l == l'] * 45)})"
     requests = [wish(f"r{n}", selectors=[{"cel": {"expression": equal}}] * 32) for n in range(4)]
     search, began = searching(*(shared(f"d{n:02}", 0) for n in range(8))), time.thread_time()
@@ -499,9 +503,9 @@ def test_the_cost_of_all_selectors_of_a_pod_is_limited() -> None:
     assert time.thread_time() - began < 20
 
 
-def test_a_request_that_cannot_be_met_alone_is_named_without_a_search() -> None:
-    """This does not depend on earlier requests of the claim: no combinations are reported if a single request is at
-    fault.
+def test_a_request_that_cannot_be_met_on_its_own_is_named_without_a_search() -> None:
+    """This does not depend on the claim's earlier requests. If a single request is at fault, no combinations are
+    reported.
     """
     search = searching(*(shared(f"d{n}", 0) for n in range(4)))
     found = missing(search, *PARTS[:31], wish("large", **size("9Gi")))
@@ -530,8 +534,8 @@ _claims = st.builds(
 
 @given(_devices, st.lists(_claims, min_size=1, max_size=4))
 def test_the_result_agrees_with_the_fake_scheduler(devices: list[dict[str, Any]], claims: list[dict[str, Any]]) -> None:
-    """Both are independent implementations of the same rules and allocate the same devices and amounts to every claim,
-    or none.
+    """Both are independent implementations of the same rules. They allocate the same devices and amounts to every
+    claim, or both allocate none.
     """
     search, published = searching(*devices), slices(*devices)
     before: list[dict[str, Any]] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constraints between the devices of a claim while devices are added and removed."""
+"""Constraints between a claim's devices, while devices are added and removed."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from numa_tools.scheduling.wanted import Constraint
 
 
 def device(**attributes: Any) -> Published:
-    """Returns a device with these attributes."""
+    """Returns a device with the given attributes."""
     return Published("d", "p", "n", {f"d/{name}": value for name, value in attributes.items()}, {}, False)
 
 
@@ -40,7 +40,9 @@ _moves = st.lists(st.one_of(st.none(), st.tuples(st.sampled_from(["r", "s/one", 
 def test_a_device_is_added_if_all_constraints_hold_with_it(
     constraints: list[Constraint], moves: list[tuple[str, Published] | None]
 ) -> None:
-    """The result does not depend on devices that were added and removed before; None removes the last one."""
+    """The result does not depend on devices that were added and removed earlier. In the generated moves, None removes
+    the last device.
+    """
     agreement, chosen = Agreement(constraints, Effort()), list[tuple[str, Published]]()
     for move in moves:
         if move is None:
@@ -53,7 +55,7 @@ def test_a_device_is_added_if_all_constraints_hold_with_it(
 
 
 def test_comparisons_are_counted() -> None:
-    """The count limits the cost of a search: long lists cost more, and attributes without a constraint cost nothing."""
+    """The count limits the cost of a search. Long lists cost more, and attributes without a constraint cost nothing."""
     effort = Effort()
     agreement = Agreement([Constraint(frozenset({"r"}), "d/a", False), Constraint(frozenset(), "d/b", True)], effort)
     assert agreement.add("r", device(a=list(range(64)), b=1))
@@ -63,8 +65,8 @@ def test_comparisons_are_counted() -> None:
 
 
 @pytest.mark.parametrize("value", [{"map": {}}, {"list": [[1]]}, {"int": None}, {"int": 1, "bool": True}, {}, "x"])
-def test_attributes_have_one_value_or_a_list(value: Any) -> None:
-    """Any other value is rejected when it is read, with its location."""
+def test_an_attribute_has_one_value_or_a_list(value: Any) -> None:
+    """Any other value is rejected when it is read, and the error contains its location."""
     one = {"name": "n", "attributes": {"a": value}}
     slices = [{"metadata": {"name": "s"}, "spec": {"driver": "d", "pool": {"name": "p"}, "devices": [one]}}]
     with pytest.raises(ManifestError, match=r"ResourceSlice s: devices\[0\]: attributes.a: must have one value"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding pods in objects of every kind, within limits."""
+"""Finds pods in objects of every kind, within limits."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ POD = {"spec": {"containers": [{"name": "c"}]}}
 
 
 def read(*documents: Any) -> Manifests:
-    """Returns the manifests of some documents."""
+    """Returns the manifests in the given documents."""
     found = Manifests()
     for document in documents:
         found.add(document)
@@ -26,7 +26,7 @@ def read(*documents: Any) -> Manifests:
 @pytest.mark.parametrize(
     ("file", "pods"),
     [
-        # A Job does not run more pods at the same time than remain to be completed.
+        # A Job never runs more pods at the same time than remain to be completed.
         ("generated-names.yaml", {"probe-*": 1, "solve-*": 3}),
         ("jobset.yaml", {"fluid/driver": 1, "fluid/workers": 6}),
         # Each group has one leader, which is included in the size.
@@ -38,8 +38,8 @@ def read(*documents: Any) -> Manifests:
         ("wrapped.yaml", {"bundle/inner": 1, "bundle/service": 3}),
     ],
 )
-def test_pods_of_common_kinds_are_found(file: str, pods: dict[str, int]) -> None:
-    """One rule finds the pods of all kinds, and counts those that run at the same time."""
+def test_pods_are_found_in_common_kinds(file: str, pods: dict[str, int]) -> None:
+    """One rule finds the pods in all kinds of objects, and counts how many of them run at the same time."""
     found = read(*yaml.safe_load_all((DATA / file).read_text()))
     assert {name[1]: template.pods for name, template in found.pods} == pods
     assert all(name[0] == "default" for name, _ in found.pods)
@@ -49,10 +49,10 @@ def test_pods_of_common_kinds_are_found(file: str, pods: dict[str, int]) -> None
     "document",
     [
         {"kind": "ConfigMap", "metadata": {"name": "n"}, "data": {"template": "spec: containers"}},
-        # Custom resources of monitoring operators list extra containers, which run beside those that the operator adds,
-        # and have no pod template.
+        # Monitoring operators' custom resources list extra containers, which run next to the containers that the
+        # operator adds, and have no pod template.
         {"kind": "Prometheus", "metadata": {"name": "n"}, "spec": {"containers": [{"name": "c"}]}},
-        # A schema contains the names of the fields but no pod.
+        # A schema contains the names of the fields, but no pod.
         {"kind": "CustomResourceDefinition", "spec": {"template": {"spec": {"containers": {"type": "array"}}}}},
         # A virtual machine has no containers.
         {"kind": "VirtualMachine", "metadata": {"name": "n"}, "spec": {"template": {"spec": {"domain": {}}}}},
@@ -60,7 +60,7 @@ def test_pods_of_common_kinds_are_found(file: str, pods: dict[str, int]) -> None
     ],
 )
 def test_other_objects_have_no_pods(document: dict[str, Any]) -> None:
-    """Objects without a pod template are skipped, with or without a name."""
+    """Objects without a pod template are skipped, whether or not they have a name."""
     assert read(document).pods == []
 
 
@@ -74,14 +74,14 @@ def test_other_objects_have_no_pods(document: dict[str, Any]) -> None:
     ],
 )
 def test_a_pod_needs_a_name(document: dict[str, Any], text: str) -> None:
-    """``generateName`` is enough; without either, the error names the kind instead of a pod "None"."""
+    """``generateName`` is enough. Without either, the error names the kind instead of a pod "None"."""
     with pytest.raises(ManifestError) as caught:
         read(document)
     assert text in str(caught.value)
 
 
-def test_claims_have_generated_names_as_well() -> None:
-    """Two claims with the same ``generateName`` are two objects, since the API server completes the name
+def test_claims_can_have_generated_names_too() -> None:
+    """Two claims with the same ``generateName`` are two objects, since the API server completes each name
     differently.
     """
     spec: dict[str, Any] = {"devices": {"requests": []}}
@@ -91,7 +91,7 @@ def test_claims_have_generated_names_as_well() -> None:
 
 
 def test_thousands_of_generated_names_take_linear_time() -> None:
-    """The objects with the same ``generateName`` are numbered by a counter instead of a search."""
+    """A counter, rather than a search, numbers the objects with the same ``generateName``."""
     found, began = Manifests(), time.thread_time()
     for _ in range(10_000):
         found.add({"kind": "ResourceClaim", "metadata": {"generateName": "c-"}})
@@ -100,7 +100,7 @@ def test_thousands_of_generated_names_take_linear_time() -> None:
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """Returns an object whose pod template is at this depth."""
+    """Returns an object whose pod template is at the given depth."""
     inner: Any = {"template": POD}
     for _ in range(levels):
         inner = {"a": inner}
@@ -108,7 +108,7 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def test_the_search_is_limited() -> None:
-    """Depth, values and templates of an object are limited, and exceeding a limit ends the search at once."""
+    """An object's depth, values and templates are limited, and exceeding a limit ends the search immediately."""
     assert len(pod_templates(nested(60))) == 1
     many = {"kind": "Many", "metadata": {"name": "n"}, "items": [{"template": POD}] * MAX_TEMPLATES}
     assert len(pod_templates(many)) == MAX_TEMPLATES
@@ -127,8 +127,8 @@ def test_the_search_is_limited() -> None:
     assert time.thread_time() - began < 5
 
 
-def test_numbers_of_pods_are_limited() -> None:
-    """Values that are not a number of pods count as 1, and their product is bounded."""
+def test_the_number_of_pods_is_limited() -> None:
+    """A value that is not a valid number of pods counts as 1, and the product of the numbers is bounded."""
     for replicas in (0, -1, True, "3", 10**30, None):
         assert pod_templates({"spec": {"replicas": replicas, "template": POD}})[0].pods == 1
     inner: Any = {"replicas": 10**6, "template": POD}

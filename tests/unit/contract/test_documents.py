@@ -44,7 +44,7 @@ def test_hostile_documents_are_rejected(name: str) -> None:
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(), st.lists, max_leaves=20))
-def test_parsed_documents_can_be_written(value: object) -> None:
+def test_every_json_value_survives_being_written_and_parsed(value: object) -> None:
     """Any value that json can write parses back to the same value, whether or not its strings are escaped."""
     for ascii_only in (True, False):
         try:

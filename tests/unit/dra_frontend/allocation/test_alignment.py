@@ -130,7 +130,7 @@ def test_cpus_are_next_to_the_claims_hbm(group_by: str) -> None:
     assert joined_values(found) == [{NEAREST: (6,)}]
 
 
-def test_cpus_are_all_nearest_to_memory_that_is_near_several_nodes() -> None:
+def test_cpus_for_memory_near_several_nodes_are_all_on_one_of_them() -> None:
     """Only one of the nodes near the memory has enough free CPUs. The same attribute also joins CPUs to memory on their
     own node.
     """

@@ -320,8 +320,8 @@ def test_a_mount_is_for_hugepages_of_one_size() -> None:
     assert memory_wish(many, kinds=(HUGE,)).mount == MemoryMount(path="/mnt/huge")
 
 
-def test_high_is_at_least_one_page() -> None:
-    """A fraction that rounds to zero would block the container before its first instruction."""
+def test_memory_high_is_at_least_one_page() -> None:
+    """A fraction for memory.high that rounds to zero would block the container before its first instruction."""
     assert "is less than one page" in fault(of_memory(memory_opaque({"high": 0.5}), size="4Ki"))
     assert memory_wish(memory_opaque({"high": 0.5}), size="8Ki").high == 0.5
     assert memory_wish(memory_opaque({"high": 1}), size="4Ki").high == 1.0

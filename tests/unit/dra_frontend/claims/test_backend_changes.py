@@ -58,14 +58,14 @@ def test_changes_are_merged_with_the_known_containers(view: BackendView) -> None
 @pytest.mark.parametrize(
     ("generation", "since", "total", "instance"),
     [
-        (7, 6, 3, "i"),  # the frontend has not received a report
+        (7, 6, 3, "i"),  # the frontend has missed a report
         (6, 4, 3, "i"),
         (6, 0, 3, "i"),
         (5, 5, 3, "i"),  # a generation cannot follow itself
         (4, 5, 3, "i"),
-        (6, 5, 4, "i"),  # the merged containers would differ in number from the backend's
+        (6, 5, 4, "i"),  # the number of merged containers differs from the backend's
         (6, 5, 2, "i"),
-        (6, 5, 3, "j"),  # the containers come from another instance
+        (6, 5, 3, "j"),  # the known containers come from another instance
     ],
 )
 def test_changes_that_do_not_fit_are_ignored_until_all_containers_are_sent(

@@ -208,8 +208,8 @@ def test_a_fifo_or_a_symlink_in_the_journals_place_is_replaced(path: Path) -> No
 
 
 def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
-    """UIDs, CPUs and pages are always retained, because they cannot be recovered from anywhere else. Names can be
-    requested from the API server again.
+    """Names are left out first, because they can be requested from the API server again. UIDs, CPUs and pages are
+    retained, because claims must not lose them.
     """
     many = {("dra.cpu", f"01234567-89ab-cdef-0123-{n:012d}"): (f"namespace-{n}", f"claim-{n}") for n in range(2000)}
     journal = Journal(path)

@@ -688,8 +688,8 @@ def rebuilt(node: Frontend) -> set[str]:
 
 
 async def test_hugepage_claims_that_were_lost_together_are_rebuilt_together(lost: Frontend) -> None:
-    """Regression test: each claim was refused because of the other, yet both counted as done, so 576 MiB of the 512 MiB
-    were allocated.
+    """Regression test: each claim was refused because of the other, yet both counted as done, so 576 MiB were allocated
+    from a pool of 512 MiB.
     """
     again = await restarted(lost)
     async with asyncio.TaskGroup() as tasks:

@@ -240,8 +240,8 @@ def test_missing_resources_are_a_warning(keys: dict[str, Any], texts: list[str],
     ],
 )
 def test_an_impossible_configuration_disables_its_driver(keys: dict[str, Any], driver: str, text: str) -> None:
-    """The operator meant another machine. The other driver's devices are still offered, and claims can still be
-    released.
+    """The configuration was written for another machine. The other driver's devices are still offered, and claims can
+    still be released.
     """
     found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
     inventory = offered(found, **keys)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NUMA nodes that CPU devices list, which may be several per device, and the alignment with other devices
+"""The NUMA nodes that a CPU device lists, of which there may be several, and its alignment with other devices
 (KEP-6072).
 """
 

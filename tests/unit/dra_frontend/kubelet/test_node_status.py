@@ -37,7 +37,9 @@ class Server:
 
 
 async def test_the_reserve_changes_in_whole_steps_and_is_retained() -> None:
-    """A few pages more or less, a Node object without the values, or an unavailable server change nothing."""
+    """Nothing changes if there are a few pages more or less, if the Node object lacks the values, or if the server is
+    unavailable.
+    """
     server = Server()
     status = NodeStatus(server.get_node)
     server.answer = UnavailableError("get nodes", "timeout")
@@ -53,7 +55,7 @@ async def test_the_reserve_changes_in_whole_steps_and_is_retained() -> None:
 
 async def test_whether_claims_are_counted_is_read_when_needed() -> None:
     """At most one request is sent every ten seconds. While the server is unavailable, the last known value is retained.
-    Without one, no value is assumed.
+    If there is none, no value is assumed.
     """
     server, now = Server(), [0.0]
     status = NodeStatus(server.get_node, lambda: now[0])

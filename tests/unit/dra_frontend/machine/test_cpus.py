@@ -19,7 +19,7 @@ def look(changes: Changes) -> Machine:
 
 
 def each(path: str, *texts: str | None) -> Changes:
-    """Returns one file per CPU. A single content applies to all CPUs."""
+    """Returns one file per CPU. If only one content is given, all CPUs get it."""
     return {f"cpu{cpu}/{path}": texts[cpu % len(texts)] for cpu in range(8)}
 
 
@@ -80,7 +80,7 @@ def test_every_variant_of_the_sibling_files_is_read(name: str) -> None:
     ("changes", "found", "smt"),
     [
         (each("topology/core_cpus", *["0f"] * 4, *["f0"] * 4), [[0, 1, 2, 3], [4, 5, 6, 7]], True),
-        # Only CPUs that claims can get are considered, not the processor's capabilities.
+        # SMT depends on the CPUs that claims can get, not on what the processor is capable of.
         ({"online": "0,2,4,6", **{f"cpu{c}/topology": None for c in (1, 3, 5, 7)}}, [[0], [2], [4], [6]], False),
         # A CPU without a topology directory joins the CPUs whose masks contain it.
         ({"cpu3/topology": None}, [[0, 1], [2, 3], [4, 5], [6, 7]], True),

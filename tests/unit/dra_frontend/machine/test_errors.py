@@ -48,8 +48,8 @@ def test_a_machine_without_counters_has_no_errors() -> None:
     ],
 )
 def test_a_controllers_socket_is_derived_from_its_driver(name: str, label: str) -> None:
-    """The errors belong to the socket's only NUMA node, or may belong to any of its nodes, since sysfs does not report
-    which.
+    """If the socket has a single NUMA node, the errors belong to that node. If it has several, they may belong to any
+    of them, since sysfs does not report which.
     """
     assert nodes(small_machine(), name, label) == {1}
     sockets = discover(captured(EIGHT_NODES))

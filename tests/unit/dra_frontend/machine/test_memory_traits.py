@@ -40,7 +40,7 @@ def look(changes: dict[str, str | bytes | None], tree: MemoryTree = TREE) -> Mac
 
 
 def doubts(found: Machine) -> str:
-    """Returns the warning about memory that the inventory passes on."""
+    """Returns the inventory's warning about memory."""
     misfits = build_inventory(found, Config(), "n").misfits
     doubt = found.doubts.get("memory", "")
     assert [one.text for one in misfits if one.kind is MisfitKind.DOUBT] == (

@@ -61,7 +61,9 @@ def test_sockets_of_killed_instances_are_removed(places: Places) -> None:
 
 
 def test_sockets_of_running_instances_stay(places: Places) -> None:
-    """These include a frozen or flooded instance, which does not accept connections, so they stay pending."""
+    """This includes the sockets of a frozen or flooded instance, on which connections stay pending because the instance
+    does not accept them.
+    """
     listening = [listen_unix(path)[0] for path in places.sockets(OTHER)]
     for path in places.sockets(ME):
         dead(path)  # left by this pod's previous container; the socket is replaced, not removed

@@ -34,7 +34,7 @@ def test_a_check_has_its_own_timeout(hung: Callable[[float, float], HelperPools]
 
 
 def test_a_write_waits_longer_than_the_requested_time(hung: Callable[[float, float], HelperPools]) -> None:
-    """The client adds its own timeout for writes, which the shorter timeout for a check does not replace."""
+    """To the requested time, the client adds its timeout for writes, not the shorter one for checks."""
     with pytest.raises(HelperError, match="timed out"):
         hung(SHORT, LONG).shrink(0, MIB2, 0)
     with pytest.raises(HelperError, match="timed out"):

@@ -48,6 +48,6 @@ def memory() -> Iterator[Path]:
 
 @pytest.fixture
 async def node(memory: Path) -> AsyncIterator[Node]:
-    """An active instance that is connected to a runtime without containers."""
+    """Yields an active instance that is connected to a runtime without containers."""
     async with enforcing(Node(memory)) as node:
         yield node

@@ -60,7 +60,7 @@ def test_an_error_has_the_code_of_its_errno(number: int, code: BackendCode, of_c
     assert (refused.code, refused.problem.code, refused.problem) == (of_cgroup, of_cgroup, str(refused))
 
 
-def test_an_error_raised_from_another_has_the_other_ones_code() -> None:
+def test_an_error_raised_from_another_has_the_code_of_the_original() -> None:
     """For an error in the cgroup tree, HostSlices raises an OSError without an errno."""
     outer = OSError("text")
     outer.__cause__ = MissingFileError("/sys/fs/cgroup/system.slice", "cpuset.cpus")

@@ -233,8 +233,8 @@ def test_the_order_of_claims_does_not_change_their_sum(claims: Sequence[Held], d
 
 @given(containers_claims())
 def test_the_shares_of_single_requests_add_up_to_the_share_of_all(claims: Sequence[Held]) -> None:
-    """The sum of the requests' shares equals the share that is computed for all requests at once. Not compared are the
-    variable with the union of the CPUs and the counting by the kubelet, which concern only whole claims.
+    """The sum of the requests' shares equals the share that is computed for all requests at once. The comparison leaves
+    out the variable with the union of the CPUs and the counting by the kubelet, which concern only whole claims.
     """
     single = entitlement_from(Held(held.record, (request,)) for held in claims for request in held.requests)
     together = entitlement_from(claims)

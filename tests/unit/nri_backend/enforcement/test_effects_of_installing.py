@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cgroup files that the backend writes from its installation on, as listed in the table in docs/effects.md."""
+"""The cgroup files that the backend writes once it is installed, as listed in the table in docs/effects.md."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ CLAIM = cpu_record("u", "r=2-3", pods=("p3",))
 
 
 class Installed:
-    """A node with running containers on which the driver has just been installed."""
+    """A node on which containers are running and the driver has just been installed."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

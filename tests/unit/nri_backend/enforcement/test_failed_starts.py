@@ -52,7 +52,7 @@ class BrokenTree(KernelTree):
 
 @pytest.fixture
 async def node(memory: Path) -> AsyncIterator[Node]:
-    """An active instance on a broken tree, connected to a runtime without containers."""
+    """Yields an active instance on a broken tree, connected to a runtime without containers."""
     async with enforcing(Node(memory, tree=BrokenTree)) as node:
         yield node
 
@@ -145,7 +145,7 @@ async def test_a_hook_is_rejected_if_the_claimed_cpus_go_offline_in_the_meantime
     assert hook == "create" or node.kernel.get(path, "cgroup.kill") == "1"
 
 
-async def test_a_start_is_not_repeated_for_changes_of_other_containers(node: Node) -> None:
+async def test_a_start_is_not_repeated_when_other_containers_change(node: Node) -> None:
     """Another container is created during the start."""
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)

@@ -229,7 +229,7 @@ async def test_a_partition_keeps_its_cpus_without_record_and_enforcement_record(
 
 
 async def test_a_restarted_container_waits_until_its_previous_partition_has_ended(tmp_path: Path) -> None:
-    """Two overlapping cgroups would make the partition invalid, and the kernel would lose its CPUs."""
+    """Two overlapping cgroups would make the partition invalid, and the kernel would lose the partition's CPUs."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         env = node.claim(cpu_record("c1", "r=2-3"))

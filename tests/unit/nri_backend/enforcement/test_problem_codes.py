@@ -119,7 +119,7 @@ NO_PARTITIONS = replace(HOST, obstacle=Problem("boot Linux 6.7", BackendCode.KER
 def test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_reason(
     host: Host, exclusivity: str, code: BackendCode
 ) -> None:
-    """The required partition is rejected for the same reason for which the node creates no partitions."""
+    """The rejection of the required partition gives the reason why the node creates no partitions."""
     state = NodeState(config("0", exclusivity=exclusivity))  # type: ignore[arg-type]
     state.set_host(host)
     state.set_claim_files(files_of(ONE))

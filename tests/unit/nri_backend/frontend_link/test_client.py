@@ -332,7 +332,9 @@ async def test_a_request_without_a_response_times_out_and_the_client_reconnects(
 
 
 async def test_a_frontend_that_is_briefly_absent_is_not_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The socket exists but no process listens, as during the frontend's restart. Changes of the state do not block."""
+    """The socket exists but no process listens, as during the frontend's restart. In the meantime, state changes do not
+    block.
+    """
     caplog.set_level(logging.INFO)
     with socket.socket(socket.AF_UNIX) as closed:
         closed.bind(str(path))

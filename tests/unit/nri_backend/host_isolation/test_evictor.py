@@ -33,7 +33,7 @@ def vacate(*cpus: int) -> DesiredIsolation:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> IrqTree:
-    """A network card, a disk with managed interrupts, and an interrupt without a handler."""
+    """Returns a tree with a network card, a disk with managed interrupts, and an interrupt without a handler."""
     tree = IrqTree(tmp_path)
     tree.add(24, "0-7", "eth0-rx")
     tree.add(25, "2", "eth0-tx")

@@ -18,7 +18,7 @@ CPUS = "cpuset.cpus.effective"
 
 @pytest.fixture
 def tree(memory: Path) -> KernelTree:
-    """A tree with one container."""
+    """Returns a tree with one container."""
     tree = KernelTree(memory)
     tree.make("pod/c")
     return tree

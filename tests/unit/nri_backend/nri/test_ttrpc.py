@@ -201,8 +201,8 @@ def test_a_frame_over_the_limit_is_discarded_and_the_next_one_is_read() -> None:
 
 
 def test_an_impossible_length_is_a_peer_error() -> None:
-    """An impossible length means that the frame boundaries have been lost. Otherwise, gigabytes would have to be
-    skipped.
+    """An impossible length means that the frame boundaries have been lost. If it were accepted, gigabytes would have to
+    be skipped.
     """
     with pytest.raises(PeerError, match="claims 1862270976 bytes"):
         _feed(bytes.fromhex("6f000000") + bytes(6))

@@ -79,7 +79,7 @@ async def test_coroutines_of_one_process_take_turns(short_root: Path) -> None:
             group.create_task(enter())
 
 
-async def test_the_time_limit_of_a_lock_excludes_the_queue(short_root: Path) -> None:
+async def test_a_locks_time_limit_excludes_waiting_in_the_queue(short_root: Path) -> None:
     """Four calls together take longer than the limit. On a slow disk, the last calls in the queue must not fail."""
     lock, done = FileLock(short_root / "lock"), []
 
@@ -94,7 +94,7 @@ async def test_the_time_limit_of_a_lock_excludes_the_queue(short_root: Path) -> 
     assert done == list(range(6)), "in order"
 
 
-async def test_the_time_limit_of_a_lock_applies_to_one_holder(short_root: Path) -> None:
+async def test_a_locks_time_limit_applies_to_each_holder(short_root: Path) -> None:
     """If a holder hangs, in this process or in another one, the progress of earlier holders does not extend the
     limit.
     """

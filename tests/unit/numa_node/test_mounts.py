@@ -12,8 +12,8 @@ OVER = """\
 
 
 def test_the_last_mount_at_the_longest_mount_point_is_visible() -> None:
-    """A mount point that is only a string prefix of the path is not its parent, and a later mount hides an earlier one
-    at the same point.
+    """A mount point that is only a string prefix of the path does not contain the path, and a later mount hides an
+    earlier one at the same point.
     """
     above = mounts_over("/sys/fs/cgroup", parse_mounts(OVER))
     assert [mount.point for mount in above] == ["/", "/sys/fs/cgroup", "/sys/fs/cgroup"]

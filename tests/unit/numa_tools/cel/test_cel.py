@@ -201,7 +201,7 @@ def test_long_selectors_on_long_lists_are_accepted() -> None:
     assert selected(bound("b + b", 6, 'device.attributes["d"].roots', "size(last) == 4096"), device)
 
 
-def test_the_driver_s_own_classes_are_in_the_subset() -> None:
+def test_the_drivers_own_classes_are_supported() -> None:
     """The simulation understands every class that the driver prints."""
     memory: dict[str, Any] = {**DEVICE, "driver": "dra.memory", "attributes": Domains({})}
     for document in device_classes(discover(small_machine())):

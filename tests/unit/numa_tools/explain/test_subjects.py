@@ -292,7 +292,7 @@ def test_records_from_another_release_are_left_out() -> None:
 
 
 def pending(known: Known, document: dict[str, Any]) -> tuple[Any, list[str]]:
-    """Returns what prevents an API server's claim from being prepared."""
+    """Returns the explanation of a claim that is not prepared, and its problems in short form."""
     found, problems = explain_pending(known, document, known_classes(MACHINE), NODE)
     assert explanation_text(found, problems)
     return found, [one["why"] for one in problems]

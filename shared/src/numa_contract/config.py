@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from numa_contract.cpuset import MAX_CPU, format_cpu_list, parse_cpu_list
-from numa_contract.errors import ContractError, described, shown
+from numa_contract.errors import SHOWN_CHARACTERS, ContractError, described, shown
 from numa_contract.models import BaseModel
 from numa_contract.names import CDI_DIRECTORY, FORMER_SETTINGS, RUN_DIRECTORY, present_names
 from numa_contract.pagesize import parse_page_size
@@ -66,8 +66,14 @@ def faults_of(
             text = _TYPES.get(fault["type"], f"{text[:1].lower()}{text[1:]}")
             text = f"got {described(fault['input'])}; {text}"
         first, *inner = fault["loc"] or ("file",)
-        found.append(f"{'.'.join(map(str, (former.get(str(first), first), *inner)))}: {text}")
+        found.append(f"{'.'.join(map(_key_text, (former.get(str(first), first), *inner)))}: {text}")
     return found
+
+
+def _key_text(key: str | int) -> str:
+    """Returns a key as the file contains it, or quoted and truncated if it is long or has control characters."""
+    text = str(key)
+    return text if text.isprintable() and len(text) <= SHOWN_CHARACTERS else shown(text)
 
 
 def _absolute(path: str) -> str:

@@ -141,3 +141,13 @@ def test_the_message_contains_only_the_first_errors() -> None:
     assert "key15: unknown key" in str(caught.value)
     assert str(caught.value).endswith("; and 984 more")
     assert len(str(caught.value)) < 1 << 14
+
+
+@pytest.mark.parametrize("key", ["a\x1b[31mb", "a\nb", "k" * 10_000])
+def test_a_key_cannot_write_to_the_terminal_or_fill_the_message(key: str) -> None:
+    """The error reaches logs and terminals, where an escape sequence could hide or forge lines."""
+    for document in ({key: 1}, {"reservedMemory": [{key: 1}]}):
+        with pytest.raises(ConfigError) as caught:
+            parse_config(document, "f")
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 1200

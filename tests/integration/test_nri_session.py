@@ -165,7 +165,7 @@ async def test_a_snapshot_that_an_old_runtime_cannot_split_causes_retries_and_no
     """NRI before 0.7 sends more than 4 MiB at once; the message is rejected and the connection is closed, each time."""
     async with nri_rig(tmp_path, "0.6", wait=False, filled=30, annotation=200 << 10) as rig:
         await rig.runtime.wait_until(lambda runtime: len(runtime.log) >= 2)
-        assert "is longer than the 4194304 bytes of ttrpc" in rig.runtime.log[0]
+        assert "is longer than ttrpc's maximum of 4194304 bytes" in rig.runtime.log[0]
         assert not rig.session.status.synchronized
 
 

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return set_up(arguments[1:])
     # Imports create 40,000 objects, nearly all of which stay alive. A full collection would visit all of them each
-    # time. So only the youngest generation is collected until app.py sets the service's thresholds.
+    # time. Therefore, only the youngest generation is collected until app.py sets the service's thresholds.
     gc.set_threshold(10_000, 1000, 1000)
     add_lazy_modules("google.protobuf.internal.python_message")  # protobuf uses C code instead
     from nri_backend.app import main as run  # noqa: PLC0415

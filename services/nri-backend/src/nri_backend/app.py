@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the backend from its parts and runs it. All of the process's tasks are started here.
 
-The plugin connects to the runtime before this instance holds the active lock, so a standby knows every container when
-it becomes active. Nothing here waits for the frontend. On shutdown, all tasks end before the lock is released, so two
-instances never enforce at the same time.
+The plugin connects to the runtime before this instance acquires the active lock, so a standby already knows every
+container when it becomes active. Nothing here waits for the frontend. On shutdown, all tasks end before the lock is
+released, so two instances never enforce at the same time.
 """
 
 import asyncio
@@ -58,11 +58,12 @@ from nri_backend.telemetry import Telemetry
 
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems in a lease; the log contains all of them."""
-# Enforcement uses two threads at a time. The other threads are for hung writes (node/worker.py) and for kills.
+# Enforcement uses two threads at a time. The remaining threads are for hung writes (node/worker.py) and for killing
+# containers.
 _THREADS: Final = 2 * MAX_STUCK
 _log = logging.getLogger(__name__)
 _NO_CLAIMS: Final = (
-    "{} does not exist, so no claim is known here; mount the node's CDI directory there (the chart's volume \"cdi\")"
+    "{} does not exist, so no claims are known here; mount the node's CDI directory there (the chart's volume \"cdi\")"
 )
 _NOT_READY: Final = Page(b"not synchronized with the container runtime; see the log\n", 503)
 
@@ -77,7 +78,7 @@ def no_claims(cdi_dir: str) -> Problem:
 
 
 class Backend:
-    """One instance of the backend. The constructor opens no sockets and takes no lock."""
+    """One instance of the backend. The constructor opens no sockets and acquires no lock."""
 
     def __init__(self, settings: Settings, lock: ActiveLock, privileges: Privileges) -> None:
         self._settings = settings
@@ -129,7 +130,7 @@ class Backend:
         )
 
     async def answered(self) -> None:
-        """Waits for running hooks, because a cancelled start hook would kill its container."""
+        """Waits for running hooks to finish, because cancelling a start hook would kill its container."""
         await self._session.drain(REQUEST_SECONDS)
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
@@ -157,7 +158,7 @@ class Backend:
         return not self._readiness.update(problems)
 
     def link_changed(self, status: LinkStatus) -> None:
-        """Handles a new status of the connection to the runtime: connected, synchronized, or lost."""
+        """Handles a change in the status of the connection to the runtime: connected, synchronized, or lost."""
         self._enforcer.runtime = status
         self._lock.set_serving(serving=status.synchronized)
         self._news.set()
@@ -170,11 +171,11 @@ class Backend:
 
     def _records_changed(self) -> None:
         self._enforcer.records_changed()
-        # Before it releases a claim, the frontend waits for a report on which containers still use the claim.
+        # Before it releases a claim, the frontend waits for a report that shows which containers still use it.
         self._news.set()
 
     def lease(self) -> BackendStatus:
-        """Returns the current status without counters and metrics, which is faster than status()."""
+        """Returns the current status without counters and metrics, which takes less time than status()."""
         link, enforcer, pool = self._session.status, self._enforcer, self._enforcer.state.pool
         problems = (*self._privileges.problems, *self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
         return BackendStatus(
@@ -222,7 +223,7 @@ class Backend:
 
     @property
     def pool_reason(self) -> Problem:
-        """Reason why the backend creates no partitions although the configuration allows them; otherwise empty."""
+        """Reason why the backend creates no partitions even though the configuration allows them; otherwise empty."""
         asked = self._settings.config.cpu_exclusivity == "pool"
         return NO_PROBLEM if asked else self._enforcer.state.host.obstacle
 
@@ -254,9 +255,9 @@ def _log_exclusivity(pool_reason: str, configured: str) -> None:
 
 
 def _settle_memory() -> None:
-    # A full collection visits the 40,000 objects of the imported libraries, which takes 28 ms; a hook has 50 ms. Frozen
-    # objects are not visited again, so a full collection then takes 3 us. All other objects form few reference cycles,
-    # so collections may be less frequent.
+    # A full collection visits the imported libraries' 40,000 objects, which takes 28 ms, while a whole hook should take
+    # at most 50 ms. Frozen objects are not visited again, so a full collection then takes 3 us. All other objects form
+    # few reference cycles, so collections can be less frequent.
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 20, 20)
@@ -291,8 +292,8 @@ async def run(settings: Settings) -> None:
         _log.warning(note)
     make_run_directory(config.run_dir)
     make_run_directory(settings.own_dir, writable=True)
-    # This changes the capabilities of the current thread, which new threads inherit, so it must precede the creation of
-    # any other thread.
+    # This changes the capabilities of the current thread, which new threads inherit, so it must run before any other
+    # thread is created.
     tree = CgroupTree(config.cgroup_root, _node_files(config))
     privileges = read_privileges(tree, settings.host_root, partitions=config.cpu_exclusivity != "pool")
     for problem in privileges.problems:

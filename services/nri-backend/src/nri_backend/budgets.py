@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """All time limits for the hooks and the audit, and how they add up.
 
-A runtime waits at most its request timeout (``plugin_request_timeout``, 2 s by default) for the answer to a hook. After
-that, it closes the connection and continues without the plugin, so the container would run without enforcement.
-Therefore every hook is answered earlier, with an error if necessary, and the kubelet retries the container.
+A runtime waits for the answer to a hook for at most its request timeout (``plugin_request_timeout``, 2 s by default).
+After that, it closes the connection and continues without the plugin, so the container would run without enforcement.
+Therefore every hook is answered in time, with an error if necessary, and the kubelet retries the container.
 
   0 s                                                          1.2 s       1.5 s             2 s
   ├── CLEAR: wait for other containers to leave the CPUs ────────┤           │                 │
@@ -14,11 +14,12 @@ Therefore every hook is answered earlier, with an error if necessary, and the ku
 
 * The wait for other containers ends before the deadline, so that the hook can still answer with a rejection that names
   the container that has not left.
-* The last 0.3 s before the deadline are for the hook's own job in the cgroup worker. The hook's job may have to wait
-  for one audit job, which takes JOB_SECONDS, or PASS_BY_SECONDS if it hangs. The hook's job itself takes 1 to 5 ms.
+* The last 0.3 s before the deadline are reserved for the hook's own job in the cgroup worker. The hook's job may have
+  to wait for one audit job, which takes JOB_SECONDS, or PASS_BY_SECONDS if it hangs. The hook's own job takes
+  1 to 5 ms.
 * A container may run although its hook was cancelled (CRI-O starts it despite the error). A container with a claim is
   then killed within KILL_SECONDS of the deadline.
-* The remaining quarter of a second is for sending the answer and for stalls of this process.
+* The remaining quarter of a second allows for sending the answer and for stalls in this process.
 
 The audit's intervals determine how long a fault that no event reports can last: see "What only polling finds" in
 DESIGN.md.
@@ -29,58 +30,57 @@ from typing import Final
 REQUEST_SECONDS: Final = 2.0
 """Request timeout that is assumed for a runtime that does not report one."""
 DEADLINE_SHARE: Final = 0.75
-"""Share of the request timeout after which a hook is answered with an error."""
+"""Fraction of the request timeout after which a hook is answered with an error."""
 CLEAR_SHARE: Final = 0.6
-"""Share of the request timeout for which a hook waits for other containers to leave."""
+"""Fraction of the request timeout for which a hook waits for other containers to leave the CPUs."""
 KILL_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = 0.05
-"""Interval between two requests to move the same containers while a hook waits for them."""
+"""Interval between repeated requests to move the same containers while a hook waits for them to leave."""
 MAX_TRIES: Final = 3
-"""Maximum number of jobs that a container start runs if its plan keeps changing: the first job, and one more for each
-time that the plan changed during a job. Retries for other reasons are not counted.
+"""Maximum number of jobs that a container start runs if its plan keeps changing: the first job, plus one for each time
+that the plan changes during a job. Retries for other reasons are not counted.
 """
 
 JOB_SECONDS: Final = 0.01
 """Time after which an audit job leaves its remaining steps to the next job."""
 HOLD_SECONDS: Final = 0.002
-"""Maximum time for which the event loop blocks on a hook's job. The job of a container start takes half of this
-time."""
+"""Maximum time for which the event loop blocks on a hook's job. A container start's job takes half as long."""
 PASS_BY_SECONDS: Final = 0.1
-"""Time after which the worker continues without a job that hangs in the kernel."""
+"""Time after which the worker continues without a job that is hung in the kernel."""
 MAX_STUCK: Final = 4
-"""Maximum number of jobs that may hang at the same time. While this many jobs hang, no new job begins."""
+"""Maximum number of jobs that may hang at the same time. While this many jobs are hung, no new job begins."""
 REPORTED_SECONDS: Final = 2.0
 """Time after which a hung kernel call is reported as a problem."""
 
 IDLE_SECONDS: Final = 6.0
 """Interval between audit ticks, and between heartbeats, while the node has no claims and its state does not change. It
-is a multiple of the tick interval (numa_node/ticks.py) and equal to the interval between reports to the frontend, so
-one wake-up of the process serves all of them.
+is a multiple of the tick interval (numa_node/ticks.py) and equal to the interval between reports to the frontend, so a
+single wake-up of the process serves all three.
 """
 RECORDS_SECONDS: Final = 20.0
-"""Interval at which claim files and the list of enforcement records are compared with the backend's copies in
-memory."""
+"""Interval at which claim files and the list of enforcement records are compared with the backend's in-memory
+copies.
+"""
 ALL_SECONDS: Final = 60.0
-"""Interval between two full audits, which include limits, containers that no claim depends on, and partitions that the
-kernel has refused. The audit at each tick (2 s) compares only the CPUs, and the mems if they are claimed; if it finds a
-difference, the next tick compares the limits as well.
+"""Interval between full audits of all containers, which include limits, containers that no claim depends on, and
+partitions that the kernel has refused. The audit at each tick (2 s) compares only the CPUs, and the mems if they are
+claimed; if it finds a difference, the next tick compares the limits as well.
 """
 READ_SECONDS: Final = 600.0
-"""Interval between two full audits that read and parse all files, even unchanged ones. Such an audit only matters for
-the sub-cgroup that crun may create in a container's cgroup.
+"""Interval between full audits that read and parse all files, even unchanged ones. They are needed only to notice a
+sub-cgroup that crun has created in a container's cgroup.
 """
 OBSERVE_SECONDS: Final = 10.0
-"""Interval between two passes over all cgroups while ``enforcement`` is ``observe``. A state change also starts a
-pass.
-"""
+"""Interval between passes over all cgroups while ``enforcement`` is ``observe``. A state change also starts a pass."""
 KILLS_SECONDS: Final = 6.0
-"""Interval between two counts of the processes that the kernel has killed in pods with memory claims."""
+"""Interval between counts of the processes that the kernel has killed in pods with memory claims."""
 EVENTS_SECONDS: Final = 1.0
-"""Minimum interval between two counts of killed processes that are triggered by kernel events."""
+"""Minimum interval between counts of killed processes that kernel events trigger."""
 REPAIR_SECONDS: Final = 1.0
-"""Interval between two repairs of partitions, so that a pod that keeps breaking its partition does not delay other
-pods."""
+"""Minimum interval between partition repairs, so that a pod that keeps breaking its partition does not delay other
+pods.
+"""
 SETTLE_SECONDS: Final = 0.02
-"""Time after which a new change to a file is certain to get a later time stamp: the kernel's clock for time stamps
-advances in steps of up to 10 ms.
+"""Time after which another change to a file is certain to get a later time stamp, since the clock from which the kernel
+takes time stamps advances in steps of up to 10 ms.
 """

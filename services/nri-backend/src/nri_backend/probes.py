@@ -20,10 +20,13 @@ MAX_CONNECTIONS: Final = 64
 _SECONDS: Final = 5.0
 """Maximum duration of a connection, including the time until the peer has read the last byte of the answer."""
 _MAX_BYTES: Final = 8 << 10
-"""Maximum number of bytes read from a connection. Headers are read because closing the connection earlier would
-truncate the answer."""
+"""Maximum number of bytes read from a connection. Headers are read because closing the connection with unread data
+would truncate the answer.
+"""
 _CONNECTIONS_PER_TURN: Final = 8
-"""Maximum number of connections accepted in one turn of the event loop, so that a flood does not stall other work."""
+"""Maximum number of connections accepted in one iteration of the event loop, so that a flood does not stall other
+work.
+"""
 _BACKLOG: Final = 1024
 """Number of connections that may wait in the kernel until they are accepted (listen(2))."""
 
@@ -68,7 +71,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._pages = pages
         self._others = others
         self._seconds = seconds
-        # The buffer is small, because one turn of the event loop may fill it for each peer.
+        # The buffer is small, because one iteration of the event loop may fill one for each peer.
         self._buffer = memoryview(bytearray(_MAX_BYTES))
         self._read = 0
         self._answered = False
@@ -115,7 +118,8 @@ async def serve_pages(address: tuple[str, int], pages: Pages, *, seconds: float 
     connections: dict[_Connection, None] = {}
     listening = listen_tcp(*address)
     loop = asyncio.get_running_loop()
-    # asyncio uses one number for both: how many connections wait in the kernel, and how many are accepted in one turn.
+    # asyncio uses one number for both: how many connections may wait in the kernel, and how many are accepted in one
+    # iteration of the event loop.
     server = await loop.create_server(
         lambda: _Connection(pages, connections, seconds), sock=listening, backlog=_CONNECTIONS_PER_TURN
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads flags, configuration file and environment into one frozen object. No other module reads them."""
+"""Loads the flags, the configuration file and the environment into one frozen object. No other module reads them."""
 
 import argparse
 import os

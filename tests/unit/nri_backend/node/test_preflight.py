@@ -78,7 +78,7 @@ def test_another_mount_of_the_tree_is_only_a_warning(tmp_path: Path) -> None:
     assert check_mount("/sys/fs/cgroup", parse_mounts(UNIFIED + CILIUM)) == ["/run/cilium/cgroupv2"]
     assert check_mount("/sys/fs/cgroup", parse_mounts(UNIFIED.replace("0:26 / ", "0:26 /../../.. ") + CILIUM)) == []
     root, host = node(tmp_path, UNIFIED + CILIUM, "cpuset memory hugetlb\n")
-    assert check_node(root, host, []) == [f"the tree of {root} is also mounted at /run/cilium/cgroupv2"]
+    assert check_node(root, host, []) == [f"the cgroup tree at {root} is also mounted at /run/cilium/cgroupv2"]
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_an_oversized_message_fails_only_its_own_call() -> None:
     assert _refusals(server, long) == [(5, Code.RESOURCE_EXHAUSTED)]
     assert len(list(server.receive_data(_request(7)))) == 1
     long = struct.pack(">IIBB", MAX_DATA + 1, 1, RESPONSE, 0) + bytes(MAX_DATA + 1)
-    text = "the answer of 4194305 bytes is longer than the 4194304 bytes of ttrpc"
+    text = "the answer of 4194305 bytes is longer than ttrpc's maximum of 4194304 bytes"
     assert _answers(client, long) == [(Code.RESOURCE_EXHAUSTED, text)]
 
 
@@ -189,7 +189,9 @@ def test_the_limit_is_inclusive() -> None:
     """4194304 bytes of data pass in both directions. For more than that, the error contains the excess."""
     data = bytes(MAX_DATA)
     assert _feed(encode_frame(1, REQUEST, data)) == [Frame(1, REQUEST, MAX_DATA, data)]
-    with pytest.raises(OversizedError, match="a message of 4194305 bytes is longer than the 4194304 bytes of ttrpc"):
+    with pytest.raises(
+        OversizedError, match="a message of 4194305 bytes is longer than ttrpc's maximum of 4194304 bytes"
+    ):
         encode_frame(1, REQUEST, bytes(MAX_DATA + 1))
 
 

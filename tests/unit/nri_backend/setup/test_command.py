@@ -184,4 +184,4 @@ def test_a_dump_over_4_mib_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "dump.toml"
     file.write_text("#" * (_MAX_BYTES + 1))
     for ran in (run(file), run(dumped=file.read_text())):
-        assert (ran.returncode, ran.stderr) == (2, "nri-backend setup-runtime: the dump has more than 4 MiB\n")
+        assert (ran.returncode, ran.stderr) == (2, "nri-backend setup-runtime: the dump is larger than 4 MiB\n")

@@ -1,29 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elects the active instance on a node: the one that holds a lock on the file ``active.lock``.
 
-Several instances run at the same time while a DaemonSet is updated with surge, and only one instance may enforce.
+Several instances run at the same time while a DaemonSet is being updated with surge, and only one instance may enforce.
 
 The lock is a flock(2) on the file, and it is valid only while the file has the name ``active.lock``. When the holder
 ends for any reason, the kernel releases the lock. Standbys poll for it, so a standby takes over within POLL_SECONDS.
 
-The heartbeat detects a holder that still runs but does not work: one that is frozen, or that has lost its connection to
-the runtime. At every tick, or less often while the node is idle, the holder writes its name, the time, whether it is
-synchronized with the runtime, and the interval of its heartbeats into the file.
+A heartbeat lets standbys detect a holder that is still running but not working: one that is frozen, or that has lost
+its connection to the runtime. At every tick, or less often while the node is idle, the holder writes its name, the
+time, whether it is synchronized with the runtime, and the interval of its heartbeats into the file.
 
-A stale take-over replaces such a holder:
+A standby replaces such a stale holder:
 
   holder    beat      beat      (frozen)                               (resumes) inode differs: LockLostError, exit
   file      inode 1 ───────────────────────────────┐ rename
   standby   poll: locked   poll: locked   grace    └ new file, flock, heartbeat ─> active.lock is inode 2: active
 
 A standby that is itself synchronized waits for three heartbeat intervals after a synchronized holder's last heartbeat,
-or for STALE_SECONDS after the holder has lost the runtime. This grace period restarts if there is a new holder or the
-standby reconnects. Then the standby creates a new file, locks it, writes its heartbeat into it, and renames it to
-``active.lock``. The old holder still has a lock, but on a file that no longer has a name. When that holder runs again,
-it notices from the inode that it has lost the lock, and exits with LockLostError.
+or for STALE_SECONDS after the holder has lost its connection to the runtime. This grace period restarts if another
+instance becomes the holder or the standby reconnects. Then the standby creates a new file, locks it, writes its
+heartbeat into it, and renames it to ``active.lock``. The old holder still has a lock, but on a file that no longer has
+a name. When that holder runs again, it notices from the inode that it has lost the lock, and exits with LockLostError.
 
-Both ways to acquire the lock are guarded by a second flock on ``takeover.lock``, under which the condition is checked
-again. Otherwise two standbys could win at once, one with the released old file and one with a new file.
+Both ways to acquire the lock are guarded by a second flock on ``takeover.lock``; an instance that holds it checks the
+condition again. Otherwise, two standbys could become active at the same time, one with the released old file and one
+with a new file.
 """
 
 import asyncio
@@ -107,7 +108,9 @@ class ActiveLock:
             self.beat()
 
     def set_idle(self, *, idle: bool) -> None:
-        """Sets the idle or the normal heartbeat interval, and immediately writes a heartbeat with the new interval."""
+        """Switches to the idle or the normal heartbeat interval, and immediately writes a heartbeat with the new
+        interval.
+        """
         self._own = replace(self._own, every=IDLE_SECONDS if idle else EVERY_SECONDS)
         if self._held:
             self.beat()
@@ -139,7 +142,7 @@ class ActiveLock:
             if self._own.serving and self._is_stale():
                 self._take_over()
         else:
-            # Another standby has replaced the file: open the new one in the next attempt.
+            # Another standby has replaced the file: the next attempt opens the new one.
             self.close()
         return self._held
 
@@ -183,7 +186,8 @@ class ActiveLock:
 
     def _is_stale(self) -> bool:
         holder = self._holder
-        # A holder that has lost the runtime writes a heartbeat at once, so there is no late heartbeat to wait for.
+        # A holder that loses its connection to the runtime writes a heartbeat immediately, so there is no late
+        # heartbeat to wait for.
         every = holder.every if holder is not None and holder.serving else EVERY_SECONDS
         return self._clock() - self._grace_start > STALE_HEARTBEATS * every
 
@@ -226,7 +230,7 @@ class ActiveLock:
             os.pwrite(fd, self._own.encode(), 0)
             self._last_warning = ""
         except OSError as error:
-            # On a full disk, the first heartbeat does not fit. Other instances trust a holder without one.
+            # On a full disk, the first heartbeat cannot be written. Other instances trust a holder that has none.
             self._warn_once("the heartbeat cannot be written", error)
 
     def _warn_once(self, text: str, error: OSError) -> None:

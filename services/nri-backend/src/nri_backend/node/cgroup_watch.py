@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cgroup events: the kernel reports that a file has changed.
+"""Receives cgroup events, by which the kernel reports that a file has changed.
 
-Some files of a cgroup wake a process that polls them when their content changes (cgroup-v2.rst; ``kernfs_notify()`` in
+Some files in a cgroup wake a process that polls them when their content changes (cgroup-v2.rst; ``kernfs_notify()`` in
 fs/kernfs/file.c): ``cpuset.cpus.partition`` when a partition becomes invalid or valid or is removed, ``cgroup.events``
 when the last process ends, ``memory.events`` when a process is killed. The kernel reports a change as EPOLLPRI, but
 only on a descriptor that has been read to its end since the previous change, so each file is read again after its
@@ -40,7 +40,7 @@ class CgroupWatch:
         self._reported: dict[str, float] = {}
 
     def listen(self, changed: Callable[[set[str]], None]) -> None:
-        """Calls ``changed`` with the paths of cgroups whose file has changed, from now on."""
+        """From now on, calls ``changed`` with the paths of the cgroups whose file has changed."""
 
         def ready() -> None:
             if paths := self.take_changed():
@@ -80,7 +80,8 @@ class CgroupWatch:
         return self._descriptors.keys() >= set(paths)
 
     def contents(self) -> dict[str, bytes]:
-        """Returns the content of each watched file, without those that cannot be read because the cgroup was removed.
+        """Returns the content of each watched file, omitting those that cannot be read because their cgroup was
+        removed.
 
         The kernel may not report a change that this reading already shows, so the caller must compare the contents.
         Reading is fast: the kernel formats these files from memory and needs no lock that is held for long.
@@ -96,7 +97,9 @@ class CgroupWatch:
             return found
 
     def take_changed(self) -> set[str]:
-        """Returns the cgroups whose file has changed since the last call, except cgroups with too frequent changes."""
+        """Returns the cgroups whose file has changed since the last call, except those reported less than ``interval``
+        seconds ago.
+        """
         paths, now = set(), time.monotonic()
         for descriptor, _ in self._epoll.poll(0):
             path = self._paths[descriptor]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes cgroup files (cgroup-v2.rst), and the kubelet's original limits, an attribute of the cgroup.
+"""Reads and writes cgroup files (cgroup-v2.rst), and the kubelet's original limits, which are stored as an attribute of
+the cgroup.
 
 Plans with the desired content of the files are computed elsewhere (containers/plan.py). Every call blocks.
 """
@@ -23,7 +24,7 @@ from nri_backend.problems import NO_PROBLEM, CodedError, Problem, code_of
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
 PARTITION: Final = "cpuset.cpus.partition"
 MAX_CHILDREN: Final = 4096
-"""Maximum number of children of a cgroup that are listed; a node has a few hundred pods."""
+"""Maximum number of a cgroup's children that are listed; a node has a few hundred pods."""
 _PIECE_BYTES: Final = 1 << 16
 _ATTRIBUTE: Final = "user.dra-driver-numa"
 # Errors for a cgroup that does not exist, including one that was removed after the file was opened.
@@ -48,7 +49,7 @@ class CgroupAccessError(CodedError):
 
     @property
     def problem(self) -> Problem:
-        """The error as a problem."""
+        """This error as a problem with a code."""
         return Problem(str(self), self.code)
 
 
@@ -107,7 +108,7 @@ class CgroupTree:
         return twin
 
     def _twin(self) -> Self:
-        # This takes a tenth of the time of copy.copy().
+        # This takes a tenth of the time that copy.copy() takes.
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         return twin
@@ -117,7 +118,7 @@ class CgroupTree:
 
         crun delegates the scope and sets limits on the cgroup ``container`` inside it (run.oci.systemd.subgroup); all
         processes are in that sub-cgroup. A container that may write to its cgroup can create a cgroup with this name as
-        well, so the sub-cgroup only counts if no process is directly in the container's cgroup.
+        well, so the sub-cgroup is used only if no process is directly in the container's cgroup.
         """
         leaf = f"{path}/container"
         if not os.path.isdir(f"{self.root}/{leaf}"):  # noqa: PTH112
@@ -135,7 +136,7 @@ class CgroupTree:
             return None
 
     def has(self, path: str, name: str) -> bool:
-        """Returns True if a cgroup has a file."""
+        """Returns True if a cgroup has this file."""
         return os.path.exists(f"{self.root}/{path}/{name}")  # noqa: PTH110
 
     def is_mounted(self) -> bool:
@@ -148,8 +149,8 @@ class CgroupTree:
         Raises CgroupGoneError, MissingFileError or CgroupAccessError.
         """
         try:
-            # This takes two thirds of the time of open() and read() on a file object. One read() returns the whole
-            # content of a file that fits into the buffer: the kernel formats the content as one record, and never
+            # This takes two thirds of the time that open() and read() on a file object take. One read() returns the
+            # whole content of a file that fits into the buffer: the kernel formats the content as one record, and never
             # returns only a part of a record (seq_read_iter() in fs/seq_file.c). In cgroup.procs each process is a
             # record; only the first one matters.
             descriptor = os.open(f"{self.root}/{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -171,7 +172,7 @@ class CgroupTree:
     def write(self, path: str, name: str, text: str) -> None:
         """Writes a file in one system call. Raises the same errors as read()."""
         if not text or not path:
-            # An empty cpuset means the parent's cpuset, and the root cgroup affects all processes: no caller writes
+            # An empty cpuset means the parent's cpuset, and the root cgroup affects all processes. No caller does
             # either on purpose.
             raise ValueError(f"{text!r} must not be written to {name} of {path!r}")
         if not self.writes_cpusets and name.startswith("cpuset."):
@@ -182,7 +183,7 @@ class CgroupTree:
             raise self._translated(error, path, name, text) from error
         finally:
             if self.seen is not None:
-                # The content read before is out of date, and the new content is unknown until the next read.
+                # The content read earlier is out of date, and the new content is not known until the next read.
                 self.seen.pop((path, name), None)
 
     def clear_exclusive(self, path: str) -> None:
@@ -197,12 +198,13 @@ class CgroupTree:
             return CgroupGoneError(f"the cgroup {directory} does not exist")
         reason = error.strerror or repr(error)
         if error.errno == errno.EACCES:
-            # A container with a writable cgroup mount can change the owner and mode of its files: docs/adr/0012.
-            reason += " (nri-backend lacks the capability DAC_OVERRIDE, or a security module denies the access)"
+            # A container with a writable cgroup mount can change the owner and mode of its cgroup's files: see
+            # docs/adr/0012.
+            reason += " (nri-backend lacks the capability DAC_OVERRIDE, or a security module denies access)"
         return access_error(error, f"{directory}/{name}", reason, text)
 
     def read_set(self, path: str, name: str) -> frozenset[int] | None:
-        """Parses a file with a list of CPUs or nodes. Returns None if the cgroup exists without the file.
+        """Parses a file with a list of CPUs or nodes. Returns None if the cgroup exists but does not have the file.
 
         Raises CgroupGoneError or CgroupAccessError.
         """
@@ -218,7 +220,7 @@ class CgroupTree:
         found: dict[str, Limit] = {}
         for name in names:
             try:
-                # cpu.max contains the period after the limit. Writing only the limit does not change the period.
+                # In cpu.max, the period follows the limit. Writing only the limit leaves the period unchanged.
                 text = self.read(path, name).partition(" ")[0]
                 found[name] = None if text == "max" else int(text)
             except MissingFileError:
@@ -230,10 +232,11 @@ class CgroupTree:
     def partition_obstacle(self) -> Problem:
         """Returns the reason why the kernel cannot create remote partitions in this tree, or NO_PROBLEM if it can.
 
-        Every cgroup but the topmost has ``cpuset.cpus.exclusive``. If the root of this tree has the file, the node is
-        itself a container (kind), and the cgroups above its root would have to reserve the CPUs, too.
+        Every cgroup but the topmost one has ``cpuset.cpus.exclusive``. If the root of this tree has the file, the node
+        is itself a container (kind), and the cgroups above that root would have to reserve the CPUs as well.
         """
-        # A kernel never loses the feature, and a single wrong reading would move every container on the node twice.
+        # Once found, the feature is not looked for again: a kernel never loses it, and a single wrong reading would
+        # move every container on the node twice.
         if self._capable:
             return NO_PROBLEM
         if os.path.exists(f"{self.root}/{EXCLUSIVE}"):  # noqa: PTH110
@@ -257,7 +260,7 @@ class CgroupTree:
         self.files.remove_cgroup(f"{self.root}/{path}")
 
     def children(self, path: str) -> list[str]:
-        """Returns the names of the cgroups in a cgroup, or none if it does not exist.
+        """Returns the names of a cgroup's children, or none if the cgroup does not exist.
 
         Raises CgroupAccessError if they cannot be read, or if there are more than MAX_CHILDREN, since callers need the
         complete list.
@@ -275,7 +278,8 @@ class CgroupTree:
         return found
 
     def populated(self, path: str) -> bool:
-        """Returns True if a process is in the cgroup or below it, and False if there is none or the cgroup is gone.
+        """Returns True if the cgroup or one of its descendants contains a process, and False if none does or the cgroup
+        is gone.
 
         Raises CgroupAccessError if this cannot be determined, or if the tree is not mounted.
         """
@@ -287,19 +291,20 @@ class CgroupTree:
             raise CgroupAccessError(self.root, "is not mounted") from None
 
     def kill(self, path: str) -> None:
-        """Kills every process of the cgroup at once. Does nothing if the cgroup does not exist."""
+        """Kills every process in the cgroup at once. Does nothing if the cgroup does not exist."""
         with contextlib.suppress(CgroupGoneError):
             self.write(path, "cgroup.kill", "1")
 
 
 class OriginalLimits:
-    """Original limits of cgroups, and the values that the backend has written in their place (limits.claimed.Note).
+    """Stores the original limits of cgroups, and the values that the backend has written in their place
+    (limits.claimed.Note).
 
     These notes are stored as an attribute of the cgroup, so that the kernel removes them together with it. Only the
     cgroups of pods and those above them have notes; no container can see these cgroups in its cgroup namespace. cgroup2
-    has supported user attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute still cannot be set
-    (because of a security module, or in a test's tree), the notes are kept in memory. If the backend then restarts, the
-    notes are lost, and the backend raises a limit a second time.
+    has supported user attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute cannot be set
+    nevertheless (because of a security module, or in a test's tree), the notes are kept in memory. If the backend then
+    restarts, the notes are lost, and the backend raises a limit a second time.
     """
 
     def __init__(self, root: str, files: NodeFiles | None = None) -> None:
@@ -336,5 +341,5 @@ class OriginalLimits:
                 self.forget(path)
 
     def forget(self, path: str) -> None:
-        """Removes the notes that are stored in memory for a cgroup that no longer exists."""
+        """Discards the in-memory notes for a cgroup that no longer exists."""
         self._memory.pop(path, None)

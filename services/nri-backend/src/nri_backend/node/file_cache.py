@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caches the content of cgroup files from the last audit, so that the next audit only compares bytes.
+"""Caches the content of cgroup files from the last audit, so that the next audit only has to compare bytes.
 
-A reading is stored for each container or cgroup for which an audit has found no problem. As long as its files have the
-same content, and the desired values are the same, a new audit would find no problem either.
+A reading is stored for each container or cgroup in which an audit has found no problem. As long as the files' content
+and the desired values stay the same, another audit would find no problem either.
 """
 
 import contextlib
@@ -17,8 +17,9 @@ from nri_backend.node.cgroups import Seen
 
 _MAX_BYTES: Final = 1 << 12
 MAX_OPEN: Final = 1024
-"""Maximum number of files that stay open in one cache. A quarter of the process's open-file limit applies instead if it
-is lower. For most containers, only one file is read."""
+"""Maximum number of files that stay open in one cache. If a quarter of the process's open-file limit is lower, that is
+the maximum instead. For most containers, only one file is read.
+"""
 
 
 @dataclass(slots=True)
@@ -29,28 +30,29 @@ class _Reading:
     """The desired values that the content was compared with."""
     seen: Seen
     opened: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Descriptors of the files, after their first comparison; empty if the files do not stay open."""
+    """Descriptors of the files, opened for their first comparison; empty if the files are not kept open."""
     closed: bool = False
-    """True if the reading was forgotten: any file opened for it after that must be closed again."""
+    """True if the reading has been discarded: any file opened for it afterwards must be closed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """The open files for several keys, in lists that one loop in the interpreter's C code can compare."""
+    """The open files for several keys, in lists that a single loop in the interpreter's C code can compare."""
 
     keys: Sequence[str]
     descriptors: list[int]
     contents: list[bytes | None]
-    """Content at the last reading, by position in ``descriptors``."""
+    """Content from the last reading, in the order of ``descriptors``."""
     others: list[str]
     """Keys with a file that is not open."""
 
 
 class FileCache:
-    """The files of the last reading of each container or cgroup.
+    """The last reading of each container's or cgroup's files.
 
     Reading a file that stays open takes 1 us; opening and closing it takes 6 us more. But the kernel uses a page of
-    memory for each open file, so files stay open (``stay_open``) only for audits that are frequent and read few files.
+    memory for each open file, so files are kept open (``stay_open``) only for audits that are frequent and read few
+    files.
     """
 
     def __init__(self, root: str, *, stay_open: bool) -> None:
@@ -69,7 +71,7 @@ class FileCache:
         self._most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 4)
 
     def store(self, key: str, plan: object, seen: Seen) -> None:
-        """Stores a reading that showed no problem, and the desired values that it was compared with."""
+        """Stores a reading in which no problem was found, and the desired values that it was compared with."""
         before = self._readings.get(key)
         if before is not None and before.seen == seen:
             before.plan = plan
@@ -109,7 +111,7 @@ class FileCache:
         self.forget(self._readings.keys() - set(keys))
 
     def contents(self, paths: Mapping[str, str], name: str) -> dict[str, bytes]:
-        """Reads a file of several cgroups through descriptors that stay open. Blocks.
+        """Reads the same file in several cgroups through descriptors that are kept open. Blocks.
 
         ``paths`` contains the cgroup of each key. A key is left out if its last reading does not include the file, or
         if the file cannot be read.
@@ -131,7 +133,9 @@ class FileCache:
         return found | self._contents_of_each(rest, name) if rest else found
 
     def _contents_of_each(self, paths: Mapping[str, str], name: str) -> dict[str, bytes]:
-        """Reads files as contents() does, but also opens files that may stay open. Omits only unreadable files."""
+        """Reads files as contents() does, but one at a time, and also reads files that are not open yet. Keeps as many
+        of them open as the limit allows.
+        """
         found: dict[str, bytes] = {}
         free: int | None = None
         for key, path in paths.items():

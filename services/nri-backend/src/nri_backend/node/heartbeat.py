@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The heartbeat that the holder of the active lock writes into its file.
+"""The heartbeat that the holder of the active lock writes into the lock file.
 
-It shows standbys that the holder runs and is synchronized with the runtime.
+It shows standbys that the holder is running and is synchronized with the runtime.
 """
 
 import json
@@ -14,13 +14,14 @@ from numa_contract.errors import MalformedError
 EVERY_SECONDS: Final = 2.0
 """Interval between heartbeats while the node has claims: the tick interval (numa_node/ticks.py)."""
 STALE_HEARTBEATS: Final = 3
-"""Maximum age of a fresh heartbeat in heartbeat intervals. It is more than one, since a busy node may delay a
-heartbeat."""
+"""Maximum age of a fresh heartbeat, in heartbeat intervals. It is more than one, since a heartbeat may be late on a
+busy node.
+"""
 STALE_SECONDS: Final = STALE_HEARTBEATS * EVERY_SECONDS
-"""Maximum age of a fresh heartbeat in seconds while the node has claims."""
+"""Maximum age in seconds of a fresh heartbeat while the node has claims."""
 _MAX_EVERY_SECONDS: Final = 60.0
 HEARTBEAT_BYTES: Final = 256
-"""Size of an encoded heartbeat. It is constant, so that a heartbeat can be renewed in place on a full disk."""
+"""Size of an encoded heartbeat. It is constant, so that a heartbeat can be overwritten in place even on a full disk."""
 _MAX_AHEAD_SECONDS: Final = 1.0
 
 
@@ -30,15 +31,15 @@ class Heartbeat:
 
     instance: str
     at: float
-    """Time of writing in seconds of the monotonic clock, which all processes share until the next reboot
+    """Time of writing in seconds on the monotonic clock, which is the same for all processes until the next reboot
     (clock_gettime(2)).
     """
     serving: bool
     """True if the holder was synchronized with the container runtime."""
     since: float = 0.0
-    """Time since which ``serving`` has had its value, on the monotonic clock."""
+    """Time on the monotonic clock at which ``serving`` last changed."""
     every: float = EVERY_SECONDS
-    """Time until the next heartbeat in seconds."""
+    """Time in seconds until the next heartbeat."""
 
     def encode(self) -> bytes:
         """Encodes the heartbeat as a line of JSON, padded with spaces."""
@@ -79,7 +80,8 @@ class Leadership:
     fresh: bool
     """True if the holder's heartbeat is fresh."""
     first: bool
-    """True if the runtime calls the holder before this instance. It calls plugins in the order in which they
-    registered."""
+    """True if the runtime calls the holder before this instance. The runtime calls plugins in the order in which they
+    registered.
+    """
     own: bool = False
     """True if the holder is this instance."""

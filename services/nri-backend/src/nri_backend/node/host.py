@@ -31,7 +31,7 @@ def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[],
     """Reads the node under ``host_root``; determines whether partitions can be created in the tree. Raises HostError.
 
     ``partition_obstacle`` returns the reason why this process may not create partitions, or NO_PROBLEM. It is called
-    only if the tree's kernel supports them.
+    only if the kernel supports them.
     """
     path = Path(host_root, "sys/devices/system/cpu/online")
     try:
@@ -49,7 +49,7 @@ def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[],
 
 
 class HostReader:
-    """Reads the machine for callers on an event loop."""
+    """Reads the machine's CPUs and hugepage sizes for callers on an event loop."""
 
     def __init__(
         self, read: Callable[[], Host], changed: Callable[[Host], object], probe_is_due: Callable[[], bool]
@@ -66,10 +66,10 @@ class HostReader:
         self._probe_is_due = probe_is_due
 
     async def refresh(self) -> None:
-        """Reads the machine. While it cannot be read, the last reading stays in use.
+        """Reads the machine again. If that fails, the last reading stays in use.
 
-        The event loop itself reads the machine, which takes less time than switching to a thread. The kernel formats
-        sysfs files from memory. It looks up and lists cgroups under the kernfs lock (kernfs_iop_getattr() and
+        The machine is read on the event loop itself, which takes less time than switching to a thread. The kernel
+        formats sysfs files from memory. It looks up and lists cgroups under the kernfs lock (kernfs_iop_getattr() and
         kernfs_fop_readdir() in fs/kernfs), not under the cgroup locks, for which a write may have to wait. Only the
         probe writes to cgroups.
         """

@@ -22,5 +22,6 @@ class Host:
     partitions: bool = False
     """True if the kernel can make any cgroup a cpuset partition (``cpuset.cpus.exclusive``, Linux 6.7)."""
     obstacle: Problem = NO_PROBLEM
-    """Reason why the backend creates no partitions, with the remedy; empty if it creates them. Existing ones may
-    stay."""
+    """Reason why the backend creates no partitions, with the remedy; empty if it creates them. Existing partitions may
+    remain.
+    """

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only module that changes the node: the files of cgroups, interrupts and slices, and irqbalance.
+"""The only module that changes the node: files that belong to cgroups, interrupts and slices, and irqbalance.
 
 `NodeFiles` makes the changes. `ObservedFiles` has the same methods but makes no changes: it records each one with the
 current content of the file (``enforcement: observe``). The lock, the heartbeat and the enforcement records in the
-driver's own directories are not the node's files in this sense. tests/unit/test_node_writers.py lists every module that
+driver's own directories do not count as files of the node here. tests/unit/test_node_writers.py lists every module that
 writes a file, and fails if any other module does. Every method blocks.
 
-The mode is selected in one place: app.py creates one of the two classes and passes it to `CgroupTree`, and everything
-that changes the node writes through ``CgroupTree.files``. All code above CgroupTree is the same in both modes, with one
-exception: after a recorded write, the file still has its old content. Code that reads a file again to verify its own
-write, that creates cgroups, or that kills processes therefore checks ``observes`` first: enforcement/apply.py,
-enforcement/partitions.py, enforcement/hooks.py and node/privileges.py.
+The mode is selected in one place: app.py creates an instance of one of the two classes and passes it to `CgroupTree`,
+and everything that changes the node writes through ``CgroupTree.files``. All code above CgroupTree is the same in both
+modes, with one exception: after a recorded write, the file still has its old content. Code that reads a file again to
+verify its own write, that creates cgroups, or that kills processes therefore checks ``observes`` first:
+enforcement/apply.py, enforcement/partitions.py, enforcement/hooks.py and node/privileges.py.
 """
 
 import errno
@@ -84,7 +84,7 @@ class ObservedFiles(NodeFiles):
         return taken
 
     def write(self, path: str, text: str) -> None:
-        """Records a write, unless the file has this content. Raises OSError if the file does not exist."""
+        """Records a write, unless the file already has this content. Raises OSError if the file does not exist."""
         self.allows(path, _content(path), text.strip())
 
     def allows(self, path: str, present: str, desired: str) -> bool:
@@ -96,7 +96,7 @@ class ObservedFiles(NodeFiles):
         return False
 
     def set_attribute(self, path: str, name: str, data: bytes) -> None:
-        """Does nothing: the attribute contains only the original values of files that are not written either."""
+        """Does nothing: the attribute only contains original values of files, which are not written either."""
 
     def remove_attribute(self, path: str, name: str) -> None:
         """Does nothing, for the same reason as set_attribute()."""

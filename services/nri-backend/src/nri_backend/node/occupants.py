@@ -13,8 +13,9 @@ from nri_backend.node.model import CPUS, EFFECTIVE
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Cgroup of a pod that runs in a sandbox, and those of its containers outside the sandbox; see
-    sandbox_cgroups()."""
+    """Cgroup of a pod that runs in a sandbox, and the cgroups of the pod's containers outside the sandbox; see
+    sandbox_cgroups().
+    """
 
     pod: str
     beside: Collection[str]
@@ -22,7 +23,7 @@ class Sandbox:
 
 @dataclass(frozen=True, slots=True)
 class OtherCgroups:
-    """Cgroups of the containers that must not be on the CPUs of the starting container, by container id."""
+    """Cgroups of the containers that must not run on the starting container's CPUs, by container id."""
 
     paths: Mapping[str, str]
     """Paths of the cgroups of containers that do not run in a sandbox."""
@@ -31,13 +32,15 @@ class OtherCgroups:
     online: frozenset[int]
     """Online CPUs."""
     contents: Callable[[Mapping[str, str], str], Mapping[str, bytes]]
-    """Reads a file of several cgroups through descriptors that the audit keeps open, as FileCache.contents() does."""
+    """Reads the same file in several cgroups through descriptors that the audit keeps open, as FileCache.contents()
+    does.
+    """
 
 
 def occupants(
     tree: CgroupTree, others: OtherCgroups, own: frozenset[int], *, partition: bool
 ) -> dict[str, frozenset[int] | None]:
-    """Returns the containers that are, or may be, on the CPUs ``own``, each with its effective CPUs.
+    """Returns the containers that are, or may be, running on the CPUs in ``own``, each with its effective CPUs.
 
     ``partition`` is True if the CPUs are to become a partition. A container whose configured CPUs all belong to other
     partitions has its parent's effective CPUs, which include those in ``own``. The audit cannot move such a container
@@ -92,7 +95,7 @@ def _shown_cpus(tree: CgroupTree, path: str, beside: Collection[str] | None) -> 
 
 
 def sandbox_cgroups(tree: CgroupTree, pod: str, beside: Collection[str]) -> list[str]:
-    """Returns the cgroups in which a pod's virtual machine or sandbox runs; empty if the pod has no process.
+    """Returns the cgroups in which a pod's virtual machine or sandbox runs; none if the pod has no processes.
 
     ``beside`` contains the cgroups of containers outside the sandbox. If the sandbox has no cpuset of its own, the
     pod's cgroup is returned, unless there are such containers. Raises CgroupAccessError.

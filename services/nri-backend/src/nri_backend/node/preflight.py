@@ -16,8 +16,8 @@ from nri_backend.node.node_files import check_writable
 _REQUIRED: Final = "cpuset"
 # If one of these controllers is bound to cgroup v1, its limits are enforced in a tree that this program does not use.
 _USED: Final = (_REQUIRED, "memory", "hugetlb")
-# With this mount option, hugepages count as memory. With a memory limit equal to the claimed bytes, a container that
-# uses its claimed pages would then be killed.
+# With this mount option, hugepages count towards memory limits, so a container whose memory limit equals its claimed
+# bytes would be killed when it uses its claimed hugepages.
 _HUGEPAGE_ACCOUNTING: Final = "memory_hugetlb_accounting"
 
 
@@ -84,7 +84,7 @@ def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
 def _check_own_cgroup(root: str) -> None:
     """Raises PreflightError if the cgroup root is this process's own cgroup, and so contains only this container.
 
-    ``cgroup.procs`` lists process ids of the reader's PID namespace, so a container finds its own id there. The root
+    ``cgroup.procs`` lists process ids in the reader's PID namespace, so a container finds its own id there. The root
     cgroup of the machine, the only one without ``cgroup.events``, is accepted: a process that was started outside a
     container and without a service manager may be in it.
     """
@@ -148,7 +148,7 @@ def make_run_directory(path: str, *, writable: bool = False) -> None:
         reason = f"the run directory {path} cannot be created ({error.strerror}); mount it from the host"
         raise PreflightError(reason) from error
     if writable and not os.access(path, os.W_OK):
-        reason = f"the run directory {path} cannot be written; mount it from the host, writable (a volume of the chart)"
+        reason = f"the run directory {path} is not writable; mount it from the host read-write (a volume in the chart)"
         raise PreflightError(reason)
 
 
@@ -166,5 +166,5 @@ def check_node(cgroup_root: str, host_root: str, sockets: Iterable[str]) -> list
     if legacy := sorted(mount.point for mount in mounts if mount.kind == "cgroup"):
         warnings.append(f"the node also has cgroup v1 mounts, which this program does not use: {', '.join(legacy)}")
     if others:
-        warnings.append(f"the tree of {cgroup_root} is also mounted at {', '.join(others)}")
+        warnings.append(f"the cgroup tree at {cgroup_root} is also mounted at {', '.join(others)}")
     return warnings

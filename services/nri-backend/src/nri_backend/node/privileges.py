@@ -38,7 +38,7 @@ _VERSION_3: Final = 0x20080522
 _BITS: Final = 32
 _IDENTITY_MAP: Final = ["0", "0", "4294967295"]
 _PROBE: Final = "dra-driver-numa-probe"
-"""Name prefix of the probe's cgroups."""
+"""Prefix of the names of the probe's cgroups."""
 _PROBE_ATTEMPTS: Final = 3
 # perr_strings in kernel/cgroup/cpuset.c: PERR_ACCESS (since Linux 6.12) and PERR_INVCPUS.
 NOT_PERMITTED: Final = "not permitted"
@@ -105,18 +105,20 @@ class Privileges:
 
     partition_obstacle: Callable[[], Problem] = no_obstacle
     """Returns the reason why this process may not create partitions, with the remedy, or NO_PROBLEM if it may or if
-    that is unknown. Call it only if the tree's kernel supports partitions: the first call probes that kernel."""
+    that is unknown. Call it only if the kernel supports partitions: the first call probes the kernel.
+    """
     problems: tuple[Problem, ...] = ()
     """Problems with capabilities that do not concern partitions, each with its effect and the remedy."""
     probe_is_due: Callable[[], bool] = lambda: False
-    """Returns True if the tree's kernel supports partitions, and ``partition_obstacle`` has not probed it yet."""
+    """Returns True if the kernel supports partitions, and ``partition_obstacle`` has not probed it yet."""
 
 
 def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Privileges:
-    """Determines this process's privileges, and lowers CAP_SYS_ADMIN. Call it before any other thread is created.
+    """Determines this process's privileges, and removes CAP_SYS_ADMIN from its effective set. Call it before any other
+    thread is created.
 
-    Removes the cgroups of an earlier probe that was killed, unless the tree only observes. ``partitions`` is True if
-    the configuration allows partitions.
+    Removes the cgroups of an earlier probe that was killed, unless ``tree`` makes no changes (``enforcement:
+    observe``). ``partitions`` is True if the configuration allows partitions.
     """
     if not tree.observes:
         remove_leftovers(tree)
@@ -138,7 +140,7 @@ def lower_sys_admin(host_root: str) -> Problem:
         if CAP_SYS_ADMIN in missing_capabilities(host_root):
             return NO_PROBLEM
         text = (
-            "the capability SYS_ADMIN of nri-backend is in effect all the time, and not only while it writes a "
+            "nri-backend's capability SYS_ADMIN is in effect all the time, not only while nri-backend writes a "
             f"partition file ({errno.errorcode.get(error.errno or 0, error.errno)}); have the container's "
             "seccomp profile allow capget and capset"
         )
@@ -147,7 +149,7 @@ def lower_sys_admin(host_root: str) -> Problem:
 
 
 def missing_capabilities(host_root: str) -> frozenset[int]:
-    """Returns the capabilities that enforcement requires and this process does not have.
+    """Returns the capabilities that enforcement requires but this process does not have.
 
     Reads ``CapPrm`` of ``proc/self/status`` under ``host_root``. If it cannot be read, no capability counts as missing.
     """
@@ -165,7 +167,7 @@ def capability_problem(host_root: str) -> Problem:
         return NO_PROBLEM
     text = (
         "nri-backend lacks the capability DAC_OVERRIDE: it can neither see nor move a container that changes the owner "
-        "or mode of its cgroup's files, and then refuses claims for CPUs; the chart adds it (docs/security.md)"
+        "or mode of its cgroup's files, and then refuses CPU claims; the chart adds it (docs/security.md)"
     )
     return Problem(text, BackendCode.DAC_OVERRIDE_MISSING)
 
@@ -183,7 +185,7 @@ def process_obstacle(host_root: str) -> Problem:
     except OSError:
         users = _IDENTITY_MAP
     if users != _IDENTITY_MAP:
-        text = "nri-backend runs in a user namespace, where the kernel grants no partition; set hostUsers: true"
+        text = "nri-backend runs in a user namespace, where the kernel creates no partitions; set hostUsers: true"
         return Problem(text, BackendCode.USER_NAMESPACE)
     return NO_PROBLEM
 
@@ -226,7 +228,7 @@ class PartitionRight:
             )
             return Problem(text, BackendCode.SECURITY_MODULE)
         if _NO_CPUS not in answer:
-            text = "it is unknown whether nri-backend may create partitions; the first claim will show it"
+            text = "it is unknown whether nri-backend may create partitions; the first claim will show whether it may"
             _log.info(text, extra={"answer": answer})
         return NO_PROBLEM
 
@@ -247,19 +249,19 @@ def _probe(tree: CgroupTree, host_root: str) -> str:
 def _probe_once(tree: CgroupTree, cpu: str) -> str:
     """Creates a cgroup and a nested one, requests a partition of one CPU in the nested one, and removes both.
 
-    The order of the checks in kernel/cgroup/cpuset.c decides what has to be written. update_prstate() first rejects a
-    cgroup that has neither ``cpuset.cpus`` nor ``cpuset.cpus.exclusive`` (PERR_CPUSEMPTY), privileged or not, so the
-    nested cgroup needs a list. Its parent is not a partition, so remote_partition_enable() follows, which checks the
-    capability (PERR_ACCESS) before the CPUs. The CPUs of a remote partition are those in the nested list that the
-    parent reserves in ``cpuset.cpus.exclusive``. The parent reserves none, so the set is empty and the kernel rejects
-    it (PERR_INVCPUS), whatever other partitions exist: no process loses a CPU.
+    The order of the checks in kernel/cgroup/cpuset.c determines what has to be written. update_prstate() first rejects
+    a cgroup that has neither ``cpuset.cpus`` nor ``cpuset.cpus.exclusive`` (PERR_CPUSEMPTY), whether or not the thread
+    is privileged, so the nested cgroup needs a list. Its parent is not a partition, so remote_partition_enable()
+    follows, which checks the capability (PERR_ACCESS) before the CPUs. The CPUs of a remote partition are those in the
+    nested list that the parent reserves in ``cpuset.cpus.exclusive``. The parent reserves none, so the set is empty and
+    the kernel rejects it (PERR_INVCPUS), whatever other partitions exist: no process loses a CPU.
 
     The parent must not reserve any CPU: validate_change() compares the exclusive lists of siblings, and the parent is a
-    sibling of the kubelet's cgroups. While it reserved a CPU, the active instance could not write that CPU to kubepods'
-    ``cpuset.cpus.exclusive``: the write would fail with EINVAL. The nested cgroup has no sibling.
+    sibling of the kubelet's cgroups. As long as it reserved a CPU, the active instance could not write that CPU to
+    kubepods' ``cpuset.cpus.exclusive``: the write would fail with EINVAL. The nested cgroup has no sibling.
 
-    Linux 6.7 to 6.11 give the same reason with and without the capability, "Parent is not a partition root", which
-    proves nothing.
+    Linux 6.7 to 6.11 give the same reason whether or not the thread has the capability, "Parent is not a partition
+    root", which proves nothing.
     """
     parent = f"{_PROBE}-{os.urandom(4).hex()}"
     child = f"{parent}/partition"

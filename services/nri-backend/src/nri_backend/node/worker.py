@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A single worker for the cgroup tree: blocking work in a thread, one job at a time, hooks first.
+"""A single worker for the cgroup tree. It does blocking work in a thread, one job at a time, hooks first.
 
 A write to ``cpuset.cpus`` acquires the same kernel locks as creating a cgroup, and can take milliseconds. So the event
 loop never writes to that file itself. Two jobs never write at the same time, so the value written last is also the one
@@ -24,8 +24,8 @@ uninterruptible state. Such a call cannot be cancelled. After PASS_BY_SECONDS th
   reported as a problem.
 * When the call returns, the caller gets the step's result late. On a slow machine, each attempt may take longer than
   PASS_BY_SECONDS, and without the late result the audit would repeat the step forever.
-* While MAX_STUCK calls hang, no new job begins, so a kernel that answers no calls does not use up all threads. A hook
-  that waits for the same container is answered at its own deadline.
+* While MAX_STUCK calls hang, no new job begins, so a kernel that no longer returns from calls does not tie up all
+  threads. A hook that waits for the same container is answered at its own deadline.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class _Job(Generic[Result]):
 
 
 class CgroupWorker:
-    """The job queue, and the calls that hang."""
+    """The job queue, and the calls that are hung."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class CgroupWorker:
 
     @property
     def stuck_seconds(self) -> dict[str, float]:
-        """Names of hung steps with the seconds for which they have hung."""
+        """Names of hung steps, each with the number of seconds since it hung."""
         now = self._clock()
         return {name: now - since for name, (_, since) in self.stuck.items()}
 
@@ -174,7 +174,7 @@ class CgroupWorker:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                # The caller was cancelled after it got its turn and before it could use it.
+                # The caller was cancelled after its turn had come and before it could use the turn.
                 self._give_turn()
             raise
 

@@ -106,7 +106,9 @@ class Link:
             await asyncio.wait(self._running)
 
     def close(self, end: str) -> None:
-        """Closes the connection once written data is flushed. run() returns the reason given in the first call."""
+        """Closes the connection once all written data has been flushed. run() returns the reason given in the first
+        call.
+        """
         if self._end:
             return
         self._end = end

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values and callbacks of the plugin: pods, containers, the hooks that the runtime triggers, and their results."""
+"""The plugin's values and callbacks: pods, containers, the hooks that the runtime triggers, and their results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,9 @@ MAX_VARIABLES: Final = 256
 each. MAX_CLAIMS (claims/authorization.py) limits the number of claims that they may name.
 """
 MAX_VARIABLE_BYTES: Final = 64 << 10
-"""Maximum total size of these variables. A list that names every CPU of the largest machine individually takes half of
-this."""
+"""Maximum total size of the driver's environment variables in a container. A list that names every CPU of the largest
+machine individually takes up half of this.
+"""
 
 
 class ContainerState(Enum):
@@ -63,10 +64,11 @@ class Container:
     name: str
     state: ContainerState
     env: tuple[str, ...]
-    """``NAME=VALUE`` entries with the driver's prefixes, including those of CDI.
+    """``NAME=VALUE`` entries with the driver's prefixes, including those that CDI adds.
 
     If they exceed a limit, the list is cut off one variable or one byte past it, so that the excess is still detected.
-    The pod's author can set such variables as well, so they authorize nothing."""
+    The pod's author can set such variables as well, so they authorize nothing.
+    """
     cgroups_path: str
     """``slice:prefix:id`` under the systemd driver, else a path under the cgroup root."""
     resources: Resources = Resources()
@@ -132,7 +134,7 @@ class ContainerHooks(Protocol):
         """Replaces all known pods and containers. Called once per connection, after all chunks have been joined."""
 
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
-        """Returns the changes for a container that is about to be created, once its creation is allowed."""
+        """Waits until a container may be created, and returns the changes to its specification."""
 
     async def start_container(self, pod: Pod, container: Container) -> None:
         """Prepares a container whose cgroup exists and whose process has not run its first instruction."""

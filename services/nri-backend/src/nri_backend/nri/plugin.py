@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The NRI plugin service: decodes a call from the runtime, runs the hook, and encodes its result as the response.
 
-The kind of failure decides what happens on the node (NRI pkg/adaptation/plugin.go). A response with an error fails the
-pod's operation, and the kubelet retries it. If there is no response within the runtime's request timeout, the runtime
-disconnects the plugin and continues the operation without it: the container starts without enforcement. Therefore every
-call gets a response in time. A hook that has not finished after three quarters of the timeout is cancelled and answered
-with DEADLINE_EXCEEDED; budgets.py shows what the last quarter is for. The timeout is that of the call,
-else the one that the runtime reported in Configure (since NRI 0.6), else the default of 2 s.
+What happens on the node depends on the kind of failure (NRI pkg/adaptation/plugin.go). A response with an error fails
+the pod's operation, and the kubelet retries it. If there is no response within the runtime's request timeout, the
+runtime disconnects the plugin and continues the operation without it: the container starts without enforcement.
+Therefore every call gets a response in time. A hook that has not finished after three quarters of the timeout is
+cancelled and answered with DEADLINE_EXCEEDED; budgets.py shows what the last quarter is for. The timeout is the one in
+the call, else the one that the runtime reported in Configure (since NRI 0.6), else the default of 2 s.
 
-The functions below the service convert between NRI messages and the values of model.py. Protobuf is not used outside
-this package.
+The functions below the service class convert between NRI messages and the values of model.py. Protobuf is not used
+outside this package.
 """
 
 import asyncio
@@ -109,8 +109,8 @@ class PluginService:
             "RemoveContainer": (pb.RemoveContainerRequest.FromString, self._remove),
             "RemovePodSandbox": (pb.RemovePodSandboxRequest.FromString, self._remove_pod),
         }
-        # Lifecycle methods that the backend does not need are implemented as well. If one is missing, a runtime with
-        # NRI 0.12 sends every other lifecycle event as StateChange. Any message can be parsed as Empty, and all
+        # Lifecycle methods that the backend does not need are implemented as well. If one were missing, a runtime with
+        # NRI 0.12 would send every other lifecycle event as StateChange. Any message can be parsed as Empty, and all
         # responses without fields have the same encoding.
         self._methods |= {
             name: (pb.Empty.FromString, self._acknowledge)
@@ -307,7 +307,7 @@ def _write_policy(policy: MemoryPolicy) -> pb.LinuxMemoryPolicy:
 
 
 def write_updates(updates: Sequence[Update], limit: int = MAX_DATA - _ENVELOPE_BYTES) -> list[pb.ContainerUpdate]:
-    """Converts the first updates that fit into ``limit`` bytes, and logs a warning if some do not fit."""
+    """Converts the updates in order, and stops with a warning at the first one that would exceed ``limit`` bytes."""
     # Field tag and length prefix of each update in the enclosing message; a length needs at most five bytes.
     overhead = 6
     messages: list[pb.ContainerUpdate] = []

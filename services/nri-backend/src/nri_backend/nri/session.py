@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Maintains the plugin's connection to the runtime: connect, register, synchronize, serve, and reconnect when it ends.
 
-Time limits of a connection attempt: the runtime accepts one plugin at a time and waits up to 5 s for each, and a busy
-runtime has been observed to take 8 s for its response (containerd/nri PR 292). The registration may therefore take 30
-s; giving up earlier would only put this plugin at the end of the queue again. After a failed synchronization some
-releases keep the connection open and send nothing (containerd issue 13901), so a connection without a snapshot is
-closed after 30 s.
+Time limits for a connection attempt: the runtime accepts one plugin at a time and waits up to 5 s for each, and a busy
+runtime has been observed to take 8 s to respond (containerd/nri PR 292). The registration may therefore take 30 s;
+giving up earlier would only put this plugin at the end of the queue again. After a failed synchronization some releases
+keep the connection open and send nothing (containerd issue 13901), so a connection without a snapshot is closed after
+30 s.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class RuntimeSession:
         index: str = "00",
         backoff: Backoff | None = None,
     ) -> None:
-        """``changed`` is called after every change of ``status``. It and ``call_done`` must not block or raise."""
+        """``changed`` is called after every change to ``status``. It and ``call_done`` must not block or raise."""
         self.status = LinkStatus()
         self._hooks = hooks
         self._changed = changed

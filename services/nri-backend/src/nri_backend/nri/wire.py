@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wire protocol of NRI without I/O: parses received bytes into calls and answers, and returns the bytes to send.
 
-The two sides share one socket. NRI's multiplexer puts the byte streams of two connections on it, one for the runtime's
-calls and one for the plugin's. Each connection transmits ttrpc messages.
+The two sides share one socket. NRI's multiplexer carries the byte streams of two connections over it, one for the
+runtime's calls and one for the plugin's. Each connection transmits ttrpc messages.
 
 Multiplexer. The byte stream of each connection is split into frames with a header of eight bytes, big endian:
 connection id, payload length. Frame boundaries are not message boundaries, so ``Demultiplexer`` accepts any split.
@@ -13,11 +13,11 @@ buffer of 4096 bytes, but reads a body that does not fit into that buffer direct
 Therefore ``frame_message()`` writes a message of up to 4096 bytes as one frame, and a longer one as two: ttrpc header
 and body. Splitting it into many small frames instead could overrun the queue of 256 frames that the reader holds.
 
-ttrpc. A message is a frame of its own format: a 10-byte header (length, stream id, type, flags; big endian) and a body.
-A stream consists of a request and its response. After the response its id is forgotten; only the highest id so far is
-stored, since a client must use increasing ids. Each cause of an error has its own exception: OversizedError for a
-message from this process that is too long, PeerError for invalid bytes from the peer, StatusError for a method that has
-failed.
+ttrpc. A message is a frame in ttrpc's own format: a 10-byte header (length, stream id, type, flags; big endian) and a
+body. A stream consists of a request and its response. After the response its id is forgotten; only the highest id so
+far is stored, since a client must use increasing ids. Each cause of an error has its own exception: OversizedError for
+a message from this process that is too long, PeerError for invalid bytes from the peer, StatusError for a method that
+has failed.
 """
 
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ class OversizedError(TtrpcError):
 
     def __init__(self, length: int) -> None:
         super().__init__(
-            f"a message of {length} bytes is longer than the {MAX_DATA} bytes of ttrpc; send fewer objects"
+            f"a message of {length} bytes is longer than ttrpc's maximum of {MAX_DATA} bytes; send fewer objects"
         )
 
 
@@ -102,7 +102,7 @@ class Call:
     timeout_ns: int = 0
     """Timeout in nanoseconds; 0 for none."""
     stream_id: int = 0
-    """Stream of a received call; its answer belongs to the same stream."""
+    """Stream of a received call; the answer is sent on the same stream."""
 
 
 def frame_message(connection: int, message: bytes) -> bytes:
@@ -114,9 +114,9 @@ def frame_message(connection: int, message: bytes) -> bytes:
 
 
 class Demultiplexer:
-    """Splits the bytes of the socket into the byte streams of the connections. No I/O.
+    """Splits the bytes of the socket into the byte streams of the connections. Does no I/O.
 
-    Payload is passed on as it arrives, even if the frame is not complete; only partial headers are buffered.
+    Payload is passed on as it arrives, even if the frame is incomplete; only partial headers are buffered.
     """
 
     __slots__ = ("_connection", "_header", "_left")
@@ -178,7 +178,9 @@ class FrameReader:
         """Number of discarded bytes of the current frame, if it is longer than MAX_DATA."""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Adds bytes and yields complete frames. The caller must exhaust it. Raises PeerError for invalid bytes."""
+        """Adds bytes and yields complete frames. The caller must exhaust the iterator. Raises PeerError for invalid
+        bytes.
+        """
         self._buffer += data
         while len(self._buffer) >= HEADER_BYTES:
             length, stream_id, frame_type, _flags = _HEADER.unpack_from(self._buffer)
@@ -251,7 +253,7 @@ class ServerConnection:
     def receive_data(self, data: bytes) -> Iterator[Call | bytes]:
         """Adds received bytes; yields calls to answer, and rejections of invalid calls as bytes to send.
 
-        The caller must exhaust it. Raises PeerError for bytes that are not ttrpc.
+        The caller must exhaust the iterator. Raises PeerError for bytes that are not ttrpc.
         """
         for stream_id, frame_type, length, body in self._reader.feed(data):
             # The protocol requires unknown types to be ignored. Data frames are ignored as well, since NRI has only
@@ -309,7 +311,7 @@ class ClientConnection:
     def receive_data(self, data: bytes) -> Iterator[bytes | StatusError]:
         """Adds received bytes; yields the answer when it is complete: a payload or an error.
 
-        The caller must exhaust it. Raises PeerError for bytes that are not ttrpc.
+        The caller must exhaust the iterator. Raises PeerError for bytes that are not ttrpc.
         """
         for frame in self._reader.feed(data):
             if frame.type != RESPONSE or not self._stream_id or frame.stream_id != self._stream_id:
@@ -318,5 +320,5 @@ class ClientConnection:
             if frame.data is not None:
                 yield decode_answer(frame.data)
             else:
-                text = f"the answer of {frame.length} bytes is longer than the {MAX_DATA} bytes of ttrpc"
+                text = f"the answer of {frame.length} bytes is longer than ttrpc's maximum of {MAX_DATA} bytes"
                 yield StatusError(Code.RESOURCE_EXHAUSTED, text)

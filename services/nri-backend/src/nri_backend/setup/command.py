@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``nri-backend setup-runtime``: reports containerd's missing settings and prints a drop-in with them.
+"""The command ``nri-backend setup-runtime``: reports the settings that containerd lacks and prints a drop-in that
+contains them.
 
 With ``--write`` it creates one new file. It changes no existing file and restarts nothing.
 
@@ -142,7 +143,7 @@ def _dump_text(name: str | None) -> str:
     if name is None and not data:
         data = _dump_of_containerd()
     if len(data) > _MAX_BYTES:
-        raise RuntimeConfigError(f"the dump has more than {_MAX_BYTES >> 20} MiB")
+        raise RuntimeConfigError(f"the dump is larger than {_MAX_BYTES >> 20} MiB")
     return data.decode(errors="replace")
 
 

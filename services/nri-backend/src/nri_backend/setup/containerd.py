@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the settings that containerd lacks, and writes a drop-in with them. Pure.
+"""Finds the settings that containerd lacks, and writes a drop-in that contains them. Pure.
 
 :mod:`numa_node.runtimes.settings` lists the settings. :mod:`numa_node.runtimes.containerd` parses the dump and
 describes how each release merges its files.
 
 A drop-in for containerd 2 contains only the keys to change and no version line, so it can be combined with a
 config.toml of any version (2.0.2 and later). containerd 1.7 replaces whole sections, so its drop-in repeats the
-complete section of the dump.
+complete section from the dump.
 """
 
 import copy
@@ -49,7 +49,7 @@ class Change:
 
 
 def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) -> list[Change]:
-    """Returns the keys that must be changed, in the order of sections. Disabled plugins are left out."""
+    """Returns the keys that must be changed, in section order. Disabled plugins are left out."""
     changes = _changes(NEEDED, dump, cdi_dir)
     for key, seconds in MIN_SECONDS.items():
         found = dump.value(NRI, key)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine-readable codes for the causes that the backend reports. The sentence next to a code is for people and may
-change.
+"""Machine-readable codes for the causes of problems that the backend reports. The sentence next to a code is for people
+and may change.
 """
 
 from enum import StrEnum
@@ -12,33 +12,33 @@ class BackendCode(StrEnum):
 
     # The backend's container.
     SYS_ADMIN_MISSING = "SysAdminMissing"
-    """The backend lacks the capability ``SYS_ADMIN``, without which the kernel creates no partition."""
+    """The backend lacks the capability ``SYS_ADMIN``, without which the kernel creates no partitions."""
     SYS_ADMIN_IN_EFFECT = "SysAdminInEffect"
     """The backend cannot drop ``SYS_ADMIN`` from its effective capabilities, so it is in effect all the time."""
     DAC_OVERRIDE_MISSING = "DacOverrideMissing"
     """The backend lacks the capability ``DAC_OVERRIDE``."""
     USER_NAMESPACE = "UserNamespace"
-    """The backend runs in a user namespace, in which the kernel creates no partition."""
+    """The backend runs in a user namespace, where the kernel creates no partitions."""
     SECURITY_MODULE = "SecurityModule"
     """The kernel denies partitions to the backend although the backend has the capability ``SYS_ADMIN``."""
     CLAIMS_DIRECTORY_MISSING = "ClaimsDirectoryMissing"
     """The CDI directory does not exist in the backend's container."""
     # The machine and its kernel.
     NODE_IS_CONTAINER = "NodeIsContainer"
-    """The node is itself a container, in which the kernel creates no partition."""
+    """The node is itself a container, where the kernel creates no partitions."""
     KERNEL_TOO_OLD = "KernelTooOld"
     """The kernel is too old for partitions or for another cgroup file."""
     CPUS_LOST = "CPUsLost"
-    """The kernel has lost CPUs, so no more partitions are created."""
+    """The kernel has lost CPUs: those of an ended partition are in no cgroup. No more partitions are created."""
     KERNEL_CALL_HANGS = "KernelCallHangs"
     """The kernel has not answered a call for several seconds."""
     HOST_UNREADABLE = "HostUnreadable"
-    """The backend cannot read the machine and keeps using its last reading."""
+    """The backend cannot read the machine's CPUs and hugepage sizes, and keeps using its last reading."""
     # Files.
     PERMISSION_DENIED = "PermissionDenied"
     """The kernel returned EACCES: a capability is missing, or a security module denies access."""
     OPERATION_NOT_PERMITTED = "OperationNotPermitted"
-    """The kernel returned EPERM, as it does if a process writes the files of its own container's cgroup."""
+    """The kernel returned EPERM, as it does if a process writes to the cgroup files of its own container."""
     READ_ONLY_FILE_SYSTEM = "ReadOnlyFileSystem"
     """A file is on a file system that is mounted read-only."""
     NO_SPACE_LEFT = "NoSpaceLeft"
@@ -89,7 +89,7 @@ class BackendCode(StrEnum):
     CLAIMED_CPUS_OCCUPIED = "ClaimedCPUsOccupied"
     """Another container still runs on the claim's CPUs."""
     NO_SHARED_CPUS = "NoSharedCPUs"
-    """Claims hold every CPU on the node, so a container without a claim has none."""
+    """Claims hold every CPU on the node, so none is left for a container without a claim."""
     NOT_ENFORCED = "NotEnforced"
     """No instance of the backend has enforced the container's claims."""
     NODE_OBSERVES = "NodeObserves"

@@ -29,18 +29,21 @@ from numa_contract.names import (
 from numa_contract.pagesize import kubernetes_page_size, mount_page_size, parse_page_size
 from numa_contract.records import AllocationRecord, parse_record
 
-# The lowest CDI version that allows annotations (a mount's type only needs 0.4.0). A runtime rejects the whole file if
-# it does not know the version.
+# The lowest CDI version that allows annotations (for a mount's type, 0.4.0 suffices). A runtime rejects the whole file
+# if it does not know the version.
 CDI_VERSION: Final = "0.6.0"
 RECORD_ANNOTATION: Final = "dra-driver-numa/record"
 MAX_CLAIM_FILE: Final = 1 << 20
-"""Maximum size of a claim file in bytes. The largest record (32 results of a claim, each with metadata) takes about 100
-KB."""
+"""Maximum size of a claim file in bytes. The largest record (a claim with 32 results, each with metadata) takes about
+100 KB.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimFile:
-    """The content of a claim's file. Without a record, the environment still contains the allocated devices."""
+    """Content of a claim's CDI file. Without a record, its environment variables still contain the allocated
+    devices.
+    """
 
     driver: str
     uid: str
@@ -50,13 +53,13 @@ class ClaimFile:
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by memory device."""
     cpus_by_request: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """CPUs by request name as in the CDI device's name: "" in a claim with only one request. Without a record, the CPUs
-    come from the environment.
+    """CPUs by the request name that the CDI device's name contains: "" in a claim with only one request. Without a
+    record, the CPUs come from the environment.
     """
 
     @classmethod
     def of(cls, record: AllocationRecord) -> "ClaimFile":
-        """Returns the content of a record's file."""
+        """Returns the content of the file that contains a record."""
         memory: dict[str, int] = defaultdict(int)
         for allocation in record.memory:
             memory[allocation.device] += allocation.size
@@ -92,7 +95,9 @@ def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
 
 
 def shared_env(record: AllocationRecord, request: str) -> dict[str, str]:
-    """Returns the informational variable with the CPUs that a container of ``request`` may use besides its own."""
+    """Returns the informational variable with the CPUs that a container that uses ``request`` may use besides its
+    own.
+    """
     pool = record.pool_cpus.get(request)
     name = shared_cpu_env_key(record.claim.uid, record.device_request(request))
     return {name: format_cpu_list(pool.cpus)} if pool else {}
@@ -133,7 +138,7 @@ def dump_claim_file(record: AllocationRecord) -> bytes:
         "annotations": {RECORD_ANNOTATION: record.model_dump_json(exclude_defaults=False)},
         "devices": devices,
     }
-    # Without indentation, since the standard library's encoder for indented output is pure Python and slow.
+    # No indentation: the standard library's encoder for indented output is pure Python and slow.
     return (json.dumps(document, sort_keys=True) + "\n").encode()
 
 
@@ -164,7 +169,7 @@ def _evidence(environment: list[str]) -> tuple[dict[str, frozenset[int]], dict[s
         for part in value.split(";"):
             match = _AMOUNT.fullmatch(part)
             if match is None:
-                raise MalformedError("environment variable", entry, "does not contain NUMA node and size")
+                raise MalformedError("environment variable", entry, "does not contain a NUMA node and a size")
             memory[memory_device_name(page, int(match[1]))] += int(match[2]) << _SHIFTS[match[3] or ""]
     return dict(cpus), dict(memory)
 

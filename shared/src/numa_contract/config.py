@@ -51,7 +51,7 @@ _TYPES: Final = {"tuple_type": "input should be a list", "model_type": "input sh
 def faults_of(
     error: ValidationError, known: Collection[str] = (), former: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
-    """Returns all faults of a document with their paths in the file.
+    """Returns all faults in a document with their paths in the file.
 
     ``known`` contains the top-level keys. ``former`` maps a current key to the former key that the file contains
     instead.
@@ -90,11 +90,15 @@ def _volatile(path: str) -> str:
 
 
 _NUMBER_BITS: Final = 64
-"""Maximum size of an integer that is converted to text, since the conversion time grows with the square of the size."""
+"""Maximum size in bits of an integer that is converted to text, since the time to convert it grows with the square of
+its size.
+"""
 
 
 def cpu_list_text(value: object) -> object:
-    """Converts a CPU list that YAML has read as an integer, such as ``0``, back to text. Other values are unchanged."""
+    """Converts a CPU list that YAML has read as an integer, such as ``0``, back to text. Returns other values
+    unchanged.
+    """
     is_number = isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= _NUMBER_BITS
     return str(value) if is_number else value
 
@@ -158,7 +162,7 @@ class Section(BaseModel):
 
 
 class ReservedMemory(Section):
-    """Memory on one NUMA node that is never offered, in the form of the kubelet's ``reservedMemory``."""
+    """Memory on one NUMA node that is never offered, in the format of the kubelet's ``reservedMemory``."""
 
     numa_node: Annotated[int, Field(ge=0)]
     limits: dict[_LimitName, Bytes]
@@ -184,7 +188,7 @@ class MemoryProtection(Section):
 
 def _page_size(text: str) -> str:
     if not _PAGE_SIZE.fullmatch(text):
-        raise ValueError(f"{shown(text)} is not the size of a page, such as 2Mi or 1Gi")
+        raise ValueError(f"{shown(text)} is not a page size such as 2Mi or 1Gi")
     return text
 
 
@@ -200,8 +204,9 @@ class OnDemandPages(Section):
 
 
 class HardwareErrors(Section):
-    """Numbers of errors, as counted by the kernel, at which memory and CPUs stop getting new claims. 0 disables the
-    check."""
+    """Numbers of errors, as counted by the kernel, at which memory and CPUs are withheld from new claims. 0 disables
+    the check.
+    """
 
     uncorrected: Annotated[int, Field(ge=0)] = 1
     """Number of uncorrected errors in one counter since the counter was reset, usually at boot."""
@@ -241,8 +246,9 @@ class Config(Section):
     """When running containers without a CPU claim get released CPUs: ``immediate``, or ``lazy`` (with their next
     change)."""
     withheld_cpus: Annotated[int, Field(ge=0, le=MAX_CPU)] | None = Field(default=None, alias="withheldCPUs")
-    """Minimum number of unreserved CPUs that claims leave to other containers. Without a value: 1 if no CPU is
-    reserved, else 0."""
+    """Minimum number of unreserved CPUs that claims leave to other containers. If not set: 1 if no CPU is reserved,
+    else 0.
+    """
     max_claim_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     """Maximum share of the CPUs offered on the node that one claim may have."""
     cpu_quota: Literal["raise", "lift", "keep"] = "raise"
@@ -268,7 +274,7 @@ class Config(Section):
     DRAListTypeAttributes.
     """
     hardware_errors: HardwareErrors = HardwareErrors()
-    """Hardware error counts at which the affected devices stop getting new claims. 0 disables the check."""
+    """Hardware error counts at which the affected devices are withheld from new claims. 0 disables the check."""
     hugepages_on_demand: Annotated[tuple[OnDemandPages, ...], Field(strict=False)] = ()
     """Hugepages that are allocated for claims and freed afterwards: a list of ``{numaNode, size, pages}``."""
     sysfs_overlay: AbsolutePath | Literal[""] = ""
@@ -276,7 +282,7 @@ class Config(Section):
     cdi_dir: Annotated[AbsolutePath, AfterValidator(_volatile)] = CDI_DIRECTORY
     """Directory of the claims' CDI files. It must not survive a reboot."""
     run_dir: AbsolutePath = RUN_DIRECTORY
-    """Directory of sockets and locks, shared by all instances on the node. Its path has at most 59 bytes."""
+    """Directory for sockets and locks, shared by all instances on the node. Its path has at most 59 bytes."""
     kubelet_root_dir: AbsolutePath = "/var/lib/kubelet"
     """Root directory of the kubelet. Its path has at most 33 bytes; if it is longer, start the kubelet with a shorter
     symbolic link to it."""
@@ -299,7 +305,7 @@ class Config(Section):
 
     @property
     def former_names(self) -> tuple[str, ...]:
-        """A message for each former name in the file, of a setting or of a value."""
+        """One message for each former name of a setting or of a value that the file contains."""
         return self._former_names
 
     @field_validator("reserved_memory")
@@ -336,7 +342,7 @@ class Config(Section):
 
 
 def parse_config(document: Any, source: str) -> Config:
-    """Validates the value of a configuration file (None for an empty file). Raises ConfigError."""
+    """Validates the parsed content of a configuration file (None for an empty file). Raises ConfigError."""
     if document is None:
         document = {}
     if not isinstance(document, dict):

@@ -2,8 +2,9 @@
 """CPU and NUMA node lists in the kernel's list format (``0-3,8``), as sets of ints.
 
 Pod authors can also supply such lists. The kernel writes its lists in ascending order and without overlaps
-(lib/bitmap-str.c). Only that form is accepted, so the largest possible machine bounds the work for a list. A node has
-few distinct lists, which are parsed and formatted again and again; therefore both directions cache the latest ones.
+(lib/bitmap-str.c). Only that form is accepted, so the size of the largest possible machine limits the work for one
+list. A node has few distinct lists, which are parsed and formatted again and again; therefore the most recent results
+of parsing and of formatting are cached.
 """
 
 import re
@@ -18,7 +19,8 @@ MAX_CPU: Final = 8191
 """Highest possible number of a CPU or NUMA node, since CONFIG_NR_CPUS is at most 8192."""
 MAX_LIST: Final = 32 << 10
 """Maximum length of a list in bytes. A list of every second CPU of the largest machine takes 20 KB."""
-# The caches stay below 4 MB in any case: 256 sets of 512 CPUs share their ints, as do 8 sets of 8192.
+# In the worst case, the caches take 28 MB: 12 MB each for 256 parsed and 256 formatted sets of 512 CPUs, and 4 MB for 8
+# sets of 8192. The few lists of a real node take a small part of that.
 _REMEMBERED: Final = 256
 _REMEMBERED_LARGE: Final = 8
 _MAX_TEXT: Final = 256

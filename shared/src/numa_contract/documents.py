@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing of untrusted documents: a limit on nesting depth, and JSON whose values can be serialized again.
+"""Parses untrusted documents: limits their nesting depth, and accepts only JSON whose values can be serialized again.
 
 Parsers recurse, and their maximum depth depends on the interpreter: Python 3.11 rejects JSON that is nested 1,000
 levels deep, Python 3.13 parses 9,000. Code that uses the parsed value also recurses and may fail where the parser did
@@ -64,13 +64,13 @@ def _bounded(text: str) -> int:
     return int(text)
 
 
-# json.loads() with these functions would create a decoder per document, which takes ten times as long as parsing a
-# short one.
+# json.loads() with these functions would create a decoder for each document, which takes ten times as long as parsing a
+# short document.
 _decode: Final = json.JSONDecoder(parse_constant=_refused, parse_float=_finite, parse_int=_bounded).decode
 
 
 def json_too_deep(data: bytes) -> bool:
-    """Returns True if a JSON document is nested too deep. For a string that is not JSON, either answer is possible."""
+    """Returns True if a JSON document is nested too deep. For a string that is not JSON, the result may be either."""
     if data.count(b"[") + data.count(b"{") <= MAX_NESTING:
         return False
     # Removes the strings. Once escaped backslashes and quotes are gone, splitting at quotes makes every second part a

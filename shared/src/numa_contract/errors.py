@@ -21,9 +21,9 @@ def shown(text: object, most: int = SHOWN_CHARACTERS) -> str:
 
 
 def described(value: object) -> str:
-    """Describes a value of a YAML or JSON document with its type for a message: ``the boolean false``.
+    """Describes a value from a YAML or JSON document, with its type, for use in a message: ``the boolean false``.
 
-    The type is given where the document does not show it: YAML 1.1 reads ``off`` as a boolean and 010 as 8.
+    The type is included because the document may not show it: YAML 1.1 reads ``off`` as a boolean and 010 as 8.
     """
     match value:
         case None:

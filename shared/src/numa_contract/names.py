@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names that other programs read: drivers, classes, devices, CDI IDs, environment variables, paths.
 
-Each of these names is built and parsed only here. The end of the module has the former names of parameters and
+Each of these names is built and parsed only here. The end of the module lists the former names of parameters and
 settings, which are still accepted (ADR 34). ``present_names`` replaces them before a document is validated, so no other
 module needs to know them. The chart has the same names in ``templates/tenantpolicy.yaml`` and
 ``templates/_checks.tpl``.
@@ -25,8 +25,9 @@ CPU_CAPACITY: Final = "dra.cpu/cpu"
 MEMORY_CAPACITY: Final = "size"
 
 OVERCLAIMED_TAINTS: Final = {driver: f"{driver}/overclaimed" for driver in DRIVERS}
-"""Key of the taint on an overcommitted device, whose claims exceed what the machine still has; its value is
-``true``."""
+"""For each driver, the key of the taint on an overcommitted device (one whose claims exceed what the machine still
+has); the taint's value is ``true``.
+"""
 ON_DEMAND_LABEL: Final = "dra-numa/hugepages-on-demand"
 """Label on claims for hugepages that may be allocated on demand; its value is ``true``."""
 PROVISIONED: Final = f"{MEMORY_DRIVER}/provisioned"
@@ -37,9 +38,13 @@ SHORTAGE_TAINT: Final = f"{MEMORY_DRIVER}/hugepages-unavailable"
 ``helper-unavailable``.
 """
 OBSERVE_ATTRIBUTES: Final = {driver: f"{driver}/observe" for driver in DRIVERS}
-"""Attribute and taint of all devices on a node that only observes; their values are true."""
+"""For each driver, the attribute and taint of all devices on a node with ``enforcement: observe``; their values are
+true.
+"""
 FAULT_TAINTS: Final = {driver: f"{driver}/hardware-errors" for driver in DRIVERS}
-"""Key of the taint on a device with failing hardware; its value is ``uncorrected`` or ``corrected``."""
+"""For each driver, the key of the taint on a device with failing hardware; the taint's value is ``uncorrected`` or
+``corrected``.
+"""
 
 NRI_PLUGIN_NAME: Final = "dra-driver-numa"
 NRI_PLUGIN_INDEX: Final = "00"
@@ -50,7 +55,9 @@ RUN_DIRECTORY: Final = "/run/dra-driver-numa"
 CDI_DIRECTORY: Final = "/var/run/cdi"
 STATE_SOCKET: Final = "state.sock"
 BACKEND_DIRECTORY: Final = "backend"
-"""Subdirectory of the run directory that only the backend writes to. Everything else is written by the frontend."""
+"""Subdirectory of the run directory that only the backend writes to. The frontend writes everything else in the run
+directory.
+"""
 ACTIVE_LOCK: Final = "active.lock"
 CLAIMS_LOCK: Final = "claims.lock"
 CLAIMS_JOURNAL: Final = "claims.journal"
@@ -150,7 +157,7 @@ _MEMORY_DEVICE = re.compile(r"(?:memory|hugepages-(\d{1,9}[kmg]))-numa(\d{3,4})"
 
 
 def parse_memory_device_name(name: str) -> tuple[int | None, int]:
-    """Returns the hugepage size in bytes (None for plain memory) and NUMA node. Raises MalformedError."""
+    """Returns the hugepage size in bytes (None for plain memory) and the NUMA node. Raises MalformedError."""
     match = _MEMORY_DEVICE.fullmatch(name)
     if match is None:
         raise MalformedError("memory device", name, "is neither memory-numa<node> nor hugepages-<size>-numa<node>")
@@ -207,7 +214,9 @@ def parse_env_key(key: str) -> EnvKey | None:
         uid, _, tail = key.removeprefix(MEMORY_ENV_PREFIX).partition("_")
         match = _MEMORY_ITEM.fullmatch(tail)
         if not match:
-            raise MalformedError("environment variable", key, "ends in none of _NUMANodes, _memory, _hugepages_<size>")
+            raise MalformedError(
+                "environment variable", key, "does not end in _NUMANodes, _memory or _hugepages_<size>"
+            )
         parsed = EnvKey(MEMORY_DRIVER, uid, match[1], match[2])
     else:
         return None
@@ -240,7 +249,7 @@ class FormerName:
     words: Mapping[str | bool, str] = field(default_factory=dict)
     """Current values by former value."""
     inside: str = ""
-    """If the former value is a map: the only key in that map. The key's value becomes the value of the current key."""
+    """If the former value is a map, the only key in that map, whose value becomes the value of the current key."""
 
     @property
     def path(self) -> str:
@@ -271,7 +280,7 @@ class PresentNames:
     former: dict[str, str] = field(default_factory=dict)
     """Former keys in the document, by current key."""
     words: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Former and current value of each replaced value, by current key."""
+    """The former and the current value of each key whose value was replaced, by current key."""
     faults: list[tuple[str, str]] = field(default_factory=list)
     """Key and reason for each former name that cannot be replaced. Its value is then omitted from the document."""
 
@@ -283,8 +292,9 @@ class PresentNames:
 
 
 def present_names(document: Mapping[Any, Any], names: Iterable[FormerName]) -> PresentNames:
-    """Returns a copy of a document in which former keys and values are replaced. A key with the value null is
-    absent."""
+    """Returns a copy of a document in which former keys and values are replaced. A key with the value null is treated
+    as absent.
+    """
     present = PresentNames(dict(document))
     for name in names:
         value = present.document.pop(name.old, None)

@@ -55,5 +55,5 @@ def parse_page_size(text: str) -> int:
     """Parses a size in any of these spellings and returns it in bytes. Raises MalformedError."""
     match = _TEXT.fullmatch(text.removeprefix("hugepages-"))
     if match is None or int(match[1]) == 0:
-        raise MalformedError("page size", text, "is none of the spellings 2m, 2Mi, 2MB, hugepages-2048kB")
+        raise MalformedError("page size", text, "is not a page size such as 2m, 2Mi, 2MB or hugepages-2048kB")
     return int(match[1]) * dict(_UNITS)[match[2].lower()]

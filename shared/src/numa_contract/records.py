@@ -44,7 +44,8 @@ _MAX_PAGE: Final = 1 << 40
 
 def _cpu_set(value: object, read: ValidatorFunctionWrapHandler) -> frozenset[int]:
     if isinstance(value, str):
-        return parse_cpu_list(value)  # Equal strings share one set, since a set of 128 CPUs takes 8 KB.
+        # Equal strings are parsed to the same set object, since a set of 128 CPUs takes 8 KB.
+        return parse_cpu_list(value)
     cpus: frozenset[int] = read(value)
     if cpus and not 0 <= min(cpus) <= max(cpus) <= MAX_CPU:
         raise ValueError(f"must be numbers from 0 to {MAX_CPU}")
@@ -85,7 +86,7 @@ class Document(BaseModel):
     """Base class of all documents that the containers exchange: frozen, camelCase in JSON, unknown fields ignored.
 
     A node has thousands of instances: five for each claim and one or more for each container, in both processes. For
-    each of them, pydantic creates a set of the fields that were given (``model_fields_set``), which takes 216 to 728
+    each of them, pydantic creates a set of the fields that were set (``model_fields_set``), which takes 216 to 728
     bytes. Equal sets are shared here. That is safe because only an assignment to a field changes the set.
     """
 
@@ -94,7 +95,7 @@ class Document(BaseModel):
     )
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Replaces the set of given fields with a shared set that is equal."""
+        """Replaces the set of fields that were set with an equal set that is shared."""
         _share_fields(self)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -154,7 +155,9 @@ class PodReference(RecordPart):
 
 
 class Owner(RecordPart):
-    """The container that first used a claim. After a restart the container has another id but the same owner."""
+    """The container that first used a claim. After a restart, the container has another ID but is still the same
+    owner.
+    """
 
     pod_uid: str
     """UID of the container's pod."""
@@ -228,15 +231,17 @@ class MemoryAllocation(RecordPart):
 
 
 def _formerly(former: str, present: str) -> AfterValidator:
-    """Returns a validator that replaces a former word, which records from earlier builds contain."""
+    """Returns a validator that replaces a former value, which records from earlier builds contain, with the current
+    one.
+    """
     return AfterValidator(lambda word: present if word == former else word)
 
 
 class CpuParameters(RecordPart):
-    """Parameters of a request for CPUs, with defaults filled in. A newer release may add values to each parameter."""
+    """Parameters of a request for CPUs, with defaults filled in. A newer release may add values to any parameter."""
 
     cpuset: CpuSet | None = None
-    """CPUs that the claim names itself, in the kernel's list format; null if the driver chooses them."""
+    """CPUs that the claim itself names, in the kernel's list format; null if the driver chooses them."""
     strategy: str = "packed"
     """Placement of the CPUs, ``packed`` or ``spread``."""
     full_physical_cores: bool = False
@@ -255,8 +260,9 @@ class CpuParameters(RecordPart):
     """Interrupts on the CPUs: ``move`` (they are moved off while a container runs) or ``keep``."""
     isolation: str = "exclusive"
     """Load balancing: ``exclusive`` (threads are balanced over the claim's CPUs), ``isolated`` (they stay on the CPU to
-    which they are moved), or ``mixed`` (as ``exclusive``, with the shared pool beside them). Releases that do not know
-    ``mixed`` refuse it."""
+    which they are moved), or ``mixed`` (as ``exclusive``, but the container may also use CPUs of the shared pool). A
+    release that does not know ``mixed`` refuses the container.
+    """
     pool_cpus: Annotated[
         str, Field(alias="poolCPUs", validation_alias=AliasChoices("poolCPUs", "shared")), _formerly("pool", "all")
     ] = "none"
@@ -265,7 +271,7 @@ class CpuParameters(RecordPart):
 
 
 class PoolCpus(RecordPart):
-    """CPUs of the shared pool that a container of a request may use in addition to the claim's own."""
+    """CPUs of the shared pool that a container that uses the request may use in addition to the claim's own."""
 
     cpus: CpuSet
     """All CPUs of the machine except the claim's, in the kernel's list format."""
@@ -292,7 +298,7 @@ def hiding_mounts(paths: Iterable[str]) -> tuple[str, str] | None:
 
 
 class MemoryParameters(RecordPart):
-    """Parameters of a request for memory, with defaults filled in. A newer release may add values to each parameter."""
+    """Parameters of a request for memory, with defaults filled in. A newer release may add values to any parameter."""
 
     binding: str = "strict"
     """Binding to the NUMA node: ``strict`` (``cpuset.mems``), ``preferred`` or ``interleave`` (memory policy of the
@@ -336,7 +342,9 @@ class AllocationRecord(RecordPart):
     """Pods that the claim was reserved for when the frontend last read it. The backend rejects the first container of
     another pod, and the frontend then reads the claim again."""
     results: Annotated[tuple[AllocationResult, ...], Field(max_length=_MAX_RESULTS)] = ()
-    """Allocation results from which the record was made. A repeated Prepare compares the claim with these results."""
+    """Allocation results from which the record was created. A repeated Prepare compares the claim with these
+    results.
+    """
     cpus: Annotated[tuple[CpuAllocation, ...], Field(max_length=_MAX_RESULTS)] = ()
     """Allocated CPUs by result; empty in a record of ``dra.memory``."""
     memory: Annotated[tuple[MemoryAllocation, ...], Field(max_length=_MAX_RESULTS)] = ()
@@ -371,7 +379,7 @@ class AllocationRecord(RecordPart):
 
     @property
     def requests(self) -> tuple[str, ...]:
-        """Base names of the requests for this driver, in the order of the results."""
+        """Base names of the requests for this driver, in result order."""
         return tuple(dict.fromkeys([result.base for result in self.results]))
 
     def device_request(self, request: str) -> str | None:
@@ -379,7 +387,7 @@ class AllocationRecord(RecordPart):
         return request if len(self.requests) > 1 else None
 
     def cdi_id(self, request: str) -> str:
-        """Returns the qualified CDI device of a request (base name), ``dra.k8s.io/cpu=claim-<uid>``.
+        """Returns the qualified name of the CDI device for a request (base name), ``dra.k8s.io/cpu=claim-<uid>``.
 
         The kubelet stores these names in its checkpoint.
         """

@@ -22,7 +22,7 @@ FORMER_RENEW_SECONDS: Final = 2.0
 """Interval for a frontend from a release that does not read changes. Such a frontend closes connections that are idle
 for 5 s."""
 MAX_STATE_BYTES: Final = 4 << 20
-"""Maximum size of a request body in bytes. A node with 500 containers needs 5 % of it."""
+"""Maximum size of a request body in bytes. The report of a node with 500 containers takes up 5 % of this."""
 MAX_REPORTS: Final = 20_000
 """Maximum number of containers in one body. An invalid report can be two bytes long, but rejecting it takes a hundred
 times as much CPU time as sending it.
@@ -91,7 +91,7 @@ class ClaimUse(Document):
 
 
 class ClaimIdentity(Document):
-    """A claim, for one driver."""
+    """Identity of a claim for one driver."""
 
     uid: str
     """UID of the claim."""
@@ -116,7 +116,8 @@ class ContainerReport(Document):
     """Name of the pod."""
     state: ContainerState = "unknown"
     """State of the container: ``created``, ``paused``, ``running``, ``stopped``, or ``unknown``. A process of the
-    container may run in every state except ``stopped``."""
+    container may be running in any state except ``stopped``.
+    """
     claims: tuple[ClaimUse, ...] = ()
     """Claims whose record allows this container to use them."""
     unknown_claims: tuple[ClaimUse, ...] = ()
@@ -168,7 +169,7 @@ class ContainerReport(Document):
 
     @property
     def alive(self) -> bool:
-        """True if one of the container's processes may still run."""
+        """True if one of the container's processes may still be running."""
         return self.state != "stopped"
 
 
@@ -214,7 +215,7 @@ class ContainerChanges(Document):
     since: int
     """Generation of the earlier report."""
     total: int
-    """Number of all containers after the changes."""
+    """Total number of containers after the changes."""
     removed: tuple[str, ...] = ()
     """IDs of containers that no longer exist. They are removed before ``containers`` are added."""
     containers: tuple[ContainerReport, ...] = ()
@@ -264,14 +265,14 @@ class BackendStatus(Document):
     software: Text = ""
     """Version of the backend."""
     instance: str
-    """Instance of the backend, which changes when the process restarts."""
+    """ID of the backend instance, which changes when the process restarts."""
     generation: int = 0
     """Generation of the containers' state: a number that grows each time a container's report changes; 0 before the
     runtime has sent its state.
     """
     reported_at: float | None = None
     """Time of the report, in seconds of the node's monotonic clock (``CLOCK_MONOTONIC``). A report that is older than
-    the last one was overtaken and is ignored. Null if the backend does not send it.
+    the last one was overtaken by it and is ignored. Null if the backend does not send it.
     """
     records: int | None = None
     """Generation of the claim records that the backend had read when it made this report; null if it has read none. A
@@ -310,7 +311,7 @@ class BackendStatus(Document):
     another NRI plugin in their place.
     """
     problems: Texts = ()
-    """Current failures of enforcement: one sentence each, with the remedy."""
+    """Current enforcement failures: one sentence each, with the remedy."""
     problem_codes: Codes = ()
     """Codes of the problems' causes, in the order of ``problems``. An older backend sends none."""
     observation: Observation | None = None
@@ -337,7 +338,7 @@ class StateAnswer(Document):
     """The answer to a report from the backend."""
 
     instance: str
-    """Instance of the frontend, which changes when the process restarts."""
+    """ID of the frontend instance, which changes when the process restarts."""
     generation: int
     """Generation of the containers' state that the frontend has from this backend; 0 if it has none. If this is not the
     current generation, the backend sends the containers.

@@ -53,7 +53,7 @@ def test_keys_of_dra_driver_cpu_keep_their_names() -> None:
         ({"sharedPool": ["grow"]}, "sharedPool: got a list; input should be a map"),
         (
             {"hugepagesOnDemand": [{"numaNode": 0, "size": "2", "pages": 1}]},
-            "'2' is not the size of a page, such as 2Mi",
+            "'2' is not a page size such as 2Mi",
         ),
         ({"reservedCPUs": "3-1"}, "runs backwards"),
         ({"apiVersion": "v2"}, "apiVersion"),

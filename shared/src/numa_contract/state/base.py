@@ -9,7 +9,7 @@ from numa_contract.records import Document
 class StateDocument(Document):
     """Base class of the documents that the state endpoint returns to people and tools.
 
-    The validator and serializer of a model are built at its first use. They take memory, and on most nodes these
+    A model's validator and serializer are built when it is first used, since they take memory, and on most nodes these
     documents are never requested.
     """
 

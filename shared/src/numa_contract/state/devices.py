@@ -59,7 +59,7 @@ class CpuDocument(StateDocument):
     """Namespace and name of the claim, ``namespace/name``; empty if the claim's record is lost."""
     exclusivity: str | None = None
     """Mechanism that keeps other processes off the CPU: ``partition`` or ``isolated`` (the kernel), or ``pool`` (the
-    driver). Omitted if no container of the claim runs.
+    driver). Omitted if none of the claim's containers is running.
     """
     fallback_reason: str | None = None
     """Reason why the shared pool enforces the claim although the kernel could; otherwise omitted."""

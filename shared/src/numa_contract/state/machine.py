@@ -69,11 +69,13 @@ class MachineDocument(StateDocument):
     problem: str
     """Reason why the last read failed, or empty. The result of the last successful read stays in use."""
     warnings: tuple[str, ...]
-    """Mismatches with the configuration and unreadable parts that do not stop the driver: one sentence each."""
+    """Mismatches between the configuration and the machine, and parts of the machine that cannot be read: one sentence
+    each. The driver works despite them.
+    """
     cpus: CpuSet
     """Online CPUs, in the kernel's list format."""
     offline: CpuSet
-    """CPUs that are present and offline, in the kernel's list format."""
+    """CPUs that are present but offline, in the kernel's list format."""
     isolcpus: CpuSet
     """CPUs in the kernel's boot parameter ``isolcpus=``, in the kernel's list format."""
     cores: int

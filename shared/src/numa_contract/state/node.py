@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``/v1/node``: everything that the web page shows, in one document.
 
-A field that has no value is omitted. If nothing has changed on a node, two documents are equal.
+A field that has no value is omitted. As long as nothing changes on the node, every request returns the same document.
 """
 
 from numa_contract.records import CpuSet
@@ -103,7 +103,7 @@ class PageClaim(StateDocument):
 
 
 class PageContainer(StateDocument):
-    """One container that may run."""
+    """One container that may be running."""
 
     name: str
     """Name of the container in its pod."""
@@ -139,6 +139,6 @@ class NodeDocument(StateDocument):
     claims: tuple[PageClaim, ...]
     """Claims with a record."""
     containers: tuple[PageContainer, ...]
-    """Containers that may run and were not rejected."""
+    """Containers that may be running and were not rejected."""
     lost: tuple[str, ...]
     """UIDs of the claims whose record is lost."""

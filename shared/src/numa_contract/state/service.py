@@ -26,7 +26,7 @@ class VersionDocument(StateDocument):
     node: str
     """Name of the node."""
     instance: str
-    """Instance of the frontend, which changes when the process restarts: the pod's UID and a random part."""
+    """ID of the frontend instance, which changes when the process restarts: the pod's UID and a random part."""
     formats: FormatsDocument
     """Versions of the formats of records, reports and documents."""
 

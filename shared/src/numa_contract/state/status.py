@@ -90,14 +90,15 @@ class StatusCode(StrEnum):
     NO_PARTITIONS = "PartitionsUnavailable"
     """The configuration allows cpuset partitions, but this node cannot create any."""
     MAPPING_UNSUPPORTED = "NodeAllocatableMappingUnsupported"
-    """The API server or the kubelet does not know ``publishNodeAllocatableResourceMapping``. Subject: the driver."""
+    """The API server or the kubelet does not support ``publishNodeAllocatableResourceMapping``. Subject: the driver."""
     SLICE_LISTS_REFUSED = "ResourceSliceListsRefused"
     """The API server rejects list attributes, so the devices are published without them. Subject: the driver."""
     SLICE_FIELDS_DROPPED = "ResourceSliceFieldsDropped"
     """The API server has dropped or changed fields of the devices. Subject: the driver."""
     CONDITIONS_DROPPED = "BindingConditionsUnsupported"
-    """The API server does not know binding conditions, so devices of ``hugepagesOnDemand`` are not published. Subject:
-    the driver."""
+    """The API server does not support binding conditions, so devices for ``hugepagesOnDemand`` are not published.
+    Subject: the driver.
+    """
     HUGEPAGES_UNAVAILABLE = "HugepagesUnavailable"
     """Hugepages on demand cannot be allocated, so the device has a taint. Subject: the device."""
     OBSERVE_MODE = "ObserveMode"

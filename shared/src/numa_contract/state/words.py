@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Display texts for values of the documents.
+"""Display texts for values in the documents.
 
-The commands import this module. The web page and ``kubectl numa`` import no Python of this package and contain the same
-words; tests compare them.
+The commands import this module. The web page and ``kubectl numa`` do not import it and contain copies of the texts;
+tests compare these with the originals.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ USES: Final = {
     "reserved": "kept for the system",
     "offline": "switched off in the kernel",
 }
-"""Meaning of each use of a CPU in ``/v1/node``."""
+"""Display text for each use of a CPU in ``/v1/node``."""
 KEPT_BY: Final = {
     "partition": "the kernel (cpuset partition)",
     "isolated": "the kernel (isolated cpuset partition)",
@@ -25,8 +25,8 @@ KEPT_BY: Final = {
 }
 """Names of the mechanisms that keep other processes off a claim's CPUs, by ``exclusivity``."""
 ENFORCED: Final = {"True": "yes", "False": "no", "Unknown": "not known"}
-"""Words for whether a claim is enforced, by the status of its ``Enforced`` condition."""
+"""Display text for whether a claim is enforced, by the status of its ``Enforced`` condition."""
 LEVELS: Final = {"fault": "Problem", "warning": "Warning"}
 """Names of the problem levels in ``/v1/node``."""
 UNITS: Final = ("Ki", "Mi", "Gi", "Ti", "Pi")
-"""Units for amounts of memory, as in quantities of Kubernetes."""
+"""Units for amounts of memory, as in Kubernetes quantities."""

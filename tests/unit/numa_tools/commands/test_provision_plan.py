@@ -103,7 +103,7 @@ def test_contradictory_plans_are_rejected() -> None:
         (file({"size": "2M", "count": -1}), "spec.pages.0.count: got the integer -1; input should be greater"),
         (file({"size": "2M", "count": "2"}), "spec.pages.0.count: got the text '2'; input should be a valid integer"),
         (file({"size": 2, "count": 2}), "spec.pages.0.size: must be a string such as 2Mi"),
-        (file({"size": "2Q", "count": 2}), "spec.pages.0.size: '2Q' is none of the spellings"),
+        (file({"size": "2Q", "count": 2}), "spec.pages.0.size: '2Q' is not a page size such as"),
         (file({"size": "2M", "count": 2, "nodes": 1}), "spec.pages.0.nodes: unknown key"),
         (
             file({"size": "2M", "count": 2, "node": -1}),
@@ -111,7 +111,7 @@ def test_contradictory_plans_are_rejected() -> None:
         ),
         (
             {"kind": "HugePageProvision", "spec": {"pages": [], "defaultHugepagesSize": "1Q"}},
-            "spec.defaultHugepagesSize: '1Q' is none",
+            "spec.defaultHugepagesSize: '1Q' is not a page size",
         ),
     ],
 )

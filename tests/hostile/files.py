@@ -117,7 +117,7 @@ ATTACKS = [
     _attack(
         "damaged JSON, lists nested 500,000 deep, noise, a lone surrogate, 100 MB",
         with_entries(*_NO_JSON),
-        "(?s)(?=.*nested more than 64 levels deep).*more than 1048576 bytes",
+        "(?s)(?=.*nested more than 64 levels deep).*larger than 1048576 bytes",
     ),
     _attack(
         "impossible amounts in the record of a running container",

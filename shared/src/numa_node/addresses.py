@@ -71,6 +71,7 @@ def pod_uid(given: str | None) -> str:
 
 
 def node_name(*given: str | None) -> str:
-    """Returns the first given name, else the host name, in the form that Kubernetes uses: stripped and in lower
-    case."""
+    """Returns the first name that is not empty, else the host name, in the form that Kubernetes uses: stripped and in
+    lower case.
+    """
     return next((name for name in given if name), os.uname().nodename).strip().lower()

@@ -132,7 +132,7 @@ class ClaimDirectory:
                 return self._detached()
             stamp = _stamp_of(status)
             # ``settled`` was computed with the clock at the last scan, and not with ``now_ns``: by now, the clock may
-            # have reached a stamp that lay in the future then.
+            # have reached a stamp that was in the future then.
             if not thorough and stamp == self._stamp and self.settled:
                 return self.view
             found, problem = self._scan(now_ns)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strict YAML reader for the configuration file and manifests, with kubectl's and Helm's values for plain scalars.
+"""Strict YAML reader for the configuration file and manifests; reads plain scalars as kubectl and Helm do.
 
 Both containers read the configuration with this code, so they cannot disagree. The same YAML is also read by other
 programs: Helm reads the values from which the chart renders the file, and kubectl reads the claims that ``simulate``
@@ -9,7 +9,7 @@ reads ``y`` and ``1e3`` as strings, ``1:30`` as a number in base 60, and ``2001-
 So ``_StrictLoader`` replaces PyYAML's table of implicit resolvers, which assign a type to a plain scalar by its first
 character and a regular expression, and the constructors of the types in that table. A scalar for which no resolver
 matches, such as a date, is a string. ``PortableDumper`` does the opposite: it uses the resolvers of both PyYAML and
-``_StrictLoader``, so that it quotes every string that one of the readers would take for another value.
+``_StrictLoader``, so that it quotes every string that one of the readers would read as another value.
 tests/chart/test_yaml_reading.py compares the loader with the real Helm.
 """
 
@@ -67,7 +67,7 @@ def _integer(text: str) -> int:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """A safe loader that rejects duplicate keys, and limits a document before its values are constructed.
+    """A safe loader that rejects duplicate keys, and checks the size of a document before its values are constructed.
 
     Plain scalars have the values that kubectl and Helm give them, so that a file means the same to a service, to
     ``simulate`` and to the cluster. As in JSON, a number without a fraction is an integer, and there is no infinity.

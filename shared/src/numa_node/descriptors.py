@@ -5,7 +5,9 @@ import resource
 from typing import Final
 
 MAX_OPEN: Final = 65536
-"""Maximum limit that the process sets. Some runtimes allow a billion, which would never stop a leak."""
+"""Maximum limit that the process sets. Some runtimes allow a billion open files, which would never stop a descriptor
+leak.
+"""
 
 
 def raise_descriptor_limit() -> None:

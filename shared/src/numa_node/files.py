@@ -42,7 +42,7 @@ def read_regular(path: str, most_bytes: int, *, follow: bool = False) -> bytes:
     finally:
         os.close(descriptor)
     if left <= 0:
-        raise OSError(errno.EFBIG, f"has more than {most_bytes} bytes", path)
+        raise OSError(errno.EFBIG, f"is larger than {most_bytes} bytes", path)
     return b"".join(pieces)
 
 
@@ -77,7 +77,7 @@ class LockTimeoutError(TimeoutError):
 
 
 def locked(descriptor: int) -> bool:
-    """Tries to lock an open file exclusively without waiting. Returns True if it now holds the lock."""
+    """Tries to lock an open file exclusively without waiting. Returns True if the lock was acquired."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -107,7 +107,8 @@ class FileLock:
         """Timeouts of the coroutines that wait for their turn, in seconds from the latest release."""
 
     async def acquire(self, limit: float | None = None) -> None:
-        """Waits for the lock. Raises LockTimeoutError after ``limit`` seconds, and OSError if it cannot be opened.
+        """Waits for the lock. Raises LockTimeoutError after ``limit`` seconds, and OSError if the lock file cannot be
+        opened.
 
         The timeout restarts when another coroutine of this process releases the lock, so it limits how long one holder
         may keep the lock, not the length of the queue. It restarts for the last time when this coroutine's turn begins.
@@ -165,7 +166,7 @@ class FileLock:
 
     @asynccontextmanager
     async def hold(self, limit: float | None = None) -> AsyncIterator[None]:
-        """Holds the lock for a block. Raises LockTimeoutError after ``limit`` seconds of waiting."""
+        """Holds the lock during the block. Raises LockTimeoutError after ``limit`` seconds of waiting."""
         await self.acquire(limit)
         try:
             yield

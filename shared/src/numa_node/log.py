@@ -85,7 +85,7 @@ class Complaints:
 
     @contextmanager
     def about(self, item: Hashable, message: str) -> Iterator[None]:
-        """Logs an exception raised in the block as the error of this item and suppresses it, so that other items are
+        """Logs an exception raised in the block as this item's error and suppresses it, so that other items are still
         handled.
         """
         try:

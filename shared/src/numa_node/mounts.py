@@ -33,6 +33,6 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
 
 
 def mounts_over(path: str, mounts: Iterable[Mount]) -> list[Mount]:
-    """Returns the mounts at a path and above it, outermost first. The last one is the one in effect there."""
+    """Returns the mounts at a path and at its parents, outermost first. The last one is in effect at the path."""
     above = [mount for mount in mounts if f"{path}/".startswith(f"{mount.point.rstrip('/')}/")]
     return sorted(above, key=lambda mount: len(mount.point))

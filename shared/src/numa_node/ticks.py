@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedule of the services' periodic work.
+"""Schedule for the services' periodic work.
 
 Waking up an idle process takes more CPU time than reading a few files. Therefore all periodic work runs at *ticks*:
 multiples of TICK_SECONDS on the loop's clock, which is the same in all processes of a machine. Any number of timers
@@ -27,7 +27,7 @@ async def next_tick(*, busy: bool = False) -> None:
 
 
 async def each_tick(work: Callable[[], Awaitable[bool | None]]) -> None:
-    """Calls ``work`` at each quiet tick, or at the next tick if it returned True. Ends only if it raises."""
+    """Calls ``work`` at each quiet tick, or at the next tick if it returned True. Ends only if ``work`` raises."""
     busy: bool | None = False
     while True:
         await next_tick(busy=bool(busy))

@@ -20,7 +20,7 @@ _NOT_STRUCTURE: Final = re.compile(
 )
 
 _BETWEEN_KEYS: Final = re.compile(r"[]\n\r=,{}[]")
-"""Characters that end a key, a header or a value. No value has more than one dot."""
+"""Characters that end a key, a header or a value. No value contains more than one dot."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -38,6 +38,6 @@ def parse_toml(text: str) -> dict[str, Any]:
 def _dots_too_deep(structure: str) -> bool:
     """Returns True if a key or the header of a table has too many parts.
 
-    Each part is a level without a bracket, and the run time of tomllib grows with the square of their number.
+    Each part is a nesting level without a bracket, and tomllib's run time grows with the square of the number of parts.
     """
     return any(key.count(".") >= MAX_NESTING for key in _BETWEEN_KEYS.split(structure))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """containerd's configuration, interpreted by the rules of the release that uses it. Pure.
 
-There are two sources. A dump is the output of ``containerd config dump``: containerd itself has merged the files,
-renamed old sections and filled in its defaults. Files are config.toml and its imports, which the releases read
-differently:
+The configuration can come from two sources. A dump is the output of ``containerd config dump``: containerd itself has
+merged the files, renamed old sections and filled in its defaults. Files are config.toml and its imports, which the
+releases read differently:
 
 * 1.7 replaces a whole section with an imported one. The last file with a ``version`` line determines for all files
   whether sections have short names (version 1) or full names (version 2). containerd 1.7 accepts no higher version
@@ -34,8 +34,8 @@ CRI_OF_1: Final = "io.containerd.grpc.v1.cri"
 """CRI plugin of containerd 1; containerd 2 has only its gRPC service under this name."""
 CRI_OF_2: Final = "io.containerd.cri.v1.runtime"
 CRI_OF_DUMP: Final = {2: CRI_OF_1, 3: CRI_OF_2, 4: CRI_OF_2}
-"""Section that contains the CDI settings, by the version in a dump: 2 for containerd 1.7, 3 for 2.0 to 2.2, 4 for 2.3
-and later (version/version.go).
+"""Section that contains the CDI settings, by the dump's version: 2 for containerd 1.7, 3 for 2.0 to 2.2, 4 for 2.3 and
+later (version/version.go).
 """
 DUMP_OF_1_7: Final = 2
 NRI_SOCKET: Final = "/var/run/nri/nri.sock"
@@ -52,7 +52,7 @@ Release = tuple[int, ...]
 
 
 class RuntimeConfigError(ValueError):
-    """The text is not a usable dump of containerd's configuration. The message contains the remedy."""
+    """The input is not a usable dump of containerd's configuration. The message contains the remedy."""
 
 
 class UndeterminedError(ValueError):
@@ -68,8 +68,9 @@ class Dump:
     disabled: tuple[str, ...]
     """Plugins that are disabled as a whole, which have no section in a dump. 1.7 may print short names."""
     of_2_0: bool = False
-    """True if containerd 2.0 printed the dump. 2.0.0 to 2.0.5 omit settings that the files give under their names in
-    1.7."""
+    """True if containerd 2.0 printed the dump. 2.0.0 to 2.0.5 omit settings that the files contain under their 1.7
+    names.
+    """
 
     @property
     def cri(self) -> str:
@@ -92,7 +93,7 @@ class Dump:
 
 
 def read_dump(text: str) -> Dump:
-    """Parses a dump. Raises RuntimeConfigError for any other text."""
+    """Parses a dump. Raises RuntimeConfigError for any other input."""
     try:
         document = parse_toml(text)
     except ValueError as error:
@@ -134,7 +135,9 @@ class Effective:
         return self.nri not in self.disabled
 
     def value(self, plugin: str, *path: str) -> Any:
-        """Returns the value of a key, or None. Raises UndeterminedError if the key may have another spelling."""
+        """Returns the value of a key, or None. Raises UndeterminedError if the section contains another spelling of the
+        key.
+        """
         found: Any = self.plugins.get(plugin)
         for part in path:
             if found is None:
@@ -142,7 +145,7 @@ class Effective:
             if not isinstance(found, dict):
                 raise UndeterminedError(f"{plugin} has a {part} that is not a table")
             if any(key != part and key.casefold() == part for key in found):
-                raise UndeterminedError(f"{plugin} has {part} in another spelling, which containerd may accept")
+                raise UndeterminedError(f"{plugin} has another spelling of {part}, which containerd may accept")
             found = found.get(part)
         return found
 
@@ -199,7 +202,7 @@ def imports_of(path: str, document: Mapping[str, Any]) -> list[str]:
 def grpc_address(documents: Documents) -> str:
     """Returns the address of containerd's gRPC server from its files, or "" if they do not set it.
 
-    Up to 2.2 it is in ``[grpc]``, from 2.3 on in the section of the server's plugin. The last file takes precedence.
+    Up to 2.2 it is in ``[grpc]``, from 2.3 on in the server plugin's section. The last file takes precedence.
     """
     found = ""
     for _, document in documents:
@@ -264,7 +267,7 @@ def _read_2_3(documents: Documents) -> Effective:
             _names(path, document, "disabled_plugins"),
         )
         if version > newest:
-            raise UndeterminedError(f"containerd 2.3 and 2.4 do not read version {version}, which {path} has")
+            raise UndeterminedError(f"containerd 2.3 and 2.4 do not read version {version}, the version of {path}")
         if version <= 1:
             more, off = _full_names(path, more), list(map(_full_name, off))
         if version < newest:
@@ -342,16 +345,16 @@ def _plugins(path: str, document: Mapping[str, Any]) -> Table:
 def _names(path: str, document: Mapping[str, Any], key: str) -> list[str]:
     found = _top(path, document, key, list, [])
     if not all(isinstance(one, str) for one in found):
-        raise UndeterminedError(f"{key} of {path} contains a value that is not a string")
+        raise UndeterminedError(f"{key} in {path} contains a value that is not a string")
     return list(found)
 
 
 def _top(path: str, document: Mapping[str, Any], key: str, kind: type, missing: Any) -> Any:
     if any(one != key and one.casefold() == key for one in document):
-        raise UndeterminedError(f"{path} has {key} in another spelling, which containerd may accept")
+        raise UndeterminedError(f"{path} has another spelling of {key}, which containerd may accept")
     found = document.get(key, missing)
     if type(found) is not kind:
-        raise UndeterminedError(f"{key} of {path} is {shown(found)}, with which containerd does not start")
+        raise UndeterminedError(f"{key} in {path} is {shown(found)}, and containerd does not start with that value")
     return found
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a container runtime that the driver requires: their paths, defaults and required values. Pure.
+"""Container runtime settings that the driver requires: their paths, defaults and required values. Pure.
 
 Claims reach containers through CDI, and limits through NRI. ``nri-backend setup-runtime`` writes these settings, and
 the doctor checks them. :mod:`numa_node.runtimes.containerd` implements how containerd merges its files.
@@ -15,7 +15,7 @@ from numa_node.runtimes.containerd import CDI_DIRECTORIES, DUMP_OF_1_7, NRI, NRI
 CONTAINERD: Final = "containerd"
 CRI_O: Final = "CRI-O"
 OLDEST: Final[dict[str, Release]] = {CONTAINERD: (1, 7, 16), CRI_O: (1, 30, 0)}
-"""For each runtime, the first release whose NRI has all functions that the backend requires."""
+"""For each runtime, the first release whose NRI has all features that the backend requires."""
 VALIDATING: Final[dict[str, Release]] = {CONTAINERD: (2, 2), CRI_O: (1, 34)}
 """For each runtime, the first release with NRI's default validator, which can require plugins."""
 MIN_SECONDS: Final = {"plugin_registration_timeout": 5, "plugin_request_timeout": 2}
@@ -113,9 +113,10 @@ REQUIRE_PLUGIN: Final = ("validator", "required", "tolerated")
 
 
 def required_value(name: str, found: Any, cdi_dir: str) -> Any:
-    """Returns the required value of a setting, given its current value. The two are equal if nothing is missing.
+    """Returns the value that a setting must have, given its current value, which is returned unchanged if it is
+    acceptable.
 
-    Lists keep their entries. Any socket is accepted.
+    Missing entries are added to lists, and any socket is accepted.
     """
     match name:
         case "cdi_directories":

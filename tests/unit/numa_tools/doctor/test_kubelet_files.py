@@ -295,7 +295,7 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     ),
     "a file that is not YAML": ({f"{ROOT}/config.yaml": "a: ["}, {}, "is not valid YAML"),
     "a key that is there twice": ({f"{ROOT}/config.yaml": STATIC * 2}, {}, "is given twice"),
-    "a large file": ({f"{ROOT}/config.yaml": "#" * (300 << 10)}, {}, "has more than"),
+    "a large file": ({f"{ROOT}/config.yaml": "#" * (300 << 10)}, {}, "is larger than"),
     "deep nesting": ({f"{ROOT}/config.yaml": "[" * 5000}, {}, "nested more than"),
     "deep JSON": ({f"{ROOT}/config.yaml": '{"a":' * 5000}, {}, "nested more than"),
     "an alias bomb": (

@@ -52,7 +52,7 @@ _DEVICE = {
 }
 _WHOLE = ("cannot be read", "is nested too deep", "has more than", "costs too much", "the message", "the escape")
 """Reasons that concern an expression as a whole."""
-_DEEP = "unknown: is nested too deep"
+_DEEP = "unknown: is nested too deeply"
 
 
 def _selector(data: bytes) -> None:

@@ -62,7 +62,7 @@ def test_documents_and_text_pages_are_read(short_root: Path) -> None:
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", "is not responding"),
         (b"SSH-2.0\r\n\r\n", "is not responding"),
         (b"", "is not responding"),
-        (http(b"1" * ((16 << 20) + 2)), "has more than"),
+        (http(b"1" * ((16 << 20) + 2)), "is larger than"),
     ],
 )
 def test_every_invalid_response_raises_the_same_error_type(short_root: Path, answer: bytes, text: str) -> None:

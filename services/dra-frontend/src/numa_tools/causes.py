@@ -124,7 +124,7 @@ UNEXPLAINED: Final = frozenset(
 
 
 def cause_of(code: str, otherwise: str = _LOG) -> Cause:
-    """Returns the cause for a backend code. Returns a cause with the remedy ``otherwise`` for any other code."""
+    """Returns the cause for a backend code, or a cause with the remedy ``otherwise`` if the code has no entry here."""
     known = known_code(code)
     return CAUSES.get(BackendCode(known), Cause(otherwise)) if known else Cause(otherwise)
 

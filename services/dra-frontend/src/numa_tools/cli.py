@@ -55,7 +55,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "print the ResourceSlices that the driver would publish", _OBJECTS, {"Slices of a node": "--node node-1"}
     ),
     "classes": Command(
-        "print the DeviceClasses of this node's devices",
+        "print the DeviceClasses for this node's devices",
         _OBJECTS,
         {"Create them in the cluster": "| kubectl apply -f -"},
     ),
@@ -184,7 +184,7 @@ def _add_common_arguments(command: argparse.ArgumentParser, outputs: Sequence[st
 
 def _add_node_arguments(made: Mapping[str, argparse.ArgumentParser]) -> None:
     made["slices"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
-    slices_of = "name of the node whose ResourceSlices are used, if the files contain those of several nodes"
+    slices_of = "name of the node whose ResourceSlices are used, if the files contain slices for several nodes"
     made["simulate"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help=slices_of)
     for name in _OF_ARCHIVES:
         text = "read an archive made by gather, or the directory it was unpacked to, instead of this node"
@@ -197,16 +197,16 @@ def _add_subjects(made: Mapping[str, argparse.ArgumentParser]) -> None:
         "cpu/ or device/ selects the kind if a name is ambiguous"
     )
     made["explain"].add_argument("subject", metavar="CLAIM|POD|CPU|DEVICE", help=subject)
-    text = "archive to write (.tar.gz); - is standard output"
+    text = "archive to write (.tar.gz); - for standard output"
     made["gather"].add_argument("-o", "--output", metavar="FILE", required=True, help=text)
     masks = "replace the names of pods, containers, namespaces, claims and the node with numbers"
     made["gather"].add_argument("--mask", action="store_true", help=masks)
     made["status"].add_argument("-w", "--watch", action="store_true", help="print the status again every 2 s")
     text = "list the id and rule of each check without running the checks"
     made["doctor"].add_argument("--list", action="store_true", help=text)
-    text = "file with the kubelet's configuration or its /configz response; - is standard input"
+    text = "file with the kubelet's configuration or its /configz response; - for standard input"
     made["doctor"].add_argument("--kubelet-config", metavar="FILE", default="", help=text)
-    text = 'file with the output of "containerd config dump" or "crio status config"; - is standard input'
+    text = 'file with the output of "containerd config dump" or "crio status config"; - for standard input'
     made["doctor"].add_argument("--runtime-config", metavar="FILE", default="", help=text)
     pages = made["provision"]
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
@@ -220,7 +220,7 @@ def _add_subjects(made: Mapping[str, argparse.ArgumentParser]) -> None:
 
 def _add_simulate_arguments(command: argparse.ArgumentParser) -> None:
     for kind, what in (("claim", "claims and claim templates"), ("pod", "pods and workloads")):
-        text = f"simulate the {what} in this manifest (YAML; - is standard input); may be repeated"
+        text = f"simulate the {what} in this manifest (YAML; - for standard input); may be repeated"
         command.add_argument(f"--{kind}", metavar="FILE", action="append", default=[], help=text)
     text = "number of copies to simulate (default: 1)"
     command.add_argument("-n", dest="times", metavar="N", type=_count, default=1, help=text)
@@ -236,13 +236,14 @@ def _count(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status.
 
-    The status is 0 on success, 1 if there are problems, or if output or pages are missing, and 2 for unusable input.
-    simulate also returns 3 if something does not fit, and 4 if everything may fit but an outcome is unknown.
+    The status is 0 on success, 1 if there are problems, the output cannot be written or pages are missing, and 2 for
+    unusable input. simulate also returns 3 if something does not fit, and 4 if everything may fit but an outcome is
+    unknown.
     """
     arguments = build_parser().parse_args(argv)
     try:
         if arguments.command is None:
-            add_lazy_modules("google.protobuf.internal.python_message")  # protobuf uses its C implementation
+            add_lazy_modules("google.protobuf.internal.python_message")  # protobuf runs its C code instead
             from dra_frontend.app import main as run_service  # noqa: PLC0415 - costs a command 1 s
 
             return run_service(load_settings(arguments))

@@ -68,7 +68,7 @@ class StateClient:
         finally:
             connection.close()
         if len(body) > _MAX_BYTES:
-            raise NoServiceError(f"{self.socket}: {path} has more than {_MAX_BYTES} bytes")
+            raise NoServiceError(f"{self.socket}: the response to {path} is larger than {_MAX_BYTES} bytes")
         if answer.status not in (_OK, also):
             raise NoServiceError(f"{self.socket}: {path}: status {answer.status} {shown(body)}")
         return body

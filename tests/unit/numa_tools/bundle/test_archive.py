@@ -74,7 +74,7 @@ def test_files_beyond_the_limits_are_left_out() -> None:
         (foreign(("node/link", {"type": tarfile.SYMTYPE, "linkname": "/etc"}, b"")), "neither a file nor a directory"),
         (foreign(("node/link", {"type": tarfile.LNKTYPE, "linkname": "/etc/x"}, b"")), "neither a file nor"),
         (foreign(("node/device", {"type": tarfile.CHRTYPE}, b"")), "neither a file nor a directory"),
-        (io.BytesIO(gzip.compress(b"\0" * (2 * MAX_BYTES + 1024), 1)), "is not an archive|has more than"),
+        (io.BytesIO(gzip.compress(b"\0" * (2 * MAX_BYTES + 1024), 1)), "is not an archive|is larger than"),
         (foreign(("node" + "/a" * 64, {"type": tarfile.DIRTYPE}, b"")), "more than 64 parts"),
         (foreign(("node" + "/a" * 64, {}, b"")), "more than 64 parts"),
         (foreign(*((f"node/sparse{number}", SPARSE, b"x") for number in range(8))), "is a sparse file"),

@@ -151,7 +151,7 @@ def test_a_node_in_observe_mode_is_reported_as_one_that_refuses_claims(
         assert cli.main(["simulate", *one]) == 0
         printed.append(capsys.readouterr().out.splitlines())
     assert printed[1][:-1] == printed[0]
-    assert printed[1][-1].startswith("this node only observes: it refuses every claim until driverConfig has ")
+    assert printed[1][-1].startswith("this node only observes: it refuses every claim until driverConfig sets ")
 
 
 def _table(capsys: pytest.CaptureFixture[str], root: Path, example: str) -> str:
@@ -286,11 +286,11 @@ def test_another_drivers_class_must_be_given(root: Path, capsys: pytest.CaptureF
     [
         (
             "dra.hugepages-32m",
-            "this node has no hugepages of the size of DeviceClass dra.hugepages-32m (its kernel's page sizes: 2Mi",
+            "this node has no hugepages of the size that DeviceClass dra.hugepages-32m selects",
         ),
         (
             "dra.memory-far",
-            "this node has no memory of DeviceClass dra.memory-far: all of its NUMA nodes with such memory",
+            "this node has no memory that DeviceClass dra.memory-far selects: all of its NUMA nodes with such memory",
         ),
     ],
 )

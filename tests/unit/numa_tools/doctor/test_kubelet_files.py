@@ -255,7 +255,11 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
         f"each of {ROOT}/config.yaml, /etc/kubernetes/kubelet.yaml may be its configuration",
     ),
     "units of several distributions": (KUBEADM_UNIT | K3S, {}, "several kubelets are installed"),
-    "several processes": (process(1, "kubelet", "--a") | process(2, "kubelet", "--b"), {}, "several kubelets run"),
+    "several processes": (
+        process(1, "kubelet", "--a") | process(2, "kubelet", "--b"),
+        {},
+        "several kubelets are running",
+    ),
     "a file that the command line names is not there": (
         process(1, "kubelet", "--config=/a", "--cpu-manager-policy=static"),
         {"cpuManagerPolicy": "static"},

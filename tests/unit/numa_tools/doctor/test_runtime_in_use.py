@@ -362,7 +362,7 @@ HOSTILE: dict[str, tuple[Any, str, str]] = {
     "too many files": (_many, IMPORTING, "more than 64 files"),
     "too many matches": (_very_many, IMPORTING, "more than 256 files"),
     "too many patterns": (None, f"imports = {['*'] * 300}\n", "more than 256 patterns"),
-    "files that are too large together": (_heavy, IMPORTING, "more than 4 MiB"),
+    "files that are too large together": (_heavy, IMPORTING, "larger than 4 MiB in total"),
     "a directory": (None, 'imports = ["/etc"]\n', "regular file"),
     "no TOML": (None, "[", "not TOML"),
     "a deep text": (None, "a = " + "[" * 100_000, "not TOML"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes and reads the archive that ``gather`` makes: a gzipped tar of regular files and directories.
+"""Writes and reads the archive that ``gather`` creates: a gzipped tar of regular files and directories.
 
 All entries are under one directory. The node's files keep their paths, so every command can use the unpacked directory
 as its host root (``--from``):
@@ -11,7 +11,7 @@ as its host root (``--from``):
     sys/..., proc/..., run/...   the node's files under their own paths
 
 Equal content gives byte-identical archives: entries have no times or owners. A reader must not trust an archive, since
-anyone can make one. Therefore the size, number, path depth and header size of its entries are limited while reading,
+anyone can create one. Therefore the size, number, path depth and header size of its entries are limited while reading,
 before anything is expanded, and links, devices and sparse files are rejected.
 """
 
@@ -23,7 +23,9 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
 MAX_BYTES: Final = 128 << 20
-"""Maximum total size of all files. A machine with 512 CPUs and 500 containers uses about 5 % of this."""
+"""Maximum total size of all files. The archive of a machine with 512 CPUs and 500 containers has about 5 % of this
+size.
+"""
 MAX_ENTRIES: Final = 200_000
 _MAX_HEADER: Final = 64 << 10
 """Maximum number of bytes before a file's content. A Linux path has up to 4 KiB; sparse-file headers are unbounded."""
@@ -43,7 +45,7 @@ _TOP: Final = "node"
 
 
 class ArchiveError(Exception):
-    """Raised for a file that ``gather`` did not make or that is too large. The message gives the reason."""
+    """Raised for a file that ``gather`` did not create or that is too large. The message gives the reason."""
 
 
 class ArchiveWriter:
@@ -107,7 +109,7 @@ class _Bounded(io.RawIOBase):
         self._left -= len(data)
         self._of_part -= len(data)
         if self._left <= 0:
-            raise ArchiveError(f"has more than {2 * MAX_BYTES} bytes")
+            raise ArchiveError(f"is larger than {2 * MAX_BYTES} bytes")
         if self._of_part <= 0:
             raise ArchiveError(f"has an entry whose header has more than {_MAX_HEADER} bytes")
         return data

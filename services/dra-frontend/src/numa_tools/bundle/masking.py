@@ -43,14 +43,14 @@ class Masks:
         self._pattern: re.Pattern[str] | None = None
 
     def add(self, kind: str, name: str) -> None:
-        """Adds an object's name. If objects of several kinds share the name, the first kind applies."""
+        """Adds an object's name. If objects of several kinds share the name, the kind that was added first applies."""
         if name and name not in self._masks:
             number = self._counts[kind] = self._counts.get(kind, 0) + 1
             self._masks[name] = f"{kind}-{number}"
             self._pattern = None
 
     def learn(self, document: Any) -> None:
-        """Adds the names in a JSON value, both from fields that contain names and from sentences that mention them."""
+        """Adds the names in a JSON value, both from fields that contain names and from messages that mention them."""
         waiting = [document]
         while waiting:
             one = waiting.pop()
@@ -83,7 +83,7 @@ class Masks:
                 self.add("claim", name)
 
     def learn_text(self, text: str) -> None:
-        """Adds the names mentioned in a message's sentences."""
+        """Adds the names that occur in a message, which it recognizes by the surrounding words."""
         for what, namespace, name in _IN_TEXT.findall(text):
             self.add("namespace", namespace)
             self.add(what, name)

@@ -127,7 +127,7 @@ def alternative(name: str, target: Node, other: Node, scope: Scope) -> Any:
     """Evaluates ``or`` and ``orValue``. The alternative is evaluated only if the optional value is empty."""
     found = target(scope)
     if not isinstance(found, Maybe):
-        raise CelUnsupportedError(f"{name}() of a value that is not optional is not supported")
+        raise CelUnsupportedError(f"{name}() is supported only on optional values")
     if not found.present:
         return other(scope)
     return found if name == "or" else found.value

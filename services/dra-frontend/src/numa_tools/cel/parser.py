@@ -29,7 +29,7 @@ _MAX_LEVELS: Final = 60
 """Maximum nesting depth of parentheses, arguments, branches and signs. Each level costs about nine Python calls."""
 _MAX_HEIGHT: Final = 100
 """Maximum number of operators and fields in a chain, as in ``1 + 1 + 1``. Each costs two nested Python calls."""
-_TOO_DEEP: Final = "is nested too deep"
+_TOO_DEEP: Final = "is nested too deeply"
 _LEVELS: Final = (("==", "!=", "<", "<=", ">", ">=", "in"), ("+", "-"), ("*", "/", "%"))
 _WORDS: Final = {"true": True, "false": False, "null": None}
 _SPACES: Final = ("cel", "optional", "sets", "math", "strings", "lists", "regex", "base64", "ip", "cidr", "google")

@@ -150,7 +150,7 @@ def _compile(pattern: str) -> Pattern:
 
 
 class _Reader:
-    """Recursive-descent parser of a pattern with limited depth."""
+    """Recursive-descent parser for a pattern, with limited depth."""
 
     def __init__(self, pattern: str, fold: bool) -> None:
         self._pattern, self._fold = pattern, fold
@@ -175,7 +175,7 @@ class _Reader:
         """Parses an alternation up to the end of the pattern or the closing parenthesis."""
         self._level += 1
         if self._level > _MAX_LEVELS:
-            raise CelUnsupportedError("the pattern is nested too deep")
+            raise CelUnsupportedError("the pattern is nested too deeply")
         found = [self._sequence()]
         while self._take("|"):
             found.append(self._sequence())
@@ -197,7 +197,7 @@ class _Reader:
             raise CelUnsupportedError("the pattern repeats a repetition")
         low, high = bounds
         if max(low, high or 0) > _MAX_REPEATS or (high is not None and high < low):
-            raise CelUnsupportedError("the pattern repeats too often")
+            raise CelUnsupportedError("the pattern's repetition count is not supported")
         return ("repeat", atom, low, high)
 
     def _bounds(self) -> tuple[int, int | None] | None:
@@ -300,7 +300,7 @@ class _Reader:
 
 
 def _size(tree: Tree) -> int:
-    """Returns an upper bound, at least 1, for the number of instructions and emission steps of a tree."""
+    """Returns an upper bound, at least 1, for the number of a tree's instructions and of the steps to emit them."""
     kind, *operands = tree
     size = 1
     if kind in ("all", "any"):

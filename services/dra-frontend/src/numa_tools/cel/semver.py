@@ -39,7 +39,7 @@ class Semver:
         return isinstance(other, Semver) and self.key == other.key
 
     def __lt__(self, other: "Semver") -> bool:
-        """Returns True if this version has the lower precedence."""
+        """Returns True if this version has lower precedence than the other."""
         return self.key < other.key
 
     def __hash__(self) -> int:

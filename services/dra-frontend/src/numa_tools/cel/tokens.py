@@ -43,7 +43,7 @@ class Uint(int):
 
 
 def tokens(expression: str) -> list[tuple[str, str]]:
-    """Splits an expression into (token kind, text) pairs, where the kind is a group of the pattern.
+    """Splits an expression into (token kind, text) pairs, where the kind is the name of a group in the pattern.
 
     Raises CelUnsupportedError.
     """

@@ -59,7 +59,7 @@ class MapLiteral(dict[str, Any]):
 
 
 def weights(values: Iterable[Any]) -> Iterator[int]:
-    """Yields the number of values, then the weight of each list, map and long string inside them."""
+    """Yields the number of values, then a weight for each list, map and long string among or inside them."""
     waiting = [*values]
     yield len(waiting)
     while waiting:

@@ -60,7 +60,7 @@ def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[d
     if kind not in ("", "claim", "pod"):
         raise UnknownSubjectError(f"this machine has no {kind} {name}")
     if alone:
-        raise UnknownSubjectError(f"the archive knows nothing called {name}")
+        raise UnknownSubjectError(f"the archive contains nothing called {name}")
     known = replace(known, hindrances=_hindrances(settings))
     try:
         return asyncio.run(_explain_pending(settings, known, kind, name))

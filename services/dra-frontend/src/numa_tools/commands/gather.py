@@ -239,7 +239,9 @@ def gather(settings: Settings, output: str, *, masked: bool) -> str:
 
 
 def _created(path: str) -> BinaryIO:
-    """Creates or truncates a file and sets its mode to 0600. A device keeps its mode. Raises ConfigError."""
+    """Opens a file for writing. Creates or truncates a regular file and sets its mode to 0600; leaves a device's mode
+    unchanged. Raises ConfigError.
+    """
     made = -1
     try:
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -44,16 +44,15 @@ def provision(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Row]:
-    """Sets every pool to its target, as far as the kernel can within ``seconds``.
+    """Sets every pool to its target, as far as the kernel manages within ``seconds``.
 
-    A pool that already has its target size is not written. If a pool cannot be written, the other pools are still
-    written.
+    A pool that already has its target size is not written to. If one pool cannot be resized, the others still are.
     """
     end = now() + seconds
     before = {target: pools.pages(target.node, target.page_bytes) for target in targets}
     problems: dict[Target, str] = {}
-    # Pools that shrink come first, to make room for those that grow, and then large pages, which need contiguous
-    # memory.
+    # Pools that shrink come first, to make room for those that grow. Among the latter, pools of larger pages come
+    # first, because large pages need contiguous memory.
     for target in sorted(targets, key=lambda each: (before[each] < each.pages, -each.page_bytes)):
         try:
             if before[target] > target.pages:

@@ -22,7 +22,7 @@ from numa_tools.scheduling.simulation import Row, Simulation
 
 _ADD = "; add it to the files, with its driver's ResourceSlices for this node"
 _OBSERVES = (
-    "this node only observes: it refuses every claim until driverConfig has enforcement: enforce; the result above "
+    "this node only observes: it refuses every claim until driverConfig sets enforcement: enforce; the result above "
     "applies from then on"
 )
 _NO_PODS = (
@@ -34,7 +34,8 @@ _NO_PODS = (
 def prepared(
     claims: Sequence[str], pods: Sequence[str], node: NodeFiles, config: Config, name: str
 ) -> tuple[Simulation, list[Workload]]:
-    """Reads the files with the claims and the files with the pods to simulate. Raises ConfigError with the fault.
+    """Reads the files with the claims and the files with the pods to simulate. Raises ConfigError that describes the
+    fault.
 
     Templates, classes and other drivers' slices may be in any of the files. If the files contain the slices of several
     nodes, only the slices of the node ``name`` are used.
@@ -54,7 +55,7 @@ def prepared(
 
 
 def _of_others(slices: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
-    """Returns other drivers' slices on this node. Raises ManifestError if it is unclear which node is meant."""
+    """Returns other drivers' slices for this node. Raises ManifestError if it is unclear which node is meant."""
 
     def foreign(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [one for one in found if mapping(one, "spec").get("driver") not in DRIVERS]
@@ -91,9 +92,13 @@ def _explained(why: str, machine: Machine) -> str:
     name = why.removeprefix(NO_CLASS).strip()
     if name.startswith("dra.hugepages-") and not name.endswith("-far"):
         sizes = ", ".join(map(kubernetes_page_size, machine.page_sizes)) or "none"
-        return f"this node has no hugepages of the size of DeviceClass {name} (its kernel's page sizes: {sizes})"
+        return (
+            f"this node has no hugepages of the size that DeviceClass {name} selects (its kernel's page sizes: {sizes})"
+        )
     if name.startswith(("dra.hugepages-", "dra.memory")):
-        return f"this node has no memory of DeviceClass {name}: all of its NUMA nodes with such memory have CPUs"
+        return (
+            f"this node has no memory that DeviceClass {name} selects: all of its NUMA nodes with such memory have CPUs"
+        )
     return f"{why}{_ADD}"
 
 

@@ -126,7 +126,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Free space of a file system."""
+    """Free space in a file system."""
 
     path: str
     free_bytes: int
@@ -143,7 +143,7 @@ class RunDirectory:
     active: str | None
     """UID of the pod whose socket ``state.sock`` points to, or None if the link is missing."""
     instances: Mapping[str, bool]
-    """Pod UIDs with a state socket, and for each whether a process listens on the socket."""
+    """For the UID of each pod that has a state socket, True if a process listens on the socket."""
     journal_problem: str
     space: Space
 

@@ -60,7 +60,7 @@ class Reading:
     parts: tuple[Part, ...] = ()
     """Parts, in the order in which the kubelet applies them."""
     running: Mapping[str, str] = field(default_factory=dict)
-    """Policies in use by manager (``cpu``, ``memory``), from the running kubelet's state files."""
+    """Policy in use for each manager (``cpu``, ``memory``), from the running kubelet's state files."""
     unseen: str = ""
     """Reason why parts may be missing, or "" if the reading is complete."""
 
@@ -138,7 +138,7 @@ def kubelet_config(settings: object, source: str) -> KubeletConfig:
 
 
 def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
-    """Returns the configuration from a reading, or None if the node had no trace of a kubelet.
+    """Returns the configuration from a reading, or None if the node has no trace of a kubelet.
 
     ``remedy`` is the remedy for checks that cannot be decided because the reading is incomplete. A value that the
     kubelet would reject also makes the reading incomplete.

@@ -3,8 +3,9 @@
 
 A node may have the files of several runtimes: Docker's containerd next to that of k3s, or leftovers from a removed
 distribution. The evidence, strongest first, is: the runtime that the kubelet reports to the API server or that the
-backend is connected to; the running processes; the socket in the kubelet's configuration; a containerd without CRI
-service; and the existing sockets. If several runtimes remain, the checks are unknown, and the finding names them all.
+backend is connected to; the running processes; the socket in the kubelet's configuration; and the existing sockets. A
+containerd whose CRI service is disabled is ruled out. If several runtimes remain, the checks are unknown, and the
+finding names them all.
 """
 
 import re

@@ -89,7 +89,7 @@ _OPTIONAL: Final = (*REQUIRE_PLUGIN, "hugetlb")
 
 
 class NotTheKubeletsError(ValueError):
-    """Raised for the files of a containerd without CRI service, which no kubelet can use."""
+    """Raised for the files of a containerd whose CRI service is disabled, which no kubelet can use."""
 
 
 def containerd_settings(documents: Documents, release: Release | None) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _checked(setting: Setting, read: Callable[[], Any], absent: Any, *, negative
     if found is None:
         return absent
     if setting.name == "socket" and found == "":
-        return setting.default  # every release does so (ToOptions)
+        return setting.default  # as every release does (ToOptions)
     parts = found if isinstance(found, list) else []
     if type(found) is not setting.kind or not all(isinstance(one, str) for one in parts):
         return Unclear(f"{'.'.join(setting.key)} is {shown(found)}, which the runtime does not accept")
@@ -222,7 +222,7 @@ def _key(path: str, found: Any, keys: Sequence[str]) -> Any:
         if not isinstance(found, dict):
             raise UndeterminedError(f"{path} has a {key} that is not a table")
         if any(one != key and one.casefold() == key for one in found):
-            raise UndeterminedError(f"{path} has {key} in another spelling, which CRI-O also accepts")
+            raise UndeterminedError(f"{path} spells {key} differently, which CRI-O also accepts")
         if (found := found.get(key)) is None:
             return None
     return found

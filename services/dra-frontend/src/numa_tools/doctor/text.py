@@ -15,13 +15,15 @@ _MAX_NAMES: Final = 12
 
 
 def findings_text(verdicts: Sequence[Verdict], node_name: str) -> str:
-    """Formats findings with three lines each, a line for each piece of evidence, and a final line with totals."""
+    """Formats each finding as three lines and one more for each piece of evidence, and adds a final line with
+    totals.
+    """
     lines = [*_findings(verdicts), *_unknown(verdicts), _summary(verdicts, node_name)]
     return "\n".join(map(printable, lines))
 
 
 def rules_text(checks: Sequence[Check]) -> str:
-    """Formats the list of checks as one line each, with the check's rule."""
+    """Formats each check as one line that contains the check's rule."""
     return "\n".join(f"{check.id:<32} {check.rule}" for check in checks)
 
 
@@ -46,7 +48,7 @@ def _lines(name: str, finding: Finding) -> Iterator[str]:
 
 
 def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Groups the checks that could not be run by reason, so an unreadable source is reported only once."""
+    """Groups, by reason, the checks that could not be run, so an unreadable source is reported only once."""
     sources: dict[tuple[str, str], list[str]] = {}
     for verdict in verdicts:
         for one in verdict.findings:

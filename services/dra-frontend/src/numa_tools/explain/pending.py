@@ -24,7 +24,7 @@ from numa_tools.scheduling.wanted import DeviceClass, Request, Wanted, read_want
 _CLEAR = "free resources on this node, request less, or use another node"
 _WAITS = (
     "this node can serve the claim; if it stays pending, the pod itself does not fit (requests, taints, affinity) or "
-    "waits for another claim: the pod's condition PodScheduled contains the reason (kubectl numa explain POD)"
+    "waits for another claim: the pod's PodScheduled condition contains the reason (kubectl numa explain POD)"
 )
 _UNDECIDED = "read the pod's Events, which contain the scheduler's own result; or rewrite the selector"
 _UNPREPARED = "the claim is not prepared here"

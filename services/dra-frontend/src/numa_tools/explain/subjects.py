@@ -176,7 +176,9 @@ def _remark(known: Known, uid: str) -> str:
 
 
 def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
-    """Returns a CPU's use in the web page's words, with the claim, or else with the meaning of the word."""
+    """Returns the web page's word for a CPU's use, followed by the CPU's claim or, if it has none, by the meaning of
+    the word.
+    """
     if uid is not None:
         word = _use_of_claimed(known, number, uid) if online else "offline"
         return f"{word}: claimed by {claim_name(known, uid)}{_remark(known, uid)}"
@@ -197,7 +199,7 @@ def _use_of_claimed(known: Known, number: int, uid: str) -> str:
 
 
 def explain_device(known: Known, name: str) -> Explained:
-    """Returns a device's capacity, its users with the amount that each of them has, and the free amount."""
+    """Returns a device's capacity, the amount allocated to each user, and the free amount."""
     driver, device = known.devices[name]
     shown = next((one for one in known.published if one.name == name), None)
     binary = not isinstance(device, CpuDevice)

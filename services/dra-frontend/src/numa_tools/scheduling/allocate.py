@@ -78,7 +78,7 @@ class Choice:
 
 
 class Search:
-    """A search on one node, with the node's devices, the cluster's classes, and the devices in use."""
+    """A search on one node. It knows the node's devices, the cluster's classes, and the devices in use."""
 
     def __init__(
         self, devices: Sequence[Published], classes: Mapping[str, DeviceClass], in_use: InUse | None = None
@@ -188,7 +188,7 @@ class Search:
         return False
 
     def _devices_for(self, place: int, wish: Wish, found: Sequence[Candidate], left: int, start: int) -> bool:
-        """Tries the devices for one request in ascending order, so the request never gets a shared device twice."""
+        """Chooses a request's devices in list order, so the request never gets a shared device twice."""
         for index in range(start, len(found) - left + 1):
             self._check_certain(found[index])
             one = verdict(wish, found[index].device, self.in_use)
@@ -197,8 +197,8 @@ class Search:
                 if self._from(place + 1) if left == 1 else self._devices_for(place, wish, found, left - 1, index + 1):
                     return True
                 self._give_back()
-        # The scheduler also evaluates the selectors for the remaining devices, although these are too few for the
-        # request.
+        # The scheduler also evaluates the selectors for the remaining devices, although too few of these are left to
+        # meet the request.
         for other in found[max(start, len(found) - left + 1) :]:
             self._check_certain(other)
         return False

@@ -107,7 +107,7 @@ def too_large(requests: Sequence[Asked]) -> list[str]:
 
 
 def unmet(requests: Sequence[Asked], in_use: InUse) -> list[str]:
-    """Returns a reason for each request that could not be met even without the others."""
+    """Returns a reason for each request that could not be met even without the other requests."""
     reasons: list[str] = []
     for request in requests:
         missing = [way.missing(in_use) for way in request.ways]

@@ -209,8 +209,8 @@ def _too_little(name: str, share: Share, free: Fraction, wanted: Fraction) -> st
 
 
 def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
-    """Describes what is missing for a request for ``count`` devices even if there were no other requests, or returns ""
-    if nothing is missing.
+    """Describes what a request for ``count`` devices would lack even if there were no other requests, or returns "" if
+    it would lack nothing.
     """
     if not verdicts:
         text = f"no device of this node is of class {wish.device_class}"

@@ -74,7 +74,7 @@ class Manifests:
     """Number of objects of each kind with the same generated name."""
 
     def add(self, document: Any) -> None:
-        """Adds a document, or each item of a List. Raises ManifestError with the object's name."""
+        """Adds a document, or each item of a List. Raises ManifestError that names the object."""
         if document is None:
             return
         if not isinstance(document, dict):
@@ -146,7 +146,7 @@ class Manifests:
         return [Workload(claim.name, (claim,)) for claim in (*self.claims.values(), *self.templates.values())]
 
     def of_pods(self, definitions: "Manifests", classes: Mapping[str, DeviceClass]) -> list[Workload]:
-        """Returns the pods with their claims from ``definitions``. Raises ManifestError with the pod's name."""
+        """Returns the pods with their claims from ``definitions``. Raises ManifestError that names the pod."""
         found = []
         for name, template in self.pods:
             try:

@@ -3,8 +3,8 @@
 
 A pod template is a map that contains a list ``spec.containers`` or ``spec.resourceClaims``, under a key that is
 ``template`` or ends with ``Template``. The rule does not depend on the object's kind, so it covers JobSet,
-LeaderWorkerSet, MPIJob, RayCluster, Kueue's Workload and others. A complete Pod inside another object is treated as a
-template, too. A template's number of pods is known if the maps around the template have the usual fields for replicas.
+LeaderWorkerSet, MPIJob, RayCluster, Kueue's Workload and others. A complete Pod inside another object is also treated
+as a template. A template's number of pods is known if the maps around the template have the usual fields for replicas.
 """
 
 from collections.abc import Iterator, Mapping
@@ -113,7 +113,9 @@ def _replicas(place: Any, key: str) -> int:
 
 
 def _of_group(place: Mapping[str, Any], key: str) -> int:
-    """Returns the number of a template's pods in each LeaderWorkerSet group: one leader, and the rest workers."""
+    """Returns the number of a template's pods in each LeaderWorkerSet group: one is the leader, and the rest are
+    workers.
+    """
     if key != "workerTemplate" or "size" not in place:
         return 1
     return max(1, _count(place, "size") - ("leaderTemplate" in place))

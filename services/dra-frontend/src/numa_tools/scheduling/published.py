@@ -64,7 +64,7 @@ class Published:
     pool: str
     name: str
     attributes: Mapping[str, Any]
-    """Values by name including the domain. A list is a Python list, and a version is a Semver."""
+    """Values by name, which includes the domain. A list is a Python list, and a version is a Semver."""
     capacity: Mapping[str, Share]
     """Capacities by their published names."""
     shared: bool

@@ -144,7 +144,7 @@ def _used(service: Service) -> Iterator[Finding]:
     if idle:
         names = ", ".join(sorted({_name(record) for record in idle})[:_MAX_SHOWN])
         yield note(
-            f"No container runs for the prepared claims {names}.",
+            f"No container is running for the prepared claims {names}.",
             "their CPUs and memory are allocated but unused; a pod that is starting or crashing looks the same",
             "see their pods' Events: kubectl describe pod",
         )
@@ -170,7 +170,7 @@ def _started(service: Service) -> Iterator[Finding]:
 
 
 def _exclusive(service: Service, config: Config) -> Iterator[Finding]:
-    daemons = "hostSlices keeps host daemons off them" if config.host_slices else "host daemons stay"
+    daemons = "hostSlices keeps host daemons off them" if config.host_slices else "host daemons stay on them"
     for one in [one for one in _running(service) if one.fallback_reason][:_MAX_SHOWN]:
         yield problem(
             f"The kernel does not isolate the CPUs of {_pod(one)}: {one.fallback_reason}.",

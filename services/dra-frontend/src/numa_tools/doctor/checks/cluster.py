@@ -164,7 +164,7 @@ def _published(slices: tuple[Document, ...], service: Service | Unread) -> Itera
     evidence = [*_unlike(slices, known(service)), *_incomplete(slices)]
     if evidence:
         yield problem(
-            "This node's ResourceSlices are not those that the driver writes.",
+            "This node's ResourceSlices differ from those that the driver writes.",
             "the scheduler sees devices other than those that the driver offers, and ignores incomplete pools",
             "see driver.status: the driver rewrites its slices within a minute; if they change again, find the "
             "other writer: kubectl get resourceslices -o yaml --show-managed-fields",

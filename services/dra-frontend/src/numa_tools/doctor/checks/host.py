@@ -104,7 +104,7 @@ def _room(run_directory: RunDirectory | Unread, claims: Claims | Unread) -> Iter
     if evidence:
         yield problem(
             "A file system that the driver writes to is nearly full.",
-            "claim files, journal, sockets and enforcement records cannot be written, so no claim is prepared",
+            "claim files, the journal, sockets and enforcement records cannot be written, so no claim is prepared",
             "find and remove what fills it (often /run): df -h, df -i, du -x",
             evidence,
         )

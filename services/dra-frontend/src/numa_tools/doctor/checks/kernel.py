@@ -26,7 +26,7 @@ def _version_two(cgroups: Cgroups) -> Iterator[Finding]:
         yield problem(f"{cgroups.root} is not a cgroup v2 tree: it has no cgroup.controllers.", why, _UNIFIED)
     elif missing := [one for one in _NEEDED if one not in cgroups.controllers]:
         yield problem(
-            f"The cgroup v2 tree has no controller {', '.join(missing)}.",
+            f"The cgroup v2 tree lacks controllers: {', '.join(missing)}.",
             "claims' limits that need them would not be enforced; without cpuset the backend does not start",
             f"{_UNIFIED}, without cgroup_disable= for them; otherwise use a kernel built with them",
         )

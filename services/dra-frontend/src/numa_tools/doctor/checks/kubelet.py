@@ -44,7 +44,7 @@ def _release(node: Document, server: str | Unread) -> Iterator[Finding]:
     elif ours and theirs and not 0 <= theirs[1] - ours[1] <= _MAX_BEHIND:
         newer = ours > theirs
         which = "newer than" if newer else f"more than {_MAX_BEHIND} releases behind"
-        why = "Kubernetes does not support this version skew; fields of claims may be lost"
+        why = "Kubernetes does not support this version skew; claim fields may be lost"
         remedy = f"update the {'API server' if newer else 'node'}, which is older"
         yield problem(f"The kubelet ({said}) is {which} the API server ({server}).", why, remedy)
 
@@ -237,7 +237,10 @@ CHECKS: Final = (
         for manager, off, static in (("cpu", "none", "static"), ("memory", "None", "Static"))
     ),
     Check(
-        "kubelet.topology-manager", "The topology manager rejects no pod.", ("kubelet",), _if_seen(_topology_manager)
+        "kubelet.topology-manager",
+        "The topology manager does not reject any pods.",
+        ("kubelet",),
+        _if_seen(_topology_manager),
     ),
     Check(
         "kubelet.gates",

@@ -119,7 +119,7 @@ def _drop_ins(runtime: RuntimeConfig) -> Iterator[Finding]:
         yield unknown(Unread(f"{runtime.source}: {runtime.incomplete}", remedy_of(runtime)))
     elif runtime.stray:
         yield problem(
-            f"{', '.join(runtime.stray)} is imported by no configuration file (read: {', '.join(runtime.files)}).",
+            f"No configuration file imports {', '.join(runtime.stray)} (read: {', '.join(runtime.files)}).",
             "its settings for NRI and CDI have no effect",
             'add imports = ["/etc/containerd/conf.d/*.toml"] to config.toml, and restart containerd',
         )

@@ -21,7 +21,7 @@ _SECONDS: Final = 5.0
 
 
 def find_service(run_directory: Path, pod_uid: str) -> StateClient:
-    """Returns a client for this pod's service, or outside the driver's pod for the node's active service."""
+    """Returns a client for this pod's service or, outside the driver's pod, for the node's active service."""
     own = run_directory / pod_uid
     return StateClient(own if (own / STATE_SOCKET).exists() else run_directory)
 

@@ -58,7 +58,7 @@ def find_launch(files: HostFiles, root: str) -> Launch | None:
     """
     if running := list(_running(files)):
         if len({one.arguments for one in running}) > 1:
-            raise UnseenError(f"several kubelets run: {', '.join(one.origin for one in running)}")
+            raise UnseenError(f"several kubelets are running: {', '.join(one.origin for one in running)}")
         return running[0]
     installed = [one for one in (_of_unit(files), _of_microk8s(files), *_of_ranchers(files)) if one]
     if len(installed) > 1:
@@ -102,7 +102,9 @@ def _of_unit(files: HostFiles) -> Launch | None:
 
 
 def _unit_arguments(files: HostFiles, unit: str, program: str) -> _Started | None:
-    """Returns how a unit starts a program, or None if the unit does not exist. Raises UnitError and UnseenError."""
+    """Returns the arguments with which a unit starts a program, or None if the unit does not exist. Raises UnitError
+    and UnseenError.
+    """
     texts = _unit_texts(files, unit)
     if not texts:
         return None

@@ -58,12 +58,14 @@ def read_runtimes(tree: HostTree) -> FoundRuntimes:
 
 
 def read_given_runtime(path: str, reported: Reported | None) -> RuntimeConfig | Unread:
-    """Reads from a file the settings that a runtime printed. The path ``-`` is standard input. Raises ConfigError."""
+    """Reads from a file the settings that a runtime printed. The path ``-`` stands for standard input. Raises
+    ConfigError.
+    """
     try:
         # Opening /dev/stdin would fail if the runtime passes a socket as standard input.
         data = sys.stdin.buffer.read(_MAX_GIVEN + 1) if path == "-" else read_regular(path, _MAX_GIVEN, follow=True)
         if len(data) > _MAX_GIVEN:
-            raise RuntimeConfigError(f"has more than {_MAX_GIVEN >> 20} MiB")
+            raise RuntimeConfigError(f"is larger than {_MAX_GIVEN >> 20} MiB")
         return given_runtime(data.decode(errors="replace"), reported)
     except OSError as error:
         raise ConfigError(path, [error.strerror or str(error)]) from error
@@ -120,7 +122,7 @@ class _Files:
             self.fault = str(error)
 
     def crio(self, config: str, directory: str) -> None:
-        """Reads crio.conf, then every file under the drop-in directory in order of name."""
+        """Reads crio.conf, then every file under the drop-in directory in name order."""
         try:
             self._document(config)
             for path in _below(self._tree, directory):
@@ -135,7 +137,9 @@ class _Files:
             return None
         self._left -= len(text)
         if self._left < 0:
-            raise UndeterminedError(f"the files have more than {_MAX_TOGETHER >> 20} MiB; {path} was not read")
+            raise UndeterminedError(
+                f"the files are larger than {_MAX_TOGETHER >> 20} MiB in total; {path} was not read"
+            )
         try:
             document = parse_toml(text)
         except ValueError as error:

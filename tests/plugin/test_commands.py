@@ -348,7 +348,7 @@ async def test_a_missing_claim_is_distinguished_from_one_that_will_be_created(pl
     plugin.server.store.create(TEMPLATES, "ns", {"metadata": {"name": "there"}, "spec": {}})
     plugin.add_pod("p", spec={"resourceClaims": entries})
     out = (await plugin.run("explain", "p", "-n", "ns"))[1]
-    assert "claim there\n  is not created yet; kube-controller-manager creates it from template there" in out
+    assert "claim there\n  has not been created yet; kube-controller-manager creates it from template there" in out
     assert "claim typo\n  cannot be created: there is no ResourceClaimTemplate typo in namespace ns" in out
     made = [{"name": "there", "resourceClaimName": "p-there-abc"}]
     plugin.add_pod("old", spec={"resourceClaims": entries[:1]}, status={"resourceClaimStatuses": made})

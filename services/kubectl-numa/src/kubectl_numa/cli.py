@@ -40,7 +40,7 @@ _PASSED: Final = {
 }
 """Options that are passed to kubectl unchanged, each with the name of its value and its help text."""
 _LABEL: Final = "app.kubernetes.io/part-of"
-"""Label of all pods of the chart, in all node groups."""
+"""Label that all of the chart's pods have, in every node group."""
 _CONTAINER: Final = "frontend"
 _WATCH_SECONDS: Final = 5.0
 """Interval between reads by ``claims --watch``. Each read lists all slices and claims."""
@@ -133,7 +133,7 @@ def _claims(request: Request) -> int:
 
 
 def _claim_row(namespace: str) -> Callable[[Document], Row]:
-    """Returns the function that makes a claim's row, which has the namespace only if all namespaces are listed."""
+    """Returns the function that builds a claim's row, which has the namespace only if all namespaces are listed."""
     return partial(claim_row, namespaced=not namespace)
 
 
@@ -362,7 +362,7 @@ def build_parser() -> argparse.ArgumentParser:
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(_PROGRAM, description=text, epilog=_epilog("", COMMANDS["nodes"]), formatter_class=shape)
     parser.add_argument("--version", action="version", version=__version__, help="print the version and exit")
-    text = "namespace for the commands claims and explain (default: the context's namespace)"
+    text = "namespace for the claims and explain commands (default: the context's namespace)"
     parser.add_argument("-n", "--namespace", metavar="NAME", help=text)
     _add_passed_flags(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -418,7 +418,9 @@ def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) ->
     if name in ("nodes", "free", "claims"):
         text = "list only claims with these labels, such as app=db (default: all)"
         if name != "claims":
-            text = "list only nodes with these labels, such as pool=hpc; needs the right to list nodes (default: all)"
+            text = (
+                "list only nodes with these labels, such as pool=hpc; requires permission to list nodes (default: all)"
+            )
         parser.add_argument("-l", "--selector", metavar="LABELS", default="", help=text)
     if name == "free":
         text = "list the NUMA nodes with the most free first: cpus or memory (default: by name)"

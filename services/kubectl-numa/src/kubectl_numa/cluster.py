@@ -71,7 +71,7 @@ class Claim:
     requests: tuple[Mapping[str, Any], ...]
     allocated: bool
     enforced: str = ""
-    """Status of the condition ``Enforced``: ``True``, ``False`` or ``Unknown``. Empty if the node has not set it."""
+    """Status of the ``Enforced`` condition: ``True``, ``False`` or ``Unknown``. Empty if the node has not set it."""
     reason: str = ""
     message: str = ""
 
@@ -103,7 +103,7 @@ class Pod:
     claims: tuple[ClaimName, ...]
     waiting: tuple[Waiting, ...] = ()
     unscheduled: str = ""
-    """The scheduler's message in the condition PodScheduled. Empty if the pod has a node."""
+    """The scheduler's message in the PodScheduled condition. Empty if the pod has a node."""
 
     @property
     def refused(self) -> tuple[str, ...]:
@@ -233,7 +233,7 @@ def _waiting(status: Mapping[str, Any]) -> Waiting | None:
 def _unscheduled(status: Mapping[str, Any]) -> str:
     for one in _dicts(status.get("conditions")):
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            return str(one.get("message") or one.get("reason") or "the condition PodScheduled gives no reason")
+            return str(one.get("message") or one.get("reason") or "the PodScheduled condition gives no reason")
     return ""
 
 

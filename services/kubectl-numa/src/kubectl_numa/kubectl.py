@@ -41,7 +41,9 @@ class Kubectl:
                 f"{self._command[0]}: {error.strerror}; set {ENVIRONMENT} to the path of kubectl"
             ) from error
         if done.returncode:
-            raise KubectlError(done.stderr.decode(errors="replace").strip() or f"kubectl ended with {done.returncode}")
+            raise KubectlError(
+                done.stderr.decode(errors="replace").strip() or f"kubectl exited with status {done.returncode}"
+            )
         return done.stdout.decode(errors="replace")
 
     def get(self, path: str) -> Any:

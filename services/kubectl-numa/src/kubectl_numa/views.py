@@ -32,7 +32,7 @@ def explain_missing(use: ClaimName, namespace: str, *, template_exists: bool | N
         yield f"  cannot be created: there is no ResourceClaimTemplate {use.template} in namespace {namespace}"
     else:
         template = use.template or "(none is named)"
-        yield f"  is not created yet; kube-controller-manager creates it from template {template}"
+        yield f"  has not been created yet; kube-controller-manager creates it from template {template}"
 
 
 def explain(cluster: Cluster, claim: Claim, pod: Pod = NO_POD) -> Iterator[str]:

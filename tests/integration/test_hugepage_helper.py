@@ -208,7 +208,7 @@ def test_a_device_whose_pages_cannot_be_allocated_is_tainted(node: Node) -> None
     # A scheduler that does not wait for conditions has bound the pod.
     with pytest.raises(AnsweredError) as refused:
         pod.prepare()
-    for part in ("of them are allocated", "found memory for 3 of 16", "free memory of NUMA node 0", "pod"):
+    for part in ("of them are allocated", "found memory for 3 of 16", "free memory on NUMA node 0", "pod"):
         assert part in str(refused.value)
     node.limit.write_text("1000")
     release(node, pod)

@@ -10,7 +10,7 @@ from dra_frontend.settings import Settings
 
 
 def own_faults(settings: Settings) -> list[Fault]:
-    """Returns the pod's faults: unusable directories of the node, or no access to the API server. Blocks."""
+    """Returns the pod's faults: unusable node directories, or no access to the API server. Blocks."""
     faults = check_pod(settings.config, contained=settings.in_pod, mounts=read_mounts())
     return [*faults, *_access_faults(settings)]
 

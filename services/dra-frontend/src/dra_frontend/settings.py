@@ -71,7 +71,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--host-root", metavar="DIR", default="/", help="directory under which the host's /sys and /proc are mounted"
     )
     parser.add_argument(
-        "--bind-address", metavar="HOST:PORT", default=":8080", help="address of metrics and probes, or 'off'"
+        "--bind-address", metavar="HOST:PORT", default=":8080", help="address for metrics and probes, or 'off'"
     )
 
 

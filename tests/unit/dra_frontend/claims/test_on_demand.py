@@ -305,7 +305,7 @@ async def test_a_device_is_tainted_before_the_claim_is_answered(tmp_path: Path) 
     assert node.published == [({DEVICE: "growth-failed"}, set())]
     text = str(*node.shortages.notices)
     assert text.startswith(f"{DEVICE}: the kernel found memory for 1 of 3 pages at ")
-    assert text.endswith("; free memory of NUMA node 0; new claims avoid the device for 5 min")
+    assert text.endswith("; free memory on NUMA node 0; new claims avoid the device for 5 min")
     node.on_demand.claims.version = object()
     await node.provide()
     assert node.pages == 0

@@ -8,7 +8,7 @@ CPUs the claim gets is decided here, so the constraint must be enforced here as 
   CPU device, numaNodes 0-3   memory, numaNode 3     constraint: equal numaNode
   values in common: {3}  ->  the device is narrowed to the CPUs of node 3, and CPUs are chosen from these
 
-1. :func:`joins` finds, for each constraint, the values that all its devices have in common, each one a
+1. :func:`joins` finds, for each constraint, the values that all its devices have in common, each as a
    :class:`Choice`.
 2. :func:`ways` combines one choice for each constraint and yields the combinations that leave enough free CPUs, the
    tightest first. The search is bounded, because other claims wait for it.
@@ -159,7 +159,7 @@ class _Covered:
         if not common:
             shown = "; ".join(f"{name} has {_listed(one for _, one in values)}" for name, values in (*own, *partners))
             raise Refused(f"matchAttribute {self.attribute}: the claim's devices have no value in common: {shown}")
-        # Values with the same CPUs are one choice: a NUMA node often has several PCIe roots.
+        # Values that have the same CPUs form a single choice, since a NUMA node often has several PCIe roots.
         choices: dict[tuple[frozenset[int], ...], Choice] = {}
         for _, value in sorted(common, key=lambda one: (one[0].__name__, one[1])):
             cpus = {place: table[value] for place, table in self.tables.items()}

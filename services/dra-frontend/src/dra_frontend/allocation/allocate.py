@@ -102,7 +102,7 @@ def allocate_claim(
     elif users:
         raise Refused(
             f"{parsed.view} was reallocated while container {users[0].name} of pod "
-            f"{users[0].pod_namespace}/{users[0].pod_name} still runs with its old allocation; the kubelet "
+            f"{users[0].pod_namespace}/{users[0].pod_name} is still running with its old allocation; the kubelet "
             "retries until that container has ended"
         )
     try:

@@ -91,8 +91,8 @@ class Ledger:
     def lost(self) -> dict[ClaimKey, str]:
         """Returns the namespace ("" if unknown) of each claim that should have a record but does not, by claim key.
 
-        A claim that was released is not lost, even if it had no file and one of its containers still runs, or if its
-        container's report is older than the end of the release.
+        A claim that was released is not lost, even if it had no file and one of its containers is still running, or if
+        its container's report is older than the end of the release.
         """
         damaged = [key for key, file in self.files.items() if file.record is None]
         named = {(use.driver, use.uid): report.pod_namespace for report, use, _ in self._strays()}
@@ -101,7 +101,8 @@ class Ledger:
         return {key: namespace for key, namespace in lost.items() if key not in released}
 
     def unanswered(self, driver: str, ignoring: str) -> list[str]:
-        """Returns the sorted UIDs of a driver's lost claims whose resources are unknown, except for ``ignoring``.
+        """Returns the sorted UIDs of a driver's lost claims whose resources are unknown, without the claim
+        ``ignoring``.
 
         A claim's resources are known from the environment in its damaged file or from the API server's response. A
         pending or failed query is not enough.
@@ -155,7 +156,7 @@ class Ledger:
         """Returns the claimed bytes of each memory device, excluding the claim ``ignoring``.
 
         For a lost claim, the size that the API server reported is included. If the claim no longer exists there but one
-        of its containers still runs, the container's hugepage limits are included for each of its NUMA nodes.
+        of its containers is still running, the container's hugepage limits are included for each of its NUMA nodes.
         ``lost=False`` ignores the API server's responses, because claims whose records are being rebuilt must not wait
         for each other.
         """

@@ -40,8 +40,8 @@ class PagesMissing(Refused):
 def memory_device(result: AllocationResult, inventory: Inventory, *, gone: bool = False) -> MemoryDevice:
     """Returns a result's device. Raises Refused if this node has no such device.
 
-    With ``gone``, a device that no longer exists is derived from its name, with capacity 0; only an invalid name is
-    refused.
+    If ``gone`` is true, a device that no longer exists is derived from its name, with capacity 0; only an invalid name
+    is refused.
     """
     device = inventory.devices.get((MEMORY_DRIVER, result.pool, result.device))
     if isinstance(device, MemoryDevice):

@@ -41,7 +41,7 @@ class PoolTarget:
 
     device: MemoryDevice
     waiting: tuple[tuple[str, AllocationResult, int], ...]
-    """(UID, result, bytes) for each claim that waits for the device's pages."""
+    """(UID, result, bytes) for each claim that is waiting for the device's pages."""
     held: int
     """Bytes in existing records plus the reserve, which is never allocated to claims."""
     needed: int

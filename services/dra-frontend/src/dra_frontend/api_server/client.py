@@ -120,7 +120,7 @@ class KubeClient:
                 await asyncio.sleep(wait)
 
     async def get_device_class(self, name: str) -> Document | None:
-        """Returns the DeviceClass, or None if no DeviceClass has the name. Only commands use this, not the service."""
+        """Returns the DeviceClass, or None if no DeviceClass has that name. Only commands use this, not the service."""
         call = Call("get", _RESOURCES, "deviceclasses", name)
         with suppress(NotFoundError):
             return read_object(call, await self._ask(call), "DeviceClass")
@@ -173,9 +173,9 @@ class KubeClient:
     ) -> AsyncGenerator[tuple[list[Document], Document], None]:
         """Yields the items and the metadata of each page in a list.
 
-        ``pace`` limits the first request, ``later`` (if given) the others. A page that is too large is requested again
-        in smaller pages, and a single object that is too large is skipped. The number of items, the time and the tokens
-        are limited: it is an error if the server never stops announcing another page.
+        ``pace`` limits the rate of the first request, ``later`` (if given) that of the others. A page that is too large
+        is requested again in smaller pages, and a single object that is too large is skipped. The number of items, the
+        time and the tokens are limited: it is an error if the server never stops announcing another page.
         """
         page, token, seen, left = _PAGE, "", set[str](), self._most_listed
         clock = asyncio.get_running_loop().time
@@ -254,9 +254,8 @@ class KubeClient:
                 found += items
                 version = version or str(metadata.get("resourceVersion") or "")
                 if len(found) > MAX_SLICES:
-                    detail = (
-                        f"{driver} has more than {MAX_SLICES} slices on {node_name}; delete those from other writers"
-                    )
+                    most = f"{driver} has more than {MAX_SLICES} slices on {node_name}"
+                    detail = f"{most}; delete those that other writers created"
                     raise KubeError(call.operation, detail)
         return found, version
 

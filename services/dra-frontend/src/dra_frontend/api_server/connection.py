@@ -156,7 +156,7 @@ class Connection:
                 if len(line) > MAX_BYTES:
                     skipped += len(line)
                     if skipped > _SKIPPED_BYTES or (skipped == len(line) and not is_event(line)):
-                        raise TooLargeError(call.operation, f"an event has more than {MAX_BYTES} bytes")
+                        raise TooLargeError(call.operation, f"an event is larger than {MAX_BYTES} bytes")
                     line.clear()
 
     async def authorization(self, refused: str | None = "") -> str | None:
@@ -252,6 +252,6 @@ async def _body(call: Call, response: aiohttp.ClientResponse) -> bytes:
         data += chunk
         if len(data) > MAX_BYTES:
             raise TooLargeError(
-                call.operation, f"the response has more than {MAX_BYTES} bytes", bytes(data[:_HEAD_BYTES])
+                call.operation, f"the response is larger than {MAX_BYTES} bytes", bytes(data[:_HEAD_BYTES])
             )
     return bytes(data)

@@ -80,7 +80,7 @@ class ClaimFiles(ClaimDirectory):
         """
         path, data = self._directory / cdi_file_name(record.driver, record.claim.uid), dump_claim_file(record)
         if len(data) > MAX_CLAIM_FILE:
-            raise OSError(errno.EFBIG, f"would have {len(data)} bytes, more than {MAX_CLAIM_FILE}", str(path))
+            raise OSError(errno.EFBIG, f"would be {len(data)} bytes long, more than {MAX_CLAIM_FILE}", str(path))
         if len(self.view.files) >= MAX_CLAIM_FILES and (record.driver, record.claim.uid) not in self.view.files:
             raise OSError(errno.ENOSPC, f"there are already {MAX_CLAIM_FILES} claim files, the maximum", str(path))
         try:

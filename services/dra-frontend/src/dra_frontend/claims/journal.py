@@ -139,7 +139,7 @@ class Journal:
             if zlib.crc32(data := os.pread(descriptor, min(length, SLOT_BYTES), start + _HEADER), sequence) == checksum
         ]
         if not slots:
-            self.problem = f"{self._path} is not a journal of this release"
+            self.problem = f"{self._path} is not a journal that this release can read"
             return
         stamp, data = slots[0]
         if stamp == self._stamp:
@@ -155,7 +155,7 @@ class Journal:
         try:
             self._entries, self.was_read, self.problem = _parse(data), True, ""
         except MalformedError as error:
-            self.problem = f"{self._path} is not a journal of this release: it {error.reason}"
+            self.problem = f"{self._path} is not a journal that this release can read: it {error.reason}"
 
     def write(self, entries: Entries) -> None:
         """Writes the entries to the older slot, unless the file already contains them.

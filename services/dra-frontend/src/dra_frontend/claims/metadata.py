@@ -66,8 +66,8 @@ def _document(record: AllocationRecord, view: ClaimView, request: str, inventory
 
 
 def _cpu_attributes(record: AllocationRecord, request: str) -> dict[str, Any]:
-    """If a container with the request also uses the shared pool, returns attributes for the claimed CPUs and for the
-    pool's CPUs. Otherwise returns an empty dict.
+    """Returns attributes for the claimed CPUs and for the pool's CPUs if containers that use the request also use the
+    shared pool. Otherwise returns an empty dict.
     """
     pool = record.pool_cpus.get(request)
     sets = {_OWN_CPUS: record.cpus_of([request]), _POOL_CPUS: pool.cpus} if pool else {}
@@ -189,7 +189,7 @@ def _has(path: str, data: bytes) -> bool:
 
 
 def _place(record: AllocationRecord) -> tuple[str, str]:
-    """Returns a record's driver and its directory's name, for comparison with existing directories. Paths are built
-    only from validated names.
+    """Returns a record's driver and the name of the record's metadata directory, for comparison with existing
+    directories. Paths are built only from validated names.
     """
     return record.driver, f"{record.claim.namespace}_{record.claim.name}"

@@ -52,7 +52,7 @@ _MANAGER: Final = "dra-numa-on-demand"
 """Field manager for these conditions. The rest of an entry belongs to other managers."""
 _REASONS: Final = {PROVISIONED: "Provisioned", NOT_PROVISIONED: "NotProvisioned"}
 _MAX_CLAIMS: Final = 10_000
-"""Maximum number of the cluster's labelled, allocated claims that are followed."""
+"""Maximum number of the cluster's labelled, allocated claims that are tracked."""
 _GROWTH_SECONDS: Final = 30.0
 """Time limit for growing one pool; the scheduler waits 600 s."""
 _CHECK_SECONDS: Final = 10.0
@@ -110,7 +110,9 @@ class LabelledClaims:
         self._complaints = Complaints(_log, KubeError)
 
     async def follow(self) -> None:
-        """Follows the claims. Runs forever. Does not raise, even if a response is malformed."""
+        """Keeps :attr:`by_uid` up to date with the cluster's claims. Runs forever. Does not raise, even if a response
+        is malformed.
+        """
         waits = Backoff(1.0, 60.0, calm=60.0)
         while True:
             try:
@@ -187,9 +189,9 @@ class HugepagesOnDemand:
         self._answered.pop(uid, None)
 
     async def provide(self) -> bool:
-        """Resizes the pools and writes results to the claims that wait for them. Does not raise.
+        """Resizes the pools and writes the results to the claims that are waiting for them. Does not raise.
 
-        Always returns True, so that it is called again at each tick: the scheduler waits for the results.
+        Always returns True, so that it is called again at each tick: the scheduler is waiting for the results.
         """
         with self._complaints.about("shortages", "hugepages-on-demand helper not checked"):
             await self._follow_shortages()
@@ -332,7 +334,7 @@ class HugepagesOnDemand:
         if outcome.grown and outcome.pages < min(target.needed, target.limit):
             found = outcome.problem or f"the kernel found memory for {outcome.pages} of {target.needed} pages"
             at = datetime.now(UTC).strftime("%H:%M:%SZ")
-            self._shortages.growth_failed(name, f"{found} at {at}; free memory of NUMA node {target.device.numa_node}")
+            self._shortages.growth_failed(name, f"{found} at {at}; free memory on NUMA node {target.device.numa_node}")
         elif outcome.grown:
             self._shortages.growth_succeeded(name)
         return True

@@ -58,7 +58,7 @@ class PodEvents:
     """
 
     def backend_changed(self) -> None:
-        """Observes conditions that are new since the last call."""
+        """Observes conditions that have appeared since the last call."""
         if not self._backend.live or self._backend.containers is self._seen:
             return
         self._seen = self._backend.containers

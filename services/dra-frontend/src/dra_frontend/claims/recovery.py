@@ -120,7 +120,7 @@ class Recovery:
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
 
     async def run(self) -> None:
-        """Rebuilds lost records at each tick, or immediately if a Prepare waits for one. Runs forever.
+        """Rebuilds lost records at each tick, or immediately if a Prepare call is waiting for one. Runs forever.
 
         While no record is lost, checks for overlapping records at each quiet tick.
         """
@@ -165,8 +165,7 @@ class Recovery:
         self._news.set()
         self._news = asyncio.Event()
         nameless = [key for key in due if key not in named and lost[key]]
-        # The order is random, so that a namespace whose list does not finish does not delay the same other namespaces
-        # every time.
+        # The order is random, so a namespace whose list does not finish delays different namespaces each time.
         namespaces = {lost[key] for key in nameless}
         try:
             async with asyncio.timeout(self.lists_seconds) as scope:
@@ -218,7 +217,7 @@ class Recovery:
         if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
             await self._store.transact(partial(_give_up, keys=[key]))
             return
-        mapped = self._config.publish_node_allocatable_resource_mapping  # as in NodeClaims
+        mapped = self._config.publish_node_allocatable_resource_mapping  # as NodeClaims does
         counted = mapped and await self._kubelet.counts_claims(driver)
         parsed = parse_driver_claim(view, driver, self._devices.inventory, self._config, counted=counted)
         # Compared by identity, since two consecutive reports may be equal.
@@ -336,8 +335,8 @@ def _prepare_lost(
 
 
 def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
-    """Marks claims as gone from the API server or from this node. Their containers' resources stay held as long as the
-    containers run.
+    """Marks claims as gone from the API server or from this node. Their containers' resources stay held for as long as
+    the containers are running.
     """
     lost = transaction.ledger.lost()
     answered = {**transaction.answered, **{key: {} for key in keys}}

@@ -127,7 +127,7 @@ class NodeClaims:
 
     async def _read_all(self, driver: str, claims: Sequence[ClaimName]) -> dict[str, DriverClaim | Answer]:
         """Reads and parses claims concurrently."""
-        if len(claims) == 1:  # Most calls have one claim; a task would take three more iterations of the event loop.
+        if len(claims) == 1:  # Most calls are for one claim; a task would take three more iterations of the event loop.
             return {claims[0].uid: await self._read(driver, claims[0])}
         async with asyncio.TaskGroup() as tasks:
             reading = {claim.uid: tasks.create_task(self._read(driver, claim)) for claim in claims}

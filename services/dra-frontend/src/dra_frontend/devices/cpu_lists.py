@@ -28,8 +28,8 @@ def cpu_lists(machine: Machine, device: CpuDevice) -> dict[str, str]:
 
 
 def smt_layout(machine: Machine) -> str:
-    """Returns which threads share a core. In ``0-7>4;8-11``, CPUs 0 and 4, 1 and 5, 2 and 6, and 3 and 7 share a core;
-    each of CPUs 8 to 11 has a core to itself.
+    """Returns a description of which threads share a core. In ``0-7>4;8-11``, CPUs 0 and 4, 1 and 5, 2 and 6, and 3 and
+    7 share a core; each of CPUs 8 to 11 has a core to itself.
 
     Entries are ordered by the distance between the two threads, with single threads last. The result is empty if a core
     has more than two threads.

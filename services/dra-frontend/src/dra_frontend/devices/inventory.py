@@ -184,7 +184,7 @@ def _check_names(node_name: str, pools: Sequence[Pool]) -> None:
         raise InventoryError(f"node name: {shown(node_name)} {fault}")
     for pool in pools:
         if len(pool.name) > _MAX_POOL_NAME_LENGTH:
-            raise InventoryError(f"node name: pool {pool.name} would have more than {_MAX_POOL_NAME_LENGTH} characters")
+            raise InventoryError(f"node name: pool {pool.name} would be longer than {_MAX_POOL_NAME_LENGTH} characters")
 
 
 def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:

@@ -60,7 +60,7 @@ def read_online(reader: Reader) -> Online:
     for cpu in sorted(listed - set(present)):
         raise HostTreeError(path, f"lists CPU {cpu}, which has no directory {CPU_DIRECTORY}/cpu{cpu}")
     for cpu in sorted(listed ^ by_directory):
-        raise HostTreeError(path, f"and {CPU_DIRECTORY}/cpu{cpu} disagree whether CPU {cpu} is online")
+        raise HostTreeError(path, f"and {CPU_DIRECTORY}/cpu{cpu} disagree about whether CPU {cpu} is online")
     isolcpus = reader.cpu_list(f"{CPU_DIRECTORY}/isolated") or frozenset()
     possible = reader.cpu_list(f"{CPU_DIRECTORY}/possible") or frozenset()
     return Online(listed, frozenset(present) - listed, isolcpus & listed, possible.union(present))
@@ -177,8 +177,8 @@ def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[G
 
 
 def _l3_set(reader: Reader, cpu: int, directory: str) -> frozenset[int] | None:
-    """Returns the CPUs that share a cache with a CPU according to that CPU's files, or None if it has none. Raises
-    HostTreeError.
+    """Returns the CPUs that share a cache with a CPU according to that CPU's files, or None if the CPU has no such
+    files. Raises HostTreeError.
     """
     found = reader.cpu_set(f"{directory}/shared_cpu_map", f"{directory}/shared_cpu_list")
     if found is None:

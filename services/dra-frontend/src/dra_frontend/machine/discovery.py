@@ -77,7 +77,7 @@ def _read_pcie_roots(reader: Reader) -> dict[str, frozenset[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Content of the fingerprint files. As long as :attr:`shape` stays equal, the machine has not changed."""
+    """Content of the fingerprint files. As long as :attr:`shape` stays the same, the machine has not changed."""
 
     cpus: tuple[str | None, str | None]
     """Online and isolated CPUs as printed by the kernel."""

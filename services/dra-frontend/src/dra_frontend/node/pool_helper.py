@@ -46,7 +46,7 @@ class PoolHelper:
         """Resizes the pool as requested and returns the response. Does not raise, whatever the request contains."""
         try:
             if len(data) > MAX_REQUEST_BYTES:
-                raise ValueError(f"has more than {MAX_REQUEST_BYTES} bytes")
+                raise ValueError(f"is larger than {MAX_REQUEST_BYTES} bytes")
             request = PoolRequest.model_validate_json(data)
         except ValueError:
             return PoolAnswer.of_problem("request", "is malformed; frontend and helper have different versions")

@@ -113,7 +113,7 @@ def _directory_fault(needed: Needed, path: str, mounts: tuple[Mount, ...]) -> Fa
 
 def _permission(path: Path) -> str:
     if os.geteuid() != 0:
-        return "run the container frontend as uid 0 (securityContext.runAsUser: 0, as in the chart)"
+        return "run the frontend container as uid 0 (securityContext.runAsUser: 0, as in the chart)"
     status = path.stat()
     if status.st_uid != 0 or not status.st_mode & 0o200:
         return f"chown root {path}; chmod u+rwx {path}: the container lacks the capabilities to bypass owner and mode"
@@ -131,7 +131,7 @@ def _container_faults(config: Config, mounts: tuple[Mount, ...]) -> Iterator[Fau
     if os.path.exists(lock):  # noqa: PTH110 - Path.exists raises PermissionError
         yield Fault(
             f"the frontend sees the backend's {lock}, so an attacker in the frontend could lock the backend out",
-            f"mount an empty volume over {lock.parent} in the container frontend (the chart's volume hidden)",
+            f"mount an empty volume over {lock.parent} in the frontend container (the chart's volume hidden)",
             fatal=False,
         )
     above = mounts_over(config.cgroup_root, mounts)

@@ -5,7 +5,7 @@
 2. On machines with several kinds of cores, try each kind alone before mixing them, and prefer fewer NUMA nodes.
 3. ``l3: required`` chooses the best L3 group that can provide all CPUs; ``numa: distribute`` gives each NUMA node an
    equal share; otherwise the tree of ``placement/place`` is packed as tightly as possible.
-4. ``strategy: spread`` takes one thread of each core before the second thread of any core.
+4. ``strategy: spread`` takes one thread from each core before it takes a second thread from any core.
 
 Cores are sets of sibling threads, so nothing depends on raw core IDs, sockets of equal size or the number of threads.
 The time is linear in the number of CPUs. If no set is found, the error contains a cause that would remain even if CPUs
@@ -53,7 +53,7 @@ class Layout:
     """A machine's topology in the form that the allocator uses, computed once."""
 
     places: tuple[tuple[frozenset[int], Place], ...]
-    """For each place, the set of its CPUs, and the place with all of them free."""
+    """For each place, the set of its CPUs, and the place itself with all of these CPUs free."""
     isolcpus: frozenset[int]
     by_type: Mapping[CoreType, frozenset[int]]
     by_node: Mapping[int, frozenset[int]]
@@ -118,7 +118,7 @@ def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
 
 @lru_cache(128)
 def first_threads(place: Place) -> Place:
-    """Returns the place with one thread of each core. A whole core is represented by its first thread and is still
+    """Returns the place reduced to one thread per core. A whole core is represented by its first thread and is still
     treated as whole.
     """
     return place.holding([core[:1] for core in place.whole], [core[:1] for core in place.broken])
@@ -209,12 +209,11 @@ class _Search:
             levels = (*levels, L3)
         if self._parameters.strategy != "spread":
             return build(places, levels).take(need)
-        # Places that no level separates are merged first, so that the cores' later threads are taken in the order of
-        # the cores.
+        # Places that no level separates are merged first, so that the cores' later threads are taken in core order.
         places = [merged(group) for group in split(places, levels)]
         taken: list[int] = []
         while True:
-            # Take one thread of every core before the second thread of any core.
+            # Take one thread from every core before a second thread from any core.
             layer = build([first_threads(place) for place in places], levels)
             taken += layer.take(min(need - len(taken), layer.size))
             if len(taken) == need:

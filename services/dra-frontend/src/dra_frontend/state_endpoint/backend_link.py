@@ -45,7 +45,7 @@ class Bodies:
                         raise HTTPException(400, "the sender closed the connection")
                     body += message.get("body", b"")
                     if len(body) > MAX_STATE_BYTES:
-                        raise HTTPException(413, f"the body has more than {MAX_STATE_BYTES} bytes")
+                        raise HTTPException(413, f"the body is larger than {MAX_STATE_BYTES} bytes")
                     counted += self._count(len(body) - counted if len(body) > _SMALL_BODY else 0)
                     if not message.get("more_body", False):
                         return bytes(body)

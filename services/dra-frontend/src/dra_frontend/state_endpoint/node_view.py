@@ -30,7 +30,7 @@ _MAX_PROBLEMS: Final = 100
 
 
 def node_view(state: StateSource) -> NodeDocument:
-    """Returns the document that the page draws. The document stays equal as long as nothing on the node changes."""
+    """Returns the document that the page draws. The document stays the same as long as nothing on the node changes."""
     ledger, backend = state.store.ledger, state.backend
     conditions = claim_conditions(state)
     return NodeDocument(

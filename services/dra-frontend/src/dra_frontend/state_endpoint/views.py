@@ -165,8 +165,8 @@ def _reasons(fallback: str, requested: str) -> dict[str, Any]:
 
 
 def memory_view(inventory: Inventory, ledger: Ledger) -> list[MemoryDocument]:
-    """Returns capacity, claimed and free bytes of each memory device, including devices that no longer exist but are
-    still held by claims.
+    """Returns each memory device's capacity and its claimed and free bytes, including devices that no longer exist but
+    are still held by claims.
     """
     claimed = ledger.claimed_bytes()
     claims: dict[str, set[str]] = defaultdict(set)

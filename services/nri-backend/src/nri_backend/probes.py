@@ -62,7 +62,7 @@ def answer(line: bytes, pages: Pages) -> bytes:
     target = rest.partition(b" ")[0].partition(b"?")[0].decode(errors="replace")
     if method not in (b"GET", b"HEAD") or not target:
         return _NOT_HTTP.http(head=False)
-    page = pages[target]() if target in pages else Page(f"only {' and '.join(pages)}\n".encode(), 404)
+    page = pages[target]() if target in pages else Page(f"only {' and '.join(pages)} exist\n".encode(), 404)
     return page.http(head=method == b"HEAD")
 
 

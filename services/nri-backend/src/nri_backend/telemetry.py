@@ -121,7 +121,7 @@ class Telemetry:
         self._kills.count(by=count)
 
     def observed(self) -> None:
-        """Counts one pass of an instance that only observes. Such passes replace its audits."""
+        """Counts one pass over all cgroups with ``enforcement: observe``. Such passes replace the audits."""
         self.counters["audits"] += 1
 
     def moved(self, count: int, seconds: float) -> None:

@@ -114,7 +114,7 @@ def test_a_disabled_plugin_is_a_manual_change(release: str) -> None:
     document = dump(release) | {"disabled_plugins": [NRI]}
     del document["plugins"][NRI]
     assert manual_changes(as_read(document), require_plugin=True) == [
-        f'disabled_plugins contains "{NRI}": remove it from the file that sets it; drop-ins only extend the list'
+        f'disabled_plugins contains "{NRI}": remove it from the file that sets it; drop-ins can only extend the list'
     ]
     assert not [line for line in missing(document) if NRI in line]
 
@@ -139,7 +139,7 @@ def test_disabled_plugins_of_1_7_may_have_short_names() -> None:
     document = dump("1.7") | {"disabled_plugins": ["cri"]}
     del document["plugins"][CRI_2]
     assert manual_changes(as_read(document)) == [
-        'disabled_plugins contains "cri": remove it from the file that sets it; drop-ins only extend the list'
+        'disabled_plugins contains "cri": remove it from the file that sets it; drop-ins can only extend the list'
     ]
     assert not [line for line in missing(document) if CRI_2 in line]
 
@@ -151,7 +151,7 @@ def test_disabled_plugins_of_1_7_may_have_short_names() -> None:
         ("", "has version 'None'; known versions are 2, 3, 4"),
         ("version = 1\n", "has version '1'"),
         ("version = 5\n", "has version '5'"),
-        ("version = 3\n", "must be the output of .containerd config dump."),
+        ("version = 3\n", "use the output of .containerd config dump."),
         ("version = 3\nplugins = 1\n", "has version '3'"),
         ("a = " + "[" * 100_000, "is not TOML"),
     ],

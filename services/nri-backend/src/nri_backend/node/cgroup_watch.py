@@ -55,7 +55,7 @@ class CgroupWatch:
         self._epoll.close()
 
     def follow(self, paths: Collection[str]) -> set[str]:
-        """Watches these cgroups and no others; returns those whose file has already changed.
+        """Watches exactly the given cgroups, and returns those whose file has already changed.
 
         A cgroup whose file cannot be opened is left out.
         """
@@ -76,7 +76,7 @@ class CgroupWatch:
         return changed
 
     def follows(self, paths: Collection[str]) -> bool:
-        """Returns True if all of these cgroups are watched."""
+        """Returns True if all of the given cgroups are watched."""
         return self._descriptors.keys() >= set(paths)
 
     def contents(self) -> dict[str, bytes]:
@@ -84,7 +84,8 @@ class CgroupWatch:
         removed.
 
         The kernel may not report a change that this reading already shows, so the caller must compare the contents.
-        Reading is fast: the kernel formats these files from memory and needs no lock that is held for long.
+        Reading is fast: the kernel formats these files from memory and does not wait for any lock that may be held for
+        long.
         """
         try:
             read = map(os.pread, self._descriptors.values(), repeat(_MAX_BYTES), repeat(0))

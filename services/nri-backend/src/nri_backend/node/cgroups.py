@@ -216,7 +216,7 @@ class CgroupTree:
             raise CgroupAccessError(f"{self.root}/{path}/{name}", str(error)) from error
 
     def read_limits(self, path: str, names: Iterable[str]) -> dict[str, Limit]:
-        """Parses the limits in those files that exist. Raises CgroupGoneError or CgroupAccessError."""
+        """Parses the limits in the files that exist. Raises CgroupGoneError or CgroupAccessError."""
         found: dict[str, Limit] = {}
         for name in names:
             try:
@@ -300,8 +300,8 @@ class OriginalLimits:
     """Stores the original limits of cgroups, and the values that the backend has written in their place
     (limits.claimed.Note).
 
-    These notes are stored as an attribute of the cgroup, so that the kernel removes them together with it. Only the
-    cgroups of pods and those above them have notes; no container can see these cgroups in its cgroup namespace. cgroup2
+    These notes are stored as an attribute of the cgroup, so that the kernel removes them together with it. Only pods'
+    cgroups and the cgroups above them have notes; no container can see these cgroups in its cgroup namespace. cgroup2
     has supported user attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute cannot be set
     nevertheless (because of a security module, or in a test's tree), the notes are kept in memory. If the backend then
     restarts, the notes are lost, and the backend raises a limit a second time.

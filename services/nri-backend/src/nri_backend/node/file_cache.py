@@ -100,14 +100,14 @@ class FileCache:
         ]
 
     def forget(self, keys: Collection[str]) -> None:
-        """Forgets the readings of these keys and closes their files."""
+        """Discards the readings for these keys and closes their files."""
         for key in keys:
             if (reading := self._readings.pop(key, None)) is not None:
                 self._comparisons = {}
                 self._close(reading)
 
     def retain(self, keys: Collection[str]) -> None:
-        """Forgets the readings of all keys except these."""
+        """Discards the readings for all keys except the given ones."""
         self.forget(self._readings.keys() - set(keys))
 
     def contents(self, paths: Mapping[str, str], name: str) -> dict[str, bytes]:
@@ -210,7 +210,7 @@ class FileCache:
             if not stay_open or None in reading.seen.values():
                 return all(self._read(*file) == data for file, data in reading.seen.items())
             # Each descriptor is stored immediately, so if the process cannot open more files, those opened so far are
-            # closed when the reading is forgotten. If another thread forgets the reading in the meantime, a descriptor
+            # closed when the reading is discarded. If another thread discards the reading in the meantime, a descriptor
             # may already refer to another file; then the contents differ.
             for file, data in reading.seen.items():
                 if (descriptor := reading.opened.get(file)) is None:
@@ -221,7 +221,7 @@ class FileCache:
             # The kernel returns ENODEV for an open file whose cgroup was removed.
             return False
         finally:
-            # The reading was forgotten while a call in this thread hung, and no other code closes the files opened
+            # The reading was discarded while a call in this thread hung, and no other code closes the files opened
             # since then.
             if reading.closed:
                 self._close(reading)
@@ -229,7 +229,7 @@ class FileCache:
 
     def _open_for(self, reading: _Reading, file: tuple[str, str]) -> int:
         descriptor, (path, name) = self._open(*file), file
-        # This order matters: another thread that forgets the reading closes the descriptors in reading.opened, and
+        # This order matters: another thread that discards the reading closes the descriptors in reading.opened, and
         # removes each of them from _opened.
         self._opened.setdefault(name, {})[path] = descriptor
         reading.opened[file] = descriptor

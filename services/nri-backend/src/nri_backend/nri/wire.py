@@ -199,7 +199,9 @@ class FrameReader:
             yield Frame(stream_id, frame_type, length, body)
 
     def _skip(self, length: int) -> bool:
-        """Discards the received bytes of a frame that is too long. Returns True if it was received completely."""
+        """Discards the received bytes of a frame that is too long. Returns True if the whole frame has been
+        received.
+        """
         end = min(HEADER_BYTES + length - self._skipped, len(self._buffer))
         del self._buffer[HEADER_BYTES:end]
         self._skipped += end - HEADER_BYTES

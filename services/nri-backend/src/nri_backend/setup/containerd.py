@@ -60,7 +60,7 @@ def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) 
 
 
 def _changes(names: Sequence[str], dump: Dump, cdi_dir: str) -> list[Change]:
-    """Returns these settings with their required values, including settings that already have the required value."""
+    """Returns a Change for each of these settings, including settings that already have the required value."""
     changes = []
     for setting in (one for one in SETTINGS if one.name in names and matters(one, dump)):
         path = setting.path(dump.cri)
@@ -72,7 +72,7 @@ def _changes(names: Sequence[str], dump: Dump, cdi_dir: str) -> list[Change]:
 def manual_changes(dump: Dump, *, require_plugin: bool = False) -> list[str]:
     """Returns the changes that a drop-in cannot make, each as a sentence for the operator."""
     found = [
-        f'disabled_plugins contains "{plugin}": remove it from the file that sets it; drop-ins only extend the list'
+        f'disabled_plugins contains "{plugin}": remove it from the file that sets it; drop-ins can only extend the list'
         for plugin in dump.disabled
         if full_name(plugin) in _REQUIRED_PLUGINS
     ]

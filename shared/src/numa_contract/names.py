@@ -89,7 +89,7 @@ _OBJECT = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 def check_uid(uid: str) -> str:
     """Returns the claim or pod UID if it is safe as part of a file name. Raises MalformedError otherwise."""
     if not _UID.fullmatch(uid):
-        raise MalformedError("UID", uid, "must be letters, digits, '-' and '.', at most 128")
+        raise MalformedError("UID", uid, "must consist of at most 128 letters, digits, '-' and '.'")
     return uid
 
 
@@ -226,14 +226,16 @@ def parse_env_key(key: str) -> EnvKey | None:
 
 
 def state_socket_path(run_directory: str, pod_uid: str) -> str:
-    """Returns the state socket of one instance; ``<run directory>/state.sock`` points to the active one."""
+    """Returns the path of an instance's state socket; ``<run directory>/state.sock`` points to the active
+    instance's.
+    """
     return f"{run_directory}/{pod_uid}/{STATE_SOCKET}"
 
 
 def pool_socket_path(run_directory: str) -> str:
-    """Returns the socket of the helper that resizes pools of hugepages.
+    """Returns the path of the socket of the helper that resizes hugepage pools.
 
-    The socket is not in the run directory, which all containers in one pod share, but in a directory next to it.
+    The socket is not in the run directory, which all containers in a pod share, but in a directory next to it.
     """
     return f"{run_directory}-hugepages/pools.sock"
 

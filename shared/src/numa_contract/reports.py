@@ -19,8 +19,9 @@ together must be below LEASE_SECONDS, so that one lost report does not end the l
 docs/adr/0031-changes-of-reports.md has the figures.
 """
 FORMER_RENEW_SECONDS: Final = 2.0
-"""Interval for a frontend from a release that does not read changes. Such a frontend closes connections that are idle
-for 5 s."""
+"""Interval for a frontend from a release that does not accept ContainerChanges. Such a frontend closes connections that
+are idle for 5 s.
+"""
 MAX_STATE_BYTES: Final = 4 << 20
 """Maximum size of a request body in bytes. The report of a node with 500 containers takes up 5 % of this."""
 MAX_REPORTS: Final = 20_000
@@ -36,7 +37,9 @@ CONTAINERS: Final = "containers"
 MAX_OBSERVED: Final = 512
 """Maximum number of changes in an Observation."""
 MEASUREMENTS: Final = frozenset({"counters", "metrics", "observation"})
-"""Fields of BackendStatus that a report may omit. A frontend that reads changes keeps their previous values."""
+"""Fields of BackendStatus that a report may omit. A frontend that accepts ContainerChanges keeps their previous
+values.
+"""
 CHANGES: Final = "changes"
 """Key of the ContainerChanges in a body. A body has this key, CONTAINERS, or neither."""
 
@@ -85,8 +88,8 @@ class ClaimUse(Document):
     """Base names of the requests that the container uses."""
     cpus: CpuSet = frozenset()
     """CPUs of the claim, in the kernel's list format. For a claim without a record: the CPUs that the environment names
-    and to which the container is pinned. For other claims: only set if the container may use more CPUs than those of
-    its claims.
+    and to which the container is pinned. For other claims, it is set only if the container may use more CPUs than those
+    of its claims.
     """
 
 
@@ -219,7 +222,7 @@ class ContainerChanges(Document):
     removed: tuple[str, ...] = ()
     """IDs of containers that no longer exist. They are removed before ``containers`` are added."""
     containers: tuple[ContainerReport, ...] = ()
-    """Containers that are new or have changed. New ones come after all others, in this order."""
+    """Containers that are new or have changed. New containers are added after all others, in this order."""
 
 
 class ObservedChange(Document):
@@ -320,11 +323,11 @@ class BackendStatus(Document):
     """
     counters: dict[str, float] = Field(default_factory=dict)
     """Number of events since the backend started, by kind, such as ``repaired_cpus``. If a report omits them, the
-    numbers of the previous report remain valid.
+    numbers from the previous report remain valid.
     """
     metrics: tuple[Metric, ...] = ()
-    """Metrics of the backend. If a report omits them, those of the previous report remain valid. ``GET /v1/backend``
-    does not contain them; ``/metrics`` does.
+    """The backend's metrics. If a report omits them, the metrics from the previous report remain valid. ``GET
+    /v1/backend`` does not contain them; ``/metrics`` does.
     """
 
     @property

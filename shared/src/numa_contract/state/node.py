@@ -40,7 +40,7 @@ class PageNumaNode(StateDocument):
 
 
 class PageCpu(CpuDocument):
-    """One CPU that is present, with its use."""
+    """One CPU that is present, and its use."""
 
     use: str
     """Use of the CPU: ``exclusive``, ``isolated``, ``pod-shared``, ``held``, ``pool``, ``withheld``, ``reserved`` or
@@ -129,7 +129,7 @@ class NodeDocument(StateDocument):
     for other reasons.
     """
     problems: tuple[ProblemDocument, ...]
-    """Problems, then warnings, at most 100 in total, and one entry with the number of omitted ones."""
+    """Problems, then warnings, at most 100 in total, and one entry with the number of omitted problems and warnings."""
     numa_nodes: tuple[PageNumaNode, ...]
     """NUMA nodes by ID."""
     memory: tuple[PageMemory, ...]

@@ -266,7 +266,7 @@ class DirectoryReader:
         known = self._directory.view is self.view and not (thorough or self._reading.locked())
         if known and self._directory.is_current():
             # In most calls the directory's time stamp shows that nothing has changed. The directory is on an in-memory
-            # file system, so this system call takes a hundredth of the time of a thread switch.
+            # file system, so this system call takes a hundredth of the time that a thread switch takes.
             return
         view = await self._read(thorough=thorough)
         if view is self.view:

@@ -109,7 +109,7 @@ def read_dump(text: str) -> Dump:
     for plugin in (dump.cri, NRI):
         if not isinstance(dump.value(plugin), dict) and not dump.is_off(plugin):
             raise RuntimeConfigError(
-                f'it has no [plugins."{plugin}"]: it must be the output of "containerd config dump", not a config.toml'
+                f'the dump has no [plugins."{plugin}"]: use the output of "containerd config dump", not a config.toml'
             )
     return dump
 
@@ -295,7 +295,7 @@ def _effective_2(plugins: Table, disabled: set[str]) -> Effective:
 
 
 def _fill_from_former_cri(plugins: Table) -> None:
-    """Adds those keys of 1.7's section that the new section lacks. Keys of other plugins are copied but not used."""
+    """Adds the keys from 1.7's section that the new section lacks. Keys for other plugins are copied but not used."""
     former, now = plugins.get(CRI_OF_1), plugins.get(CRI_OF_2)
     if isinstance(former, dict):
         plugins[CRI_OF_2] = former | (now if isinstance(now, dict) else {})

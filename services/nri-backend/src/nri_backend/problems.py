@@ -53,7 +53,7 @@ class CodedError(Exception):
 
 
 def code_of(error: BaseException, otherwise: BackendCode) -> BackendCode:
-    """Returns the code of an error or of its direct cause; ``otherwise`` if neither has a code or a known errno."""
+    """Returns the code of an error or of its direct cause, or ``otherwise`` if neither has a code or a known errno."""
     for one in (error, error.__cause__):
         if isinstance(one, CodedError):
             return one.code

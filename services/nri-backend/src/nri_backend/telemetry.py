@@ -99,7 +99,7 @@ class Telemetry:
 
     def call_done(self, method: str, seconds: float, outcome: str) -> None:
         """Counts one call from the runtime."""
-        # The runtime chooses the name of the method, so unknown names share one time series.
+        # The runtime chooses the method name, so all unknown names share one time series.
         hook = "unknown" if outcome == "unimplemented" else method
         self._hooks.observe(seconds, hook)
         self._outcomes.count(hook, outcome)

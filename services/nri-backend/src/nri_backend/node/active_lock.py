@@ -4,7 +4,8 @@
 Several instances run at the same time while a DaemonSet is being updated with surge, and only one instance may enforce.
 
 The lock is a flock(2) on the file, and it is valid only while the file has the name ``active.lock``. When the holder
-ends for any reason, the kernel releases the lock. Standbys poll for it, so a standby takes over within POLL_SECONDS.
+exits for any reason, the kernel releases the lock. Standbys poll for the lock, so one of them takes over within
+POLL_SECONDS.
 
 A heartbeat lets standbys detect a holder that is still running but not working: one that is frozen, or that has lost
 its connection to the runtime. At every tick, or less often while the node is idle, the holder writes its name, the
@@ -22,9 +23,9 @@ instance becomes the holder or the standby reconnects. Then the standby creates 
 heartbeat into it, and renames it to ``active.lock``. The old holder still has a lock, but on a file that no longer has
 a name. When that holder runs again, it notices from the inode that it has lost the lock, and exits with LockLostError.
 
-Both ways to acquire the lock are guarded by a second flock on ``takeover.lock``; an instance that holds it checks the
-condition again. Otherwise, two standbys could become active at the same time, one with the released old file and one
-with a new file.
+Both ways to acquire the lock are guarded by a second flock on ``takeover.lock``; an instance that holds it checks again
+whether it may acquire the active lock. Otherwise, two standbys could become active at the same time, one with the
+released old file and one with a new file.
 """
 
 import asyncio

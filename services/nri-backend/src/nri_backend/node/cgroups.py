@@ -151,7 +151,7 @@ class CgroupTree:
         try:
             # This takes two thirds of the time that open() and read() on a file object take. One read() returns the
             # whole content of a file that fits into the buffer: the kernel formats the content as one record, and never
-            # returns only a part of a record (seq_read_iter() in fs/seq_file.c). In cgroup.procs each process is a
+            # returns only part of a record (seq_read_iter() in fs/seq_file.c). In cgroup.procs each process is a
             # record; only the first one matters.
             descriptor = os.open(f"{self.root}/{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -172,8 +172,8 @@ class CgroupTree:
     def write(self, path: str, name: str, text: str) -> None:
         """Writes a file in one system call. Raises the same errors as read()."""
         if not text or not path:
-            # An empty cpuset means the parent's cpuset, and the root cgroup affects all processes. No caller does
-            # either on purpose.
+            # An empty cpuset means the parent's cpuset, and the root cgroup affects all processes. No caller writes an
+            # empty cpuset, or to the root cgroup, on purpose.
             raise ValueError(f"{text!r} must not be written to {name} of {path!r}")
         if not self.writes_cpusets and name.startswith("cpuset."):
             raise CpusetWriteError
@@ -300,9 +300,9 @@ class OriginalLimits:
     """Stores the original limits of cgroups, and the values that the backend has written in their place
     (limits.claimed.Note).
 
-    These notes are stored as an attribute of the cgroup, so that the kernel removes them together with it. Only pods'
-    cgroups and the cgroups above them have notes; no container can see these cgroups in its cgroup namespace. cgroup2
-    has supported user attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute cannot be set
+    These notes are stored as an attribute of the cgroup, so that the kernel removes them together with the cgroup. Only
+    pods' cgroups and the cgroups above them have notes; no container can see these cgroups in its cgroup namespace.
+    cgroup2 has supported user attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute cannot be set
     nevertheless (because of a security module, or in a test's tree), the notes are kept in memory. If the backend then
     restarts, the notes are lost, and the backend raises a limit a second time.
     """

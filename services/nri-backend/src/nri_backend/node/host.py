@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class HostError(Exception):
-    """The node cannot be read. Without the list of its online CPUs, nothing can be enforced."""
+    """The node's CPUs or hugepage sizes cannot be read. Without the list of online CPUs, nothing can be enforced."""
 
 
 def possible_cpus(host_root: str) -> frozenset[int]:
@@ -28,7 +28,8 @@ def possible_cpus(host_root: str) -> frozenset[int]:
 
 
 def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[], Problem] = lambda: NO_PROBLEM) -> Host:
-    """Reads the node under ``host_root``; determines whether partitions can be created in the tree. Raises HostError.
+    """Reads the node's CPUs and hugepage sizes under ``host_root``, and determines whether partitions can be created in
+    the tree. Raises HostError.
 
     ``partition_obstacle`` returns the reason why this process may not create partitions, or NO_PROBLEM. It is called
     only if the kernel supports them.

@@ -28,7 +28,7 @@ class Change(NamedTuple):
     path: str
     """Absolute path of the file, or of irqbalance's socket."""
     present: str
-    """Current content, without the end of the line; empty if the file cannot be read."""
+    """Current content, without the trailing newline; empty if the file cannot be read."""
     desired: str
     """Content that would be written."""
 
@@ -37,7 +37,7 @@ class NodeFiles:
     """Changes files on the node."""
 
     observes = False
-    """True if no change is made."""
+    """True if changes are only recorded and not made."""
 
     def write(self, path: str, text: str) -> None:
         """Writes an existing file in one system call. Raises OSError."""

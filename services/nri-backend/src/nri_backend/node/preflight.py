@@ -100,7 +100,7 @@ def _check_own_cgroup(root: str) -> None:
 def _check_writable(root: str) -> None:
     """Raises PreflightError if a cpuset file cannot be opened for writing. Nothing is written.
 
-    A security module may deny it even if the mount and the capabilities allow it.
+    A security module may deny write access even if the mount and the capabilities allow it.
     """
     for file in Path(root).glob("*/cpuset.cpus"):
         try:

@@ -289,7 +289,7 @@ def _cgroup(tree: CgroupTree, path: str) -> Iterator[None]:
 def remove_leftovers(tree: CgroupTree) -> None:
     """Removes cgroups left by probes that were killed.
 
-    Such a cgroup from an earlier release reserves every CPU of the machine, so no other cgroup can become a partition.
+    Such a cgroup from an earlier release reserves every CPU on the machine, so no other cgroup can become a partition.
     """
     try:
         parents = [name for name in tree.children("") if name.startswith(_PROBE)]

@@ -83,8 +83,8 @@ class Link:
     async def call(self, service: str, method: str, payload: bytes, seconds: float) -> bytes:
         """Calls one of the runtime's methods. Can be called only once per connection, and only while run() is running.
 
-        Raises StatusError if the runtime responds with an error, UnansweredError, or OversizedError, in which case
-        nothing was sent.
+        Raises StatusError if the runtime responds with an error, UnansweredError if it does not respond, or
+        OversizedError if the request is too long to be sent.
         """
         message = self._client.call(Call(service, method, payload, int(seconds * 1e9)))
         try:

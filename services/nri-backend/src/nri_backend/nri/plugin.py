@@ -44,7 +44,9 @@ PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
 
 MAX_CONTAINERS = 16384
-"""Maximum number of containers, and of pods, in a snapshot. A node runs hundreds; the limit bounds memory."""
+"""Maximum number of containers, and of pods, in a snapshot. A node runs hundreds; the limit bounds the memory that a
+snapshot can take.
+"""
 _log = logging.getLogger(__name__)
 # Events that every NRI release knows. A runtime disconnects a plugin that subscribes to an unknown event, and an empty
 # mask subscribes to all events, including validation.
@@ -254,7 +256,7 @@ def read_pod(message: pb.PodSandbox) -> Pod:
 
 
 def read_container(message: pb.Container) -> Container:
-    """Converts a container, with the driver's own environment variables."""
+    """Converts a container. Of its environment variables, only the driver's own are kept."""
     # A pod's author can set 1.5 MB of variables, and the runtime sends all of them with every event.
     env: list[str] = []
     left = MAX_VARIABLE_BYTES

@@ -82,7 +82,7 @@ def manual_changes(dump: Dump, *, require_plugin: bool = False) -> list[str]:
 
 
 def warnings(dump: Dump) -> list[str]:
-    """Returns other warnings for the operator."""
+    """Returns warnings for the operator that do not concern required settings."""
     lines = []
     socket = str(dump.value(NRI, "socket_path") or NRI_SOCKET)
     if same_place(socket) != same_place(NRI_SOCKET):
@@ -96,7 +96,7 @@ def warnings(dump: Dump) -> list[str]:
 
 
 def write_drop_in(dump: Dump, settings: Sequence[Change]) -> str:
-    """Returns a drop-in that applies the settings to a containerd with this dump."""
+    """Returns a drop-in that applies the settings to the containerd that printed this dump."""
     tables: dict[str, Any] = {}
     for setting in settings:
         plugin = setting.path[0]

@@ -53,13 +53,13 @@ class ClaimFile:
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by memory device."""
     cpus_by_request: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """CPUs by the request name that the CDI device's name contains: "" in a claim with only one request. Without a
+    """CPUs by request name, as it appears in the CDI device's name: "" in a claim with only one request. Without a
     record, the CPUs come from the environment.
     """
 
     @classmethod
     def of(cls, record: AllocationRecord) -> "ClaimFile":
-        """Returns the content of the file that contains a record."""
+        """Returns the content of the CDI file for a record."""
         memory: dict[str, int] = defaultdict(int)
         for allocation in record.memory:
             memory[allocation.device] += allocation.size

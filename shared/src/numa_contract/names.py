@@ -124,8 +124,8 @@ def metadata_claim_directory(namespace: str, claim: str) -> str:
 
 
 def metadata_host_path(plugins: str, driver: str, namespace: str, claim: str, request: str) -> str:
-    """Returns the metadata file of a request (base name) on the host, under ``plugins``, the kubelet's plugin
-    directory.
+    """Returns the path of a request's metadata file on the host (``request`` is the base name), under ``plugins``, the
+    kubelet's plugin directory.
 
     The kubelet's helper library for drivers uses the same names. Raises MalformedError for invalid object names.
     """
@@ -136,7 +136,7 @@ def metadata_host_path(plugins: str, driver: str, namespace: str, claim: str, re
 def metadata_mount_path(driver: str, claim: str, pod_claim_name: str | None, request: str) -> str:
     """Returns the path of a request's metadata file in a container. ``request`` is the base name.
 
-    For a claim made from a template, the path contains the claim's name in the pod, since a pod's manifest cannot
+    For a claim created from a template, the path contains the claim's name in the pod, since a pod's manifest cannot
     contain the generated name.
     """
     place = f"resourceclaims/{_one_path_part('claim', claim, _OBJECT)}"
@@ -167,7 +167,7 @@ def parse_memory_device_name(name: str) -> tuple[int | None, int]:
 def memory_class_name(hugepage_bytes: int | None, *, far: bool = False) -> str:
     """Returns the name of the DeviceClass for plain memory, or for hugepages of one size: ``dra.hugepages-2m``.
 
-    ``far`` memory, of NUMA nodes without CPUs, has its own class.
+    ``far`` memory, which belongs to NUMA nodes without CPUs, has its own class.
     """
     kind = "memory" if hugepage_bytes is None else f"hugepages-{short_page_size(hugepage_bytes)}"
     return f"dra.{kind}" + ("-far" if far else "")
@@ -186,17 +186,19 @@ class EnvKey(NamedTuple):
 
 
 def cpu_env_key(uid: str, request: str | None) -> str:
-    """Returns the variable that contains the CPU list of a claim or of one of its requests."""
+    """Returns the name of the variable that contains the CPU list of a claim or of one of its requests."""
     return CPU_ENV_PREFIX + uid + (f"_{request}" if request else "")
 
 
 def shared_cpu_env_key(uid: str, request: str | None) -> str:
-    """Returns the variable that contains all CPUs except the claim's own, for threads that need no exclusive CPU."""
+    """Returns the name of the variable that contains all CPUs except the claim's own, for threads that need no
+    exclusive CPU.
+    """
     return SHARED_CPU_ENV_PREFIX + uid + (f"_{request}" if request else "")
 
 
 def memory_env_key(uid: str, request: str | None, item: str) -> str:
-    """Returns the variable that contains ``item`` of a claim or of one of its requests."""
+    """Returns the name of the variable that contains ``item`` for a claim or for one of its requests."""
     return MEMORY_ENV_PREFIX + uid + (f"_{request}" if request else "") + f"_{item}"
 
 

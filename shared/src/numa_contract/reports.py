@@ -87,9 +87,9 @@ class ClaimUse(Document):
     requests: tuple[str, ...] = ()
     """Base names of the requests that the container uses."""
     cpus: CpuSet = frozenset()
-    """CPUs of the claim, in the kernel's list format. For a claim without a record: the CPUs that the environment names
-    and to which the container is pinned. For other claims, it is set only if the container may use more CPUs than those
-    of its claims.
+    """CPUs of the claim, in the kernel's list format. For a claim without a record, these are the CPUs that the
+    environment names and to which the container is pinned. For other claims, the field is set only if the container may
+    use more CPUs than those of its claims.
     """
 
 

@@ -108,7 +108,7 @@ class StatusCode(StrEnum):
     SETTING_RENAMED = "SettingRenamed"
     """The configuration contains the former name of a setting or of a value. The former name is still accepted."""
     TASK_FAILING = "TaskFailing"
-    """A task of the frontend has failed and is retried. Subject: the task."""
+    """A task in the frontend has failed and is being retried. Subject: the task."""
 
 
 PREVENTS_PREPARE: Final = frozenset(

@@ -14,8 +14,8 @@ ticks of up to 10 ms, so two changes within one tick have the same stamp:
 
 Therefore the coarse clock from which stamps are taken is read before each scan. No later change can have a stamp that
 is older than this reading, so as long as an older stamp stays the same, nothing has changed. The same holds for a stamp
-far in the future, which remains if the clock was set back. Any other stamp proves nothing, and the directory is scanned
-again (timekeeping.rst, ktime_get_coarse_real_ts64; multigrain stamps are never older).
+far in the future; such stamps remain after the clock has been set back. Any other stamp proves nothing, and the
+directory is scanned again (timekeeping.rst, ktime_get_coarse_real_ts64; multigrain stamps are never older).
 """
 
 import asyncio

@@ -3,8 +3,8 @@
 
 Both containers read the configuration with this code, so they cannot disagree. The same YAML is also read by other
 programs: Helm reads the values from which the chart renders the file, and kubectl reads the claims that ``simulate``
-reads. Both use Go's go.yaml.in/yaml/v2 and convert the values to JSON. PyYAML reads other values from the same YAML: it
-reads ``y`` and ``1e3`` as strings, ``1:30`` as a number in base 60, and ``2001-01-01`` as a date.
+reads. Both use Go's go.yaml.in/yaml/v2 and convert the values to JSON. PyYAML reads the same YAML differently: it reads
+``y`` and ``1e3`` as strings, ``1:30`` as a number in base 60, and ``2001-01-01`` as a date.
 
 So ``_StrictLoader`` replaces PyYAML's table of implicit resolvers, which assign a type to a plain scalar by its first
 character and a regular expression, and the constructors of the types in that table. A scalar for which no resolver

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Safe access to files that several processes on a node share: bounded reads, atomic replacement, locks.
 
-A lock is an exclusive flock(2). The kernel releases it when its holder dies for any reason. Lock files are never
-removed, because a lock on an unlinked file excludes no other process.
+A lock is an exclusive flock(2). The kernel releases it when the process that holds it exits for any reason. Lock files
+are never removed, because a lock on an unlinked file excludes no other process.
 """
 
 import asyncio
@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Final
 
 # Nearly every sysfs file fits into one buffer, and an empty read marks its end. A larger buffer would be mapped and
-# unmapped each time, which took a seventh of an idle frontend's CPU time in the node tests' virtual machine.
+# unmapped for each file, which took a seventh of an idle frontend's CPU time in the node tests' virtual machine.
 _READ_BYTES = 1 << 16
 _FIRST_DELAY: Final = 0.002
 _MAX_DELAY: Final = 0.1
 
 
 def read_regular(path: str, most_bytes: int, *, follow: bool = False) -> bytes:
-    """Returns the content of a regular file. Raises OSError for anything else, and for more than ``most_bytes``.
+    """Returns the content of a regular file. Raises OSError for anything else, and for a file larger than
+    ``most_bytes``.
 
     Never blocks, and follows no link unless ``follow`` is set: a FIFO would block its reader, and a link could lead to
     /dev/zero.
@@ -47,8 +48,8 @@ def read_regular(path: str, most_bytes: int, *, follow: bool = False) -> bytes:
 
 
 def replace_file(path: str, data: bytes, mode: int, *, sync: bool = False) -> None:
-    """Replaces a file atomically: a reader sees either the old or the new content. Raises OSError if nothing was
-    changed.
+    """Replaces a file atomically: a reader sees either the old or the new content. Raises OSError if that fails; the
+    file is then unchanged.
 
     The temporary file is in the same directory and has a hidden name with another extension. So container runtimes,
     which watch for renames inside the directory, see the new file, and no process reads it half written.

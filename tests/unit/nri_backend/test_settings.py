@@ -142,4 +142,4 @@ def test_help_names_the_replacement_of_deprecated_flags(capsys: pytest.CaptureFi
         load("--help", environment={})
     printed = " ".join(capsys.readouterr().out.split())
     for flag, key in DEPRECATED_FLAGS.items():
-        assert f"{flag} VALUE deprecated, use {key} in the file" in printed
+        assert f"{flag} VALUE deprecated; use {key} in the file" in printed

@@ -93,24 +93,24 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"{COMMAND} {__version__}", help="print the version and exit"
     )
-    parser.add_argument("--config", metavar="FILE", help="YAML configuration file of both containers")
+    parser.add_argument("--config", metavar="FILE", help="YAML configuration file for both containers")
     defaults = Config().model_dump()
     for option, (key, text) in _FLAGS.items():
         parser.add_argument(option, dest=key, metavar="VALUE", help=f"{text} (default {defaults[key]})")
     parser.add_argument(
-        "--host-root", metavar="DIR", default="/", help="root of the sys/ and proc/ to read (default /)"
+        "--host-root", metavar="DIR", default="/", help="root of the sys/ and proc/ trees to read (default /)"
     )
     text = "root of the writable proc/irq and sys/devices/virtual/workqueue (default: none, interrupts are not moved)"
     parser.add_argument("--kernel-root", metavar="DIR", default="", help=text)
     parser.add_argument("--pod-uid", metavar="UID", help="UID of this pod (default: POD_UID in the environment)")
     parser.add_argument(
-        "--bind-address", metavar="HOST:PORT|off", default=":8081", help="address of the probes (default :8081)"
+        "--bind-address", metavar="HOST:PORT|off", default=":8081", help="address for the probes (default :8081)"
     )
     parser.add_argument(
         "--plugin-index", metavar="NN", default=NRI_PLUGIN_INDEX, help=f"NRI plugin index (default {NRI_PLUGIN_INDEX})"
     )
     for option, key in DEPRECATED_FLAGS.items():
-        parser.add_argument(option, dest=key, metavar="VALUE", help=f"deprecated, use {key} in the file")
+        parser.add_argument(option, dest=key, metavar="VALUE", help=f"deprecated; use {key} in the file")
     return parser
 
 

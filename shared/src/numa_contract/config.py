@@ -350,7 +350,7 @@ def parse_config(document: Any, source: str) -> Config:
     known = {field.alias or name: name for name, field in Config.model_fields.items()}
     misspelt = {key: right for key in document for right in known if str(key).lower() == right.lower() and key != right}
     if misspelt:
-        raise ConfigError(source, [f"{key}: wrong spelling, use {right}" for key, right in sorted(misspelt.items())])
+        raise ConfigError(source, [f"{key}: wrong spelling; use {right}" for key, right in sorted(misspelt.items())])
     present = present_names(document, FORMER_SETTINGS)
     faults = [f"{key}: {reason}" for key, reason in present.faults]
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A matchAttribute constraint gives a claim CPUs that share an attribute value with the constraint's other devices,
-even if the CPU device has several values.
+even if the CPU device has several values of that attribute.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,19 +35,21 @@ CORE_TYPE: Final = "dra.cpu/coreType"
 GPU: Final = "gpu.example.com"
 HBM: Final = MemoryKind.HBM
 NPS4 = assemble(even_cores(2, 4, 1, 4, 2))
-"""Two sockets with four NUMA nodes each and eight CPUs per node: node 3 has CPUs 12-15 and 44-47."""
+"""Two sockets with four NUMA nodes each and eight CPUs per node. Node 3, for example, has CPUs 12-15 and 44-47."""
 ROOTS = {f"pci0000:{node}{half}": NPS4.numa_nodes[node].cpus for node in range(8) for half in (0, 8)}
 
 
 def with_far(machine: Machine, **nearest: Sequence[int]) -> Machine:
-    """Returns a machine with HBM nodes such as ``n8``, each with the NUMA nodes whose CPUs are nearest to it."""
+    """Returns the machine with HBM nodes added. An argument such as ``n8=[3]`` adds node 8, whose nearest CPUs are on
+    node 3.
+    """
     traits = {int(name[1:]): MemoryTraits(HBM, initiators=frozenset(near)) for name, near in nearest.items()}
     far = {number: NumaNode(number, frozenset(), 16 << 30, traits=one) for number, one in traits.items()}
     return replace(machine, numa_nodes={**machine.numa_nodes, **far})
 
 
 def node(group_by: Any = "socket", machine: Machine = NPS4, **more: Any) -> Inventory:
-    """Returns the devices of a machine whose PCIe roots are published."""
+    """Returns the machine's inventory of devices, with PCIe roots published."""
     settings = {"group_by": group_by, "withheld_cpus": 0, "expose_pcie_roots": True, **more}
     config = Config.model_validate(settings)
     return build_inventory(replace(machine, pcie_roots=ROOTS if machine is NPS4 else machine.pcie_roots), config, NODE)
@@ -92,7 +94,7 @@ def others(view: ClaimView, inventory: Inventory, *slices: dict[str, Any]) -> Ot
 def prepared(
     view: ClaimView, inventory: Inventory, *slices: dict[str, Any], ledger: Ledger | None = None
 ) -> AllocationRecord:
-    """Returns the record with the claim's CPUs. Raises Refused."""
+    """Allocates the claim's CPUs and returns the claim's record. Raises Refused."""
     known = others(view, inventory, *slices)
     return allocate_claim(
         parse_driver_claim(view, "dra.cpu", inventory, Config(), others=known), inventory, ledger or Ledger({})
@@ -100,14 +102,14 @@ def prepared(
 
 
 def refusal(view: ClaimView, inventory: Inventory, *slices: dict[str, Any], ledger: Ledger | None = None) -> str:
-    """Returns the message with which the claim's CPUs are refused."""
+    """Returns the error message if the claim's CPUs cannot be allocated."""
     with pytest.raises(Refused) as caught:
         prepared(view, inventory, *slices, ledger=ledger)
     return str(caught.value)
 
 
 def joined_values(record: AllocationRecord) -> list[dict[str, tuple[Any, ...]]]:
-    """Returns, for each attribute, the values that the record contains for each result."""
+    """Returns the joined attributes and their values for each of the record's CPU results."""
     return [{one.attribute: one.values for one in part.joined} for part in record.cpus]
 
 
@@ -122,7 +124,7 @@ def test_cpus_are_on_the_numa_node_of_the_claims_memory(group_by: str, device: s
 
 @pytest.mark.parametrize("group_by", ["socket", "machine"])
 def test_cpus_are_next_to_the_claims_hbm(group_by: str) -> None:
-    """The HBM is a separate NUMA node, and its nearest CPUs are on node 6."""
+    """The HBM is a NUMA node of its own, and the CPUs nearest to it are on node 6."""
     device = "cpudevmachine" if group_by == "machine" else "cpudevsocket001"
     view = joined([cpus(8, device=device), memory("1Gi", node=8)], match(attribute=NEAREST))
     found = prepared(view, node(group_by, with_far(NPS4, n8=[6], n9=[5])))
@@ -131,8 +133,8 @@ def test_cpus_are_next_to_the_claims_hbm(group_by: str) -> None:
 
 
 def test_cpus_for_memory_near_several_nodes_are_all_on_one_of_them() -> None:
-    """Only one of the nodes near the memory has enough free CPUs. The same attribute also joins CPUs to memory on their
-    own node.
+    """Only one of the nodes near the memory has enough free CPUs. The same attribute also joins CPUs to the memory on
+    their own node.
     """
     machine = with_far(NPS4, n8=[2, 5])
     view = joined([cpus(8, device="cpudevmachine"), memory("1Gi", node=8)], match(attribute=NEAREST))
@@ -315,7 +317,7 @@ def test_unreadable_slices_cause_a_refusal(broken: dict[str, Any]) -> None:
 
 
 def test_without_a_common_value_the_refusal_names_the_devices() -> None:
-    """The GPU's driver has changed the attributes that it publishes since the scheduler allocated the claim."""
+    """Since the scheduler allocated the claim, the GPU's driver has published other attributes."""
     view = joined([cpus(4, device="cpudevsocket000"), gpu()], match())
     text = refusal(view, node(), slice_of(gpu_1={NUMA: {"int": 5}}))
     assert "no value in common: cpudevsocket000 has 0, 1, 2, 3; gpu-1 has 5" in text
@@ -323,8 +325,8 @@ def test_without_a_common_value_the_refusal_names_the_devices() -> None:
 
 
 def test_a_claim_with_the_maximum_number_of_constraints_is_refused_quickly() -> None:
-    """Every request is joined to the next one, and no value satisfies all of them. Other claims wait for the lock in
-    the meantime.
+    """Every request is joined to the next one, and no value satisfies all of them. While the claim is decided, other
+    claims wait for the lock.
     """
     machine = SYNTHETIC["epyc-512"]
     roots = {f"pci{n}": frozenset(cpu for cpu in machine.online if (cpu * 7 + n) % 40 < 20) for n in range(48)}
@@ -338,7 +340,7 @@ def test_a_claim_with_the_maximum_number_of_constraints_is_refused_quickly() -> 
 
 @pytest.mark.parametrize("attribute", [NUMA, ROOT])
 def test_devices_with_a_single_value_need_no_slices(attribute: str) -> None:
-    """If groupBy gives each device a single value, the scheduler has already decided everything."""
+    """If groupBy makes each device have a single value, the scheduler has already checked the constraint."""
     inventory = node("numanode")
     view = joined([cpus(4, device="cpudevnuma003"), gpu()], match(attribute=attribute))
     assert not needed_devices(view, inventory)
@@ -392,7 +394,7 @@ MODES: Final = (*get_args(Config.model_fields["group_by"].annotation), "individu
 
 
 def offered_by(mode: str, machine: Machine) -> Inventory:
-    """Returns the machine's devices in one of the modes."""
+    """Returns the machine's inventory in the given mode."""
     return node(machine=machine, cpu_device_mode=mode) if mode == "individual" else node(mode, machine)
 
 
@@ -451,7 +453,9 @@ def joined_claims(draw: st.DrawFn, mode: str, machine: Machine) -> dict[str, Any
 
 
 def scheduled_on(inventory: Inventory, foreign: dict[str, Any], claim: dict[str, Any]) -> dict[str, Any]:
-    """Returns the claim as the scheduler would allocate it. Discards the example if the scheduler cannot."""
+    """Returns the claim as the scheduler would allocate it. Discards the example if the scheduler cannot allocate
+    it.
+    """
     own = [one for pool in inventory.pools for one in slice_documents(pool, NODE)]
     classes = {
         of: {"spec": {"selectors": [{"cel": {"expression": f'device.driver == "{of}"'}}]}}
@@ -473,7 +477,7 @@ def values_by_result(
     given_cpus: list[frozenset[int]],
     constraint: dict[str, Any],
 ) -> list[set[Any]]:
-    """Returns, for each result of the claim, its values of the constraint's attribute.
+    """Returns the values that each of the claim's results has for the constraint's attribute.
 
     ``given_cpus`` contains the CPUs allocated to each of the CPU driver's results, in order.
     """
@@ -538,8 +542,8 @@ def _possible(
     held: frozenset[int],
     constraints: list[dict[str, Any]],
 ) -> bool:
-    """Returns True if a single constraint can be met, determined by counting. Several constraints are beyond this
-    oracle.
+    """Returns True if the claim's only constraint can be met, which is determined by counting. Returns False for
+    several constraints, which this oracle cannot judge.
     """
     if len(constraints) > 1:
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates the CPUs and memory of an allocated ResourceClaim and builds the claim's record."""
+"""Allocates CPUs and memory for a ResourceClaim that the scheduler has allocated, and builds the claim's record."""
 
 import json
 from typing import Any
@@ -48,7 +48,7 @@ def test_two_requests_of_one_claim_get_different_cpus() -> None:
 
 
 def test_held_cpus_are_not_allocated_again() -> None:
-    """CPUs are not free if they belong to another claim, to a release in progress, or to a container without a
+    """CPUs are not free if they belong to another claim, to a release in progress, or to a container whose claim has no
     record.
     """
     first = decided(view("u1", cpus(2)))
@@ -70,7 +70,9 @@ def test_the_same_allocation_keeps_its_record() -> None:
 
 
 def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
-    """A claim may be deallocated and allocated again, but not while a container still runs on its previous CPUs."""
+    """A claim that was deallocated and allocated again gets new CPUs, but is refused while a container still runs on
+    its previous ones.
+    """
     first = decided(view("u", cpus(2)))
     assert len(decided(view("u", cpus(1)), ledger=holding(first)).cpus_of()) == 1
     running = report(claims=[{"uid": "u", "driver": "dra.cpu"}])
@@ -104,7 +106,7 @@ def test_a_refusal_names_request_device_and_remedy(entry: dict[str, Any], text: 
 
 
 def test_hugepages_are_never_allocated_twice() -> None:
-    """A claim for more than the unclaimed pages is refused, and the message shows the calculation. Pages in a damaged
+    """A claim for more pages than are unclaimed is refused, and the message shows the calculation. Pages in a damaged
     claim file count as allocated.
     """
     first = decided(view("u1", memory("500Mi", kind="hugepages-2m")), "dra.memory")
@@ -141,7 +143,7 @@ def test_a_cpu_held_by_two_claims_is_free_for_neither() -> None:
 
 
 def test_each_request_is_allocated_with_its_own_parameters() -> None:
-    """The record contains the parameters with which each request was allocated, and how the claim may be shared."""
+    """The record contains the parameters with which each request was allocated, and the claim's sharing mode."""
     config = (opaque({"strategy": "spread"}, "b"), opaque({"sharing": "pod", "quota": "keep"}, "a"))
     record = decided(view("u", cpus(2, "a", "cpudevnuma001"), cpus(2, "b", "cpudevnuma000"), config=config))
     assert [sorted(given.cpus) for given in record.cpus] == [[2, 6], [1, 4]]
@@ -240,8 +242,8 @@ def test_named_cpus_must_belong_to_the_allocated_device(group_by: Any) -> None:
 
 
 def test_with_an_external_allocator_every_claim_names_its_cpus() -> None:
-    """If the configuration requires an external allocator, a claim that names no CPUs was allocated by some other
-    scheduler and is refused.
+    """If the configuration requires an external allocator, a claim that names no CPUs must have been allocated by some
+    other scheduler, so it is refused.
     """
     config = Config(allocator="external")
     one, two = cpus(1, "a"), cpus(1, "b")
@@ -263,7 +265,9 @@ def single(cpu: int) -> dict[str, Any]:
 
 
 def test_single_cpus_are_the_ones_that_the_scheduler_chose() -> None:
-    """A single-CPU device has no consumed capacity. The claim gets the union of the chosen CPUs under one request."""
+    """A single-CPU device has no consumed capacity. The claim's record contains the union of the chosen CPUs under one
+    request.
+    """
     record = decided(view("u", single(2), single(7)), inventory=SINGLE)
     assert record.cpus_of() == {2, 7}
     assert record.requests == ("cpus",)
@@ -284,7 +288,9 @@ def test_a_single_cpu_is_not_allocated_twice() -> None:
 
 
 def test_a_rebuilt_record_contains_the_cpus_of_each_device() -> None:
-    """Each result gets CPUs from its own device, so no device appears to have allocated more CPUs than it has."""
+    """Each result gets CPUs from its own device, so that no device seems to have more CPUs allocated than it
+    contains.
+    """
 
     def rebuilt(inventory: Inventory, seen: set[int], *results: dict[str, Any]) -> list[tuple[str, list[int]]]:
         record = decided(view("u", *results), ledger=lost("u", {"": frozenset(seen)}), inventory=inventory)
@@ -317,7 +323,9 @@ def test_a_rebuilt_record_has_the_parameters_that_can_be_read() -> None:
 
 
 def test_unknown_fields_of_a_record_are_preserved() -> None:
-    """Fields that this release does not know do not cause a new record, and are preserved for the remaining pods."""
+    """A record with fields that this release does not know is not replaced, and the fields are preserved when another
+    pod is added.
+    """
     now = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),))
     document = json.loads(decided(now, "dra.memory").model_dump_json())
     for part in (document["results"][0], document["memoryParameters"]["memory"], document["reservedFor"][0]):
@@ -363,7 +371,7 @@ def test_mounts_of_one_claim_must_not_hide_each_other(one: str, other: str) -> N
 
 def test_lost_memory_is_rebuilt_even_if_its_device_shrank() -> None:
     """Pages in use stay allocated to the claim even if their device shrank or is gone, since the device's name contains
-    NUMA node and page size.
+    the NUMA node and the page size.
     """
     limit = (memory_opaque({"limit": "claim"}, "plain"), memory_opaque({"mount": {"path": "/h"}}, "huge"))
     shrunk = memory("1Ti", "huge", kind="hugepages-2m")

@@ -14,8 +14,8 @@ UID = "8d3b3a4e-7f1a-4f7e-9f0c-2b6d5a3e1c00"
 
 
 def document() -> dict[str, Any]:
-    """Returns a ResourceClaim as a Kubernetes 1.36 API server returns it, with all the fields that a scheduler and a
-    template set.
+    """Returns a ResourceClaim as a Kubernetes 1.36 API server returns it, with all the fields that the scheduler and a
+    claim template set.
     """
     config = [
         {"source": source, "requests": requests, "opaque": {"driver": driver, "parameters": {"from": said}}}
@@ -41,7 +41,7 @@ def document() -> dict[str, Any]:
 
 
 def read(document: object, uid: str = UID) -> ClaimView:
-    """Returns the parsed claim, which is reserved for some pod. Raises Refused."""
+    """Returns the parsed claim. Raises Refused if the document is malformed or the claim is not usable."""
     view = parse_claim(document)
     view.check_usable(uid)
     return view
@@ -111,7 +111,7 @@ def test_quantities_are_exact(amount: object, exact: Fraction | int) -> None:
 
 @pytest.mark.parametrize("amount", ["0", "-1", "1500m", "10E", "1e30", "1e300"])
 def test_invalid_amounts_are_refused(amount: str) -> None:
-    """A value that no device can have is refused before it is used in a computation."""
+    """An amount that no device can have is refused before it is used in a calculation."""
     with pytest.raises(Refused, match="is not a positive whole number of CPUs"):
         count_of("dra.cpu", read(consuming(amount)).results["dra.cpu"][0])
 
@@ -169,8 +169,8 @@ def test_another_claim_with_the_same_name_is_refused() -> None:
 
 
 def test_unallocated_and_unreserved_claims_are_refused() -> None:
-    """The message distinguishes a claim that the scheduler has not finished from a damaged one, and contains namespace
-    and name.
+    """The message distinguishes a claim that the scheduler has not finished allocating from a damaged one, and contains
+    the claim's namespace and name.
     """
     claim = document()
     claim["status"]["reservedFor"] = claim["status"]["reservedFor"][1:]
@@ -200,7 +200,7 @@ def test_damaged_quantities_are_refused(value: object) -> None:
 
 
 def test_an_unknown_parameter_source_is_refused() -> None:
-    """The source of a parameter decides its precedence."""
+    """A parameter's source determines its precedence."""
     claim = document()
     claim["status"]["allocation"]["devices"]["config"][0]["source"] = "FromMars"
     assert "field 'source' is 'FromMars', neither FromClass nor FromClaim" in refusal(claim)

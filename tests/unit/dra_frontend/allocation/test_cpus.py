@@ -40,7 +40,7 @@ def intel(overlay: dict[str, str], **config: Any) -> Inventory:
 
 
 def asked(asks: dict[str, Ask], order: Sequence[str], device: str) -> ClaimView:
-    """Returns a claim with one request for each amount and with its results in the given order."""
+    """Returns a claim with one request per entry of ``asks`` and with the results in the given order."""
     config = [opaque(fields, request) for request, (_, fields) in asks.items()]
     return view("u", *(cpus(asks[r][0], r, device) for r in order), config=config)
 
@@ -48,8 +48,8 @@ def asked(asks: dict[str, Ask], order: Sequence[str], device: str) -> ClaimView:
 def outcome(
     inventory: Inventory, asks: dict[str, Ask], order: Sequence[str], held: frozenset[int] = frozenset()
 ) -> AllocationRecord | str:
-    """Allocates such a claim on the device with the most CPUs. Returns the record, or the message if the claim is
-    refused.
+    """Allocates the requests on the device with the most CPUs. Returns the claim's record, or the error message if the
+    claim is refused.
     """
     ledger = Ledger({("dra.cpu", "other"): ClaimFile("dra.cpu", "other", None, held)})
     try:
@@ -96,8 +96,8 @@ def test_a_flexible_request_leaves_cpus_that_another_one_needs(inventory: Invent
 
 @pytest.mark.parametrize(("isolated", "free", "many"), [("0-1", {0, 1, 16}, "a"), ("0-4", {0, 1, 2, 3, 4, 16}, "abcd")])
 def test_other_orders_are_tried_if_strictest_first_fails(isolated: str, free: set[int], many: str) -> None:
-    """Only one core is free, and the request for an isolated CPU must not use half of it. With many requests not every
-    order is tried, but each request gets a turn at being first.
+    """Only one core is free, and the request for an isolated CPU must not use half of it. With many requests, not every
+    order is tried, but each request comes first in one of those that are.
     """
     found = discover(OverlayTree(captured(INTEL), {"/sys/devices/system/cpu/isolated": isolated}))
     inventory = build_inventory(found, Config(reserved_cpus=frozenset({31})), NODE)

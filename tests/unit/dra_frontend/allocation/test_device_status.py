@@ -65,7 +65,7 @@ def test_the_nodes_reason_applies_to_each_claim() -> None:
 
 
 def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
-    """A user can locate the claim's resources without a shell on the node."""
+    """A user can see where the claim's resources are without a shell on the node."""
     cpus = entry(CPU_KEY, cpu_record("u", "r=1-2,5"))
     nodes = sorted({machine().cpus[cpu].numa_node for cpu in (1, 2, 5)})
     assert cpus.data == {"cpus": "1-2,5", "isolation": "exclusive", "numaNodes": nodes}
@@ -170,7 +170,7 @@ def test_a_written_condition_can_be_read_back() -> None:
 
 
 def test_a_share_of_a_device_is_identified() -> None:
-    """The API server identifies the entries for a shared device by share id."""
+    """The API server identifies the entries for a shared device by share ID."""
     record = cpu_record("u", "r=1")
     record = record.model_copy(update={"results": (record.results[0].model_copy(update={"share_id": "s"}),)})
     (document,) = written(status_entries(Ledger(files_of(record)), machine(), silent=False)["u"], {}, NOW)

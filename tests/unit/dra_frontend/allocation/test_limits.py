@@ -22,7 +22,9 @@ BUDGET_SECONDS = 0.1
 
 
 def test_a_claim_gets_at_most_the_configured_fraction_of_the_cpus() -> None:
-    """Half of the node's seven CPUs is three. The refusal contains the configuration key, its value and a remedy."""
+    """Half of the node's seven CPUs is rounded down to three. The refusal contains the configuration key, its value and
+    a remedy.
+    """
     two = (cpus(2, "a"), cpus(2, "b", "cpudevnuma001"))
     assert decided(view("u", cpus(3)), config=HALF).cpus_of() == {1, 4, 5}
     text = refused(view("u", *two), config=HALF)
@@ -70,8 +72,8 @@ def test_all_claims_together_protect_at_most_a_fraction_of_a_numa_node() -> None
 
 
 def test_hugepages_of_a_lost_record_are_held() -> None:
-    """The container may still be using the pages, so they go to no other claim until the API server has been asked
-    about the lost record's claim.
+    """The container may still be using the pages, so no other claim gets them until the API server has been asked about
+    the claim whose record was lost.
     """
     running = report(
         unknownClaims=[{"uid": "x", "driver": "dra.memory"}],
@@ -112,7 +114,9 @@ def test_a_running_container_holds_resources_without_a_record() -> None:
 
 
 def test_invalid_parameters_are_refused_unparsed() -> None:
-    """The API server stores at most 32 entries per driver. A CPU list is expanded only if it is used."""
+    """More than 32 entries per driver, which is the API server's maximum, are refused. A CPU list is expanded only if
+    it is used.
+    """
     with pytest.raises(Refused, match="33 entries for this driver"):
         view("u", cpus(1), config=[opaque({})] * 33)
     others = [opaque({}, driver="gpu.example.com")] * 31

@@ -56,7 +56,7 @@ def memory_wish(*config: Entry, kinds: tuple[str, ...] = ("memory",), size: str 
 
 
 def fault(parsed: DriverClaim) -> str:
-    """Returns the message with which the claim is refused."""
+    """Returns the error message if the claim is refused."""
     assert parsed.refusal is not None
     text = str(parsed.refusal)
     assert text.startswith(("request cpus: ", "request r: "))
@@ -71,7 +71,7 @@ def raw(parameters: Any, entry: Entry | None = None) -> Entry:
 
 
 def test_without_parameters_all_defaults_apply() -> None:
-    """Parameters are optional. By default memory is bound by cpuset.mems, and nothing is limited, protected or
+    """Parameters are optional. By default, memory is bound by cpuset.mems, and is neither limited, protected nor
     mounted.
     """
     assert wish() == wish(raw({})) == wish(opaque({})) == wish(opaque({"x": 1}, driver="gpu.example.com"))
@@ -98,7 +98,9 @@ def test_every_field_is_parsed() -> None:
 
 
 def test_the_claim_overrides_the_class_field_by_field() -> None:
-    """A field that the claim omits comes from the class. A mount is a single field, so its parts are never mixed."""
+    """A field that the claim omits comes from the class. A mount is a single field, so its parts never come from
+    different sources.
+    """
     both = [opaque({"strategy": "spread", "l3": "ignore"}, from_class=True), opaque({"l3": "required"})]
     assert wish(*both) == wish(*both[::-1]) == CpuParameters(strategy="spread", l3="required")
     both = [memory_opaque({"limit": "claim", "protect": "low"}, from_class=True), memory_opaque({"protect": "none"})]

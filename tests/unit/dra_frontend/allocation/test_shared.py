@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims that use shared-pool CPUs in addition to their own: which CPUs these are, and how the containers learn about
+"""Claims that use shared-pool CPUs in addition to their own: which CPUs these are, and how containers find out about
 them.
 """
 
@@ -60,8 +60,8 @@ def test_a_rebuilt_record_includes_the_pool_cpus() -> None:
 
 
 def test_containers_get_both_cpu_sets() -> None:
-    """There is one variable and one attribute for each set. The driver does not trust the variable, so a pod gains
-    nothing by setting it.
+    """There is one environment variable and one attribute for each set. The driver does not trust the variable, so a
+    pod gains nothing by setting it.
     """
     record = claimed("numa", "cpus")
     devices = json.loads(dump_claim_file(record))["devices"]

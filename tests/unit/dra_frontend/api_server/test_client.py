@@ -121,7 +121,7 @@ async def test_only_a_404_for_the_claim_itself_means_that_it_is_gone(tmp_path: P
 
 def test_the_end_of_a_long_error_message_is_kept() -> None:
     """In the message, the slice's name, which contains the node's name, precedes the rejected field. If the end of the
-    message were cut off, the log would not show the reason why publishing fails.
+    message were cut off, the log would not show why publishing fails.
     """
     name, node = "s" * 253, "n" * 253
     text = f'resourceslices.resource.k8s.io "{name}" is forbidden: node "{node}" does not support {COUNTING} feature'
@@ -190,7 +190,7 @@ async def next_of(events: AsyncGenerator[tuple[str, Document], None]) -> tuple[s
 
 
 async def test_list_and_watch_cover_one_driver_and_node(pair: Pair) -> None:
-    """The selector excludes other nodes' slices from list and watch. An event may be longer than every buffer that it
+    """The selector excludes other nodes' slices from list and watch. An event may be longer than any buffer that it
     passes through.
     """
     server, client = pair
@@ -253,7 +253,7 @@ def an_event(name: str) -> dict[str, Any]:
 
 
 async def test_an_event_is_created_once_and_patched(pair: Pair) -> None:
-    """Later occurrences patch only the Event's series, based on the resource version that was read."""
+    """Later occurrences only patch the Event's series, using the resource version that was read."""
     server, client = pair
     created = await client.create_event(an_event("node-a"))
     with pytest.raises(ConflictError):
@@ -322,8 +322,8 @@ async def test_a_slow_token_read_delays_only_one_call() -> None:
     "text", [None, "", "[1", "a: b", "current-context: x\ncontexts: []\nclusters: []\nusers: []\n", "just words"]
 )
 async def test_an_unreadable_kubeconfig_is_named(tmp_path: Path, text: str | None) -> None:
-    """Any damage to the file results in an error with the file's name instead of a traceback from the library. Outside
-    a pod and without a kubeconfig, the error contains a remedy.
+    """Any damage to the file results in an error that contains the file's name, instead of a traceback from the
+    library. Outside a pod and without a kubeconfig, the error contains a remedy.
     """
     path = tmp_path / "kubeconfig"
     if text is not None:
@@ -356,7 +356,7 @@ async def test_a_cancelled_wait_returns_its_token() -> None:
 
 
 def test_a_thousand_claims_are_read_within_the_kubelets_timeout() -> None:
-    """With 250 pods of four claims each, the last call starts long before the kubelet's timeout of 45 s."""
+    """With 250 pods that have four claims each, the last call starts long before the kubelet's timeout of 45 s."""
     pace = Pace(clock=lambda: 0.0)
     assert max(pace.take() for _ in range(1000)) < 20
 
@@ -400,7 +400,7 @@ async def test_reading_a_claim_is_retried(tmp_path: Path, fault: str) -> None:
 
 
 async def test_retry_after_is_honoured(pair: Pair) -> None:
-    """The claim is read again after the time in Retry-After, unless that exceeds the call's time limit."""
+    """The claim is read again after the time given in Retry-After, unless that exceeds the call's time limit."""
     server, client = pair
     server.fail_next(9, 429, retry_after=60)
     began = asyncio.get_running_loop().time()
@@ -504,7 +504,9 @@ UNREADABLE = ["[" * 62 + "]" * 62, "1e999", "9" * 30, '"\\ud800"', "NaN"]
 async def test_an_event_with_an_unreadable_object_is_skipped(
     pair: Pair, value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Regression test: a single claim of 400 bytes ended the watch on every node, again after each list."""
+    """Regression test: a single claim of 400 bytes ended the watch on every node, and did so again after each new
+    list.
+    """
     metadata = '"metadata": {"name": "%s", "uid": "u", "resourceVersion": "7"}'
     spec = f'"spec": {{"devices": {{"config": [{{"opaque": {{"parameters": {value}}}}}]}}}}'
     odd = f'{{"type": "ADDED", "object": {{{metadata % "odd"}, {spec}}}}}'
@@ -537,7 +539,7 @@ async def test_an_unreadable_claim_is_not_requested_again(pair: Pair, value: str
 
 @pytest.mark.parametrize("items", ["[]", "null", "[ ]"])
 def test_an_empty_list_is_a_list(items: str) -> None:
-    """Go encodes an empty list in three ways. A nested field of the same name is not mistaken for the list."""
+    """Go can encode an empty list in three ways. A nested field with the same name is not mistaken for the list."""
     text = f'{{"metadata": {{"items": [{{}}], "resourceVersion": "7"}}, "kind": "KList", "items": {items}}}'
     assert read_list(Call("list", "g", "r"), text.encode(), "K")[0] == []
 
@@ -593,7 +595,7 @@ async def test_claims_are_listed_by_namespace_and_page(pair: Pair) -> None:
 
 
 async def test_pages_that_are_too_long_are_requested_again_in_smaller_sizes(pair: Pair) -> None:
-    """One tenant's large claims cost additional requests but never make the list fail."""
+    """A tenant's large claims cause additional requests, but listing never fails because of them."""
     server, client = pair
     for number in range(40):
         claim = {"metadata": {"name": f"c{number}", "annotations": {"a": "x" * 200_000}}}
@@ -678,7 +680,7 @@ async def test_a_continue_token_that_is_too_long_is_an_error(pair: Pair) -> None
 
 
 async def test_labelled_claims_are_listed_by_page_and_only_parts_are_retained(pair: Pair) -> None:
-    """One tenant's large claims cost additional requests but never make the list fail."""
+    """A tenant's large claims cause additional requests, but listing never fails because of them."""
     server, client = pair
     for number in range(40):
         metadata = {"name": f"c{number}", "labels": {"l": "true"}, "annotations": {"a": "x" * 200_000}}
@@ -802,7 +804,9 @@ async def test_the_client_ends_a_watch_that_the_server_does_not() -> None:
 
 
 async def test_concurrent_calls_all_survive_a_token_rotation(tmp_path: Path) -> None:
-    """A call that was rejected with the previous token retries with the current one, whichever call has read it."""
+    """A call that was rejected with the previous token is retried with the current one, whichever call has read that
+    token.
+    """
     token = tmp_path / "token"
     token.write_text("first")
     async with ApiServer(Options(tokens={"first"})) as server:
@@ -816,8 +820,8 @@ async def test_concurrent_calls_all_survive_a_token_rotation(tmp_path: Path) -> 
 
 
 async def test_a_rotated_ca_is_trusted_without_a_restart(tmp_path: Path) -> None:
-    """The pod's service account is sufficient: the address comes from the environment, and CA and token come from the
-    account's directory. The CA bundle and the client certificate are read every minute, like the token, and a
+    """The pod's service account is sufficient: the address comes from the environment, and the CA and the token come
+    from the account's directory. The CA bundle and the client certificate are read every minute, like the token, and a
     half-written rotation changes nothing.
     """
     now = [0.0]
@@ -958,7 +962,7 @@ async def test_only_whole_lines_are_events(pair: Pair) -> None:
 
 
 async def test_an_event_in_many_small_pieces_takes_linear_time(tmp_path: Path) -> None:
-    """The bytes of an incomplete line are not copied again for each additional piece, so the cost is linear and other
+    """The bytes of an incomplete line are not copied again for each additional piece, so the time is linear and other
     tasks are not blocked.
     """
     whole = b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "' + b"7" * (3 << 20) + b'"}}}\n'

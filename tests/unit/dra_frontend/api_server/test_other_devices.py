@@ -26,7 +26,7 @@ MACHINE = machine()
 
 
 def slice_of(name: str, numa: int, node: str = NODE, pool: str = "pool", driver: str = GPU[0]) -> dict[str, Any]:
-    """Returns a ResourceSlice with one device. Without a node name, the device is reachable from many nodes."""
+    """Returns a ResourceSlice with one device. Without a node name, the device can be reached from several nodes."""
     devices = [{"name": GPU[2], "attributes": {NUMA: {"int": numa}}}]
     spec: dict[str, Any] = {"driver": driver, "devices": devices}
     spec["pool"] = {"name": pool, "generation": 1, "resourceSliceCount": 1}

@@ -25,7 +25,7 @@ class Clock:
 
 
 def status(generation: int = 1, **changes: Any) -> BackendStatus:
-    """Returns the lease that an enforcing backend sends."""
+    """Returns a lease as an enforcing backend sends it."""
     values = {"instance": "i", "generation": generation, "active": True, "synchronized": True}
     return BackendStatus.model_validate(values | changes)
 
@@ -50,7 +50,7 @@ def view(clock: Clock) -> BackendView:
 
 
 def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
-    """A busy node may renew its lease late. The lease expires after ten seconds without a report."""
+    """On a busy node, the backend may renew its lease late. The lease expires after ten seconds without a report."""
     clock.now += LEASE_SECONDS - 0.1
     view.renew(status())
     clock.now += LEASE_SECONDS - 0.1
@@ -99,8 +99,8 @@ def test_only_changed_containers_are_processed(view: BackendView) -> None:
     ],
 )
 def test_a_missing_backend_is_explained(clock: Clock, view: BackendView, changes: dict[str, Any], text: str) -> None:
-    """The problem contains a hint for the operator. Before the first lease, the hint names the place to look for the
-    cause.
+    """The problem contains a hint for the operator. Before the first lease, the hint is to look for the cause in the
+    container's log.
     """
     view.renew(status().model_copy(update=changes))
     assert text in view.problem
@@ -130,7 +130,7 @@ def test_each_reason_to_refuse_all_claims_has_a_code(
 
 
 def test_a_missing_first_report_and_an_unreadable_one_have_codes(clock: Clock, view: BackendView) -> None:
-    """Before the first report, no container is known. An unreadable report leaves its container's state unknown."""
+    """Before the first report, no container is known. If a report is unreadable, its container's state is unknown."""
     unheard = BackendView(clock).fault
     assert unheard is not None
     view.renew(status(generation=2), [{"id": "odd", "claims": 1}])
@@ -165,7 +165,7 @@ def test_a_newer_backend_is_understood() -> None:
 
 def test_an_unreadable_report_does_not_affect_others(view: BackendView, caplog: pytest.LogCaptureFixture) -> None:
     """The other reports are used. If an unreadable report hides which CPUs its container uses, no claim is prepared,
-    and the problem says so.
+    and the problem states that.
     """
     bad: list[Any] = [container("b", claims="x"), 7, None, [], {}, container(unknownClaims=[{"uid": 1}])]
     for generation in (2, 3):
@@ -239,8 +239,8 @@ def test_a_node_without_partitions_has_one_warning() -> None:
 def test_the_warning_names_the_effect_under_the_current_configuration(
     config: Config, beginning: str, ending: str
 ) -> None:
-    """Without partitions, either the pool enforces claims or claims are refused, depending on the configuration.
-    hostSlices also keeps host daemons off the claimed CPUs.
+    """Depending on the configuration, claims without partitions are either enforced by the pool or refused. hostSlices
+    additionally keeps host daemons off the claimed CPUs.
     """
     view = view_of(config=config, exclusivity="pool", exclusivity_reason="boot Linux 6.7")
     (found,) = view.conditions
@@ -248,8 +248,8 @@ def test_the_warning_names_the_effect_under_the_current_configuration(
 
 
 def test_static_managers_cause_a_warning_while_the_lease_is_live() -> None:
-    """The warning leaves out managers that this release does not know. Another NRI plugin may have caused the
-    report.
+    """The warning omits managers that this release does not know, and mentions another NRI plugin as the other possible
+    cause.
     """
     clock = Clock()
     live = view_of(clock, kubelet_pins=("memory", "cpu", "x" * 10_000))
@@ -263,7 +263,9 @@ def test_static_managers_cause_a_warning_while_the_lease_is_live() -> None:
 
 
 def test_observe_mode_and_an_empty_reserve_are_configuration_warnings() -> None:
-    """Both warnings appear before the backend's first report, which then adds the number of files."""
+    """Both warnings appear even before the backend's first report. That report adds the number of files that would
+    change.
+    """
     silent = BackendView(Clock(), Config(enforcement="observe"))
     assert [one.code for one in silent.configured] == ["ObserveMode", "NoReservedCPUs"]
     assert "no pass over its files" in silent.configured[0].text
@@ -273,7 +275,7 @@ def test_observe_mode_and_an_empty_reserve_are_configuration_warnings() -> None:
 
 
 def test_a_deprecated_name_in_the_configuration_causes_a_warning() -> None:
-    """The warning contains the current name."""
+    """The warning contains the deprecated name and the one that replaces it."""
     (warning,) = BackendView(Clock(), parse_config({"reservedCPUs": "0", "irqs": "leave"}, "f")).configured
     assert (warning.code, warning.text) == ("SettingRenamed", "irqs: leave is the former word for keep")
 

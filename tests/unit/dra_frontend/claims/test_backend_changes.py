@@ -14,14 +14,14 @@ from tests.unit.dra_frontend.claims.test_backend import Clock, container, status
 
 
 def send(view: BackendView, generation: int, instance: str = "i", **body: Any) -> int:
-    """Passes a report to the view as the state endpoint does. Returns the generation in the response."""
+    """Passes a report to the view as the state endpoint does. Returns the generation for the response."""
     lease = status(generation, instance=instance).model_dump(mode="json", exclude={"counters", "metrics"})
     view.renew(*read_state(json.dumps(lease | body).encode()))
     return view.generation
 
 
 def changes(since: int, total: int, *containers: Any, removed: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """Returns a report body with changes, in the backend's format."""
+    """Returns the changes as the backend sends them in the body of a report."""
     return {"since": since, "total": total, "removed": [*removed], "containers": [*containers]}
 
 
@@ -117,8 +117,8 @@ def test_a_report_that_becomes_readable_keeps_its_position() -> None:
 
 @pytest.mark.parametrize("odd", [7, None, {}, {"id": 7}, container("a")])
 def test_reports_without_a_unique_id_are_not_merged(odd: Any) -> None:
-    """It is unclear which container such changes apply to. Changes can be merged again after the next report with all
-    containers.
+    """It is unclear which container such changes apply to. After the next report with all containers, changes can be
+    merged again.
     """
     view = BackendView(Clock())
     send(view, 1, containers=[container("a"), odd])
@@ -189,7 +189,7 @@ def test_a_report_has_either_all_containers_or_changes(view: BackendView) -> Non
 
 
 def test_malformed_changes_are_rejected_quickly() -> None:
-    """A sender must not be able to cause a hundred times the CPU time that it spends itself."""
+    """A sender must not be able to make the frontend spend a hundred times the CPU time that it spends itself."""
     body = json.dumps({"instance": "i", "changes": changes(1, 1, *[1] * 1_000_000)}).encode()
 
     def refused() -> None:
@@ -232,7 +232,7 @@ def test_an_overtaken_report_changes_nothing(view: BackendView) -> None:
 
 
 def test_an_overtaken_report_does_not_renew_the_lease_or_block_later_ones() -> None:
-    """A report dated in the future blocks later reports for at most the duration of a lease."""
+    """A report that is dated in the future blocks later reports for no longer than a lease lasts."""
     clock = Clock()
     view = BackendView(clock)
     view.renew(status().model_copy(update={"reported_at": 1e300}), [])

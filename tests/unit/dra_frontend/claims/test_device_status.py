@@ -36,7 +36,7 @@ OTHERS = {"driver": "gpu.example", "pool": "p", "device": "gpu-0", "data": {"mod
 
 
 class Api(Claims):
-    """A fake API server that accepts or rejects status applies."""
+    """A fake API server that either applies a status to a claim or rejects it."""
 
     def __init__(self, *documents: Document) -> None:
         super().__init__(*documents)
@@ -200,7 +200,7 @@ async def test_many_changes_at_once_are_written_slowly(node: Node, api: Api) -> 
 
 
 async def test_a_restart_writes_only_missing_entries(node: Node, api: Api) -> None:
-    """The driver learns the server's status from the claims that it reads anyway, and writes only the missing
+    """The claims that the driver reads anyway contain their status on the server, so it writes only the missing
     entries.
     """
     for uid in "ab":
@@ -277,7 +277,9 @@ async def test_writes_stop_if_the_server_drops_the_field(
 
 
 async def test_the_condition_becomes_unknown_without_a_backend(node: Node, api: Api) -> None:
-    """The condition stays unchanged for the few seconds of a restart, and becomes Unknown if the backend stays away."""
+    """The condition stays unchanged for the few seconds of a restart, and becomes Unknown if the backend does not come
+    back.
+    """
     await node.frontend.prepare("a")
     node.runs("a")
     await node.after(10)
@@ -294,8 +296,8 @@ async def test_the_condition_becomes_unknown_without_a_backend(node: Node, api: 
 
 
 async def test_a_standby_writes_nothing(tmp_path: Path, api: Api) -> None:
-    """Two instances on a node would overwrite each other's status in turn, so only the one with the enforcing backend
-    writes.
+    """Two instances on a node would keep overwriting each other's status, so only the one whose backend enforces claims
+    writes it.
     """
     node = Node(tmp_path, api)
     node.frontend.backend.status = BackendStatus(instance="i", synchronized=True, active=False)
@@ -305,7 +307,7 @@ async def test_a_standby_writes_nothing(tmp_path: Path, api: Api) -> None:
 
 
 async def test_a_claim_that_is_allocated_again_is_written_again(node: Node, api: Api) -> None:
-    """A claim that is deallocated and allocated again under the same UID loses its entries, so it is treated as new."""
+    """A claim that keeps its UID but is deallocated and allocated again loses its entries, so it is treated as new."""
     await node.frontend.prepare("a")
     await node.after(3 * PATIENCE_SECONDS)
     await node.frontend.unprepare("a")
@@ -351,8 +353,8 @@ async def test_a_malformed_response_does_not_affect_other_claims(node: Node, api
     ids=("429", "500", "403"),
 )
 async def test_failing_writes_in_one_namespace_do_not_affect_others(node: Node, api: Api, error: KubeError) -> None:
-    """Regression test: four claims in one tenant's namespace, where a webhook failed, paused the writes for all
-    tenants.
+    """Regression test: when a webhook failed for four claims in one tenant's namespace, the writes for all tenants were
+    paused.
     """
     api.refuses_in["evil"] = error
     for uid in "wxyz":

@@ -62,7 +62,7 @@ def test_a_file_with_an_unreadable_record_is_copied_and_stays_in_place(files: Cl
 
 
 def test_quarantine_keeps_the_newest_copies(files: ClaimFiles, tmp_path: Path) -> None:
-    """At most 64 files and 16 MB are kept, because the quarantine is in memory and nothing else cleans it up."""
+    """At most 64 files and 16 MB are kept, because the quarantine is on a tmpfs and nothing else cleans it up."""
     (tmp_path / "cdi").mkdir()
     for number in range(80):
         (tmp_path / "cdi" / NAME).write_text("{" * (number + 1) if number else "{")
@@ -79,7 +79,7 @@ def test_quarantine_keeps_the_newest_copies(files: ClaimFiles, tmp_path: Path) -
 
 
 def test_foreign_and_missing_files_are_left_alone(files: ClaimFiles, tmp_path: Path) -> None:
-    """Other vendors use the directory too. Unprepare may be called twice, or before the directory exists."""
+    """Other vendors also use the directory. Unprepare may be called twice, or before the directory exists."""
     files.remove("dra.cpu", "u1")
     (tmp_path / "cdi").mkdir()
     (tmp_path / "cdi" / "nvidia.json").write_text("{")

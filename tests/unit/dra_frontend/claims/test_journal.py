@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal that all instances on a node share: the failures that it survives and the entries that it always
-retains.
-"""
+"""The journal that all instances on a node share: which failures it survives, and which entries it always retains."""
 
 import json
 import os
@@ -79,7 +77,7 @@ def test_another_instance_reads_what_was_written(path: Path) -> None:
 
 @pytest.mark.parametrize("names", [("ns", "claim"), ("n" * 60, "c" * 250)], ids=["whole", "without names"])
 def test_the_cpus_of_claims_are_read_back_as_they_were_written(path: Path, names: tuple[str, str]) -> None:
-    """This includes claims whose names did not fit. A claim that is not in the journal has no CPUs in it."""
+    """This includes claims whose names did not fit. For a claim that is not in the journal, no CPUs are read."""
     present = dict.fromkeys([*CPUS, *[("dra.cpu", f"{n:036d}") for n in range(2000)]], names)
     Journal(path).write(Entries(present, cpus=CPUS))
     read = Journal(path).read()
@@ -160,7 +158,7 @@ def test_a_failed_write_is_retried_later(path: Path) -> None:
 def test_a_slot_that_is_damaged_after_it_was_read_is_written_again(
     path: Path, writes: int, slots: tuple[int, ...], offset: int
 ) -> None:
-    """The latest entries survive, instead of those in the older slot, although the next write does not change the
+    """The latest entries survive, rather than those in the older slot, even though the next write contains the same
     entries.
     """
     journal = Journal(path)
@@ -208,7 +206,7 @@ def test_a_fifo_or_a_symlink_in_the_journals_place_is_replaced(path: Path) -> No
 
 
 def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
-    """Names are left out first, because they can be requested from the API server again. UIDs, CPUs and pages are
+    """Names are left out first, because they can be requested from the API server again. UIDs, CPUs and hugepages are
     retained, because claims must not lose them.
     """
     many = {("dra.cpu", f"01234567-89ab-cdef-0123-{n:012d}"): (f"namespace-{n}", f"claim-{n}") for n in range(2000)}
@@ -226,7 +224,7 @@ def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
 
 
 def replace_slot(path: Path, sequence: int, entries: list[Any]) -> None:
-    """Writes entries into the slot for a sequence number, as another program could."""
+    """Writes entries to the slot that a sequence number selects, as another program could."""
     line = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
     slot = (b"dra-driver-numa journal 1 %d %d %d" % (sequence, len(line), zlib.crc32(line, sequence))).ljust(64) + line
     assert len(slot) <= SLOT_BYTES
@@ -269,7 +267,7 @@ def test_more_cpus_than_any_machine_has_are_not_read(path: Path, entries: list[A
 
 def test_entries_that_cannot_come_from_a_claim_file_are_skipped(path: Path) -> None:
     """If such entries were read, their CPUs would stay allocated forever, or their negative byte counts would allow
-    another claim too many bytes.
+    another claim to get too many bytes.
     """
     Journal(path).write(Entries(NAMES))
     gone = {"driver": "dra.memory", "uid": "m", "cpus": "", "memory": {"memory-numa000": -(1 << 40)}}
@@ -280,7 +278,7 @@ def test_entries_that_cannot_come_from_a_claim_file_are_skipped(path: Path) -> N
 
 
 def test_entries_from_a_newer_release_are_skipped(path: Path) -> None:
-    """Such an entry is on a line of its own, so the other entries can still be parsed."""
+    """Each entry is on a line of its own, so the others can still be parsed."""
     journal = Journal(path)
     journal.write(Entries(NAMES))
     entries = [["dra.cpu", "a", "ns", "claim-a", {"": "1-2"}, "more"], {"invention": 1}, ["x"], 3]

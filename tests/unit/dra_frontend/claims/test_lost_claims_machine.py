@@ -43,7 +43,7 @@ class Machine:
         self.running: set[str] = set()
 
     async def begin(self) -> None:
-        """Starts the first or the next frontend process."""
+        """Starts a frontend process, which is either the first one or the next one."""
         self.node = Frontend(self.path, api=self.api)
         self.node.recovery.patience = self.node.claims.report_wait = 0.001
         await self.node.store.start()
@@ -128,7 +128,7 @@ class Machine:
         self.api.documents[name] = odd if self.api.documents[name] is good else good
 
     def check(self) -> None:
-        """Checks that no page is allocated twice and that only claims that the kubelet has prepared have a record."""
+        """Checks that no page is allocated twice, and that a claim has a record only if the kubelet has prepared it."""
         assert sum(self.sizes[uid] for uid in self.promised) <= POOL
         recorded = {uid for uid in self.sizes if self.node.store.ledger.record(DRIVER, uid)}
         assert recorded <= self.promised

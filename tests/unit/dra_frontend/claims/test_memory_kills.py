@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frontend observes each OOM kill in a container with claims once, and names the node, the claim and the rule."""
+"""The frontend observes each OOM kill in a container with claims once, and names the NUMA node, the claim and the
+parameter that applies.
+"""
 
 from pathlib import Path
 
@@ -37,7 +39,9 @@ class Kills:
 
 
 def test_the_note_contains_effect_cause_and_remedy() -> None:
-    """The note contains the killed container, the claim's limit on that NUMA node, and what to change."""
+    """The note names the killed container, the NUMA node and the claim's limit on that node, and recommends a
+    change.
+    """
     effect = "Container work was OOM-killed on NUMA node 1 of node-a. "
     assert kill_note(report(1), [RECORD], "node-a") == (
         f"{effect}Claim ns/claim-u gives it 48Mi on NUMA node 1 and no more (limit: claim): claim more memory, or "
@@ -70,8 +74,8 @@ async def test_a_kill_is_observed_once(tmp_path: Path) -> None:
 
 
 def test_kills_in_a_restarted_container_are_the_same_condition(tmp_path: Path) -> None:
-    """A container that is killed on every start produces a single Event with a count, although each start has a new
-    container ID.
+    """A container that is killed after every start causes a single Event with a count, although it has a new container
+    ID each time.
     """
     node = Kills(tmp_path)
     observed = [one for number in range(5) for one in node.reported(report(1, f"c{number}"))]

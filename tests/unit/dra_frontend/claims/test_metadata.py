@@ -36,20 +36,20 @@ def document(*results: dict[str, Any], uid: str = "u", pod_claim: str = "", **mo
 
 
 def described(found: ClaimView, driver: str = "dra.cpu", inventory: Inventory | None = None) -> AllocationRecord:
-    """Returns the claim's record with metadata."""
+    """Returns the claim's record, including its metadata."""
     inventory = inventory or offered()
     return FILES.describe(decided(found, driver, inventory=inventory), found, inventory)
 
 
 def told(*results: dict[str, Any], driver: str = "dra.cpu", inventory: Inventory | None = None) -> dict[str, Any]:
-    """Returns the metadata documents by request."""
+    """Returns each request's metadata document."""
     record = described(parse_claim(document(*results)), driver, inventory)
     return {request: json.loads(file.content) for request, file in record.metadata.items()}
 
 
 def test_metadata_contains_device_attributes_and_allocated_capacity() -> None:
-    """KubeVirt and others read this format, which contains the claim, its requests, and their devices with attributes
-    by type.
+    """KubeVirt and other programs read this format. It contains the claim, its requests, and their devices with
+    attributes by type.
     """
     document = told(cpus(2))["cpus"]
     (device,) = document.pop("requests")[0]["devices"]
@@ -74,8 +74,8 @@ def test_metadata_contains_device_attributes_and_allocated_capacity() -> None:
 
 
 def test_each_request_has_its_own_file() -> None:
-    """Paths contain the request's base name, and documents its full name. Results with adminAccess and other drivers'
-    results are left out.
+    """The path contains the request's base name, and the document contains its full name. Results with adminAccess and
+    other drivers' results are left out.
     """
     watched = result("w", "dra.cpu", "cpudevnuma000", adminAccess=True)
     found = (cpus(1, "a"), cpus(1, "b/big"), memory("1Mi", "m"), watched)
@@ -85,8 +85,8 @@ def test_each_request_has_its_own_file() -> None:
 
 
 def test_a_claim_from_a_template_is_named_as_in_the_pod() -> None:
-    """The pod's author does not know the generated name, so the annotation and the path contain the name from the
-    manifest.
+    """The pod's author does not know the generated name, so the path contains the name from the manifest, which an
+    annotation on the claim provides.
     """
     file = described(parse_claim(document(cpus(1), pod_claim="pinned"))).metadata["cpus"]
     root = "/var/run/kubernetes.io/dra-device-attributes"
@@ -204,7 +204,7 @@ async def test_lost_files_are_restored_together(node: Node) -> None:
         node.metadata().parent.rmdir()
         await node.reconciler.scan()
         assert (node.metadata().read_text(), cdi.read_text()) == before
-    # A container whose mount source is missing could not start at all.
+    # If a mount's source is missing, the container cannot start at all.
     node.metadata().unlink()
     node.metadata().parent.rmdir()
     node.metadata().parent.write_text("in the way")

@@ -8,7 +8,7 @@ from dra_frontend.claims.store import RecordNews
 
 
 def said(news: RecordNews, after: int | None) -> list[str]:
-    """Returns the claims that have changed since a generation. The response must be immediate."""
+    """Returns the claims that have changed since the given generation. Fails if the response is not immediate."""
     answer = news.after(after, 60.0)
     try:
         answer.send(None)
@@ -30,14 +30,16 @@ def test_changes_after_a_generation_are_returned() -> None:
 
 
 def test_a_generation_from_another_instance_gets_an_immediate_answer() -> None:
-    """If the generation comes from an earlier or later frontend instance, the response contains the current one."""
+    """If the generation comes from an earlier or later frontend instance, the response contains this instance's current
+    generation.
+    """
     news = RecordNews(10)
     assert said(news, 3) == []
     assert said(news, 99) == []
 
 
 def test_only_the_latest_changes_are_remembered() -> None:
-    """Memory is bounded. A reader that has missed changes can tell so from the generation alone."""
+    """Memory is bounded. The generation alone shows a reader that it has missed changes."""
     news = RecordNews(0)
     for number in range(1000):
         news.publish(Change("prepared", "dra.cpu", str(number)))
@@ -45,7 +47,7 @@ def test_only_the_latest_changes_are_remembered() -> None:
 
 
 async def test_all_waiting_readers_are_notified() -> None:
-    """A single change answers all waiting readers. A reader that asks again waits for the next change."""
+    """A single change is sent to all waiting readers. A reader that asks again waits for the next change."""
     news = RecordNews(0)
     async with asyncio.TaskGroup() as tasks:
         waiting = [tasks.create_task(news.after(0, 60.0)) for _ in range(3)]
@@ -55,7 +57,7 @@ async def test_all_waiting_readers_are_notified() -> None:
 
 
 async def test_a_wait_is_bounded() -> None:
-    """Without a change, the same generation is returned after the timeout, and immediately at shutdown."""
+    """If nothing changes, the same generation is returned after the timeout, or immediately on shutdown."""
     news = RecordNews(5)
     assert (await news.after(5, 0.01)).generation == 5
     async with asyncio.TaskGroup() as tasks:

@@ -202,7 +202,7 @@ async def test_a_malformed_claim_does_not_affect_others(tmp_path: Path, how: str
 
 
 async def test_a_claim_that_loses_its_status_is_forgotten(tmp_path: Path) -> None:
-    """The claim's pages could not be allocated, which its status reported, and then the status became null."""
+    """The claim's status reported that its pages could not be allocated. Then the status became null."""
     node = Node(tmp_path, Api(("MODIFIED", {"metadata": {"uid": "u"}, "status": None})))
     node.api.listed = [asked("u", "9Gi")]
     node.on_demand.claims.by_uid, node.on_demand.claims.version = {"u": asked("u", "9Gi")}, object()
@@ -214,8 +214,8 @@ async def test_a_claim_that_loses_its_status_is_forgotten(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("by", ["list", "watch"])
 async def test_a_claim_that_is_allocated_again_gets_a_new_condition(tmp_path: Path, by: str) -> None:
-    """The claim's pages could not be allocated. Within one tick, the scheduler deallocated the claim and chose this
-    node for it again.
+    """The claim's pages could not be allocated. Within one tick, the scheduler deallocated the claim and allocated it
+    on this node again.
     """
     first, second = asked("u", "9Gi"), asked("u", "1Gi")
     deallocated = {"metadata": first["metadata"], "status": {}}

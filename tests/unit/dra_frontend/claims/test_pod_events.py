@@ -23,7 +23,7 @@ def report(pod: str, cgroup: str = SYSTEMD, **more: Any) -> ContainerReport:
 
 
 class Pods:
-    """A frontend instance that was started before every pod."""
+    """A frontend instance that was started before any pod."""
 
     def __init__(self, path: Path) -> None:
         self.backend = Frontend(path).backend
@@ -88,8 +88,8 @@ BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podx.sli
 
 
 def test_a_fallback_to_the_pool_is_observed_with_its_reason(pods: Pods) -> None:
-    """There is no observation if the kernel enforces the claim or the claim asked for the pool, because the pod's
-    author would have nothing to change.
+    """Nothing is observed if the kernel enforces the claim or if the claim asked for the pool, because then the pod's
+    author has nothing to change.
     """
     pods.see(
         report("q", BURSTABLE, exclusivity="partition"),

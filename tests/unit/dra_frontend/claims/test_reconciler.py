@@ -42,8 +42,8 @@ def owner(node: Frontend) -> tuple[str, str]:
 
 
 async def test_the_first_user_becomes_the_owner(node: Frontend) -> None:
-    """The owner is stored in the record. When it ends, a container from its own pod takes over, but neither one from
-    another pod nor a rejected one.
+    """The owner is stored in the record. When the owner ends, another container in the same pod becomes the owner,
+    unless it was rejected. A container in another pod does not.
     """
     for report, expected in [
         ({"id": "i", "name": "init"}, "init"),
@@ -189,7 +189,7 @@ async def test_a_claim_is_not_released_without_proof(node: Frontend, api: Claims
 
 
 async def test_a_sweep_reads_one_claim_at_a_time(node: Frontend, api: Claims) -> None:
-    """Both drivers' records for a claim cost a single request, and the rate is at most one claim per second."""
+    """A single request covers both drivers' records for a claim, and at most one claim is read per second."""
     api.add(claim("v", cpus(1), memory("1Mi")))
     for driver in ("dra.cpu", "dra.memory"):
         assert (await node.prepare("v", driver)).error is None
@@ -226,8 +226,8 @@ async def test_a_malformed_claim_does_not_end_the_sweep(node: Frontend, api: Cla
 
 
 async def test_an_owner_whose_pod_is_gone_is_replaced(node: Frontend, api: Claims) -> None:
-    """A claim may outlive its first pod if another pod has been reserved in time. The next pod to use the claim becomes
-    the owner.
+    """A claim may outlive its first pod if it has been reserved for another pod in time. The next pod to use the claim
+    becomes the owner.
     """
     node.report(claims=[USE])
     await node.reconciler.follow_reports()
@@ -238,7 +238,9 @@ async def test_an_owner_whose_pod_is_gone_is_replaced(node: Frontend, api: Claim
 
 
 async def test_a_claim_that_was_prepared_again_is_not_released(node: Frontend, api: Claims) -> None:
-    """The sweep compared the claim's earlier record, and it releases only the record that it has compared."""
+    """The sweep compared an earlier record with the claim, and it releases the claim only if that record is still the
+    current one.
+    """
     old = node.record("u")
     api.add(claim("u", cpus(2)))
     await node.prepare("u")
@@ -248,8 +250,8 @@ async def test_a_claim_that_was_prepared_again_is_not_released(node: Frontend, a
 
 
 async def test_a_replaced_directory_ends_the_process(tmp_path: Path) -> None:
-    """Only a new container mounts the new directory. Until then, the known records are retained and the cause is
-    logged.
+    """Only a new container can mount the new directory. Until this one ends, the known records are retained and the
+    cause is logged.
     """
     (tmp_path / "cdi").mkdir()
     await Frontend(tmp_path).store.transact(lambda t: t.write(record("u")))

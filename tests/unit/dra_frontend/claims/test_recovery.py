@@ -56,7 +56,7 @@ def use(uid: str, held: frozenset[int] = frozenset(), driver: str = "dra.cpu") -
 @pytest.mark.parametrize("how", ["gone", "truncated", "record damaged"])
 async def test_a_claim_without_a_container_is_rebuilt_at_startup(node: Frontend, how: str) -> None:
     """The kubelet does not prepare the claim again, so without the rebuilt record its container could never be created.
-    The claim is read by name, without a list.
+    The claim is read by name, without listing all claims.
     """
     held = node.cpus("u")
     if how == "gone":
@@ -74,7 +74,7 @@ async def test_a_claim_without_a_container_is_rebuilt_at_startup(node: Frontend,
 
 
 async def test_an_unchanged_ledger_is_searched_once(node: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If nothing is missing, the next search happens only after a new report or a record change."""
+    """If nothing is missing, the next search happens only after a new report or after a record has changed."""
     searched, lost = list[Ledger](), Ledger.lost
 
     def search(ledger: Ledger) -> dict[ClaimKey, str]:
@@ -98,7 +98,9 @@ async def test_an_unchanged_ledger_is_searched_once(node: Frontend, monkeypatch:
 
 
 async def test_lost_claims_come_before_new_ones(node: Frontend) -> None:
-    """A Prepare call that arrives right after the start waits until the lost claims in the journal have been read."""
+    """A Prepare call that arrives right after startup waits until the lost claims that the journal names have been
+    read.
+    """
     node.file("u").unlink()
     node.remove_journaled_cpus()
     again = await restarted(node)
@@ -210,8 +212,8 @@ async def test_a_listed_claim_that_is_currently_unusable_is_retried(node: Fronte
 
 
 async def test_no_cpus_are_allocated_before_the_backend_has_reported_a_lost_claim(tmp_path: Path) -> None:
-    """Another instance prepared the claim, and the claim's container was started just before the loss. The report about
-    the container has not arrived yet.
+    """Another instance prepared the claim, and the claim's container was started just before the claim's file was
+    damaged. The report about the container has not arrived yet.
     """
     api = Claims(claim("u", cpus(1)), claim("v", cpus(1)))
     other, node = Frontend(tmp_path, api=api), Frontend(tmp_path, api=api, enforced=False, wait=20.0)
@@ -321,8 +323,8 @@ async def test_a_lost_claim_that_was_deleted_is_released(node: Frontend, answer:
 
 
 async def allocated_again(node: Frontend) -> tuple[frozenset[int], dict[str, Any], Frontend]:
-    """Removes claim u's file and has another instance, which cannot read u, prepare v with the same CPUs. Returns the
-    CPUs, u's document, which ``node`` cannot read either, and the other instance.
+    """Removes claim u's file, makes u unreadable on the API server, and has another instance prepare v with u's CPUs.
+    Returns these CPUs, u's original document and the other instance.
     """
     held = node.cpus("u")
     node.file("u").unlink()
@@ -336,7 +338,7 @@ async def allocated_again(node: Frontend) -> tuple[frozenset[int], dict[str, Any
 
 @pytest.mark.parametrize("other", ["prepared", "released"])
 async def test_a_lost_record_is_not_restored_after_its_cpus_were_allocated_again(node: Frontend, other: str) -> None:
-    """The other instance started after the loss of the file, could not read the claim, and did not know the claim's
+    """The other instance started after the file was lost, could not read the claim, and did not know the claim's
     CPUs.
     """
     held, good, second = await allocated_again(node)
@@ -354,8 +356,8 @@ async def test_a_lost_record_is_not_restored_after_its_cpus_were_allocated_again
 
 
 async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated_again(node: Frontend) -> None:
-    """The container was started just before the loss. The other claim, which got the same CPUs, is prepared again with
-    new ones.
+    """The container was started just before its claim's file was lost. The other claim, which got the same CPUs, is
+    prepared again with new ones.
     """
     held, good, _ = await allocated_again(node)
     node.api.documents["claim-u"] = good
@@ -470,8 +472,8 @@ async def late(request: pytest.FixtureRequest, tmp_path: Path) -> Frontend:
     already belong to claim ``v``.
 
     Another instance unprepared ``u`` while its container was running. Depending on the parameter, the first instance
-    and its backend have read that change or not. Then the container ended and ``v`` got its CPUs, but the first
-    instance's backend has not sent a report since.
+    and its backend either have or have not read that change. Then the container ended and ``v`` got its CPUs, but the
+    first instance's backend has not sent a report since.
     """
     node = Frontend(tmp_path, None, claim("u", cpus(2)), claim("v", cpus(2)), enforced=False)
     await node.store.start()
@@ -494,8 +496,8 @@ async def late(request: pytest.FixtureRequest, tmp_path: Path) -> Frontend:
 
 
 async def test_a_finished_release_is_not_rebuilt_from_an_older_report(late: Frontend) -> None:
-    """The claim still exists. If its record were rebuilt from the report, it would get the CPUs that now belong to the
-    next claim.
+    """The claim still exists. If its record were rebuilt from the report, the claim would get CPUs that now belong to
+    another claim.
     """
     for _ in range(3):
         await late.recovery.round()
@@ -541,7 +543,7 @@ async def test_a_report_newer_than_the_end_of_a_release_counts(late: Frontend) -
 
 
 async def test_a_claim_that_is_absent_from_a_new_journal_was_not_released(tmp_path: Path) -> None:
-    """Files and journal were lost. The instance that created the new journal never read the claim's file."""
+    """The files and the journal were lost. The instance that created the new journal never read the claim's file."""
     node = Frontend(tmp_path, None, claim("u", cpus(2)), enforced=False)
     await node.store.start()
     renew(node, "i", 1)
@@ -661,7 +663,7 @@ async def test_hugepages_of_an_unreadable_lost_claim_are_not_allocated_to_others
 
 
 HUGE = {"a": 256, "b": 64, "new": 256}
-"""Claims on one hugepage pool of 512 MiB, with their sizes in MiB. Together they exceed the pool."""
+"""Sizes in MiB of claims that use one hugepage pool of 512 MiB. Their sum exceeds the pool."""
 
 
 @pytest.fixture
@@ -688,8 +690,8 @@ def rebuilt(node: Frontend) -> set[str]:
 
 
 async def test_hugepage_claims_that_were_lost_together_are_rebuilt_together(lost: Frontend) -> None:
-    """Regression test: each claim was refused because of the other, yet both counted as done, so 576 MiB were allocated
-    from a pool of 512 MiB.
+    """Regression test: each claim was refused because of the other, but both counted as rebuilt, so 576 MiB were
+    allocated from a pool of 512 MiB.
     """
     again = await restarted(lost)
     async with asyncio.TaskGroup() as tasks:
@@ -734,7 +736,9 @@ async def test_a_lost_claims_pages_count_before_its_record_is_written(lost: Fron
 
 
 async def test_of_two_lost_claims_that_no_longer_fit_one_is_rebuilt_and_both_count(tmp_path: Path) -> None:
-    """The pool shrank while the frontend was down. Neither claim may wait for the other one to be rebuilt."""
+    """The pool shrank while the frontend was down. If each claim waited for the other one to be rebuilt, neither would
+    be.
+    """
     api = Claims(_huge("a", 256), _huge("b", 512), _huge("c", 512))
     again = Frontend(tmp_path, api=api)
     await again.store.start()
@@ -761,7 +765,7 @@ async def test_an_answer_about_a_lost_claim_is_discarded_when_it_is_released(los
 async def test_a_claim_that_was_unprepared_without_a_file_is_not_rebuilt(
     tmp_path: Path, driver: str, restart: bool, journal: bool
 ) -> None:
-    """The last report before the container ends still names the claim, and the API server still has it."""
+    """The last report before the container ends still names the claim, and the claim still exists on the API server."""
     wish = cpus(2) if driver == "dra.cpu" else memory("400Mi", "r", 0, "hugepages-2m")
     node = Frontend(tmp_path, api=Claims(claim("u", wish)))
     await node.store.start()
@@ -947,7 +951,7 @@ async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(
 
 
 async def test_a_rebuilt_claim_on_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
-    """Whether the kubelet counts a rebuilt claim follows the same rule as when a claim is prepared."""
+    """The rule for whether the kubelet counts a claim is the same for a rebuilt claim as for one that is prepared."""
     config = Config(reserved_cpus=frozenset({0}))
     node = Frontend(tmp_path, api=api, config=config)
     await node.store.start()

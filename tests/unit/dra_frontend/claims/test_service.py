@@ -34,7 +34,7 @@ def node(tmp_path: Path, api: Claims) -> Frontend:
 
 
 async def test_prepare_returns_the_device_ids_from_the_file(node: Frontend, api: Claims) -> None:
-    """The file exists before the response is sent, it has one device per request, and share IDs are returned
+    """The file exists before the response is sent and has one device per request, and share IDs are returned
     unchanged.
     """
     api.add(claim("u", cpus(1, "a"), cpus(1, "b/big")))
@@ -48,8 +48,8 @@ async def test_prepare_returns_the_device_ids_from_the_file(node: Frontend, api:
 
 
 async def test_claims_are_not_prepared_without_enforcement(tmp_path: Path, api: Claims) -> None:
-    """The error is clear, and arrives early enough for the kubelet's retry. If the backend reports within the waiting
-    time, the claim is prepared.
+    """The error is clear, and is returned early enough for the kubelet to retry. If the backend reports while Prepare
+    is waiting, the claim is prepared.
     """
     instance = Frontend(tmp_path, api=api, enforced=False)
     api.add(claim("u", cpus(1)))
@@ -64,7 +64,7 @@ async def test_claims_are_not_prepared_without_enforcement(tmp_path: Path, api: 
 
 
 async def test_a_refusal_is_logged(node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture) -> None:
-    """The log contains the claim and the reason, so there is no need to read the kubelet's log."""
+    """The log entry contains the claim and the reason, so the kubelet's log is not needed."""
     api.add(claim("u", cpus(9)))
     await node.prepare("u")
     (logged,) = [record.__dict__ for record in caplog.records if record.msg == "prepare failed"]
@@ -117,7 +117,7 @@ async def test_a_repeated_prepare_gives_the_same_response(node: Frontend, api: C
 
 
 async def test_a_failed_read_or_write_changes_nothing(node: Frontend, api: Claims) -> None:
-    """The error names the server that did not respond, or contains the disk's error. The CPUs stay free."""
+    """The error names the server that did not respond, or contains the error from the disk. The CPUs stay free."""
     api.add(claim("u", cpus(2)))
     api.away = UnavailableError("get resourceclaims", "connection refused")
     assert "connection refused" in str(await node.prepare("u"))

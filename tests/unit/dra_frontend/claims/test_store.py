@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's claims with several instances, lost files, releases and failing disks."""
+"""The store of a node's claims: several instances, lost files, releases and failing disks."""
 
 import asyncio
 import threading
@@ -102,8 +102,8 @@ async def test_a_lost_or_damaged_file_is_rewritten_from_memory(node: Frontend, d
 
 
 async def test_a_lost_file_that_cannot_be_written_frees_nothing(node: Frontend) -> None:
-    """The disk fails when the first of two lost files is written. Both claims stay allocated, and the next scan writes
-    both files.
+    """The disk fails while the first of two lost files is being written. Both claims stay allocated, and the next scan
+    writes both files.
     """
     held = frozenset({5, 6})
     await write(node)
@@ -194,7 +194,7 @@ async def test_a_running_containers_cpus_stay_held(node: Frontend) -> None:
 
 
 async def test_a_release_is_held_by_every_instance_and_across_crashes(tmp_path: Path) -> None:
-    """The journal contains the allocated resources, whether or not a backend reports the container to that instance."""
+    """Every instance reads the resources from the journal, whether or not its own backend reports the container."""
     first, other = Frontend(tmp_path), Frontend(tmp_path, enforced=False)
     await write(first)
     first.report(**USES)
@@ -446,7 +446,7 @@ async def test_temporary_files_from_a_crash_are_removed(node: Frontend) -> None:
 
 @pytest.mark.parametrize("journal", ["kept", "lost", "never there"])
 async def test_a_lost_journal_is_distinguished_from_one_that_never_existed(tmp_path: Path, journal: str) -> None:
-    """A node that has just booted has no lost claims, whereas a node whose journal was removed may have some."""
+    """A node that has just booted has not lost any claims, whereas a node whose journal was removed may have."""
     if journal != "never there":
         former = Frontend(tmp_path)
         await former.store.start()

@@ -46,8 +46,8 @@ def test_groups(
 
 
 def test_an_l3_that_spans_numa_nodes_has_no_numa_attribute() -> None:
-    """With sub-NUMA clusters, one L3 spans several NUMA nodes. An attribute that applies to only some of the CPUs is
-    not published.
+    """With sub-NUMA clusters, one L3 spans several NUMA nodes. An attribute that applies to only some of a device's
+    CPUs is not published.
     """
     (group,) = groups(assemble([Core(node=0), Core(node=1)]), "l3").values()
     assert not [name for name in group.attributes if "numaNode" in name or "NumaNode" in name]

@@ -23,7 +23,7 @@ def offered(found: Machine, **keys: Any) -> Inventory:
 
 
 def decoded(layout: str) -> dict[int, int]:
-    """Returns each CPU's sibling as a reader decodes it from the attributes, or the CPU itself if it has none."""
+    """Returns each CPU's sibling as a reader decodes it from the attributes. A CPU without a sibling maps to itself."""
     other: dict[int, int] = {}
     for entry in layout.split(";"):
         cpus, _, stride = entry.partition(">")
@@ -47,14 +47,14 @@ def decoded(layout: str) -> dict[int, int]:
 )
 def test_siblings_are_encoded_by_their_distance(found: Machine, expected: str) -> None:
     """Each pair of siblings is encoded by the distance between their numbers, and CPUs without a sibling come last. A
-    layout that this format cannot express is left out.
+    layout that this format cannot express is not published.
     """
     assert smt_layout(found) == expected
 
 
 @given(machines())
 def test_the_layout_can_be_decoded(found: Machine) -> None:
-    """For any CPU numbering, each CPU decodes to its own sibling, or to none."""
+    """However the CPUs are numbered, each CPU's own sibling is decoded, or none if it has none."""
     layout = smt_layout(found)
     cores = [
         {one for one in found.cpus if found.cpus[one].core == core} for core in {c.core for c in found.cpus.values()}
@@ -66,7 +66,7 @@ def test_the_layout_can_be_decoded(found: Machine) -> None:
 
 
 def test_devices_list_their_cpus_for_an_external_allocator() -> None:
-    """The devices list the CPUs that claims can get. The layout describes the whole machine and is the same on every
+    """The devices list the CPUs that claims can get. The layout covers the whole machine and is the same on every
     device.
     """
     inventory = offered(machine(), reserved_cpus=frozenset({0}))

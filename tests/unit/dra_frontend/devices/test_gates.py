@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feature gates on which the published devices depend."""
+"""The feature gates that determine how devices are published."""
 
 from dra_frontend.devices.gates import COUNTING, kubelet_counts_claims
 
 
 def test_the_node_object_declares_whether_the_kubelet_counts_claims() -> None:
-    """A Node object without the list of declared features comes from a kubelet that is too old."""
+    """If a Node object has no list of declared features, its kubelet is too old to declare any."""
     declared = ["GuaranteedQoSPodCPUResize", COUNTING]
     assert kubelet_counts_claims({"status": {"declaredFeatures": declared}})
     assert not kubelet_counts_claims({"status": {"declaredFeatures": declared[:1]}})

@@ -23,7 +23,7 @@ NEAREST = "dra.cpu/nearestNumaNode"
 
 
 def config(**keys: Any) -> Config:
-    """Returns a configuration as it would be read from a file."""
+    """Returns the configuration that would be read from a file with these settings."""
     return parse_config(keys, "test")
 
 
@@ -118,8 +118,8 @@ def test_the_capacity_does_not_change_with_small_differences_between_boots(drift
 
 
 def test_a_device_without_capacity_is_not_published() -> None:
-    """A node without memory, pages or free CPUs, or with a reserve larger than its memory, has no device, but its pools
-    remain.
+    """A node without memory, pages or free CPUs, or with a reserve that exceeds its memory, has no device, but its
+    pools remain.
     """
     bare = machine(memory=0, hugepages=(HugepagePool(2 * MIB, 0, 0),))
     assert pools(offered(bare, reservedCPUs="2-3,6-7")) == {"n": ["cpudevnuma000"], "n-memory": []}
@@ -166,8 +166,8 @@ def test_memory_publishes_its_kind_performance_and_nearest_cpus() -> None:
 
 
 def test_nearest_cpus_on_more_nodes_than_a_device_can_list_are_left_out() -> None:
-    """The memory is equally far from each of 64 nodes. A truncated list would wrongly exclude the CPUs on the nodes
-    left out.
+    """The memory is equally far from each of 64 nodes. A truncated list would wrongly exclude the CPUs on the omitted
+    nodes.
     """
     found = machine(64, 1, 1, 1, 1, memory=GIB)
     far = NumaNode(64, frozenset(), GIB)
@@ -217,7 +217,7 @@ ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left f
 )
 def test_missing_resources_are_a_warning(keys: dict[str, Any], texts: list[str], kinds: list[MisfitKind]) -> None:
     """The same configuration serves different nodes, so an item that is missing here may exist elsewhere. The missing
-    item is reported, and everything else is offered.
+    item is reported, and all other devices are offered.
     """
     found = replace(machine(offline=frozenset({7})), possible=frozenset(range(12)), possible_nodes=frozenset(range(4)))
     inventory = offered(found, **keys)
@@ -251,7 +251,7 @@ def test_an_impossible_configuration_disables_its_driver(keys: dict[str, Any], d
 
 
 def test_an_irrelevant_inconsistency_is_only_a_warning() -> None:
-    """Neither NUMA nodes nor single CPUs depend on sockets or caches."""
+    """Devices per NUMA node or per CPU do not depend on sockets or caches."""
     found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
     told = (
         "/sys/map: odd; CPUs whose files disagree are treated as having no L3 cache",
@@ -291,7 +291,7 @@ def test_the_configured_number_of_cpus_is_withheld(keys: dict[str, Any], withhel
 
 @given(machines() | odd_machines(), st.integers(0, 9), st.data())
 def test_withheld_cpus_stay_the_same_and_avoid_claims(found: Machine, count: int, data: st.DataObject) -> None:
-    """CPUs that were withheld before stay withheld if possible, and claims lose no CPUs while others are free."""
+    """If possible, the same CPUs stay withheld, and no claimed CPU is withheld while another one is free."""
     held = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
     settings = Config(withheld_cpus=count, **data.draw(st.sampled_from(MODES)))
     first = build_inventory(found, settings, "n").withheld_cpus
@@ -305,14 +305,16 @@ def test_withheld_cpus_stay_the_same_and_avoid_claims(found: Machine, count: int
 
 @pytest.mark.parametrize("name", ["", "Upper", "a_b", "a/b", "-a", "a..b", "a" * 241])
 def test_a_node_name_that_makes_invalid_pool_names_is_rejected(name: str) -> None:
-    """The server would reject each slice individually. Instead, the error appears once, when the service starts."""
+    """Otherwise, the server would reject each slice individually. The error appears only once, when the service
+    starts.
+    """
     with pytest.raises(InventoryError, match="node name"):
         build_inventory(machine(), config(), name)
 
 
 def test_an_unknown_device_is_not_found() -> None:
-    """An allocation result with another node's, another driver's or an earlier inventory's device does not match any
-    device. Devices are found through an index.
+    """An allocation result that names a device of another node, another driver or an earlier inventory does not match
+    any device. The lookup uses an index.
     """
     inventory = offered(machine())
     object.__setattr__(inventory, "pools", None)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NUMA nodes that a CPU device lists, of which there may be several, and its alignment with other devices
-(KEP-6072).
-"""
+"""The one or more NUMA nodes that a CPU device lists, and the device's alignment with other devices (KEP-6072)."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,13 +16,13 @@ from tests.fakes.scheduler import UnschedulableError, allocate
 from tests.rigs.trees import captured, small_machine
 
 TWO = discover(small_machine())
-"""Two sockets with one NUMA node each: CPUs 0-3 and 4-7."""
+"""Two sockets with one NUMA node each, which have CPUs 0-3 and CPUs 4-7."""
 EIGHT = discover(captured("48amd64-4pa2n6c-sparse"))
 """Four sockets with two NUMA nodes each."""
 
 
 def nodes(machine: Machine, **config: object) -> dict[str, Any]:
-    """Returns the NUMA nodes from each CPU device's attribute."""
+    """Returns the value of each CPU device's NUMA node attribute."""
     inventory = build_inventory(machine, Config.model_validate(config), "n")
     return {device.name: device.attributes.get(NUMA_NODE) for device in inventory.pools[0].devices}
 

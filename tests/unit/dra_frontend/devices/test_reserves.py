@@ -21,14 +21,16 @@ MIB = 1 << 20
 
 
 def node(reserved: int = 2 * GIB, pages: str = "2Gi") -> dict[str, Any]:
-    """Returns a Node object with 64 GiB, 8 GiB of it as hugepages, where N bytes and half a CPU are not allocatable."""
+    """Returns a Node object with 64 GiB of memory, of which 8 GiB are hugepages and N bytes are not allocatable. Half a
+    CPU is not allocatable either.
+    """
     capacity = {"cpu": "16", "memory": "64Gi", "hugepages-1Gi": "6Gi", "hugepages-2Mi": pages, "pods": "110"}
     allocatable = {**capacity, "cpu": "15500m", "memory": str(56 * GIB - reserved)}
     return {"status": {"capacity": capacity, "allocatable": allocatable}}
 
 
 def test_the_kubelets_reserve_excludes_hugepages() -> None:
-    """Kubernetes subtracts hugepages from allocatable memory too, but they are not a reserve."""
+    """Kubernetes also subtracts hugepages from allocatable memory, but they are not a reserve."""
     assert reserved_by_kubelet(node(), "memory") == 2 * GIB
     assert reserved_by_kubelet(node(), "cpu") == Fraction(1, 2)
     assert reserved_by_kubelet(node(-GIB), "memory") == 0, "more is allocatable than is there"
@@ -99,8 +101,8 @@ def test_a_reserve_that_leaves_nothing_is_reported() -> None:
 
 @given(st.lists(st.integers(0, 4 << 40), min_size=1, max_size=8), st.integers(0, 8 << 40))
 def test_the_split_adds_up_to_the_kubelets_reserve(sizes: list[int], kubelet: int) -> None:
-    """If the machine has enough memory, the shares add up to the kubelet's reserve, plus at most one step per NUMA
-    node.
+    """If the machine has enough memory, the reserves of its NUMA nodes add up to the kubelet's reserve, plus at most
+    one step per node.
     """
     reserve = memory_reserve(uneven(*sizes), Config(), kubelet).by_node
     steps = [size // MEMORY_STEP * MEMORY_STEP for size in sizes]
@@ -117,8 +119,8 @@ def with_far_nodes(found: Machine, *far: int) -> Machine:
 
 @pytest.mark.parametrize("kubelet", [10 * GIB, None])
 def test_nodes_without_cpus_have_no_system_reserve(kubelet: int | None) -> None:
-    """Daemons allocate memory on the nodes where they run. A share of the reserve on CXL memory or HBM would be missing
-    on those nodes.
+    """Daemons allocate memory on the nodes where they run. Any part of the reserve on CXL memory or HBM would therefore
+    be missing on the nodes with daemons.
     """
     found = with_far_nodes(uneven(480 * GIB, 480 * GIB), *[186 * GIB] * 4)
     reserve = memory_reserve(found, Config(), kubelet).by_node
@@ -129,7 +131,7 @@ def test_nodes_without_cpus_have_no_system_reserve(kubelet: int | None) -> None:
 
 
 def test_movable_memory_has_no_system_reserve() -> None:
-    """The kernel cannot allocate movable memory for itself."""
+    """The kernel cannot use movable memory for its own allocations."""
     found = uneven(8 * GIB, 8 * GIB)
     movable = replace(found.numa_nodes[1], normal_memory=False)
     found = replace(found, numa_nodes={**found.numa_nodes, 1: movable})

@@ -17,7 +17,7 @@ class Clock:
 
 
 def period(shortages: Shortages, clock: Clock) -> float:
-    """Reports a failed allocation and returns the seconds until the shortage ends."""
+    """Reports a failed allocation and returns the number of seconds until the shortage ends."""
     shortages.growth_failed(DEVICE, "no memory")
     began = clock.now
     while shortages.by_device:
@@ -81,7 +81,7 @@ def test_a_silent_helper_is_a_shortage_after_ten_seconds() -> None:
 
 
 def test_a_response_from_the_helper_does_not_end_a_memory_shortage() -> None:
-    """The file can be written, but the kernel still has no contiguous memory."""
+    """The helper can write the file again, but the kernel still has no contiguous memory."""
     shortages = Shortages(Clock())
     shortages.growth_failed(DEVICE, "no memory")
     shortages.helper_answered(DEVICE)

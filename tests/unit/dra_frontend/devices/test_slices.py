@@ -89,7 +89,9 @@ def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> 
 @settings(deadline=None)
 @given(machines() | odd_machines(), st.data())
 def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
-    """Unusual memory sizes, single pages and any reserve still result in slices that the server accepts."""
+    """The server accepts the slices whatever the memory sizes and the reserve, and even if there is only a single
+    page.
+    """
     nodes = {
         node.id: replace(
             node,
@@ -110,8 +112,8 @@ def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rediscovering_a_machine_produces_the_same_documents(name: str) -> None:
-    """The directories are listed in another order when the machine is discovered again. The documents are the same, so
-    nothing is rewritten or renamed.
+    """The directories are listed in a different order when the machine is discovered again. The documents stay the
+    same, so nothing is rewritten or renamed.
     """
     tree = captured(name)
     files = list(tree.files.items())
@@ -159,7 +161,9 @@ def test_a_complete_device_document() -> None:
 
 
 def test_slice_names_are_the_same_on_every_start_and_differ_between_nodes() -> None:
-    """A name consists of index, driver and pool. A name that is too long is cut at the end and gets a hash appended."""
+    """A name consists of the index, the driver and the pool. The end of a name that is too long is replaced by a
+    hash.
+    """
     inventory = build_inventory(machine(), Config(), "n")
     assert [one["metadata"]["name"] for pool in inventory.pools for one in slice_documents(pool, "n")] == [
         "00000-dra.cpu-n",
@@ -177,7 +181,7 @@ def test_slice_names_are_the_same_on_every_start_and_differ_between_nodes() -> N
 
 
 def test_an_empty_pool_is_one_slice_without_devices() -> None:
-    """Without a slice, consumers would still see the old devices."""
+    """Without any slice, consumers would still see the previous devices."""
     (document,) = slice_documents(build_inventory(machine(1, 1, 1, 1, 1), Config(), "n").pools[0], "n")
     assert document["spec"]["devices"] == []
     assert document["spec"]["pool"] == {"name": "n", "generation": 1, "resourceSliceCount": 1}
@@ -191,7 +195,7 @@ def counted(**config: Any) -> dict[str, Any]:
 
 
 def test_amounts_are_counted_by_the_devices_capacity() -> None:
-    """CPUs, bytes of memory and bytes of hugepages of each size are counted one to one by the device's capacity. A
+    """CPUs, bytes of memory and bytes of hugepages of each size are counted one to one with the device's capacity. A
     single-CPU device counts as one CPU.
     """
     assert counted(cpu_device_mode="individual")["cpudev001"] == {"cpu": {"mapping": {"deviceMultiplier": "1"}}}
@@ -218,7 +222,7 @@ def test_the_mapping_passes_the_validation_of_1_37(found: Machine, mode: str) ->
 
 
 def test_many_devices_are_split_into_slices_of_64() -> None:
-    """130 NUMA nodes result in three slices, in the order of the devices."""
+    """130 NUMA nodes result in three slices, in device order."""
     documents = published(build_inventory(machine(130, 1, 1, 1, 1), Config(), "n"))
     assert [len(document["spec"]["devices"]) for document in documents["n-memory"]] == [64, 64, 2]
     assert documents["n-memory"][2]["spec"]["devices"][0]["name"] == "memory-numa128"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values are converted to and from DRA service messages, and checked with an independent copy of the message
-definitions.
+"""Values are converted to and from the DRA service's messages. The results are checked with an independent copy of the
+message definitions.
 """
 
 import pytest
@@ -24,7 +24,7 @@ def written(**answers: Answer) -> dra_v1_pb2.NodePrepareResourcesResponse:
 
 
 def test_claims_are_parsed_from_both_versions_and_both_calls() -> None:
-    """The UID has field number 2 and the name has field number 3. Prepare and Unprepare have the same format in v1 and
+    """The UID is field number 2, and the name is field number 3. Prepare and Unprepare have the same format in v1 and
     v1beta1.
     """
     for messages in (dra_v1_pb2, dra_v1beta1_pb2):
@@ -41,7 +41,7 @@ def test_subrequests_are_stripped() -> None:
 
 
 def test_share_id_is_sent_in_v1_and_unknown_to_v1beta1() -> None:
-    """Shares of one device differ only by share ID. In v1beta1 there is no such field."""
+    """Shares of one device differ only in their share ID. v1beta1 has no such field."""
     (device,) = written(u=Answer((DEVICE,))).claims["u"].devices
     assert device.share_id == "share"
     assert list(device.cdi_device_ids) == ["dra.k8s.io/cpu=claim-u"]
@@ -66,8 +66,8 @@ BAD = PreparedDevice("r", "pool \udcff", "d", ("i",))
     ids=["empty", "no text", "broken text", "long text", "not text"],
 )
 def test_a_failure_is_sent_as_a_failure_and_affects_only_its_own_claim(answer: Answer, error: str) -> None:
-    """An empty response or an empty error message would count as success. Every message is cut to one short line, since
-    it appears in logs and Events.
+    """An empty response or an empty error message would count as success. Every error message is cut to one short line,
+    since it appears in logs and Events.
     """
     claims = written(bad=answer, good=Answer((DEVICE,))).claims
     assert error in claims["bad"].error

@@ -48,7 +48,7 @@ async def test_the_complete_list_is_sent_immediately_and_on_every_change() -> No
 
 
 async def test_the_list_is_repeated_before_it_becomes_stale() -> None:
-    """The kubelet forgets a device that is not repeated within the timeout, even if nothing has changed."""
+    """The kubelet forgets a device that has not been reported again within the timeout, even if nothing has changed."""
     assert RESEND_SECONDS * 2 < STALE_SECONDS <= 30
     stream = subscribe(HealthBoard([GOOD], resend=0.01))
     async with asyncio.timeout(5):
@@ -58,7 +58,7 @@ async def test_the_list_is_repeated_before_it_becomes_stale() -> None:
 
 
 async def test_close_ends_waiting_streams_immediately() -> None:
-    """Shutdown must not wait for the next repetition. A stream that is opened afterwards ends as well."""
+    """Shutdown must not wait for the next repetition. A stream that is opened afterwards also ends."""
     board = HealthBoard([GOOD])
     stream = subscribe(board)
     async with asyncio.timeout(5):

@@ -12,7 +12,7 @@ GI = 1 << 30
 
 
 def node(reserved: int = 2 * GI, *features: str, **more: str) -> dict[str, Any]:
-    """Returns a Node object with 64 GiB, 8 GiB of it as hugepages, where N bytes are not allocatable."""
+    """Returns a Node object with 64 GiB of memory, of which 8 GiB are hugepages and N bytes are not allocatable."""
     capacity = {"cpu": "16", "memory": "64Gi", "hugepages-1Gi": "6Gi", "hugepages-2Mi": "2Gi", "pods": "110", **more}
     allocatable = {**capacity, "memory": str(56 * GI - reserved)}
     return {"status": {"capacity": capacity, "allocatable": allocatable, "declaredFeatures": [*features]}}
@@ -37,8 +37,8 @@ class Server:
 
 
 async def test_the_reserve_changes_in_whole_steps_and_is_retained() -> None:
-    """Nothing changes if there are a few pages more or less, if the Node object lacks the values, or if the server is
-    unavailable.
+    """The reserve stays the same if there are a few more or fewer pages, if the Node object lacks the values, or if the
+    server is unavailable.
     """
     server = Server()
     status = NodeStatus(server.get_node)
@@ -55,7 +55,7 @@ async def test_the_reserve_changes_in_whole_steps_and_is_retained() -> None:
 
 async def test_whether_claims_are_counted_is_read_when_needed() -> None:
     """At most one request is sent every ten seconds. While the server is unavailable, the last known value is retained.
-    If there is none, no value is assumed.
+    If no value is known, none is assumed.
     """
     server, now = Server(), [0.0]
     status = NodeStatus(server.get_node, lambda: now[0])
@@ -73,9 +73,7 @@ async def test_whether_claims_are_counted_is_read_when_needed() -> None:
 
 @pytest.mark.parametrize("answer", [ForbiddenError("get nodes", "no"), NotFoundError("get nodes", "none")])
 async def test_a_permanent_error_delays_no_caller(answer: Exception) -> None:
-    """Retrying soon would be useless, so a caller that needs the value continues without it and can report the
-    reason.
-    """
+    """Retrying soon would not help, so a caller that needs the value continues without it and can report the reason."""
     server = Server()
     server.answer = answer
     status = NodeStatus(server.get_node, waits=(0.01, 0.01))
@@ -90,8 +88,8 @@ async def test_a_permanent_error_delays_no_caller(answer: Exception) -> None:
 
 
 async def test_an_error_right_after_startup_is_retried() -> None:
-    """A server that has just started does not know roles and tokens yet. If the frontend fell back to the default, it
-    would publish a value and withdraw it later.
+    """A server that has just started does not know roles and tokens yet. If the frontend fell back to the default
+    immediately, it would publish a value and withdraw it later.
     """
     server = Server()
     server.refusals = 2

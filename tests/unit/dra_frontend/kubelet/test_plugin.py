@@ -98,8 +98,8 @@ POD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
 
 
 def test_the_error_for_a_long_root_contains_the_excess_length() -> None:
-    """A root that is shortened as the message suggests is accepted. The message takes both of the driver's sockets into
-    account.
+    """A root that has been shortened as the message suggests is accepted. The message takes both of the driver's
+    sockets into account.
     """
     root = "/" + 59 * "k"
     with pytest.raises(SocketPathError, match=r"shorter by \d+") as refused:
@@ -131,7 +131,7 @@ async def test_every_requested_claim_has_exactly_one_entry(short_root: Path) -> 
 
 
 async def test_a_call_with_too_many_claims_is_rejected_as_a_whole(short_root: Path) -> None:
-    """Each claim costs an API server request or a disk write. The next call is served."""
+    """Each claim causes an API server request or a disk write. The next call is served."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     door = Door()
     async with KubeletPlugin("dra.cpu", door, paths):
@@ -257,15 +257,15 @@ async def test_a_successors_sockets_are_left_alone(short_root: Path) -> None:
 
 
 async def test_long_paths_are_rejected_before_anything_is_opened() -> None:
-    """With a kubelet root of 80 characters, the paths exceed the limit for sockets. The error comes before bind would
-    fail.
+    """With a kubelet root of 80 characters, the paths exceed the limit for sockets. The error is raised before bind()
+    would fail.
     """
     with pytest.raises(SocketPathError, match=r"dra\.cpu.*shorter"):
         PluginPaths.below(Path("/" + "r" * 79), "dra.cpu", POD)
 
 
 async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> None:
-    """When the start fails, the error contains the path, and nothing keeps running or stays on disk."""
+    """When the plugin fails to start, the error contains the path, and nothing is left running or on disk."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     paths.dra.parent.mkdir(parents=True)
     paths.dra.write_text("not a socket")
@@ -350,7 +350,7 @@ async def test_an_error_outside_the_claims_is_an_internal_error(
 
 
 async def test_a_call_does_not_fail_because_it_cannot_be_counted(short_root: Path) -> None:
-    """Calls are counted after the response has been sent."""
+    """Calls are not counted until the response has been sent."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     async with (
         KubeletPlugin("dra.cpu", Door(), paths, count=_fail),

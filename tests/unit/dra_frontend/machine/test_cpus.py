@@ -19,7 +19,7 @@ def look(changes: Changes) -> Machine:
 
 
 def each(path: str, *texts: str | None) -> Changes:
-    """Returns one file per CPU. If only one content is given, all CPUs get it."""
+    """Returns one file per CPU. If only one content is given, it is used for all CPUs."""
     return {f"cpu{cpu}/{path}": texts[cpu % len(texts)] for cpu in range(8)}
 
 
@@ -69,7 +69,9 @@ def test_inconsistent_files_about_a_cpu_are_an_error(changes: Changes, path: str
 
 @pytest.mark.parametrize("name", ["core_cpus", "core_cpus_list", "thread_siblings", "thread_siblings_list"])
 def test_every_variant_of_the_sibling_files_is_read(name: str) -> None:
-    """Old kernels have thread_siblings, and some have only the list. All variants result in the same cores."""
+    """Old kernels have thread_siblings instead of core_cpus, and some have only the files in list format. All variants
+    result in the same cores.
+    """
     firsts = [cpu // 2 * 2 for cpu in range(8)]
     texts = [f"{first}-{first + 1}\n" if "list" in name else f"{3 << first:02x}\n" for first in firsts]
     machine = look({**each("topology/core_cpus", None), **each(f"topology/{name}", *texts)})
@@ -80,7 +82,7 @@ def test_every_variant_of_the_sibling_files_is_read(name: str) -> None:
     ("changes", "found", "smt"),
     [
         (each("topology/core_cpus", *["0f"] * 4, *["f0"] * 4), [[0, 1, 2, 3], [4, 5, 6, 7]], True),
-        # SMT depends on the CPUs that claims can get, not on what the processor is capable of.
+        # Whether there is SMT depends on the CPUs that claims can get, not on the processor's capabilities.
         ({"online": "0,2,4,6", **{f"cpu{c}/topology": None for c in (1, 3, 5, 7)}}, [[0], [2], [4], [6]], False),
         # A CPU without a topology directory joins the CPUs whose masks contain it.
         ({"cpu3/topology": None}, [[0, 1], [2, 3], [4, 5], [6, 7]], True),
@@ -110,12 +112,12 @@ IDS = "topology/physical_package_id"
         # POWER and s390 report -1, and s390 repeats IDs in each book, so packages are numbered by their lowest CPU.
         (each(IDS, "-1\n"), 1, ""),
         (each(IDS, "5\n"), 1, ""),
-        # Without masks, only the IDs count, including gaps.
+        # Without masks, only the IDs count. They may have gaps.
         ({**each("topology/package_cpus", None), **each(IDS, *["0"] * 4, *["36"] * 4)}, 36, ""),
     ],
 )
 def test_packages_are_determined_by_masks_and_ids(changes: Changes, second: int, doubt: str) -> None:
-    """If the masks contradict each other or the IDs, the IDs count and a warning is recorded."""
+    """If the masks contradict each other or the IDs, the IDs are used and a warning is recorded."""
     machine = look(changes)
     packages = [cpu.package for cpu in machine.cpus.values()]
     assert packages == ([0] * 4 + [second] * 4 if "cpu2" not in doubt else [0, 0, 1, 0, 1, 1, 1, 1])
@@ -173,8 +175,8 @@ def pmus(**cpus: str) -> Changes:
         (pmus(cpu_core="0-3\n", cpu_atom="4-5\n", cpu_lowpower="6-7\n"), 4),
         # A cpu_core PMU alone does not distinguish core types.
         (pmus(cpu_core="0-7\n"), 8),
-        # On Arm, a capacity far below the largest means another core type, but favoured cores, which are a few percent
-        # faster, do not.
+        # On Arm, a core whose capacity is far below the largest one is of another type. Favoured cores, which are only
+        # a few percent faster than the others, are not.
         (each("cpu_capacity", "1024", "1017", "997", "1024", "731", "718", "250", "446"), 4),
         (each("cpu_capacity", "1024\n"), 8),
         # Without a type, base frequencies distinguish core types (i9-13900), whatever the maximum frequencies are.

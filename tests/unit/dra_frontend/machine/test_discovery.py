@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Discovery of whole machines, compared with hwloc and with damaged files, and the changes that a fingerprint
+"""Discovery of whole machines, compared with hwloc and with damaged files, and the changes that a machine's fingerprint
 detects.
 """
 
@@ -55,8 +55,8 @@ def _damaged(content: bytes, data: st.DataObject) -> bytes | None:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_damage_is_named_and_never_loses_a_cpu(name: str, data: st.DataObject) -> None:
-    """If any one file is damaged or missing, either all online CPUs are found or an error contains a file name. No
-    other exception is raised.
+    """If a single file is damaged or missing, either all online CPUs are found or an error that contains a file name is
+    raised. No other exception is raised.
     """
     files = {path: content for path, content in captured(name).files.items() if isinstance(content, bytes)}
     path = data.draw(st.sampled_from(sorted(files)))
@@ -106,14 +106,14 @@ PAGES = f"{NODE}/hugepages/hugepages-2048kB"
         ({f"{NODE}/meminfo": "Node 1 MemTotal: 8388608 kB\n"}, True),
         ({NODE: None}, True),
         ({f"{PAGES}/free_hugepages": "7\n"}, False),
-        # A balloon driver has moved a few pages.
+        # A balloon driver has taken or returned a few pages.
         ({f"{NODE}/meminfo": "Node 1 MemTotal: 4194404 kB\n"}, False),
         # Files that cannot change are not even read.
         ({"/sys/devices/system/cpu/cpu3/topology/core_id": "9\n"}, False),
     ],
 )
 def test_changes_that_affect_the_offer_change_the_fingerprint(changes: dict[str, str | None], seen: bool) -> None:
-    """CPUs, nodes, pages or memory that appear or disappear require a new discovery. Values that change continuously do
+    """CPUs, nodes, pages or memory that appear or disappear require a new discovery. Values that change all the time do
     not.
     """
     changed = read_fingerprint(small_machine().changed(changes)).shape != read_fingerprint(small_machine()).shape

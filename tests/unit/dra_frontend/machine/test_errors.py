@@ -71,8 +71,8 @@ def test_a_controllers_socket_is_derived_from_its_driver(name: str, label: str) 
     ],
 )
 def test_an_unknown_controllers_errors_may_belong_to_any_node(name: str, label: str) -> None:
-    """On first-generation Zen a die is not a socket, some firmware exposes one controller for everything, and HBM may
-    be a node of its own.
+    """On first-generation Zen, a die is not a socket. Some firmware exposes one controller for all memory, and HBM may
+    be a NUMA node of its own.
     """
     assert nodes(small_machine(), name, label) == {0, 1}
 
@@ -121,7 +121,7 @@ COUNTER = ErrorCounter("mc0", "controller", 0, 0, frozenset({0}))
 
 
 def kinds(rates: ErrorRates, now: float, ce: int = 0, ue: int = 0) -> list[str]:
-    """Returns the kinds of faults after a sample."""
+    """Takes a sample and returns the kinds of the faults that exist afterwards."""
     return [one.kind for one in rates.sample([replace(COUNTER, corrected=ce, uncorrected=ue)], now)]
 
 

@@ -46,9 +46,9 @@ def test_the_cgroup_of_all_pods_is_found(directory: str, found: str | None, tmp_
     [
         (["total=6291456 N0=2097152 N1=4194304\n"], PodPages({0: 2097152, 1: 4194304})),
         (["total=0 N0=0\n"], PodPages({0: 0})),
-        # A removed cgroup passed its pages to its parent, without the counts per NUMA node.
+        # A removed cgroup's pages were charged to its parent, but without the counts per NUMA node.
         (["total=6291456 N0=2097152 N1=0\n"], PodPages({0: 2097152, 1: 0}, unplaced=4194304)),
-        # Then the pages were freed, and the parent's counter went below zero.
+        # When the pages were freed afterwards, the parent's counter went below zero.
         (["total=0 N0=18446744073707454464\n"], PodPages({0: 0})),
         (["nonsense\n"], None),
         ([None], None),
@@ -58,7 +58,7 @@ def test_the_cgroup_of_all_pods_is_found(directory: str, found: str | None, tmp_
     ],
 )
 def test_the_kernels_file_formats_are_parsed(texts: list[str | None], pods: PodPages | None) -> None:
-    """The contents are what the kernel prints for cgroup v2. For any other content there is no result."""
+    """The contents are as the kernel prints them for cgroup v2. For any other content, there is no result."""
     files = {"/kubepods/x": b"", "/kubepods.slice/x": b""}
     for group, text in zip(("/kubepods", "/kubepods.slice"), texts, strict=False):
         files |= {} if text is None else {f"{group}/hugetlb.2MB.numa_stat": text.encode()}
@@ -67,9 +67,7 @@ def test_the_kernels_file_formats_are_parsed(texts: list[str | None], pods: PodP
 
 
 def test_only_pages_outside_pods_count_as_the_hosts() -> None:
-    """The host's pages are the pages in use minus the pods' pages. As long as either count is unknown, so is the
-    result.
-    """
+    """The host's pages are the pages in use minus the pods' pages. While either count is unknown, so is the result."""
     pool = HugepagePool(PAGE, total=100, free=30)
     assert held_pages(0, pool, PodPages({0: 50 * PAGE})) == 20
     assert held_pages(1, pool, PodPages({0: 50 * PAGE})) == 70

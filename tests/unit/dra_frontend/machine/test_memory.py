@@ -58,8 +58,8 @@ FOUR = frozenset(range(4))
 @pytest.mark.parametrize(
     ("changes", "nodes", "number", "facts"),
     [
-        # A node with CXL memory or HBM has no CPUs. If node IDs have gaps, each distance column is still assigned to
-        # the right node.
+        # A node with CXL memory or HBM has no CPUs. Even if node IDs have gaps, each distance column is assigned to the
+        # right node.
         (far_node(72), [0, 1, 72], 72, {"cpus": frozenset(), "memory_bytes": 1 << 30}),
         (far_node(72), [0, 1, 72], 72, {"distances": {0: 17, 1: 28, 72: 10}}),
         (far_node(72), [0, 1, 72], 0, {"distances": {0: 10, 1: 21, 72: 17}}),
@@ -83,7 +83,8 @@ FOUR = frozenset(range(4))
         # After a node was removed, there are more distances than nodes, so it is unknown which column belongs to which
         # node.
         ({"node0/distance": "10 21 21\n", "node1/distance": "21 10 21\n"}, [0, 1], 0, {"distances": {}}),
-        # Without NUMA, all CPUs and all memory are on node 0, as read from /proc/meminfo and the global hugepages.
+        # Without NUMA, all CPUs and all memory are on node 0, and the memory is read from /proc/meminfo and the global
+        # hugepage directories.
         (
             {
                 NODE: None,
@@ -142,7 +143,7 @@ def test_the_error_for_damage_names_the_file(changes: dict[str, str | None], pat
 
 
 class LiveTree(MemoryTree):
-    """A tree that represents the running machine."""
+    """A tree that stands in for the running machine."""
 
     def live_page_bytes(self) -> int | None:
         """Returns the page size of a 64 KiB kernel."""
@@ -150,8 +151,8 @@ class LiveTree(MemoryTree):
 
 
 def test_base_page_size() -> None:
-    """For the running machine, the page size comes from the kernel. For any other root, it is the smallest mapping's
-    page size, or 4 KiB if there is none.
+    """For the running machine, the page size comes from the kernel. For any other root, it is the page size of the
+    smallest mapping, or 4 KiB if there are no mappings.
     """
     smaps = "KernelPageSize:     2048 kB\nKernelPageSize:       16 kB\n"
     assert look({}).base_page_bytes == 4 * KIB

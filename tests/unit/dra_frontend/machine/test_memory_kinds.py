@@ -36,7 +36,7 @@ FAR = MemoryFacts(has_cpus=False, normal=False)
         (replace(FAR, bus=MemoryKind.PERSISTENT, special_purpose=True), MemoryKind.PERSISTENT),
         # CXL memory with the bandwidth of HBM is still CXL.
         (replace(FAR, bus=MemoryKind.CXL, bandwidth=900, tier=1), MemoryKind.CXL),
-        # A node with CPUs has other memory in addition to the CXL device's.
+        # A node with CPUs also has memory other than the CXL device's.
         (replace(CPUS, bus=MemoryKind.CXL), MemoryKind.UNKNOWN),
         # With a side cache, performance and tier describe the cache.
         (replace(FAR, side_cache=True, bandwidth=900), MemoryKind.UNKNOWN),

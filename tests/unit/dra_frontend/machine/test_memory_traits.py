@@ -35,7 +35,7 @@ TREE = small_machine().changed(far_memory())
 
 
 def look(changes: dict[str, str | bytes | None], tree: MemoryTree = TREE) -> Machine:
-    """Discovers the machine with five nodes, with some files changed."""
+    """Discovers the five-node machine with some files changed."""
     return discover(tree.changed(changes))
 
 
@@ -78,8 +78,8 @@ def test_memory_behind_a_cache_has_an_unknown_kind(tmp_path: Path) -> None:
 
 
 def test_hbm_and_cxl_next_to_dram() -> None:
-    """CXL memory without performance data from the firmware is nearest to the CPUs at the smallest distance, which here
-    are the CPUs on both nodes.
+    """If the firmware provides no performance data for CXL memory, the nearest CPUs are those at the smallest distance,
+    here the CPUs on both nodes.
     """
     machine = look({})
     assert [node.traits for node in machine.numa_nodes.values()] == [
@@ -107,7 +107,7 @@ def test_hbm_and_cxl_next_to_dram() -> None:
             },
             {"bandwidth": None, "latency": 7, "initiators": frozenset({0})},
         ),
-        # Only one direction is given, and 0 means "not stated".
+        # Only one direction is given, and 0 means that the value is not stated.
         ({f"{ACCESS}/write_bandwidth": "0\n"}, {"bandwidth": 700_000}),
         ({f"{ACCESS}/read_latency": None, f"{ACCESS}/write_latency": "0\n"}, {"latency": None}),
         ({f"{ACCESS}/read_bandwidth": "500001\n"}, {"bandwidth": 600_000}),

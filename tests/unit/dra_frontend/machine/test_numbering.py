@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Socket and L3 numbers, and therefore device names, stay the same while CPUs go offline and after a restart."""
+"""Socket and L3 numbers, and therefore device names, stay the same when CPUs go offline and after a restart."""
 
 from collections.abc import Callable
 from functools import cache
@@ -30,8 +30,8 @@ def homes(machine: Machine) -> dict[str, dict[int, str]]:
 
 
 def assert_same_names(before: Machine, after: Machine) -> None:
-    """Asserts that every CPU that is offered both times is in a device of the same name, and that no two devices share
-    a name.
+    """Asserts that every CPU that is offered both times is in a device with the same name, and that no two devices
+    share a name.
     """
     old, new = homes(before), homes(after)
     for by in GROUPED:
@@ -96,7 +96,7 @@ def test_names_do_not_change_after_a_restart(name: str, tree: Callable[[str], Me
 def test_one_complete_group_completes_a_regular_machine(
     stride: bool, count: int, size: int, data: st.DataObject
 ) -> None:
-    """A complete group shows the size of all other groups, including those without an online CPU."""
+    """The size of a complete group is also the size of all other groups, including those without an online CPU."""
     present = frozenset(range(count * size))
     whole = [frozenset(cpu for cpu in present if (cpu % count if stride else cpu // size) == n) for n in range(count)]
     kept = data.draw(st.sampled_from(whole))

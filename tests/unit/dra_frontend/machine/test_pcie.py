@@ -37,8 +37,8 @@ TWO = {**root("0000:00", "0-3\n"), **root("0000:80", "4-7\n")}
 
 
 def test_a_device_lists_the_roots_near_its_cpus() -> None:
-    """Each root is listed once and in order. A device on both sockets lists all roots, and a single CPU lists its
-    socket's roots.
+    """Each root is listed once, and the list is sorted. A device on both sockets lists all roots, and a single CPU
+    lists its socket's roots.
     """
     roots = discover(captured("32intel64-2p8co2t+8ve")).pcie_roots
     assert roots == dict.fromkeys(["pci0000:17", "pci0000:3a", "pci0000:5d"], frozenset({*range(8), *range(16, 24)}))
@@ -51,7 +51,7 @@ def test_a_device_lists_the_roots_near_its_cpus() -> None:
 
 def test_distant_roots_are_not_listed() -> None:
     """The server rejects an empty list. Reserved and offline CPUs contribute no root, and neither does a removed
-    bridge. Without the configuration setting there is no list, since the list's feature gate is alpha.
+    bridge. Without the setting in the configuration, there is no list, since the feature gate for lists is alpha.
     """
     gone = {"/sys/devices/pci0000:40/uevent": ""}
     files = {**root("0000:00", "0\n"), **root("0000:80", "4-7,64-127\n"), **gone}

@@ -39,8 +39,8 @@ ID = "0a1b2c3d4e5f" * 5
 def test_observations_that_differ_only_in_identifiers_are_one_condition(
     one: dict[str, Any], other: dict[str, Any], same: bool
 ) -> None:
-    """A retry with another container ID is the same condition. Another pod, reason, subject or cause makes a different
-    one.
+    """A retry with another container ID is the same condition. If the pod, reason, subject or cause differs, so does
+    the condition.
     """
     first, second = (Observation(**{"regarding": POD, "reason": "Reason"} | fields) for fields in (one, other))
     assert (first.condition == second.condition) is same
@@ -48,7 +48,7 @@ def test_observations_that_differ_only_in_identifiers_are_one_condition(
 
 
 def test_a_note_of_any_length_is_cut_before_it_is_searched() -> None:
-    """An Event's note has at most 1 KiB."""
+    """An Event's note is at most 1 KiB long."""
     assert len(without_identifiers("0a1b2c3d4e5f " * 1_000_000)) <= 1024
 
 
@@ -87,12 +87,14 @@ def test_an_event_about_a_node_is_in_the_default_namespace() -> None:
     ],
 )
 def test_a_damaged_event_is_read_as_far_as_possible(document: dict[str, Any], recorded: Recorded) -> None:
-    """Another client may have written anything into the annotation and the series."""
+    """Another client may have written arbitrary values into the annotation and the series."""
     assert read_recorded(document) == recorded
 
 
 def test_a_patch_changes_only_series_and_annotation_of_the_version_that_was_read() -> None:
-    """The API server rejects the patch if another instance was faster, and rejects changes to any other field."""
+    """The API server rejects the patch if another instance has patched the Event first, and it rejects changes to any
+    other field.
+    """
     patch = count_patch(Observation(POD, "Reason", "note", source="c"), "7", 3, 5)
     assert patch["metadata"] == {"resourceVersion": "7", "annotations": {COUNTED: "c=5"}}
     assert patch.keys() == {"metadata", "series"}

@@ -84,7 +84,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 def retry(number: int, **more: Any) -> Observation:
-    """Returns an observation of a retried container, whose ID is in the note."""
+    """Returns an observation about a container that is retried. The note contains the container's ID."""
     container = f"{number:02x}" * 32
     return Observation(
         POD, "Reason", f"container app: x-{container}.scope was refused", source=container, total=1, **more
@@ -92,7 +92,7 @@ def retry(number: int, **more: Any) -> Observation:
 
 
 async def test_retries_of_a_container_are_one_event_with_a_count(rig: Rig) -> None:
-    """Regression test: on a real node, five retries within 65 s created five Event objects."""
+    """Regression test: on a real node, five retries within 65 s resulted in five Event objects."""
     for number in range(5):
         await rig.tick(retry(number), after=13)
     await rig.tick(after=40)
@@ -105,7 +105,7 @@ async def test_retries_of_a_container_are_one_event_with_a_count(rig: Rig) -> No
 
 
 async def test_the_first_observation_is_written_immediately_and_updates_are_rare(rig: Rig) -> None:
-    """A container that fails every two seconds for an hour costs one write every five minutes, and the count is
+    """A container that fails every two seconds for an hour causes one write every five minutes, and the count is
     exact.
     """
     for number in range(1800):
@@ -164,7 +164,7 @@ PARTITIONS = NodeCondition("PartitionsUnavailable", "text", "PartitionsUnavailab
 
 
 async def lasts(rig: Rig, events: NodeEvents, hours: int, *present: NodeCondition) -> int:
-    """Observes conditions every two seconds and returns the longest time without a write, in seconds."""
+    """Observes conditions every two seconds and returns the longest interval without a write, in seconds."""
     longest, before, written = 0.0, rig.now, len(rig.writes())
     for _ in range(hours * 1800):
         events.observe_lasting(present)
@@ -189,8 +189,8 @@ async def test_a_lasting_conditions_event_outlives_the_servers_hour(rig: Rig) ->
 
 
 async def test_a_lasting_condition_that_was_just_reported_is_not_counted_twice(rig: Rig) -> None:
-    """The publisher reports the conditions of its writes as soon as they occur. One that ends and comes back is counted
-    again.
+    """The publisher reports conditions as soon as it encounters them while writing. A condition that ends and comes
+    back is counted again.
     """
     events = NodeEvents(rig.recorder, "node-a", "a", lambda: rig.now)
     events.notify(*PARTITIONS)
@@ -292,7 +292,7 @@ async def test_an_error_with_one_event_does_not_affect_others(rig: Rig) -> None:
 
 
 async def test_urgent_events_are_written_first(rig: Rig) -> None:
-    """A killed container is reported before fifty pods with the wrong QoS class."""
+    """A killed container is reported ahead of fifty pods with the wrong QoS class."""
     pods = [Observation(POD._replace(uid=str(number)), "Reason", "note") for number in range(50)]
     await rig.tick(*pods, retry(1, urgent=True))
     events = rig.events()
@@ -378,7 +378,7 @@ class Flood:
         self.node = NodeEvents(self.recorder, "node-a", "i")
 
     async def ticks(self, count: int, *observations: Observation) -> None:
-        """Observes the same conditions in each of N ticks."""
+        """Observes the same conditions in each of the next N ticks."""
         for _ in range(count):
             self.now += 2
             for one in observations:

@@ -78,7 +78,7 @@ def check(
 def test_cpus_are_found_exactly_when_a_suitable_set_exists(
     found: Machine, data: st.DataObject, wish: CpuParameters
 ) -> None:
-    """The result is checked by trying all CPU sets on a small machine."""
+    """The expected result is determined by trying all CPU sets on a small machine."""
     offered = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1, max_size=11))
     taken = data.draw(st.frozensets(st.sampled_from(sorted(offered))))
     free = set(offered - taken)
@@ -90,7 +90,7 @@ def test_cpus_are_found_exactly_when_a_suitable_set_exists(
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A random claim, and whether an older claim is released first."""
+    """A random claim, and the decision whether to release an older claim first."""
 
     group: int
     share: int
@@ -120,8 +120,8 @@ def machine_named(name: str) -> Machine:
 @settings(max_examples=CLAIMS_PER_MACHINE // 20, deadline=None)
 @given(ASKS, st.sampled_from(["numanode", "socket", "machine", "l3", "coretype"]))
 def test_invariants_hold_for_any_history_on_every_machine(name: str, asks: list[Ask], group_by: str) -> None:
-    """In any sequence of claims, the size, the group, disjointness and every parameter hold, and no satisfiable claim
-    is refused.
+    """In any sequence of claims, each one gets the requested number of CPUs, from its group and disjoint from the
+    others, in accordance with every parameter. No satisfiable claim is refused.
     """
     found = machine_named(name)
     groups = [group.cpus for group in cpu_groups(found, "grouped", group_by)]
@@ -258,7 +258,7 @@ SPREAD = CpuParameters(strategy="spread")
 def test_the_cpus_that_a_claim_gets(
     found: Machine, gone: str, count: int, wish: CpuParameters | None, expected: str
 ) -> None:
-    """Of all suitable sets, the one that leaves the most CPUs for the next claim is chosen."""
+    """Of all suitable CPU sets, the one that leaves the most whole cores and groups for later claims is chosen."""
     offered = found.numa_nodes[0].cpus if found is TWO_SOCKETS else found.online
     assert format_cpu_list(allocate(offered, parse_cpu_list(gone), count, found, wish)) == expected
 
@@ -329,7 +329,9 @@ def test_a_refusal_contains_the_free_cpus(wish: CpuParameters, count: int, taken
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_feature_that_the_machine_lacks_is_named(whole: bool) -> None:
-    """If the machine has no core types or no L3, freeing CPUs would not help, but changing the parameter would."""
+    """If the machine does not distinguish core types or has no L3, freeing CPUs would not help, but changing the
+    parameter would.
+    """
     found = machine(1, has_l3=False)
     untyped = (
         "this machine does not distinguish performance and efficiency cores: neither /sys/devices/cpu_core/cpus nor "
@@ -348,7 +350,7 @@ def test_a_feature_that_the_machine_lacks_is_named(whole: bool) -> None:
 
 @given(st.sampled_from(sorted(SYNTHETIC)), st.data())
 def test_the_suggested_multiple_can_be_allocated(name: str, data: st.DataObject) -> None:
-    """An empty device can provide the next possible amount that the refusal suggests."""
+    """If the device is empty, it can provide the next possible amount, which the refusal suggests."""
     found = SYNTHETIC[name]
     count = data.draw(st.integers(1, len(found.cpus)))
     try:
@@ -377,7 +379,7 @@ HYBRID = assemble(
     ],
 )
 def test_a_claim_gets_one_core_type_if_possible(wish: CpuParameters) -> None:
-    """Performance cores are preferred. If too few CPUs of each type are left, the claim gets a mixture instead of being
+    """Performance cores are preferred. If neither type has enough CPUs left, the claim gets a mixture instead of being
     refused.
     """
     offered, held = HYBRID.online - {0, 1}, NONE

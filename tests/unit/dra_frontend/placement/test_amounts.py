@@ -13,7 +13,7 @@ givers = st.lists(st.frozensets(st.integers(0, 8)).map(lambda amounts: amounts |
 
 @given(givers, st.integers(1, 20), st.integers(0, 4))
 def test_shares_are_as_even_as_possible(amounts: list[frozenset[int]], need: int, widest: int) -> None:
-    """Of all ways to add up to the amount, the result is one with the smallest difference between shares. If even that
+    """Of all possible splits of the amount, the result is one with the smallest difference between shares. If even that
     exceeds the permitted difference, there is no result.
     """
     spreads = [max(shares) - min(shares) for shares in product(*amounts) if sum(shares) == need]

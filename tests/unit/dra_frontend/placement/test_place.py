@@ -16,7 +16,7 @@ from tests.strategies.wishes import whole_cores
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=8), st.data())
 def test_every_sum_of_whole_cores_is_taken_in_whole_cores(threads: list[int], data: st.DataObject) -> None:
-    """This holds for each amount that some of the cores add up to, whatever the cores' sizes."""
+    """This holds for each number of CPUs that a subset of the cores adds up to, whatever the cores' sizes."""
     found = assemble([Core(threads=count) for count in threads], adjacent=True)
     [place] = Layout.of(found).within(found.online)
     possible = [need for need in range(1, sum(threads) + 1) if sums(threads) >> need & 1]
@@ -27,8 +27,8 @@ def test_every_sum_of_whole_cores_is_taken_in_whole_cores(threads: list[int], da
 
 
 def test_a_core_in_two_places_is_never_whole() -> None:
-    """No kernel reports a core that is split between two places. Its halves would be used as single threads, never as a
-    core.
+    """No kernel reports a core that is split between two places. If there were one, its halves would be used as single
+    threads, never as a core.
     """
     found = assemble([Core(threads=2), Core(threads=1)], adjacent=True)
     layout = Layout.of(replace(found, cpus=found.cpus | {1: replace(found.cpus[1], numa_node=1)}))
@@ -50,7 +50,7 @@ def test_fill_splits_a_core_last() -> None:
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.lists(st.integers(1, 3), max_size=4), st.data())
 def test_a_place_is_ranked_by_the_core_that_it_splits(whole: list[int], broken: list[int], data: st.DataObject) -> None:
-    """The rank predicts whether taking CPUs from the place splits a whole core."""
+    """The rank predicts whether a whole core is split when CPUs are taken from the place."""
     numbers = iter(range(1000))
     cores: list[Threads] = [tuple(next(numbers) for _ in range(size)) for size in (*whole, *sorted(broken))]
     place = Place(0, 0, 0, tuple(cores[: len(whole)]), tuple(cores[len(whole) :]))

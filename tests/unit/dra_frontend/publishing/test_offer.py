@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published devices and reported health if claims hold more than the machine has left."""
+"""The published devices and their reported health if claims hold more than the machine has left."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -107,8 +107,8 @@ def test_a_higher_reserve_does_not_affect_health() -> None:
 
 
 def test_a_device_smaller_than_its_claims_is_tainted() -> None:
-    """The device is published with its actual capacity, a taint, and a message that contains the difference. Taint and
-    message disappear once the claims fit again.
+    """The device is published with its actual capacity, a taint, and a message that contains the difference. The taint
+    and the message disappear once the claims fit again.
     """
     books = ledger(page_claim("a", 4), page_claim("b", 2))
     seen = snapshot(offered(pages(5, 8)), books, Snapshot())
@@ -164,7 +164,7 @@ def test_a_removed_device_in_use_remains_published_with_a_taint() -> None:
 
 
 def test_a_device_removed_before_startup_is_only_reported() -> None:
-    """There is no device left to publish, but the health of the claim's pods is reported."""
+    """There is no device left to publish, but the unhealthy device is reported to the claim's pods."""
     seen = snapshot(offered(pages(0, 8)), ledger(page_claim("a", 1)), Snapshot())
     assert "hugepages-2m-numa000" not in {one.name for pool in seen.pools for one in pool.devices}
     ill = health(seen, "hugepages-2m-numa000")
@@ -219,8 +219,8 @@ def tainted(seen: Snapshot) -> dict[str, list[tuple[str, str, str]]]:
 
 
 def test_failing_memory_is_tainted_whatever_its_page_size() -> None:
-    """All of the node's memory devices are tainted and unhealthy, with the reason, until the fault is gone. The node's
-    CPUs stay healthy.
+    """All of the node's memory devices are tainted and reported as unhealthy, with the reason, until the fault is gone.
+    The node's CPUs stay healthy.
     """
     inventory = offered(pages(8, 8))
     seen = snapshot(inventory, ledger(), Snapshot(), [fault("corrected", numa_node=1)])
@@ -294,8 +294,8 @@ def test_any_history_results_in_valid_slices_and_correct_taints(history: History
 def test_offline_cpus_result_in_valid_slices_in_every_mode(
     mode: dict[str, Any], offline: frozenset[int], held: frozenset[int]
 ) -> None:
-    """Whatever goes offline while claims use it, no device has zero capacity, and every claimed device that existed
-    remains.
+    """Whichever CPUs go offline while claims use them, no device has zero capacity, and every device that existed and
+    is claimed remains.
     """
     config = Config(**mode)
     whole = build_inventory(machine(), config, NODE)
@@ -311,7 +311,9 @@ def test_offline_cpus_result_in_valid_slices_in_every_mode(
 
 
 def test_a_failed_publication_is_retried() -> None:
-    """Records and machine are unchanged the next time, so only a successful write may mark them as published."""
+    """The records and the machine are unchanged the next time, so only a successful write may mark them as
+    published.
+    """
     odd = ClaimFile("dra.memory", "u", None, frozenset(), memory={"hugepages-2m-numa000": None})  # type: ignore[dict-item]
     offer, books = Offer(NODE, {}, {}), (offered(pages(2)), Ledger({("dra.memory", "u"): odd}))
     for _ in range(2):

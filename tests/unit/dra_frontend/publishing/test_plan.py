@@ -61,7 +61,7 @@ A2, B2 = wanted(0, device("a", "4Gi")), wanted(1, device("b", "4Gi"))
 
 
 def of(generation: int, *documents: Document) -> list[Document]:
-    """Returns the server's slices, all with the same generation."""
+    """Returns slices as the server stores them, all with the same generation."""
     return [stored(one, generation=generation, count=len(documents)) for one in documents]
 
 
@@ -109,7 +109,7 @@ def test_which_slices_are_written_and_deleted(
 
 
 def published(present: dict[str, Document]) -> set[str] | None:
-    """Returns the device sizes that a consumer sees, or None as long as the newest generation is incomplete."""
+    """Returns the device sizes that a consumer sees, or None while the newest generation is incomplete."""
     newest = max((one["spec"]["pool"]["generation"] for one in present.values()), default=0)
     seen = [one["spec"] for one in present.values() if one["spec"]["pool"]["generation"] == newest]
     if any(spec["pool"]["resourceSliceCount"] != len(seen) for spec in seen):
@@ -119,7 +119,7 @@ def published(present: dict[str, Document]) -> set[str] | None:
 
 @given(st.sets(st.sampled_from("abcd")), st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 3)))
 def test_consumers_never_see_a_mixture_of_old_and_new_slices(desired: set[str], held: dict[str, int]) -> None:
-    """At any time during the writes, consumers see either all of the new slices or none of them."""
+    """At no time during the writes do consumers see only some of the new slices."""
     target, present = {}, {}
     for name in sorted(desired):
         target[name] = {**wanted(0, device(name, "8Gi"), count=len(desired)), "metadata": {"name": name}}
@@ -168,7 +168,7 @@ ADDED = {**TAINT, "timeAdded": "2026-01-01T00:00:00Z"}
     ],
 )
 def test_equality_of_slices(desired: Document, existing: Document, equal: bool) -> None:
-    """Unknown fields in a slice count as a difference, but empty fields and fields that the server sets do not."""
+    """Unknown fields in a slice count as a difference. Empty fields and fields that the server sets do not."""
     written = plan([wanted(0, device("a", **desired))], [stored(wanted(0, device("a", **existing)))])
     assert (written == ([], [])) == equal
 
@@ -205,8 +205,8 @@ def test_foreign_documents_are_replaced_and_never_fatal(spec: Any, devices: Any)
 
 
 def test_omitted_fields_have_a_reason() -> None:
-    """A slice without optional fields has only one variant. Otherwise, the variants in turn omit the lists, the
-    mapping, and both.
+    """A slice without optional fields has only one variant. A slice with lists and a mapping has variants that omit
+    nothing, the lists, the mapping, and both.
     """
     assert [len(left_out) for _, left_out in variants([A])] == [0]
     assert variants([]) == [([], ())]

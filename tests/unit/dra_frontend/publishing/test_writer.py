@@ -49,7 +49,7 @@ class Rig:
         return list(self.server.store.select(SLICES))
 
     def calls(self) -> list[str]:
-        """Returns the attempted writes in order."""
+        """Returns the attempted writes in the order in which they were made."""
         tried = [one for one in self.server.served if one.resource == "resourceslices" and one.verb != "list"]
         return [f"{'try' if one.dry_run else one.verb} {one.name}".strip() for one in tried]
 
@@ -104,7 +104,9 @@ async def test_the_gate_is_checked_by_a_dry_run(rig: Rig) -> None:
 
 
 async def test_switching_the_gate_off_later_withdraws_all_slices(rig: Rig) -> None:
-    """When a later response lacks the gated field, all of the driver's slices are deleted, including earlier ones."""
+    """If the gated field is absent from a later response, all of the driver's slices are deleted, including those
+    written earlier.
+    """
     await rig.writer.write({"p": [a_slice("p", "a")]})
     rig.server.options.gates["DRAConsumableCapacity"] = False
     with pytest.raises(GateOffError):
@@ -113,7 +115,9 @@ async def test_switching_the_gate_off_later_withdraws_all_slices(rig: Rig) -> No
 
 
 async def test_rejected_fields_are_retried_after_the_slices_are_listed(rig: Rig) -> None:
-    """Until then, the fields that the server rejected for a pool are remembered, omitted and reported."""
+    """Until the slices are listed again, the fields that the server rejected for a pool are remembered, omitted and
+    reported.
+    """
     listed = a_slice("p", "a")
     listed["spec"]["devices"][0]["attributes"] = {"l": {"strings": ["x"]}}
     pools = {"p": [listed], "q": [a_slice("q", "b")]}
@@ -141,7 +145,7 @@ async def test_an_empty_set_of_pools_is_not_published(rig: Rig) -> None:
 
 @pytest.mark.parametrize("steps", range(4))
 async def test_a_publisher_can_be_stopped_while_its_watch_fails(rig: Rig, steps: int) -> None:
-    """A publisher that is stopped at the moment when its watch fails permanently ends within one event loop
+    """If a publisher is stopped at the moment when its watch fails permanently, it ends within one event loop
     iteration.
     """
     watching, fails = asyncio.Event(), asyncio.Event()

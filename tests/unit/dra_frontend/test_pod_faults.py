@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Missing parts of the pod, as reported by the service and by the commands in the pod."""
+"""The service and the commands in the pod report missing parts of the pod in the same way."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def is_missed(faults: list[str]) -> bool:
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes everything that shows this process to be running in a pod."""
+    """Removes the environment variable from which this process could tell that it is running in a pod."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
 

@@ -39,7 +39,7 @@ class Frontend:
         return self.telemetry.render().decode().splitlines()
 
     def of_backend(self) -> list[str]:
-        """Returns the lines that come from the backend, without comments."""
+        """Returns the lines with the backend's own metrics, without comments."""
         own = ("dra_numa_backend_live", "dra_numa_backend_report_age")
         return [one for one in self.scrape() if one.startswith("dra_numa_backend_") and not one.startswith(own)]
 
@@ -51,7 +51,7 @@ def frontend() -> Frontend:
 
 
 def test_damaged_claim_files_are_counted_and_keep_their_cpus() -> None:
-    """An operator must inspect a claim file without a record. Until then, its CPUs stay allocated."""
+    """An operator must inspect a claim file that has no record. Until then, the file's CPUs stay allocated."""
     ledger = Ledger({("dra.cpu", "u"): ClaimFile("dra.cpu", "u", None, frozenset({2, 3}), "damaged")})
     lines = Frontend(ledger).scrape()
     assert "dra_numa_records_unreadable 1.0" in lines
@@ -59,7 +59,9 @@ def test_damaged_claim_files_are_counted_and_keep_their_cpus() -> None:
 
 
 def test_hardware_errors_are_counted_by_the_kernels_locations() -> None:
-    """The counters are the kernel's, regardless of any thresholds. A fault exists only above a threshold."""
+    """The metrics contain the kernel's counters, regardless of any thresholds. A fault exists only above a
+    threshold.
+    """
     lines = Frontend(tree=captured("32intel64-2p8co2t+8ve").changed(edac(0, "F19h", ce=7, ue=2))).scrape()
     assert 'dra_numa_hardware_errors_total{kind="corrected",source="mc0"} 7.0' in lines
     assert 'dra_numa_hardware_errors_total{kind="uncorrected",source="mc0"} 2.0' in lines
@@ -68,7 +70,7 @@ def test_hardware_errors_are_counted_by_the_kernels_locations() -> None:
 
 
 def test_no_series_contains_its_creation_time(frontend: Frontend) -> None:
-    """Such series would make up a seventh of all series, and nothing uses them."""
+    """Creation times would make up a seventh of all series, and nothing uses them."""
     frontend.telemetry.note("dra.cpu", "prepare", 0.1, [False])
     frontend.telemetry.no_metadata("dra.cpu")
     assert not [line for line in frontend.scrape() if "_created" in line]
@@ -105,7 +107,7 @@ def test_the_backends_metrics_are_served_unchanged(frontend: Frontend) -> None:
 
 
 def test_the_backends_metrics_end_with_its_lease(frontend: Frontend) -> None:
-    """For a backend that is gone, only the duration of its silence is shown."""
+    """For a backend that is gone, only the time since its last report is shown."""
     frontend.send(Metric(name="active", samples=(MetricSample(value=1),)))
     assert frontend.of_backend() == ["dra_numa_backend_active 1.0"]
     frontend.now += LEASE_SECONDS
@@ -143,7 +145,7 @@ def test_concurrent_scrapes_share_one_rendering(frontend: Frontend) -> None:
 
 
 def test_the_kubelets_managers_are_exported(frontend: Frontend) -> None:
-    """There is no value before a backend's first report."""
+    """There is no value before the backend's first report."""
     name = "dra_numa_kubelet_static_manager"
     assert not [line for line in frontend.scrape() if line.startswith(name)]
     frontend.send(kubelet_pins=("cpu",))

@@ -30,7 +30,7 @@ class Failing:
     "error", [ValueError("odd claim"), KeyError("x"), RecursionError(), MalformedError("claim", "u", "is odd")]
 )
 async def test_a_task_that_fails_is_run_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    """Any exception is logged once and stays in the warnings until a step succeeds."""
+    """Any exception is logged once and remains among the warnings until a step succeeds."""
     guard, failing = Guard(waits=(0.001, 0.002)), Failing(error)
     running = asyncio.create_task(guard.endless("machine", failing.work))
     async with asyncio.timeout(10):
@@ -44,7 +44,7 @@ async def test_a_task_that_fails_is_run_again(error: Exception, caplog: pytest.L
 
 
 async def test_a_step_that_succeeds_ends_the_warning() -> None:
-    """The object that caused the failure is gone or has been repaired."""
+    """The object that caused the failure no longer exists or has been repaired."""
     guard, outcomes = Guard(), [ValueError("odd"), None]
 
     async def step() -> None:
@@ -58,7 +58,7 @@ async def test_a_step_that_succeeds_ends_the_warning() -> None:
 
 
 async def test_a_guarded_task_can_be_cancelled() -> None:
-    """A task can be cancelled when the process ends, both during a step and between two steps."""
+    """When the process ends, a task can be cancelled during a step as well as between two steps."""
     started: Callable[[], None]
     for begun in (True, False):
         event = asyncio.Event()

@@ -10,8 +10,8 @@ from dra_frontend.node.host_tree import HostTree
 
 
 def test_files_are_strings_and_missing_files_are_none(tmp_path: Path) -> None:
-    """A NUL byte that some kernels append is removed, and directory entries are sorted. A missing file is a valid
-    result, not an error.
+    """The NUL byte that some kernels append is removed, and directory entries are sorted. A file that does not exist is
+    a valid result, not an error.
     """
     for name in ("b", "a", "c"):
         (tmp_path / name).write_bytes(b"0-3\n\0")
@@ -55,7 +55,7 @@ def test_links_inside_the_root_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_links_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle frontend reads files from a few directories, and reading from a directory that is already known resolves
+    """An idle frontend reads files from only a few directories. Reading from a directory that is already known resolves
     no links.
     """
     directory = tmp_path / "sys" / "node"
@@ -80,7 +80,9 @@ def test_a_directory_without_links_is_resolved_once(tmp_path: Path, monkeypatch:
 
 
 def test_a_link_in_a_known_directory_never_leaves_the_root(tmp_path: Path) -> None:
-    """The same holds if a link replaces a file, or a directory that did not exist when it was first read."""
+    """This also holds if a link replaces a file, or if it takes the place of a directory that did not exist on the
+    first read.
+    """
     root = tmp_path / "root"
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "file").write_text("of the machine that looks")
@@ -96,7 +98,7 @@ def test_a_link_in_a_known_directory_never_leaves_the_root(tmp_path: Path) -> No
 
 
 def test_the_number_of_known_directories_is_bounded(tmp_path: Path) -> None:
-    """Discovery reads thousands of directories once each."""
+    """Discovery reads thousands of directories, each of them only once."""
     for number in range(600):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "file").write_text(f"{number}")

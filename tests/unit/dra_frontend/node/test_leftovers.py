@@ -61,7 +61,7 @@ def test_sockets_of_killed_instances_are_removed(places: Places) -> None:
 
 
 def test_sockets_of_running_instances_stay(places: Places) -> None:
-    """This includes the sockets of a frozen or flooded instance, on which connections stay pending because the instance
+    """This includes the sockets of a frozen or flooded instance, whose connections stay pending because the instance
     does not accept them.
     """
     listening = [listen_unix(path)[0] for path in places.sockets(OTHER)]
@@ -113,7 +113,7 @@ def test_a_socket_that_does_not_listen_yet_stays_for_a_while(places: Places) -> 
 
 
 async def test_an_instance_can_listen_after_its_empty_directory_was_removed(short_root: Path) -> None:
-    """Another instance mistook the directory for one that belonged to a dead instance."""
+    """Another instance mistook the directory for a dead instance's."""
     root = short_root / "run"
     async with RunDirectory(root, ME) as one:
         assert Leftovers(root, frozenset({root / OTHER}), ()).sweep() == [root / ME]
@@ -123,7 +123,7 @@ async def test_an_instance_can_listen_after_its_empty_directory_was_removed(shor
 
 
 async def test_links_left_by_killed_instances_are_removed_when_the_active_instance_changes(short_root: Path) -> None:
-    """An instance may have been killed after it created the link and before it renamed the link."""
+    """An instance may have been killed between creating the link and renaming it."""
     root = short_root / "run"
     async with RunDirectory(root, ME) as one:
         (root / ".a1b2c3").symlink_to("nowhere")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Periodic reads of the machine: which files are read, which parts are replaced, and how errors are handled."""
+"""Reads the machine periodically: which files are read, which parts of the result are replaced, and how errors are
+handled.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -23,7 +25,7 @@ PAGES = "node/node0/hugepages/hugepages-2048kB"
 
 
 class Host:
-    """A replaceable tree that counts the reads."""
+    """A fake host tree whose content can be replaced. Counts the reads."""
 
     def __init__(self, tree: MemoryTree) -> None:
         self.tree = tree
@@ -89,8 +91,8 @@ async def test_an_unchanged_machine_costs_one_fingerprint_per_read() -> None:
 
 
 async def test_pods_are_read_again_only_while_pages_are_in_use() -> None:
-    """The second reading shows pages that a pod has freed since the first one. If all pages are free, it is not
-    needed.
+    """The second reading shows which pages a pod has freed since the first one. It is not needed if all pages are
+    free.
     """
     host = Host(small_machine())
     pods = Host(MemoryTree({f"/kubepods/hugetlb.{size}.numa_stat": b"total=0" for size in ("2MB", "1GB")}))
@@ -136,8 +138,8 @@ async def test_the_kubelets_reserve_changes_the_capacity_once() -> None:
 
 
 async def test_error_counters_are_read_every_ten_seconds() -> None:
-    """The counters are also read before the first offer. The faults remain the same object until they change, because
-    the offer compares them by identity.
+    """The counters are also read before the first offer. Until the faults change, the collection of faults remains the
+    same object, because the offer compares it by identity.
     """
     now = [0.0]
     host = Host(small_machine().changed(edac(0, "F19h", ue=1)))
@@ -197,7 +199,7 @@ async def test_an_error_keeps_the_last_inventory() -> None:
 
 
 async def test_a_failed_discovery_is_retried() -> None:
-    """The fingerprint can be read but discovery fails. The change is not forgotten."""
+    """The fingerprint can be read, but discovery fails. The change is still processed later."""
     rig = Rig()
     await rig.watch.read()
     siblings = "cpu/cpu0/topology/core_cpus"
@@ -208,7 +210,7 @@ async def test_a_failed_discovery_is_retried() -> None:
 
 
 async def test_reserves_that_no_longer_fit_are_warnings() -> None:
-    """Reserved CPUs that went offline and a node that was removed are reported, and everything else continues."""
+    """Reserved CPUs that went offline and a node that was removed are reported, and everything else keeps working."""
     reserved = [{"numaNode": 1, "limits": {"memory": "1Gi"}}]
     rig = Rig(parse_config({"reservedCPUs": "0,7", "reservedMemory": reserved}, "test"))
     rig.host.change({"cpu/online": "0-3", "node/node1": None, "node/online": "0"})
@@ -221,8 +223,8 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
 
 
 async def test_an_unreadable_machine_is_waited_for_at_startup() -> None:
-    """Until the machine can be read, there is no inventory, which is not the same as an empty one. No change that
-    happens after startup goes unnoticed.
+    """Until the machine can be read, there is no inventory at all, which differs from an empty one. Changes after
+    startup are noticed.
     """
     rig = Rig()
     rig.host.change({"cpu/online": "?"})
@@ -286,8 +288,8 @@ async def test_the_watch_survives_an_unknown_exception(caplog: pytest.LogCapture
 @pytest.mark.parametrize("group_by", ["l3", "numanode"])
 async def test_an_inconsistent_reading_withdraws_no_device(group_by: Literal["l3", "numanode"]) -> None:
     """A mask that is read during a CPU hotplug may be inconsistent. Devices that depend on the mask stay as they are
-    until it can be read again, and the other devices follow the machine. If the inconsistency persists, it costs one
-    more discovery, not one per second.
+    until it is consistent again, and the other devices follow the machine. An inconsistency that persists causes only
+    one more discovery, not one per second.
     """
     rig = Rig(Config(group_by=group_by))
     await rig.watch.read()
@@ -318,8 +320,8 @@ async def test_the_withheld_cpu_is_never_a_claimed_one() -> None:
 
 
 async def test_the_hosts_pages_are_not_part_of_the_capacity() -> None:
-    """56 of the 256 pages are in use, but not by a pod. A configured reserve covers these pages, so they are not
-    subtracted twice.
+    """56 of the 256 pages are in use, but not by a pod. If a reserve is configured, it covers these pages, so they are
+    not subtracted twice.
     """
     rig = Rig()
     await rig.watch.read()
@@ -357,7 +359,7 @@ class Restless(MemoryTree):
         self._pages = pages
 
     def read(self, path: str) -> str | None:
-        """Returns the pod's next number of 2 MiB pages. No other pod uses any."""
+        """Returns the content with the pod's next number of 2 MiB pages. No other pod uses any."""
         return f"total={(held := self._pages.pop(0) * PAGE)} N0={held}" if "2MB" in path else "total=0"
 
 
@@ -371,7 +373,7 @@ async def test_pages_that_a_pod_allocates_between_two_reads_are_not_the_hosts(pa
 
 
 async def test_a_reserve_for_a_page_size_without_pages_waits_for_them() -> None:
-    """Such a reservedMemory entry is valid, and applies as soon as there is a page."""
+    """Such a reservedMemory entry is valid, and takes effect as soon as there is a page."""
     keys = {"reservedMemory": [{"numaNode": 0, "limits": {"hugepages-1Gi": "1Gi"}}]}
     rig = Rig(parse_config(keys, "test"))
     assert rig.capacity("hugepages-1g-numa000") == 0

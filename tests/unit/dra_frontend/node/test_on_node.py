@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locates a node's files, whether this machine or another one is being inspected."""
+"""Locates a node's files, whether the inspected machine is this one or another one."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ from dra_frontend.node.host_tree import BOOT, on_node
 
 
 def test_a_directory_is_looked_up_on_the_inspected_machine(tmp_path: Path) -> None:
-    """If the inspected machine is another one, a path outside its root does not exist. This machine's files may also be
-    outside its root.
+    """On any other machine, a path is always below that machine's root. On this machine, a path that does not exist
+    below the root is used as it is.
     """
     host, here = tmp_path / "host", tmp_path / "cdi"
     here.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to a helper that accepts them and does not respond."""
+"""Requests to a helper that is listening but does not respond."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_a_check_has_its_own_timeout(hung: Callable[[float, float], HelperPools]
 
 
 def test_a_write_waits_longer_than_the_requested_time(hung: Callable[[float, float], HelperPools]) -> None:
-    """To the requested time, the client adds its timeout for writes, not the shorter one for checks."""
+    """The client adds its timeout for writes to the requested time, not the shorter timeout for checks."""
     with pytest.raises(HelperError, match="timed out"):
         hung(SHORT, LONG).shrink(0, MIB2, 0)
     with pytest.raises(HelperError, match="timed out"):

@@ -51,7 +51,7 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    """Returns the rig with its machine."""
+    """Returns a rig with its own machine."""
     return Rig(tmp_path)
 
 
@@ -83,7 +83,7 @@ def test_a_pool_that_is_larger_than_allowed_may_shrink(rig: Rig) -> None:
 
 
 def test_a_check_changes_nothing(rig: Rig) -> None:
-    """To find out whether it could write, a check opens the file for writing, as a resize does."""
+    """To find out whether a write would succeed, a check opens the file for writing, as a resize does."""
     assert rig.ask() == (1, "")
     assert rig.pages == [1, 1]
     rig.files[0].unlink()

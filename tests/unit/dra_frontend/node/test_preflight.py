@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each of the frontend's directories and mounts that is missing or unusable is reported with a remedy."""
+"""Each directory or mount of the frontend that is missing or unusable is reported with a remedy."""
 
 import json
 import os
@@ -33,7 +33,9 @@ def base() -> Iterator[Path]:
 
 @pytest.fixture
 def config(base: Path) -> Config:
-    """Creates every directory on one file system, as the kubelet does for the chart."""
+    """Returns a configuration whose directories all exist on one file system, as the kubelet creates them for the
+    chart.
+    """
     keys = {"runDir": "run", "cdiDir": "cdi", "kubeletRootDir": "kubelet", "cgroupRoot": "cgroup"}
     found = parse_config({key: str(base / name) for key, name in keys.items()}, "test")
     for needed in needed_directories(found):
@@ -42,7 +44,7 @@ def config(base: Path) -> Config:
 
 
 def mounted(config: Config, *, without: str = "", root: str = "/{}") -> tuple[Mount, ...]:
-    """Returns the mounts in the chart's container without those from one volume."""
+    """Returns the mounts in the chart's container, except those from the given volume."""
     lines = [CONTAINER, CGROUP.format(config.cgroup_root)]
     for number, needed in enumerate(needed_directories(config)):
         if needed.volume != without:
@@ -85,7 +87,7 @@ def test_an_emptydir_in_place_of_a_directory_is_named(config: Config) -> None:
 
 @pytest.mark.parametrize("volume", VOLUMES)
 def test_a_file_in_place_of_a_directory_is_reported(volume: str, config: Config) -> None:
-    """A file may have the directory's name, or the name of a parent directory that does not exist yet."""
+    """The file may be in place of the directory itself, or of a parent directory that does not exist yet."""
     needed = next(one for one in needed_directories(config) if one.volume == volume)
     shutil.rmtree(needed.path)
     Path(needed.path).write_text("")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run directory and its sockets: the link to the active instance, atomic socket creation, and clean-up."""
+"""The run directory and its sockets: the link to the active instance, atomic socket creation, and cleanup."""
 
 import asyncio
 import shutil
@@ -49,7 +49,9 @@ async def test_shutdown_removes_only_the_instances_own_files(short_root: Path) -
 
 
 def test_an_invalid_path_is_rejected_immediately(short_root: Path) -> None:
-    """An invalid pod UID must not escape the directory, and a socket that cannot be bound leaves nothing behind."""
+    """A path with an invalid pod UID must not lead out of the directory, and a socket that cannot be bound leaves
+    nothing behind.
+    """
     for uid in ("", "..", "a/b"):
         with pytest.raises(MalformedError):
             RunDirectory(short_root, uid)

@@ -71,11 +71,11 @@ class Endpoint:
         self.reports.append(sorted(self.backend.containers))
 
     def unready(self) -> list[Notice]:
-        """Returns the problems that the test sets."""
+        """Returns the problems that the test has set."""
         return [Notice(code=StatusCode.NOT_REGISTERED, text=text, unready=True) for text in self.problems]
 
     def warnings(self) -> list[Notice]:
-        """Returns the warnings that the test sets."""
+        """Returns the warnings that the test has set."""
         return [Notice(code=StatusCode.CONFIGURATION_DOES_NOT_FIT, text=text) for text in self.warned]
 
     def metrics(self) -> bytes:
@@ -83,7 +83,7 @@ class Endpoint:
         return b"metric 1\n"
 
     async def put(self, path: str, body: Any) -> tuple[int, Any]:
-        """Sends JSON and returns status and response."""
+        """Sends JSON and returns the response's status and body."""
         async with self.client.put(f"http://node{path}", json=body) as answer:
             return answer.status, await answer.json() if answer.content_length else None
 
@@ -121,8 +121,8 @@ async def test_a_cpus_enforcement_is_shown(endpoint: Endpoint) -> None:
 
 
 def test_the_page_and_the_cpu_list_use_the_same_words() -> None:
-    """Only for claimed CPUs does the page distinguish more uses than the list. A withheld CPU, for example, has the
-    same word in both.
+    """The page distinguishes more uses than the list only for claimed CPUs. For a withheld CPU, for example, both use
+    the same word.
     """
     config = Config(reserved_cpus=frozenset({0}), withheld_cpus=2)
     books = ledger()
@@ -168,7 +168,7 @@ ANSWER = {"instance": "pod/1", "readsChanges": True}
 
 async def test_the_backend_reports_its_state(endpoint: Endpoint) -> None:
     """A single request contains the lease, the metrics and all containers. The response contains the generation that
-    the frontend knows.
+    the frontend now has.
     """
     metrics = [{"name": "active", "samples": [{"value": 1}]}]
     lease = {**LEASE, "generation": 7, "metrics": metrics}
@@ -218,7 +218,7 @@ async def test_a_body_is_bounded_before_it_is_read(endpoint: Endpoint) -> None:
 
 
 async def test_large_bodies_are_bounded_in_total_and_small_ones_are_read(endpoint: Endpoint) -> None:
-    """A flood of large bodies costs the memory of two of them. The backend's lease is still accepted."""
+    """A flood of large bodies takes no more memory than two of them. The backend's lease is still accepted."""
     held, began = asyncio.Event(), asyncio.Semaphore(0)
 
     async def slow() -> AsyncIterator[bytes]:
@@ -236,7 +236,7 @@ async def test_large_bodies_are_bounded_in_total_and_small_ones_are_read(endpoin
             await began.acquire()
         large = b" " * (MAX_STATE_BYTES // 2)
         refused = 0
-        while not refused:  # until both have arrived
+        while not refused:  # wait until both have arrived
             try:
                 async with endpoint.client.put("http://node/v1/backend", data=io.BytesIO(large)) as answer:
                     refused = answer.status if answer.status == 503 else 0
@@ -351,7 +351,7 @@ async def test_a_request_for_changes_after_an_invalid_generation_is_rejected(end
 
 @pytest.mark.parametrize(("wait", "seconds"), [("", 25), ("&wait=-1", 0), ("&wait=7", 7), (f"&wait={10**18}", 600)])
 async def test_a_reader_chooses_how_long_to_wait(endpoint: Endpoint, wait: str, seconds: int) -> None:
-    """The server bounds the time. A backend from an older release sends no ``wait`` and expects a response within 27
+    """The server limits the time. A backend from an older release sends no ``wait`` and expects a response within 27
     s.
     """
     waited: list[float] = []
@@ -393,7 +393,7 @@ assert "fastapi" in sys.modules
 
 
 def test_probes_and_the_backend_are_served_without_fastapi() -> None:
-    """FastAPI takes 9 MB, which a node does not need until a client reads one of its documents."""
+    """FastAPI takes 9 MB of memory, which a node does not need until a client reads one of its documents."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", _WITHOUT_FASTAPI], check=True, env=environment)
 
@@ -426,7 +426,7 @@ async def test_the_schema_is_generated_concurrently_with_other_requests(endpoint
 
 
 async def test_probes(endpoint: Endpoint) -> None:
-    """/healthz and /readyz give different answers, and /readyz lists the problems."""
+    """/healthz and /readyz return different responses, and /readyz lists the problems."""
     endpoint.problems = ["dra.cpu: not registered with the kubelet"]
     async with endpoint.client.get("http://node/healthz") as answer:
         assert answer.status == 200
@@ -442,7 +442,7 @@ async def test_probes(endpoint: Endpoint) -> None:
 
 
 async def test_the_page_is_served(endpoint: Endpoint) -> None:
-    """The page, its files and its document are served, and the response has the page's content security policy."""
+    """The page, its files and its document are served, and the response contains the page's content security policy."""
     async with endpoint.client.get("http://node/") as answer:
         assert answer.content_type == "text/html"
         assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")

@@ -54,14 +54,14 @@ def test_every_field_has_a_description_in_a_sentence() -> None:
 
 
 def test_every_number_has_a_unit() -> None:
-    """Each number's unit is bytes, seconds, a count, or an identifier."""
+    """The description states whether a number is in bytes, in seconds, a count or an identifier."""
     numbers = {name: shown["description"] for name, shown in fields() if kinds(shown) & {"integer", "number"}}
     assert len(numbers) > 40
     assert {name for name, text in numbers.items() if not _UNIT.search(text)} == set()
 
 
 def test_every_json_document_is_declared() -> None:
-    """Each response and the backend's report have a contract model's schema."""
+    """Each response, as well as the backend's report, has the schema of a contract model."""
     json_paths = {path: operations for path, operations in DOCUMENT["paths"].items() if path.startswith("/v1/")}
     assert len(json_paths) == 13
     for path, operations in json_paths.items():
@@ -93,8 +93,8 @@ def test_no_field_is_an_enumeration() -> None:
 
 
 async def test_requests_for_the_document_share_one_thread() -> None:
-    """With more threads, a flood of these requests would leave idle threads behind, each with its own stack and
-    heap.
+    """If each request had a thread of its own, a flood of requests would leave idle threads behind, each with its own
+    stack and heap.
     """
     app = state_app(_STATE, BackendLink(_STATE))
     answers: list[Any] = []

@@ -30,7 +30,7 @@ HOST = ("localhost:8082",)
 def get(
     state: NodeState, path: str, hosts: tuple[str, ...] = HOST, method: str = "GET"
 ) -> tuple[int, dict[str, str], bytes]:
-    """Calls the page's application and returns status, headers and body."""
+    """Calls the page's application and returns the response's status, headers and body."""
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -82,7 +82,7 @@ def test_the_document_contains_each_cpus_use() -> None:
 
 def test_the_page_knows_every_word_for_a_cpus_use() -> None:
     """For each use that the document can contain, the browser script has a symbol and an explanation, and there is a
-    CSS class to draw it.
+    CSS class.
     """
     uses = {cpu["use"] for cpu in document(populated(LARGEST))["cpus"]}
     table = (BROWSER / "values.js").read_text().partition("USES = {")[2].partition("};")[0]
@@ -173,7 +173,7 @@ def test_the_browser_must_not_load_anything_from_elsewhere() -> None:
     ],
 )
 def test_a_request_with_a_foreign_host_name_is_rejected(hosts: tuple[str, ...], status: int) -> None:
-    """A web site whose name resolves to the loopback address gets no data (DNS rebinding)."""
+    """A website whose name resolves to the loopback address gets no data (DNS rebinding)."""
     assert get(populated("2i386-2t-hugepagesizecount"), "/v1/node", hosts)[0] == status
 
 
@@ -188,8 +188,8 @@ def test_the_tcp_port_is_read_only() -> None:
 
 
 async def test_a_page_port_in_use_does_not_end_the_service(caplog: pytest.LogCaptureFixture) -> None:
-    """The service keeps running, reports the setting, and listens on the loopback address as soon as the port is
-    free.
+    """The service keeps running, reports which setting to change, and listens on the loopback address as soon as the
+    port is free.
     """
     with socket.create_server((LOOPBACK, 0)) as other:
         serving = asyncio.ensure_future(serve_page(populated("2i386-2t-hugepagesizecount"), other.getsockname()[1]))

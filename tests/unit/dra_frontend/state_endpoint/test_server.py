@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server for the TCP ports, which the whole network can reach. test_api.py tests the state socket's limits."""
+"""The server on the TCP ports, which the whole network can reach. test_api.py tests the state socket's limits."""
 
 import asyncio
 import contextlib
@@ -146,7 +146,7 @@ async def test_a_header_that_takes_long_to_parse_is_not_parsed(fields: bytes) ->
 
 
 async def test_a_connection_is_closed_after_a_few_seconds() -> None:
-    """This applies to a connection that sends nothing, or only a byte now and then."""
+    """This applies to a connection on which nothing is sent, or only a byte now and then."""
     async with (
         serve_port(ANY, APP, replace(PORT, single_request_seconds=0.2)) as port,
         peer(port) as (silent, _),
@@ -163,8 +163,8 @@ async def test_a_connection_is_closed_after_a_few_seconds() -> None:
 
 @pytest.mark.parametrize("sent", [b"", LINE, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"])
 async def test_the_oldest_connection_is_closed_to_make_room(sent: bytes) -> None:
-    """The newest connection, which is the kubelet's probe, gets its response, however many others are open and whatever
-    they have sent.
+    """The newest connection, which is the kubelet's probe, gets its response however many other connections are open
+    and whatever was sent on them.
     """
     async with serve_port(ANY, APP) as port, contextlib.AsyncExitStack() as stack:
         first, _ = await stack.enter_async_context(peer(port))
@@ -178,7 +178,7 @@ async def test_the_oldest_connection_is_closed_to_make_room(sent: bytes) -> None
 
 
 async def test_a_peer_that_does_not_read_is_cut_off() -> None:
-    """A large response is buffered for a limited time. A peer that reads the response gets all of it."""
+    """A large response is buffered only for a limited time. A peer that does read it gets all of it."""
     async with serve_port(ANY, APP, replace(PORT, single_request_seconds=0.5)) as port:
         assert len((await get(port, "/huge")).partition(b"\r\n\r\n")[2]) == 8 << 20
         async with peer(port) as (reader, writer):

@@ -60,7 +60,7 @@ def test_a_node_without_problems(state: NodeState) -> None:
 def test_containers_have_problems(
     state: NodeState, container: dict[str, Any], code: StatusCode, reported: str, cause: str
 ) -> None:
-    """The subject is the container, and the cause is one of the codes that this release knows."""
+    """A problem's subject is the container, and its cause is one of the codes that this release knows."""
     fields = {**container, "refusedCode": reported, "fallbackCode": reported}
     state.backend.containers = {"r": report("r", name="app", podName="pod-1", podNamespace="shop", **fields)}
     state.hold()
@@ -112,7 +112,7 @@ def test_node_problems_come_first(state: NodeState) -> None:
 
 
 def test_a_problem_is_listed_before_it_makes_the_pod_unready(state: NodeState) -> None:
-    """A pod becomes unready only after 10 s. Programs can see immediately that no claim can be prepared, and the
+    """A pod becomes unready only after 10 s. Before that, programs can already see that no claim can be prepared. The
     problem is listed only once.
     """
     lease(state, synchronized=False)
@@ -140,7 +140,7 @@ def test_node_conditions_are_warnings_with_the_events_reason(state: NodeState) -
 
 
 def test_an_unhealthy_device_is_a_problem(state: NodeState) -> None:
-    """Claims hold more of a device than the node has. The problem's subject is the device."""
+    """Claims hold more of a device's capacity than the node has. The subject of the problem is the device."""
     record = state.store.ledger.records[0]
     device = record.cpus[0].device if record.cpus else record.memory[0].device
     everything = frozenset(range(4096))
@@ -166,8 +166,8 @@ def test_readyz_and_the_page_show_the_same_list(state: NodeState) -> None:
 
 
 def test_the_list_is_bounded(state: NodeState) -> None:
-    """Pod authors determine how many containers are rejected, so the list is cut and the number of omitted entries is
-    reported.
+    """Pod authors determine how many containers are rejected, so the list is truncated and the number of omitted
+    entries is reported.
     """
     state.backend.containers = {
         str(number): report(str(number), podName=f"pod-{number}", refused="no") for number in range(250)
@@ -179,7 +179,7 @@ def test_the_list_is_bounded(state: NodeState) -> None:
 
 @pytest.mark.parametrize("code", [*StatusCode, *BackendCode])
 def test_every_code_is_documented_and_is_a_word(code: StatusCode | BackendCode) -> None:
-    """The code's docstring appears in the schema and on the reference page."""
+    """Each code's docstring appears in the schema and on the reference page."""
     assert str(code).isalnum()
     assert attribute_docs(type(code))[code.name].endswith(".")
 

@@ -24,15 +24,15 @@ def file_name(record: AllocationRecord) -> str:
 
 @given(records())
 def test_a_record_survives_writing_and_reading(record: AllocationRecord) -> None:
-    """The CDI directory is the database: after a restart, the frontend reads back the records that it wrote before."""
+    """The CDI directory serves as the database: after a restart, the frontend reads its records back from it."""
     assert parse_claim_file(file_name(record), dump_claim_file(record)).record == record
 
 
 @given(records())
 def test_a_file_conforms_to_the_specification(record: AllocationRecord) -> None:
     """The file uses the lowest CDI version that supports annotations, has no unknown key at any level, and has one
-    device with a valid name for each request, because a runtime otherwise rejects the whole file. Each device sets the
-    driver's variables, which identify this claim.
+    device with a valid name for each request, because the runtime would otherwise reject the whole file. Each device
+    sets the driver's variables, which identify this claim.
     """
     document = json.loads(dump_claim_file(record))
     assert document["cdiVersion"] == "0.6.0"
@@ -66,7 +66,7 @@ def test_devices_in_one_file_share_no_variable() -> None:
 
 
 def test_memory_variables_contain_node_and_size() -> None:
-    """Several allocations of the same kind are combined into one variable, which lists all of their NUMA nodes."""
+    """Several allocations of the same kind are combined into one variable that lists all of their NUMA nodes."""
     parts = (("m", 0, 512 * MIB, 4096), ("m", 1, 64 * MIB, 2 * MIB), ("m", 0, 2 * MIB, 2 * MIB))
     assert request_env(memory_record("c1", *parts), "m") == {
         "DRAMEMORY_c1_NUMANodes": "0-1",
@@ -97,8 +97,8 @@ def test_each_device_mounts_only_for_its_own_request() -> None:
 
 
 def test_the_error_for_another_claims_record_is_one_short_line() -> None:
-    """The error appears in the log, in Events and in the lease. The CPUs in the file stay allocated, but the file
-    grants no resources.
+    """The error appears in the log, in Events and in the lease. The CPUs listed in the file stay allocated, but the
+    file grants no resources.
     """
     record = cpu_record("c1", "a=0-1")
     assert "'c1'" in parse_claim_file(cdi_file_name("dra.cpu", "other"), dump_claim_file(record)).problem
@@ -116,7 +116,7 @@ def test_the_error_for_another_claims_record_is_one_short_line() -> None:
     "annotation", [None, "{", "null", '{"version": 99}', "[]", '{"version": 1, "driver": "dra.cpu"}']
 )
 def test_an_unreadable_record_still_holds_its_resources(annotation: str | None) -> None:
-    """As long as the CDI part can be read, its variables contain the record's CPUs and memory, so these are not
+    """As long as the CDI part can be read, its variables show the record's CPUs and memory, which are therefore not
     allocated to other claims.
     """
     plain = MemoryAllocation(request="m", device="memory-numa000", numa_node=0, size=4096, page_bytes=4096)

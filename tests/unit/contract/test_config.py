@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration rejects unknown content, and the error suggests the replacement."""
+"""Invalid keys and values in the configuration are rejected with an error that suggests a replacement."""
 
 import pytest
 from numa_contract.config import Config, ConfigError, parse_config
 
 
 def test_keys_of_dra_driver_cpu_keep_their_names() -> None:
-    """A configuration file written for dra-driver-cpu works unchanged if all of its keys are known here, and no key is
-    required.
-    """
+    """A dra-driver-cpu configuration file works unchanged if this driver knows all of its keys. No key is required."""
     assert parse_config(None, "f") == parse_config({}, "f") == Config() == parse_config({"cdiDir": None}, "f")
     config = parse_config(
         {"apiVersion": "v1alpha1", "reservedCPUs": "0-1,8", "hostnameOverride": "n", "cpuDeviceMode": "grouped"}, "f"
@@ -97,7 +95,7 @@ def test_a_key_without_a_value_counts_as_omitted(document: dict[str, object]) ->
 def test_a_deprecated_key_means_the_same_as_its_replacement(
     former: dict[str, object], present: dict[str, object], warning: str
 ) -> None:
-    """The resulting configuration is the same, with an added warning that names both keys."""
+    """The resulting configuration is the same, apart from a warning that names both keys."""
     read, expected = parse_config(former, "f"), parse_config(present, "f")
     assert read.model_dump() == expected.model_dump() != Config().model_dump()
     assert (read.former_names, expected.former_names) == ((warning,), ())
@@ -105,13 +103,13 @@ def test_a_deprecated_key_means_the_same_as_its_replacement(
 
 
 def test_a_single_cpu_needs_no_quotes() -> None:
-    """YAML parses the single CPU as an integer."""
+    """YAML parses a single CPU as an integer."""
     assert parse_config({"reservedCPUs": 8191}, "f").reserved_cpus == {8191}
 
 
 def test_all_errors_are_reported_at_once() -> None:
-    """The operator can thus fix the whole file in one go. The known keys are listed only for errors at the top
-    level.
+    """This lets the operator fix the whole file in one go. The known keys are listed only for errors at the
+    top level.
     """
     with pytest.raises(ConfigError) as caught:
         parse_config({"sharedPool": {"grwo": "lazy"}, "cdiDir": "x"}, "f")
@@ -133,8 +131,8 @@ def test_reserved_memory_accepts_every_suffix_that_the_schema_allows(suffix: str
 
 
 def test_the_message_contains_only_the_first_errors() -> None:
-    """The error for one unknown key lists all known keys, so the message for a file full of unknown keys would be
-    megabytes long.
+    """The error for one unknown key lists all known keys, so without a limit, the message for a file full of unknown
+    keys would be megabytes long.
     """
     with pytest.raises(ConfigError) as caught:
         parse_config({f"key{number}": 1 for number in range(1000)}, "f")

@@ -35,13 +35,13 @@ def test_a_list_must_be_ascending_and_disjoint(text: str) -> None:
 
 @given(st.frozensets(st.integers(0, 4096)))
 def test_every_set_survives_formatting_and_parsing(cpus: frozenset[int]) -> None:
-    """A set is formatted as the shortest list and parses to the same set."""
+    """A set is formatted as the shortest possible list, which parses back to the same set."""
     assert parse_cpu_list(format_cpu_list(cpus)) == cpus
     assert format_cpu_list([3, 1, 2, 8, 10, 9]) == "1-3,8-10"
 
 
 def test_the_cache_for_parsed_lists_is_bounded() -> None:
-    """Tenants can write lists too. Of huge lists, only the few latest are cached, and an invalid list raises its error
+    """Tenants can write lists too. Only the few most recent huge lists are cached, and an invalid list raises its error
     on every call.
     """
     assert parse_cpu_list("0-3") is parse_cpu_list("0-3")

@@ -77,7 +77,7 @@ def test_a_foreign_string_on_a_terminal_is_complete_and_on_one_line(text: str) -
 
 
 def test_a_response_has_at_most_a_kilobyte() -> None:
-    """The kubelet copies the response into an Event. Cutting it never splits a character."""
+    """The kubelet copies the response into an Event. Truncating it never splits a character."""
     assert cut_answer("short") == "short"
     cut = cut_answer("ä" * 1000)
     assert len(cut.encode()) <= 1024

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that other programs read and that must never change."""
+"""Names that must never change because other programs read them."""
 
 import pytest
 from hypothesis import given
@@ -49,7 +49,7 @@ def test_names_are_those_of_the_contract(built: str, name: str) -> None:
 
 @given(st.none() | st.sampled_from([64 << 10, 2 << 20, 32 << 20, 1 << 30, 16 << 30]), st.integers(0, 4095))
 def test_a_memory_devices_name_contains_its_properties(hugepage_bytes: int | None, node: int) -> None:
-    """The driver must be able to tell a device's properties even after the device has disappeared."""
+    """The driver must be able to determine a device's properties even after the device has disappeared."""
     name = names.memory_device_name(hugepage_bytes, node)
     assert names.parse_memory_device_name(name) == (hugepage_bytes, node)
     for other in (f"{name}x", f"x{name}", name.replace("numa", "node"), name.replace("-numa", "-2q-numa")):
@@ -61,7 +61,7 @@ def test_a_memory_devices_name_contains_its_properties(hugepage_bytes: int | Non
     st.lists(st.text(max_size=8) | st.sampled_from(["..", ".", "a/b", "", "-", "A"]) | requests, min_size=3, max_size=3)
 )
 def test_metadata_paths_never_escape(parts: list[str]) -> None:
-    """For any names, the result is either a path with exactly the expected components or no path at all."""
+    """Whatever the names, the result is either a path with exactly the expected components or no path at all."""
     try:
         host = names.metadata_host_path("/p", "dra.cpu", *parts)
         mounted = names.metadata_mount_path("dra.cpu", *parts)
@@ -108,7 +108,7 @@ def test_a_malformed_variable_is_an_error(key: str) -> None:
 
 @pytest.mark.parametrize("uid", ["", "../x", "a/b", "a b", "-a", "x" * 129])
 def test_a_uid_cannot_leave_the_directory(uid: str) -> None:
-    """A UID becomes part of a path, so a UID with path elements is rejected."""
+    """A UID becomes part of a path, so a UID that contains path elements is rejected."""
     with pytest.raises(MalformedError):
         names.cdi_file_name("dra.cpu", uid)
 

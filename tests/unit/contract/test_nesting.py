@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nesting limit of documents, which is independent of the interpreter's recursion limit."""
+"""The nesting limit for documents, which is independent of the interpreter's recursion limit."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def no_recursion_limit() -> Iterator[None]:
-    """Raises the interpreter's recursion limit, so only the driver's own limit applies."""
+    """Raises the interpreter's recursion limit, so that only the driver's own limit applies."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(100_000)
     yield

@@ -9,7 +9,7 @@ _TESTS: Final = Path(__file__).parents[2]
 
 
 def test_no_library_code_ends_the_process() -> None:
-    """Only a program's entry point exits. All other code raises or returns."""
+    """Only a program's entry point may exit the process. All other code returns or raises an exception."""
     ends = re.compile(r"(?<![\w.])(sys\.exit|os\._exit|os\.abort|exit|quit)\(")
     sources = [file for folder in ("services", "shared") for file in (_TESTS.parent / folder).rglob("*.py")]
     assert sources

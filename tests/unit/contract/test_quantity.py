@@ -23,7 +23,7 @@ CANONICAL = [(pair, False) for pair in DECIMAL.split()] + [(pair, True) for pair
 
 @pytest.mark.parametrize(("pair", "binary"), CANONICAL)
 def test_canonical_strings(pair: str, binary: bool) -> None:
-    """The canonical string has the largest suffix that leaves a whole number. Byte amounts use powers of 1024; values
+    """The canonical string uses the largest suffix that leaves a whole number. Byte amounts use powers of 1024; values
     below 1024 and fractions are decimal.
 
     1000E is treated like any other value; the Go library prints it as 1, which the driver does not imitate.
@@ -60,7 +60,7 @@ MONSTERS = ["1e999999999", "1e-999999999", "9" * 500, "1" * 300 + "." + "1" * 30
 
 @pytest.mark.parametrize("text", MONSTERS, ids=map(str, range(6)))
 def test_a_huge_quantity_is_rejected_quickly(text: str | int) -> None:
-    """Parsing such a string would otherwise take gigabytes of digits or exponential backtracking."""
+    """Parsing such a string would otherwise require gigabytes of digits or exponential backtracking."""
 
     def refuse() -> None:
         with pytest.raises(MalformedError):
@@ -71,7 +71,7 @@ def test_a_huge_quantity_is_rejected_quickly(text: str | int) -> None:
 
 @given(st.integers(-(10**30), 10**30), st.booleans())
 def test_formatting_and_parsing_a_canonical_string_changes_nothing(nano: int, binary: bool) -> None:
-    """No precision is lost down to 10^-9, neither with decimal nor with binary suffixes."""
+    """No precision is lost down to 10^-9, with either decimal or binary suffixes."""
     value = Fraction(nano, 10**9)
     text = format_quantity(value)
     assert parse_quantity(text) == value

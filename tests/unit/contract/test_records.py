@@ -86,7 +86,9 @@ def test_fields_of_the_next_version_are_preserved(record: AllocationRecord, owne
 
 @given(records())
 def test_unknown_fields_do_not_affect_comparisons(record: AllocationRecord) -> None:
-    """Owners, pods, results and parameters with unknown fields equal those that an older release would have written."""
+    """Owners, pods, results and parameters with unknown fields compare equal to those that an older release would have
+    written.
+    """
     read = parse_record({**_newer(record), "version": RECORD_VERSION})
     assert read == record
     assert (hash(read.claim), {*read.reserved_for, read.owner}) == (
@@ -143,8 +145,8 @@ def test_an_unsupported_version_is_rejected(document: object) -> None:
     ],
 )
 def test_a_broken_record_is_malformed(document: object, field: str) -> None:
-    """The error names the field. Examples are missing fields, values that would cause a division by zero or exhaust
-    memory, and lists that are too long.
+    """The error names the field. The cases include missing fields, values that would cause a division by zero or
+    exhaust memory, and lists that are too long.
     """
     with pytest.raises(MalformedError, match=rf"allocation record '.*{field}"):
         parse_record(document)
@@ -167,8 +169,8 @@ def test_unknown_fields_of_reports_are_ignored() -> None:
 
 
 def test_long_strings_in_a_report_are_cut() -> None:
-    """A newer release's long string must not cause the report to be rejected, and is not formatted again for each
-    claim.
+    """A newer release's long string must not cause the report to be rejected. It is cut once, when the report is
+    parsed, so it is not formatted at full length again for each claim.
     """
     long = "ä" * (4 << 20)
     texts = {"software": long, "runtime": long, "exclusivity": long, "exclusivityReason": long}
@@ -207,8 +209,8 @@ def test_long_strings_in_a_report_are_cut() -> None:
     ],
 )
 def test_each_problem_gets_the_code_at_the_same_index(codes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    """An older backend sends no codes. A list of codes whose length differs from the list of problems neither removes
-    nor adds problems.
+    """An older backend sends no codes. A code list that is longer or shorter than the problem list neither removes nor
+    adds problems.
     """
     status = BackendStatus.model_validate({"instance": "i", "problems": ["a", "b"], **codes})
     assert list(status.coded_problems) == expected

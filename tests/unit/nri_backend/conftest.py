@@ -15,7 +15,8 @@ from tests.rigs.enforcement import Node, enforcing
 @pytest.fixture
 def blocking() -> Iterator[BlockBuster | None]:
     """Turns any call in this project's packages that blocks the event loop into an error. The guard is off inside the
-    images: it also patches SQLite, which the images' Python does not have. The same tests run with the guard elsewhere.
+    images, because it also patches SQLite, which the images' Python does not have. Outside the images, the same tests
+    run with the guard.
     """
     try:
         import sqlite3  # noqa: F401, PLC0415
@@ -23,8 +24,8 @@ def blocking() -> Iterator[BlockBuster | None]:
         yield None
         return
     with blockbuster_ctx("nri_backend") as blockbuster:
-        # This is a single system call on an in-memory directory, and a thread for it would cost a hundred times as
-        # much.
+        # This is a single system call on an in-memory directory, and running it in a thread would cost a hundred times
+        # as much.
         blockbuster.functions["os.stat"].can_block_in("numa_node/claim_directory.py", {"is_current"})
         # Starting a container without claims reads the container's own cgroup. No process that reads these files waits
         # for one that writes them.
@@ -39,7 +40,7 @@ def blocking() -> Iterator[BlockBuster | None]:
 @pytest.fixture
 def memory() -> Iterator[Path]:
     """Returns an in-memory directory, since the real cgroupfs and /run are in memory. On a disk, each file replacement
-    would have to wait.
+    would have to wait for the disk.
     """
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as path:

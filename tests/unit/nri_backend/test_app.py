@@ -51,7 +51,7 @@ NO_SYS_ADMIN = Problem("no SYS_ADMIN", BackendCode.SYS_ADMIN_MISSING)
 
 @pytest.mark.parametrize(("obstacle", "mode"), [(NO_SYS_ADMIN, "pool"), (NO_PROBLEM, "partition")])
 def test_the_lease_reports_the_mode_and_its_reason(obstacle: Problem, mode: str, tmp_path: Path) -> None:
-    """On a kernel with partitions, the process's privileges decide the mode. A missing DAC_OVERRIDE is a problem in
+    """On a kernel with partitions, the process's privileges determine the mode. A missing DAC_OVERRIDE is a problem in
     either mode.
     """
     group = tmp_path / "cgroup/kubepods"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jumping clock, with which tests run without real waiting."""
+"""The jumping clock, which lets tests run without any real waiting."""
 
 import asyncio
 import time
@@ -8,8 +8,8 @@ from tests.fakes.clock import JumpingLoop
 
 
 def test_the_clock_does_not_jump_while_the_loop_waits_for_its_threads() -> None:
-    """Otherwise, the clock would jump to the end of the time limit for that wait. Python has had this limit since 3.12
-    and reports exceeding it as a warning.
+    """Otherwise, the clock would jump past the time limit for that wait, which asyncio has had since Python 3.12, and
+    Python would issue a warning.
     """
 
     async def leave_a_job() -> None:

@@ -106,7 +106,9 @@ def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_command_line_is_an_error(arguments: list[str], kind: type[ValueError], expected: str) -> None:
-    """The cases are unknown flags, abbreviated flags, and values that are checked like those in the file."""
+    """The cases are unknown flags, abbreviated flags, and invalid values, since flags are checked in the same way as
+    the file.
+    """
     with pytest.raises(kind, match=expected):
         load(*arguments)
 

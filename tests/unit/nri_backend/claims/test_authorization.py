@@ -41,7 +41,7 @@ def rejection_for(
 
 
 def test_a_container_without_claim_variables_holds_no_claim() -> None:
-    """Other variables and incomplete prefixes are ignored."""
+    """Other variables, and names with only part of the driver's prefix, are ignored."""
     assert entitlement_for(("PATH=/bin", "DRA_CPU=1", "BARE"), ONE) == Entitlement()
 
 
@@ -90,8 +90,8 @@ def test_the_union_variable_for_several_requests_is_added_and_accepted() -> None
     ],
 )
 def test_variables_that_differ_from_the_record_are_rejected(env: tuple[str, ...], reason: Reason) -> None:
-    """A pod can set any variable, but none of them widens its entitlement. The rejection contains the variable's
-    name.
+    """A pod can set any variable, but none of them widens the container's entitlement. The rejection contains the
+    variable's name.
     """
     rejection = rejection_for(env, ONE, TWO, MEM)
     assert rejection.reason == reason
@@ -155,7 +155,7 @@ OTHER_POD = Owner(pod_uid="p2", container="main")
     ],
 )
 def test_only_its_owner_can_use_a_claim(source: str, sharing: bool, owner: Owner, user: Owner, allowed: bool) -> None:
-    """The owner is a single container, or all containers of one pod if the claim is shared.
+    """The owner is a single container, or all containers in one pod if the claim is shared.
 
     Ownership ends when the owner's pod is removed from ``reservedFor``.
     """
@@ -198,7 +198,7 @@ VALUES = st.sampled_from(["2-3", "6", "2-3,6", "0-7", "", "x", "3,2"])
 
 @given(st.lists(st.builds("{}={}".format, NAMES, VALUES), max_size=5))
 def test_no_environment_widens_the_entitlement(env: list[str]) -> None:
-    """Whatever its variables, a container is entitled only to its claims' CPUs, and a rejection has a message."""
+    """Whatever its variables, a container is entitled only to its claims' CPUs, and every rejection has a message."""
     entries = tuple(entry for entry in env if not entry.startswith("HOME"))
     entitlement, _, rejection = authorize(read_evidence(entries), ME, Claims(files_of(ONE, TWO)))
     assert entitlement.cpus == frozenset().union(*(one.record.cpus_of(one.requests) for one in entitlement.claims))

@@ -45,8 +45,8 @@ def test_a_limit_on_one_request_limits_the_container_to_the_sum_of_all() -> None
 
 
 def test_limits_are_rounded_down_to_whole_pages() -> None:
-    """The kernel rounds the same way. A fraction is rounded once, after adding up the requests, to at least one
-    page.
+    """The kernel rounds the same way. Fractions are rounded only once, after the requests have been added up, and the
+    result is at least one page.
     """
     odd = grant(("a", 0, 3 * PLAIN + 7, PLAIN), a={"limit": "claim", "high": 0.4, "protect": "min"})
     assert (odd.maximum, odd.high) == (3 * PLAIN, PLAIN)
@@ -57,9 +57,8 @@ def test_limits_are_rounded_down_to_whole_pages() -> None:
 
 
 def test_each_request_chooses_its_protection() -> None:
-    """``low`` and ``min`` are separate files, each with the sum over the requests that chose it.
-
-    A higher value is accepted.
+    """``low`` and ``min`` are separate files, and each gets the sum over the requests that chose it. A higher value
+    that is already in the file is accepted.
     """
     parts = ("a", 0, 64 * MI, PLAIN), ("b", 1, 32 * MI, PLAIN), ("c", 1, MI, PLAIN), ("h", 1, TWO, TWO)
     protected = grant(*parts, a={"protect": "min"}, b={"protect": "low"}, c={"protect": "low"}, h={"protect": "min"})
@@ -234,7 +233,8 @@ def test_the_order_of_claims_does_not_change_their_sum(claims: Sequence[Held], d
 @given(containers_claims())
 def test_the_shares_of_single_requests_add_up_to_the_share_of_all(claims: Sequence[Held]) -> None:
     """The sum of the requests' shares equals the share that is computed for all requests at once. The comparison leaves
-    out the variable with the union of the CPUs and the counting by the kubelet, which concern only whole claims.
+    out the variable with the union of the CPUs, and whether the kubelet counts the claims, because both concern only
+    whole claims.
     """
     single = entitlement_from(Held(held.record, (request,)) for held in claims for request in held.requests)
     together = entitlement_from(claims)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The responses when a container is created or updated, and corrections to the resources that the runtime has
-stored.
-"""
+"""The responses to creating or updating a container, and corrections to the resources that the runtime has stored."""
 
 import pytest
 from nri_backend.containers.admission import adjustment, resources_for, stored_updates
@@ -19,7 +17,9 @@ TWO = 2 * MI
 
 
 def node(*, lazy: bool = False, online: int = 2) -> NodeState:
-    """Returns a node without claims. The CPUs below ``online`` are online, and all of them are in the shared pool."""
+    """Returns a node without claims. The CPUs with numbers below ``online`` are online, and all of them are in the
+    shared pool.
+    """
     state = NodeState(config(lazy=lazy))
     state.set_host(Host(frozenset(range(online))))
     return state

@@ -54,8 +54,8 @@ def test_an_unknown_event_in_the_table_is_an_error_at_import() -> None:
 
 
 def test_every_phase_is_in_exactly_one_group() -> None:
-    """The groups are pending, running, ending and over. VANISHED is over, but the kernel is still checked for the
-    container.
+    """The groups are pending, running, ending and over. VANISHED belongs to the last group, but the kernel is still
+    checked for the container's processes.
     """
     groups = [PENDING, MAY_RUN, OCCUPYING - MAY_RUN, OVER]
     assert sum(map(len, groups)) == len(Phase)
@@ -65,9 +65,7 @@ def test_every_phase_is_in_exactly_one_group() -> None:
 
 @pytest.mark.parametrize(("phase", "event"), list(product(sorted(OCCUPYING, key=lambda one: one.name), Event)))
 def test_a_container_occupies_its_cpus_until_the_kernel_shows_its_end(phase: Phase, event: Event) -> None:
-    """The exception is a start that returns the container to STARTING: it means that the container's process has not
-    run yet.
-    """
+    """A start that returns the container to STARTING is an exception, because the new process has not run yet."""
     after = TRANSITIONS[phase][event]
     assert after in OCCUPYING or event in KERNEL_SHOWS_NO_PROCESS or (after, event) == (Phase.STARTING, Event.START)
 

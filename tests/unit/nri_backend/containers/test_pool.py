@@ -121,7 +121,9 @@ def test_a_pool_only_of_partition_cpus_is_not_used_while_a_claim_is_held() -> No
 
 
 def test_a_sibling_avoids_its_pods_claims_unless_no_cpu_remains() -> None:
-    """An overlap within a pod makes the partition invalid. An empty cpuset would mean all of the parent's CPUs."""
+    """An overlap within a pod makes the partition invalid. If no CPU remained, the sibling's empty cpuset would mean
+    all of its parent's CPUs.
+    """
     result = divided()
     assert result.without_claim(frozenset({2, 3}), own_pod=False) == parse_cpu_list("1,4-7")
     assert result.without_claim(parse_cpu_list("1-7"), own_pod=False) == {0}, "the reserved CPUs"

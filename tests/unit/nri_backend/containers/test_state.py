@@ -91,8 +91,8 @@ def test_a_lazy_pools_member_is_misplaced_only_on_cpus_outside_the_pool() -> Non
 
 
 def test_only_other_containers_on_the_claimed_cpus_overlap() -> None:
-    """Containers whose CPUs have not been read count too. The claim container itself, its earlier instances, ended
-    containers and containers that share the claim do not count.
+    """Containers whose CPUs have not been read yet count as well. The claim container itself, its earlier instances,
+    ended containers and containers that share the claim do not count.
     """
     state = node(ONE)
     claim = state.authorized(tracked_as(pod(), container("new", *env_of(ONE))))
@@ -195,7 +195,9 @@ def test_only_containers_that_name_a_changed_file_are_reauthorized() -> None:
 
 
 def test_shares_are_recomputed_only_for_changed_files() -> None:
-    """A claim's share is computed when the claim's file is read, and not again for other files or for a container."""
+    """A claim's share is computed when the claim's file is read, and is not recomputed when other files or containers
+    change.
+    """
     state = node(ONE, TWO)
     before = dict(state.claims.known)
     state.set_claim_files({**state.files, **files_of(ONE)})
@@ -205,7 +207,9 @@ def test_shares_are_recomputed_only_for_changed_files() -> None:
 
 
 def test_claim_files_are_set_quickly_with_many_orphans() -> None:
-    """The frontend restores lost records one by one, and every hook reads the claim files."""
+    """This is done often, because the frontend restores lost records one by one and every hook reads the
+    claim files.
+    """
     state = node()
     for number in range(250):
         enforced = (Held(cpu_record(f"c{number}", "cpus=2"), ("cpus",)),)
@@ -251,7 +255,9 @@ def test_a_lost_record_does_not_affect_the_containers_other_claim(enforced: bool
 
 
 def test_a_container_that_is_listed_in_two_pods_is_tracked_once() -> None:
-    """The pod that is listed last counts, and no index contains the container after it has been dropped."""
+    """The container belongs to the pod that is listed last, and no index contains the container after it has been
+    dropped.
+    """
     state = node(ONE)
     twice = [replace(tracked_as(pod(of), container("c1", of=of)), phase=Phase.RUNNING) for of in ("p1", "p2")]
     state.replace_containers(twice)

@@ -61,7 +61,7 @@ def hugetlb(tree: KernelTree, path: str) -> Mapping[str, str]:
 
 
 def limits(two: int, giga: int) -> dict[str, str]:
-    """Returns limits that are equal for pages in use and for reservations."""
+    """Returns the same limit for pages in use and for reservations, by file."""
     return {"2MB.max": str(two), "2MB.rsvd.max": str(two), "1GB.max": str(giga), "1GB.rsvd.max": str(giga)}
 
 

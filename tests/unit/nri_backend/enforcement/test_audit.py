@@ -37,7 +37,7 @@ async def test_containers_are_moved_when_a_claim_is_prepared_or_deleted(node: No
     """No hook is called. The claim file alone reserves the CPUs, and removing the file returns them to the pool."""
     plain = await node.run("plain")
     node.claim(ONE)
-    await node.until(lambda: node.cpus(plain) == "1,4-7")  # a tick of the audit finds the file
+    await node.until(lambda: node.cpus(plain) == "1,4-7")  # an audit tick finds the file
     await node.until(lambda: node.reports["plain"].cpus == parse_cpu_list("1,4-7"))
     node.unprepare(ONE)
     node.enforcer.records_changed()
@@ -400,7 +400,9 @@ async def test_a_replaced_claim_directory_ends_the_process(memory: Path) -> None
 
 
 async def idle_node(node: Node) -> list[bool]:
-    """Runs the audit until it is idle. Returns the list to which each later change of its pace is added."""
+    """Runs the audit until it is idle. Returns the list to which every later change between the idle and the normal
+    interval is appended.
+    """
     changes: list[bool] = []
     node.enforcer.on_idle_changed(lambda *, idle: changes.append(idle))
     await node.until(lambda: node.enforcer._auditor._next.idle)

@@ -159,7 +159,7 @@ async def test_memory_claims_set_the_limits_of_their_container_and_pod(tmp_path:
 
 @pytest.mark.parametrize("partitions", [True, False])
 async def test_an_update_undoes_settings(partitions: bool, tmp_path: Path) -> None:
-    """Without reserved CPUs, running containers get all CPUs back. The guard's limits remain until the containers
+    """If reservedCPUs is removed, running containers get all CPUs back. The guard's limits remain until the containers
     restart.
     """
     async with installed(tmp_path, partitions=partitions, reserved="0", guard=True) as found:

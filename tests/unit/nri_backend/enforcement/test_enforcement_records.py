@@ -103,7 +103,7 @@ def test_a_record_contains_its_cgroups_inode_and_is_not_written_without_one(
 
 
 def test_a_failed_record_write_does_not_prevent_other_writes(store: EnforcementRecords, tmp_path: Path) -> None:
-    """A directory has the first file's name, so the rename fails."""
+    """A directory has the same name as the first file, so the rename fails."""
     (tmp_path / "enforcement-records/aa.json").mkdir(parents=True)
     results = store.write([EnforcementRecord(container=name, inode=1) for name in ("aa", "bb")])
     assert isinstance(results["aa"], IsADirectoryError)

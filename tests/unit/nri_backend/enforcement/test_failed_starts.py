@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Container starts that fail or that coincide with changes. A runtime may run the container despite the error, as CRI-O
-does.
+"""Container starts that fail or that coincide with changes. Some runtimes, such as CRI-O, run the container despite the
+error.
 """
 
 import asyncio
@@ -167,8 +167,8 @@ async def test_after_the_maximum_number_of_retries_the_audit_applies_the_changed
 
 
 async def start_until_deadline(node: Node, one: Container) -> None:
-    """Starts a container with a deadline that expires while the claim files are being read, which a changed directory
-    causes.
+    """Starts a container with a deadline that expires while the claim files are being read. The added file makes the
+    instance read the directory again.
     """
     (node.cdi / "unrelated.json").write_text("{}")
     with pytest.raises(TimeoutError):

@@ -91,7 +91,7 @@ async def test_a_restarted_container_gets_the_same_cpus_and_limits(node: Node) -
 
 async def test_a_container_whose_settings_cannot_be_applied_is_killed_and_rejected(node: Node) -> None:
     """CRI-O runs the container even after an error in StartContainer, so the container is killed first. The message
-    contains the file.
+    names the file.
     """
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
@@ -159,7 +159,9 @@ async def create_unwritable(node: Node, id_: str) -> Container:
 
 
 async def test_a_container_that_cannot_be_moved_off_claimed_cpus_is_rejected(node: Node) -> None:
-    """As long as no CPU is claimed, the container runs on the wrong CPUs, which is reported as a problem."""
+    """As long as no CPU is claimed, such a container is allowed to run, but its wrong CPUs are reported as a
+    problem.
+    """
     await node.enforcer.start_container(pod(), await create_unwritable(node, "first"))
     assert any("main of pod ns/p1" in problem for problem in node.enforcer.problems)
     second = await create_unwritable(node, "second")
@@ -248,8 +250,8 @@ async def test_repeated_and_late_events_change_nothing(node: Node) -> None:
 
 
 async def test_a_failed_attempt_is_forgotten_on_the_next_one(node: Node) -> None:
-    """Not every runtime reports the end of an attempt. An attempt also ends with its sandbox, unless the sandbox that
-    ends is an earlier one of the pod.
+    """Not every runtime reports the end of an attempt. An attempt also ends with its sandbox, unless that sandbox is
+    one of the pod's earlier sandboxes.
     """
     env = node.claim(ONE)
     await node.create("try-1", *env)
@@ -275,7 +277,7 @@ async def test_starting_a_container_after_a_stop_enforces_the_claim(node: Node) 
 
 
 async def test_a_removed_container_keeps_its_cpus_while_one_of_its_processes_runs(node: Node) -> None:
-    """The runtime has forgotten the container, and the record is gone. The CPUs return to the pool when the container's
+    """The runtime has forgotten the container, and the record is gone. The CPUs return to the pool once the container's
     cgroup is gone.
     """
     path = await node.run("claim", *node.claim(ONE))
@@ -336,7 +338,7 @@ async def test_a_rejection_explains_why_the_drivers_own_pod_cannot_be_moved(memo
 
 
 async def test_waiting_for_a_container_that_cannot_be_moved_pauses_between_attempts(memory: Path) -> None:
-    """Without the pause, each failed move would immediately cause the next one."""
+    """Without the pause, each failed move would immediately trigger the next one."""
     async with enforcing(Node(memory)) as node:
         plain = await node.run("plain", of="p2")
         node.kernel.refused[plain, "cpuset.cpus"] = errno.EPERM

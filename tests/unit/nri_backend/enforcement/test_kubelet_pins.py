@@ -167,8 +167,8 @@ async def test_a_standby_detects_no_static_manager(tmp_path: Path) -> None:
 
 
 def test_the_fake_kubelet_behaves_like_the_static_policy() -> None:
-    """Every container gets a cpuset. Creating an exclusive container shrinks the default set, and the kubelet updates
-    the other containers.
+    """Every container gets a cpuset. Creating a container with exclusive CPUs shrinks the default set, and the kubelet
+    then updates the other containers.
     """
     kubelet = StaticManagers(parse_cpu_list("0-7"), parse_cpu_list("0"))
     assert kubelet.created("a") == {"cpus": "0-7"}

@@ -179,7 +179,7 @@ async def test_the_pool_excludes_an_ended_containers_cpus_if_its_partition_is_in
 
 
 async def test_the_pool_excludes_an_ended_partitions_cpus_when_they_are_online_again(memory: Path) -> None:
-    """All of the partition's CPUs were offline, which invalidates the partition. One of the container's processes is
+    """All of the partition's CPUs were offline, which invalidated the partition. One of the container's processes is
     still running.
     """
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
@@ -193,7 +193,7 @@ async def test_the_pool_excludes_an_ended_partitions_cpus_when_they_are_online_a
 
 
 async def test_a_running_partition_is_recreated_when_its_cpus_are_online_again(memory: Path) -> None:
-    """All of the partition's CPUs were offline, which invalidates the partition. No other container has to be moved."""
+    """All of the partition's CPUs were offline, which invalidated the partition. No other container has to be moved."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         plain, db = await node.run("plain", of="p2"), await node.run("db", *node.claim(ONE))
         # Until the kernel's files have changed too, no tick reads the machine, and no job with an older plan runs.
@@ -217,7 +217,7 @@ async def test_a_partition_refused_because_its_cpus_went_offline_is_recreated_wh
 ) -> None:
     """The kernel reports the change before the backend has read that the CPUs are offline.
 
-    The next audit that retries every refused partition would only run a minute later.
+    The audit that retries every refused partition would not run for another minute.
     """
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         db, auditor = await node.run("db", *node.claim(ONE)), node.enforcer._auditor

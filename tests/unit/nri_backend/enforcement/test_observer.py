@@ -34,7 +34,9 @@ Content = dict[str, tuple[str, bytes]]
 
 
 def content(tree: CgroupTree) -> Content:
-    """Returns each file's and cgroup's content and attribute, except for files that the kernel computes."""
+    """Returns the content and the extended attribute of each file and cgroup. Files that the kernel computes are left
+    out.
+    """
     found: Content = {}
     for path in Path(tree.root).rglob("*"):
         attribute = b""
@@ -107,8 +109,8 @@ async def test_an_audit_writes_exactly_what_was_reported(tmp_path: Path, seed: i
         return {path: text.partition(" ")[0] for path, (text, _) in after.items() if text != before[path][0]}
 
     for _ in range(20):
-        # An invalidated partition is recreated after the sibling that invalidated it was moved. On a busy machine, a
-        # job may count as hanging, and a later round then repeats it.
+        # An invalidated partition is recreated after the sibling that invalidated it has been moved. On a busy machine,
+        # a job may count as hanging, and a later round then repeats it.
         node.ahead += 5.0
         node.enforcer._auditor.request_audit()
         await node.enforcer._auditor._round()
@@ -201,8 +203,8 @@ async def test_the_report_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_interrupts_are_reported_and_not_moved(tmp_path: Path) -> None:
-    """A host isolation pass only records affinities and originals. It writes neither interrupts nor stored
-    originals.
+    """A host isolation pass only records the changes that it would make. It changes neither interrupts nor the stored
+    original affinities.
     """
     irqs, state, files = IrqTree(tmp_path), state_with_claims(), ObservedFiles()
     irqs.add(24, "0-7")

@@ -47,7 +47,7 @@ async def test_a_container_with_a_shared_and_an_unshared_claim_is_enforced_by_th
 
 
 async def test_a_claim_can_become_a_partition_after_a_container_with_a_shared_claim(tmp_path: Path) -> None:
-    """The reason for the fallback was the other claim of the previous container, not the kernel."""
+    """The reason for the fallback was the previous container's other claim, not the kernel."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         unshared = node.claim(cpu_record("c1", "r=2-3"))
         await node.run("both", *unshared, *node.claim(cpu_record("s", "r=4-5", pool=True)))

@@ -297,7 +297,7 @@ def test_a_partition_is_created_only_in_a_populated_cgroup(tmp_path: Path) -> No
 def test_an_invalid_partition_is_released_while_one_of_its_processes_runs(
     tmp_path: Path, populated: str, partition: str, released: bool, left: str
 ) -> None:
-    """Without a process, the cgroup may be in the middle of its removal, and the container has ended anyway."""
+    """Without a process, the cgroup may be in the middle of being removed, and the container has ended anyway."""
     tree = KernelTree(tmp_path / "cgroup")
     tree.make(f"{POD}/a")
     files = {PARTITION: partition, EXCLUSIVE: "2-3", "cgroup.events": f"populated {populated}\nfrozen 0"}
@@ -373,7 +373,7 @@ def test_lost_cpus_are_confirmed_by_a_second_reading(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["the kernel refuses", "the kernel hangs"])
 async def test_settling_is_repeated_on_the_next_tick_after_a_failure(tmp_path: Path, how: str) -> None:
-    """The end of a partition is reported only once, and the next full audit would run a minute later."""
+    """The end of a partition is reported only once, and the next full audit would not run for another minute."""
     node = Node(tmp_path, tree=PartitionTree)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])
@@ -400,7 +400,7 @@ async def test_settling_is_repeated_on_the_next_tick_after_a_failure(tmp_path: P
 def test_a_partition_needs_the_capability_once_and_its_type_is_not_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Changing a partition's type takes kernel locks that creating any cgroup takes too."""
+    """Changing a partition's type takes kernel locks that are also needed to create any cgroup."""
     tree, raised = PartitionTree(tmp_path / "cgroup"), list[list[tuple[str, str, str]]]()
     tree.make(f"{POD}/a")
 
@@ -426,8 +426,8 @@ def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(
 
 
 async def test_a_partition_that_cannot_be_watched_immediately_is_watched_later(tmp_path: Path) -> None:
-    """The backend may have no free file descriptor. When it has one again, the container has not changed, so no event
-    would start the watch.
+    """The backend may have no free file descriptor. By the time a descriptor is free again, the container has not
+    changed, so no event would start the watch.
     """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
@@ -444,7 +444,7 @@ async def test_a_partition_that_cannot_be_watched_immediately_is_watched_later(t
 
 
 async def test_a_partition_whose_repair_hangs_is_repaired_again(tmp_path: Path) -> None:
-    """The hung repair's outcome is lost, and the next audit that includes partitions would run 20 s later."""
+    """The hung repair's outcome is lost, and the next audit that includes partitions would not run for another 20 s."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         partitions, reconciler, go_on = node.enforcer._auditor.partitions, node.enforcer.reconciler, threading.Event()
@@ -480,7 +480,7 @@ async def test_a_partition_that_became_invalid_before_it_was_watched_is_audited(
 def test_a_rejected_partition_leaves_no_exclusive_cpus_in_its_ancestors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """CPUs that other partitions need are kept. Nothing is left that would have to be logged."""
+    """CPUs that other partitions need are kept. No CPUs are left behind, so no warning is logged."""
     tree = PartitionTree(tmp_path / "cgroup")
     for path in (f"{POD}/a", f"{POD}/b", f"{OTHER_CLASS}/c"):
         tree.make(path)

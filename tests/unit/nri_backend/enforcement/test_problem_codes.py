@@ -84,7 +84,7 @@ class AnsweringTree(PartitionTree):
 async def test_a_claim_enforced_by_the_pool_has_the_code_of_the_kernels_answer(
     tmp_path: Path, answer: str, code: BackendCode
 ) -> None:
-    """The standby reads message and code from the enforcement record."""
+    """The standby reads the message and the code from the enforcement record."""
     async with enforcing(Node(tmp_path, tree=AnsweringTree)) as node:
         assert isinstance(node.kernel, AnsweringTree)
         node.kernel.answer = answer

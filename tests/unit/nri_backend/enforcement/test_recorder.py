@@ -70,7 +70,7 @@ async def test_a_forged_variable_that_names_the_pool_gains_nothing_across_restar
 
 
 async def test_a_recalled_claim_shares_its_record_with_the_claim_file(memory: Path) -> None:
-    """If it did not, every runtime restart would compute a second copy of each claim and keep it in memory."""
+    """Otherwise, a second copy of each claim would be computed after every runtime restart and kept in memory."""
     async with enforcing(Node(memory)) as node:
         env = node.claim(ONE)
         await node.run("claim", *env)
@@ -209,7 +209,7 @@ async def test_a_standby_that_takes_over_knows_the_enforced_claims(memory: Path)
 
 
 class SlowWrites(EnforcementRecords):
-    """A slow disk: writing complete records waits until ``free`` is set."""
+    """A slow disk, on which writes of complete records wait until ``free`` is set."""
 
     def __init__(self, own_directory: str, tree: CgroupTree) -> None:
         super().__init__(own_directory, tree)
@@ -226,7 +226,7 @@ class SlowWrites(EnforcementRecords):
 
 
 class SlowRecords(SlowWrites):
-    """A slow disk on which ``retain`` waits for ``free`` too. An audit may get there first."""
+    """A slow disk on which ``retain`` waits for ``free`` too. The audit may call it before any record is written."""
 
     def retain(self, container_ids: Collection[str], starting: Collection[str] = ()) -> set[str]:
         self._wait()

@@ -97,7 +97,9 @@ async def test_the_next_instance_finds_a_running_sandbox(memory: Path) -> None:
 
 
 async def test_only_the_pods_cgroup_counts_as_a_sandboxs_cgroup(memory: Path) -> None:
-    """Neither the cgroup of a sibling with a claim nor one next to a container outside any pod's cgroup is written."""
+    """No cpuset is written to a sibling that holds a claim, or to an unrelated cgroup next to a container that is
+    outside any pod's cgroup.
+    """
     async with enforcing(Node(memory)) as node:
         claim = await node.run("claim", *node.claim(ONE), name="claim")
         daemon = "system.slice/sshd.service"

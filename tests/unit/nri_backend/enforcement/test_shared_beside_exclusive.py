@@ -130,7 +130,7 @@ async def test_a_mixed_and_an_isolated_claim_in_one_container_are_rejected(tmp_p
 async def test_a_standby_accepts_exclusive_cpus_with_any_part_of_the_pool(
     tmp_path: Path, cpus: str, runs: bool
 ) -> None:
-    """The standby rejects a start without all of the exclusive CPUs, or with CPUs outside the pool."""
+    """The standby rejects a start if any of the exclusive CPUs is missing, or if other CPUs are outside the pool."""
     node = Node(tmp_path)
     await node.synchronize()
     env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR))

@@ -37,7 +37,7 @@ class ThreadTree(KernelTree):
 async def run_others(node: Node) -> tuple[str, tuple[str, ...]]:
     """Starts two other containers, one of them with a claim.
 
-    Returns its cgroup and the environment of the container to start.
+    Returns the claim container's cgroup, and the environment for the container to start.
     """
     first = await node.run("a", *node.claim(cpu_record("u1", "c=1", pods=("p1",))))
     await node.run("plain", of="p3")

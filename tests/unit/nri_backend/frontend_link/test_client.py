@@ -200,8 +200,8 @@ async def test_a_frontend_that_never_merges_changes_is_not_flooded(path: Path) -
 async def test_a_lease_is_renewed_while_nothing_changes(
     path: Path, reads_changes: bool, seconds: float, idle: bool
 ) -> None:
-    """The interval is 6 s, even on an idle node. With a frontend from an older release, which closes idle connections
-    after 5 s, it is 2 s. Only these reports contain metrics.
+    """The lease is renewed every 6 s, whether or not the node is idle, or every 2 s with a frontend from an older
+    release, which closes idle connections after 5 s. Only these reports contain metrics.
     """
     async with state_server(path) as server:
         server.reads_changes = reads_changes
@@ -265,7 +265,7 @@ async def test_an_event_without_a_change_sends_nothing(path: Path) -> None:
 
 
 async def test_the_end_of_a_connection_is_noticed_between_two_reports(path: Path) -> None:
-    """A new frontend gets its first report as soon as it listens, although no report is due for 6 s."""
+    """A new frontend gets its first report as soon as it listens, even though no report is due for up to 6 s."""
     async with merging(path) as (server, _backend):
         await asyncio.sleep(0.5)
         server.forget("frontend-2")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Banning claimed CPUs in irqbalance, tested against a fake with a real socket."""
+"""How claimed CPUs are banned in irqbalance, tested against a fake with a real socket."""
 
 from pathlib import Path
 

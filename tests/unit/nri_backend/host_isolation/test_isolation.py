@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs interrupts must vacate, computed from the node's state."""
+"""The CPUs that interrupts must vacate, computed from the node's state."""
 
 import asyncio
 import contextlib
@@ -91,7 +91,7 @@ async def test_nothing_is_moved_before_the_instance_is_active_and_has_the_contai
 
 
 async def test_without_a_kernel_root_no_interrupt_is_moved(tmp_path: Path) -> None:
-    """The default of --kernel-root is no root, so a backend that is started by hand does not move interrupts."""
+    """By default, --kernel-root is not set, so a backend that is started by hand does not move interrupts."""
     state = node()
     state.replace_containers(())
     tree = KernelTree(tmp_path / "cgroup")

@@ -158,9 +158,9 @@ def test_a_holder_that_has_lost_the_runtime_is_replaced(run: Run) -> None:
 def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_one(
     run: Run, since_heartbeat: float
 ) -> None:
-    """The holder is replaced STALE_SECONDS after it has reported the loss, which it does immediately, even at its idle
-    pace. Until then no claim can end the idle pace, since claims cannot be prepared while the connection to the runtime
-    is lost.
+    """The holder is replaced STALE_SECONDS after it has reported the loss, which it does immediately, even if its
+    heartbeats are rare because the node is idle. Until then no claim can restore the normal interval, since claims
+    cannot be prepared while the connection to the runtime is lost.
     """
     one, two = run.pair()
     one.set_idle(idle=True)
@@ -187,7 +187,7 @@ def test_a_new_holder_has_time_to_connect_to_the_runtime(run: Run) -> None:
 
 
 def test_a_thawed_holder_that_was_not_replaced_continues(run: Run) -> None:
-    """The holder is not fresh until it has written its heartbeat again."""
+    """The holder's heartbeat does not count as fresh until it has been renewed."""
     one = run.instance("one")
     assert one.try_acquire()
     run.later(STALE_SECONDS + 60)
@@ -310,7 +310,9 @@ def test_polling_leaks_no_file_descriptors(run: Run) -> None:
 
 
 async def test_heartbeats_are_rare_on_an_idle_node(run: Run) -> None:
-    """A standby waits for three missed heartbeats. When the pace changes, a heartbeat is written immediately."""
+    """A standby waits for three missed heartbeats. When the interval between heartbeats changes, a heartbeat is written
+    immediately.
+    """
     one, two = run.pair()
     one.set_idle(idle=True)
     for _ in range(3):
@@ -326,7 +328,7 @@ async def test_heartbeats_are_rare_on_an_idle_node(run: Run) -> None:
 
 
 async def test_a_pace_change_ends_the_wait_for_the_next_heartbeat(run: Run) -> None:
-    """If the wait continued, the next heartbeat would come later than the new pace allows."""
+    """If the wait continued, the next heartbeat would come later than the new interval allows."""
     one, _ = run.pair()
     one.set_idle(idle=True)
     renewing = asyncio.create_task(one.renew_forever())
@@ -345,6 +347,6 @@ async def test_a_pace_change_ends_the_wait_for_the_next_heartbeat(run: Run) -> N
 
 @pytest.mark.parametrize("every", ['"10"', "1.0", "61.0", "1e400", "null"])
 def test_a_heartbeat_without_a_usable_pace_counts_as_a_busy_nodes(every: str) -> None:
-    """Heartbeats from earlier releases contain no pace."""
+    """Heartbeats from earlier releases contain no interval."""
     text = f'{{"instance": "a", "at": 1.0, "serving": true, "every": {every}}}'
     assert Heartbeat.decode(text.encode().ljust(HEARTBEAT_BYTES)) in (Heartbeat("a", 1.0, serving=True), None)

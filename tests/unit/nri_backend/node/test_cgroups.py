@@ -65,7 +65,7 @@ def test_a_write_error_contains_the_file_the_reason_and_the_value(tree: CgroupTr
 
 @pytest.mark.parametrize(("path", "text"), [("a/b", ""), ("", "1")])
 def test_empty_values_and_the_root_cgroup_are_never_written(tree: CgroupTree, path: str, text: str) -> None:
-    """An empty cpuset means the parent's CPUs, which is the opposite of enforcement."""
+    """An empty cpuset means the parent's CPUs, which is the opposite of what enforcement requires."""
     with pytest.raises(ValueError, match="must not be written"):
         tree.write(path, "cpuset.cpus", text)
 

@@ -139,7 +139,7 @@ def test_forgetting_a_container_closes_its_descriptors(tree: KernelTree) -> None
 
 
 def test_at_most_a_quarter_of_the_descriptor_limit_stays_open(memory: Path) -> None:
-    """Additional containers' files are opened anew for each comparison, and changes to them are found too."""
+    """Files of additional containers are reopened for each comparison, so changes to them are found too."""
     tree, keys, before = KernelTree(memory), [f"c{number}" for number in range(40)], open_files()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100, hard))

@@ -107,7 +107,7 @@ def test_without_proc_no_capability_is_reported_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("permitted", "missing"), [("0000000000200000", True), ("0000000000000002", False)])
 def test_a_missing_dac_override_is_a_problem(tmp_path: Path, permitted: str, missing: bool) -> None:
-    """The message contains the capability and the remedy."""
+    """The message names the capability and the remedy."""
     problem = capability_problem(host(tmp_path, permitted))
     assert bool(problem) is missing
     assert ("DAC_OVERRIDE" in problem and "the chart adds it" in problem) is missing
@@ -136,8 +136,8 @@ def test_in_pool_mode_partitions_are_not_probed(tmp_path: Path) -> None:
 def test_a_process_obstacle_is_found_once_the_tree_can_be_probed(
     tmp_path: Path, permitted: str, capable: bool, named: str
 ) -> None:
-    """When a node starts, it may not have a cgroup with the cpuset controller yet. The kernel is probed as soon as it
-    has one.
+    """When a node starts, it may not have a cgroup with the cpuset controller yet. The kernel is probed as soon as the
+    node has one.
     """
     tree, root = ProbedTree(tmp_path / "cgroup", capable=capable, controller=False), host(tmp_path, permitted)
     privileges = read_privileges(tree, root, partitions=True)
@@ -194,7 +194,9 @@ def test_a_probe_is_repeated_if_another_instance_removes_its_cgroup(tmp_path: Pa
 def test_a_probe_without_a_result_is_logged_and_not_an_obstacle(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: str | None
 ) -> None:
-    """Linux 6.7 to 6.11 report the same reason with and without the capability, or the probe fails."""
+    """The cases are Linux 6.7 to 6.11, which report the same reason with and without the capability, and a probe that
+    fails.
+    """
     tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
     if answer is None:
         (tmp_path / "sys/devices/system/cpu/possible").unlink()

@@ -26,7 +26,7 @@ async def _echo(call: Call) -> bytes:
 
 
 async def _blob(payload: bytes) -> Message:
-    """Returns a method of the runtime that returns its request."""
+    """A runtime method that returns its own request."""
     return pb.RegisterPluginRequest.FromString(payload)
 
 

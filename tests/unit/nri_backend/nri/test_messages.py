@@ -89,7 +89,9 @@ def test_page_sizes_and_cpu_lists_are_sent_in_the_runtimes_format() -> None:
 
 
 def test_only_fields_that_runtimes_apply_and_the_driver_owns_are_sent() -> None:
-    """Runtimes ignore some fields, such as reservation and swap. Shares, realtime and pids belong to the kubelet."""
+    """Runtimes ignore some fields, such as reservation and swap. CPU shares, real-time settings and PID limits belong
+    to the kubelet.
+    """
     message = write_adjustment(Adjustment(_EVERYTHING)).linux.resources
     assert [field.name for field, _ in message.memory.ListFields()] == ["limit"]
     assert [field.name for field, _ in message.cpu.ListFields()] == ["quota", "cpus", "mems"]

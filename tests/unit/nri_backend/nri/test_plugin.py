@@ -20,7 +20,7 @@ _BOTH: dict[str, Any] = {"pod": _POD, "container": _CONTAINER}
 
 
 class _Rig:
-    """A service with recording hooks and a recording observer."""
+    """A service whose hooks and observer record their calls."""
 
     def __init__(self) -> None:
         self.hooks = RecordingHooks()

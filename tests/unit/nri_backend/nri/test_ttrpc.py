@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ttrpc protocol with frames that may be split anywhere: a client and a server connected only by bytes, and invalid
-input.
+"""The ttrpc protocol with frames that may be split anywhere: a client and a server that exchange bytes without a
+socket, and invalid input.
 """
 
 import struct
@@ -186,7 +186,9 @@ def test_frames_are_the_same_however_the_bytes_are_split(
 
 
 def test_the_limit_is_inclusive() -> None:
-    """4194304 bytes of data pass in both directions. For more than that, the error contains the excess."""
+    """4194304 bytes of data pass in both directions. For anything longer, the error contains both the length and the
+    limit.
+    """
     data = bytes(MAX_DATA)
     assert _feed(encode_frame(1, REQUEST, data)) == [Frame(1, REQUEST, MAX_DATA, data)]
     with pytest.raises(

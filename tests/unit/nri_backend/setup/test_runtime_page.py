@@ -132,8 +132,8 @@ def test_no_other_user_can_read_the_dump(node: Node, outcome: str) -> None:
 def test_containerd_imports_the_drop_in_whatever_its_configuration_was(
     node: Node, config: str | None, expected: dict[str, object]
 ) -> None:
-    """If the configuration file is missing or empty, it is created. The pattern is added to imports, and nothing else
-    changes.
+    """A missing or empty configuration file is replaced by one with a version. In every case the pattern is added to
+    imports, and nothing else changes.
     """
     if config is not None:
         (node.root / CONFIG).parent.mkdir(parents=True)

@@ -41,7 +41,7 @@ OWN: Final = {
     "numa_tools.commands.gather": "a command for people, which writes the archive that they name",
     "numa_node.files": "replaces and locks files of runDir and cdiDir",
 }
-"""The modules that write the driver's own files, each with its reason."""
+"""The modules that write the driver's own files, each with the files that it writes or its reason for writing."""
 _OS: Final = frozenset(
     [
         "chmod",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sample for reviews of the language draws from every kind of text."""
+"""The sample for language reviews includes every kind of text."""
 
 from hack.sample import SIZES, draw, texts
 
@@ -19,7 +19,9 @@ def run():
 
 
 def test_each_part_contains_its_texts() -> None:
-    """A comment's lines belong together; instructions to tools, short strings and generated files are left out."""
+    """The lines of a block comment are one text; instructions to tools, short strings and generated files are
+    left out.
+    """
     page = "# Page\n\nA passage has more words than a heading, and no block of code belongs to it.\n\n```sh\nls\n```\n"
     names = ("services/dra-frontend/src/a.py", "shared/src/b.py", "tests/c.py", "shared/src/numa/_pb/d.py")
     found = texts({**dict.fromkeys(names, _MODULE), "docs/page.md": page})

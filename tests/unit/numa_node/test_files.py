@@ -22,7 +22,7 @@ def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
 
 
 def test_a_symlink_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    """Whoever creates the symlink must not decide which file is written."""
+    """The symlink's creator must not be able to choose the file that is written."""
     precious = tmp_path / "precious"
     precious.write_text("precious")
     path = tmp_path / "file.json"
@@ -32,7 +32,9 @@ def test_a_symlink_is_replaced_and_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_failed_replacement_changes_nothing(tmp_path: Path) -> None:
-    """Either a directory has the file's name, or the parent directory is missing. No temporary file remains."""
+    """Either a directory has the same name as the file, or the parent directory does not exist. No temporary file
+    remains.
+    """
     (tmp_path / "file.json").mkdir()
     with pytest.raises(OSError, match="directory"):
         replace_file(str(tmp_path / "file.json"), b"new", 0o600)

@@ -38,7 +38,7 @@ def read(release: Release, *texts: str) -> Effective:
 
 
 def cdi(release: Release, *texts: str) -> Any:
-    """Returns enable_cdi's value."""
+    """Returns the value of enable_cdi."""
     effective = read(release, *texts)
     return effective.value(effective.cri, "enable_cdi")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the tasks' periodic work runs, with a clock that advances only while all tasks wait."""
+"""The ticks on which tasks do their periodic work, tested with a clock that advances only while all tasks wait."""
 
 import asyncio
 from itertools import repeat

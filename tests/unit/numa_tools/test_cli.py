@@ -259,8 +259,8 @@ def test_the_report_contains_more_than_hwloc() -> None:
 
 
 def test_inspect_shows_reserves_and_their_origin(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The reserves are listed per NUMA node, together with what remains for claims. By default a twentieth is reserved,
-    because no cluster is queried.
+    """The reserves are listed per NUMA node, together with what remains for claims. As no cluster is queried, the
+    default of a twentieth of each node's memory is reserved.
     """
     assert cli.main(["inspect", "--host-root", host]) == 0
     shown = capsys.readouterr().out.split("\n\n")

@@ -150,7 +150,7 @@ def test_many_terms_are_not_deep_nesting() -> None:
 
 
 def bound(step: str, steps: int, first: str, body: str) -> str:
-    """Returns an expression in which one step makes each ``b(n+1)`` from ``b(n)`` and the last value is tested."""
+    """Returns an expression that computes each ``b(n+1)`` from ``b(n)`` in one step and tests the last value."""
     body = body.replace("last", f"b{steps}")
     for number in range(steps, 0, -1):
         body = f"cel.bind(b{number}, {step.replace('b', f'b{number - 1}')}, {body})"

@@ -59,9 +59,7 @@ def contents(archive: Path) -> dict[str, str]:
 
 
 def unpack(tar: tarfile.TarFile, into: Path) -> None:
-    """Unpacks one of this project's archives as the program tar would. The tarfile module's filters require Python
-    3.11.4.
-    """
+    """Unpacks one of this project's archives as ``tar`` would. The tarfile module's filters require Python 3.11.4."""
     for one in tar:
         content = tar.extractfile(one)
         (into / one.name if content is None else (into / one.name).parent).mkdir(parents=True, exist_ok=True)
@@ -246,7 +244,7 @@ def test_an_archive_is_written_to_stdout(host: Path, tmp_path: Path, capfdbinary
 
 
 def deep(path: Path) -> None:
-    """Creates an archive with directories nested so deeply that four levels of them could not be removed again."""
+    """Creates an archive with directories nested so deeply that the extracted tree could not be removed again."""
     with tarfile.open(path, "w:gz") as tar:
         entry = tarfile.TarInfo("node" + "/a" * 300)
         entry.type = tarfile.DIRTYPE

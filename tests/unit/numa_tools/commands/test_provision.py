@@ -15,21 +15,21 @@ M2, G1 = 2 << 20, 1 << 30
 
 @dataclass
 class Kernel(KernelPools):
-    """A kernel with little contiguous memory: a pool grows as far as possible, and compaction makes more pages
-    possible.
+    """A kernel with little contiguous memory: a pool grows as far as possible, and compaction makes room for more
+    pages.
     """
 
     possible: dict[tuple[int, int], int]
-    """How many pages are possible, by NUMA node and page size."""
+    """Number of pages that can be allocated, by NUMA node and page size."""
     gain: int = 0
-    """How many more pages of each size one compaction makes possible on its node."""
+    """Number of additional pages of each size that can be allocated on a node after one compaction."""
     pools: dict[tuple[int, int], int] = field(default_factory=dict)
     acts: list[str] = field(default_factory=list)
     clock: float = 0.0
     broken: int = 0
     """A page size that cannot be allocated at run time."""
     slow: float = 0.0
-    """How long a write takes, in seconds."""
+    """Duration of a write in seconds."""
 
     def pages(self, node: int, page_bytes: int) -> int:
         """Returns the pool's number of pages."""
@@ -148,8 +148,8 @@ def test_the_total_time_is_bounded() -> None:
 def test_the_report_contains_the_actual_number_of_pages(
     possible: dict[tuple[int, int], int], data: st.DataObject
 ) -> None:
-    """The reported number is what the pools have at the end. It never exceeds the target, and it includes every page
-    that was possible.
+    """The reported number is the pool's final size. It never exceeds the target, and it includes every page that could
+    be allocated.
     """
     wanted = {key: data.draw(st.integers(0, 20)) for key in possible}
     kernel = Kernel(dict(possible), pools={key: data.draw(st.integers(0, 20)) for key in possible})

@@ -121,7 +121,7 @@ def test_pools_may_be_mounted_elsewhere(host: Host, tmp_path: Path) -> None:
 def test_a_pool_error_names_the_pool_root(
     host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
 ) -> None:
-    """The same file exists under --host-root, so the path alone would mislead a reader of the message."""
+    """The same file exists under --host-root, so a message that contained only the path would be misleading."""
     missing = tmp_path / "missing"
     assert host.provision({"size": "2M", "count": 301}, flags=("--pool-root", str(missing), *flags)) == 2
     text = capsys.readouterr().err
@@ -157,7 +157,7 @@ def test_the_error_for_an_unwritable_pool_contains_a_remedy(number: int, remedy:
 
 
 def test_a_pool_that_is_not_a_file_is_an_error(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    """No file is created if the kernel has none."""
+    """If the kernel does not provide the pool's file, the command does not create one."""
     host.pool(0).unlink()
     assert host.provision({"size": "2M", "count": 300, "node": 0}) == 2
     assert "node0/hugepages/hugepages-2048kB/nr_hugepages" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from tests.strategies.machines import machine
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 FITTING = "32intel64-2p8co2t+8ve"
-"""Two NUMA nodes, each with 8 cores of two threads."""
+"""Two NUMA nodes, each with 8 cores and two threads per core."""
 # The configuration that each example needs in addition to the machine, according to the example's README.
 CONFIGS: dict[str, dict[str, Any]] = {
     "slurm-bridge": {"cpuDeviceMode": "individual"},
@@ -203,7 +203,9 @@ ODD = "device.odd() == 1"
 def test_the_exit_statuses_for_selectors(
     expressions: list[str], status: int, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A selector that cannot be evaluated has a status of its own, unless the claim does not fit in any case."""
+    """A selector that cannot be evaluated results in an exit status of its own, unless the claim would not
+    fit anyway.
+    """
     selectors = [{"cel": {"expression": one}} for one in expressions]
     file = written(tmp_path / "c.yaml", claim("c", request("a", amount=2, selectors=selectors)))
     found, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)
@@ -258,7 +260,7 @@ def test_a_claim_that_the_scheduler_allocates_but_the_driver_refuses(
 
 
 def test_this_nodes_claims_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prepared claims occupy their resources, unless the empty machine is simulated."""
+    """Prepared claims occupy their resources, unless an empty machine is simulated."""
     host = write_tree(small_machine(), tmp_path / "host")
     directory = host / "var/run/cdi"
     directory.mkdir(parents=True)

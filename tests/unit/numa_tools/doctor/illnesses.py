@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes to a healthy node that make each check fail. Keys are the check's ID, optionally followed by a slash and the
-fault.
+"""Changes to a healthy node that make each check fail. Each key is the check's ID, optionally followed by a slash and
+the fault.
 """
 
 import shutil
@@ -64,7 +64,7 @@ def _read(source: Any) -> Any:
 
 
 def _facts(**fields: Any) -> Callable[[AilingNode], None]:
-    """Changes facts that a test cannot change otherwise: the process's limits, its disk, its clock."""
+    """Changes facts that a test cannot change in any other way: the process's limits, its disk and its clock."""
 
     def change(node: AilingNode) -> None:
         node.edit = lambda facts: replace(facts, **{name: make(facts) for name, make in fields.items()})

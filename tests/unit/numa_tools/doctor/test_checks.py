@@ -316,7 +316,7 @@ def test_each_kind_of_misfit_has_a_remedy() -> None:
 
 
 async def test_a_pool_that_the_configuration_asks_for_is_healthy(node: AilingNode) -> None:
-    """In this case, the backend reports the pool without a reason."""
+    """In this case, the backend reports that it uses the pool, but gives no reason for a fallback."""
     node.status |= {"exclusivity": "pool"}
     assert (await verdicts(node))["driver.exclusivity"].result == "good"
 

@@ -324,7 +324,7 @@ def test_an_archive_returns_the_same_configuration(reading: Reading) -> None:
 
 
 def test_a_damaged_archive_is_an_error() -> None:
-    """A damaged archive must not be treated as a configuration without settings, which would be good."""
+    """A damaged archive must not be treated as a configuration without settings, which would pass the checks."""
     documents: list[object] = [[], {}, {"settings": []}]
     for document in documents:
         with pytest.raises(ConfigError):

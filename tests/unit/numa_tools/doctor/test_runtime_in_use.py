@@ -72,7 +72,9 @@ def process(number: int, *arguments: str, spaces: str = "", environment: str = "
 
 
 def listen(root: Path, path: str) -> None:
-    """Creates a listening socket. Since socket paths must be short, this first changes to the socket's directory."""
+    """Creates a listening socket. Since socket paths must be short, the working directory is changed to the socket's
+    directory for the bind.
+    """
     at = root / path
     at.parent.mkdir(parents=True, exist_ok=True)
     here = Path.cwd()

@@ -89,7 +89,7 @@ def test_a_containerd_without_cri_is_not_the_kubelets(text: str) -> None:
 
 
 def test_a_release_in_which_cri_is_disabled_is_not_the_one_that_runs() -> None:
-    """2.x looks for the name of its CRI plugin in the list of disabled plugins and would not run CRI, so the kubelet's
+    """2.x would find the name of its CRI plugin in the list of disabled plugins and would not run CRI, so the kubelet's
     containerd can only be 1.7.
     """
     found = of(None, f'version = 2\ndisabled_plugins = ["{CRI_OF_2}"]')

@@ -63,19 +63,19 @@ def told(known: Known, subject: str) -> tuple[Any, list[str]]:
 
 
 def why(known: Known, subject: str) -> dict[str, Any]:
-    """Returns the reasons why the claim's only request has its CPUs."""
+    """Returns the reasons why the claim's only request was given its CPUs."""
     reasons: dict[str, Any] = told(known, subject)[0]["has"][0]["why"]
     return reasons
 
 
 def verdicts(reasons: dict[str, Any]) -> dict[str, str]:
-    """Returns the verdict on each place, by the place's CPUs."""
+    """Returns the verdict on each candidate set of CPUs, by its CPU list."""
     return {place["cpus"]: place["verdict"] for place in reasons["places"]}
 
 
 def test_the_reasons_for_the_chosen_cpus() -> None:
-    """The tightest place that can hold the claim is chosen. Each other place is listed with a reason against it, and
-    the device's other claims are listed too.
+    """The tightest L3 group or node that can hold the claim is chosen. Every other candidate is listed with the reason
+    against it, and the device's other claims are listed too.
     """
     first, second, third = prepared(asked(6, fullPhysicalCores=True), asked(2), asked(4, l3="required"))
     known = knowing([first, second, third])
@@ -100,8 +100,8 @@ def _listed(record: AllocationRecord) -> str:
 
 
 def test_the_reasons_after_a_change() -> None:
-    """A place that would be a better choice now is marked as such. There are no alternatives for CPUs that the claim
-    names or that belong to a removed device.
+    """A candidate that would be a better choice now is marked as such. There are no alternatives for CPUs that the
+    claim names or that belong to a removed device.
     """
     first, second = prepared(asked(7), asked(2))
     now = why(knowing([second]), "claim/u1")

@@ -31,7 +31,7 @@ _HEADER: Final = "# SPDX-License-Identifier: Apache-2.0\n"
 
 
 def prepare(directory: Path, repository: str, registry: str) -> Path:
-    """Copies the chart into a directory, completes it, and returns the copy."""
+    """Copies the chart into a directory, completes the copy, and returns its path."""
     copy = directory / CHART.name
     shutil.copytree(CHART, copy)
     metadata = yaml.safe_load((copy / "Chart.yaml").read_text())
@@ -121,7 +121,7 @@ def _file(name: str, content: bytes) -> dict[str, Any]:
 
 
 def _image_component(name: str, version: str, registry: str) -> dict[str, Any]:
-    """Returns an image identified by its tag; its digest is unknown before the image is in a registry."""
+    """Returns an image identified by its tag; its digest is unknown until the image is in a registry."""
     place = f"repository_url={_image(registry, name)}&" if registry else ""
     purl = f"pkg:oci/{name}?{place}tag={version}"
     return {"type": "container", "bom-ref": purl, "name": name, "version": version, "purl": purl}

@@ -60,7 +60,7 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
         node = {**definitions[reference.removeprefix("#/$defs/")], **node}
     result = {
         key: {name: _OTHERWISE.get(name) or _inlined(inner, definitions) for name, inner in value.items()}
-        if key == "properties"  # a property may be named like a keyword
+        if key == "properties"  # a property may have the same name as a keyword
         else _inlined(value, definitions)
         for key, value in node.items()
         if key not in _DROPPED
@@ -113,7 +113,7 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def values_schema() -> dict[str, Any]:
-    """Returns the schema of all values in JSON Schema draft 7, which every Helm 3 and 4 reads."""
+    """Returns the schema of all values in JSON Schema draft 7, which every release of Helm 3 and 4 supports."""
     document = ChartValues.model_json_schema(by_alias=True)
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", **_inlined(document, document.get("$defs", {}))}
     properties = schema["properties"]
@@ -133,7 +133,7 @@ def _model_of(field: FieldInfo) -> type[BaseModel] | None:
 def _rows(model: type[BaseModel], defaults: dict[str, Any], prefix: str = "", about: str = "") -> Iterator[str]:
     """Yields the rows of a model's values: key, default, description.
 
-    ``about`` describes the whole model. It also describes ``create`` and ``enabled`` if these have no description.
+    ``about`` is the description of the whole model, which also serves ``create`` and ``enabled`` if they have none.
     """
     for name, field in model.model_fields.items():
         key = field.alias or name

@@ -100,7 +100,7 @@ def _shown(action: argparse.Action) -> str:
 
 
 def _value(action: argparse.Action) -> str:
-    """Returns the placeholder of an option's value with its separator, or '' for a switch."""
+    """Returns the placeholder for an option's value, preceded by its separator, or '' for a switch."""
     if action.nargs == 0:
         return ""
     name = str(action.metavar or action.dest.upper())
@@ -134,7 +134,7 @@ def _synopsis(parser: argparse.ArgumentParser, shared: dict[str, str]) -> str:
 
 
 def _statuses(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the statuses of a sentence such as ``0; 1 if something is missing; 2 for a usage error``."""
+    """Yields the exit statuses listed in a sentence such as ``0; 1 if something is missing; 2 for a usage error``."""
     for part in " ".join(text.split()).split("; "):
         status, _, meaning = part.partition(" ")
         yield f"`{status}`", _CONJUNCTION.sub("", meaning) or _SUCCESS

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks commit subjects: ``area: verb object``, see CONTRIBUTING.md. Reads the local repository only.
 
-Commits before BASE are not checked. In a clone that is too shallow to contain BASE, all commits are newer and are
-checked. Without git, or outside a repository, nothing is checked. Merge commits have their own form.
+Commits before BASE are not checked. A clone that is too shallow to contain BASE has only newer commits, so all of them
+are checked. Without git, or outside a repository, nothing is checked. Merge commits have their own form.
 """
 
 import re

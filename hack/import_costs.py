@@ -6,8 +6,8 @@
 
 The images have a different interpreter, and byte code without docstrings (hack/image/compile.py).
 
-A package's figure is the memory taken by executing its own modules. Modules that it imports count for their own
-package. Unlike the code of shared libraries, anonymous memory is not shared between processes.
+A package's figure is the memory taken by executing its own modules. Modules that it imports from another package count
+towards that package. Unlike the code of shared libraries, anonymous memory is not shared between processes.
 """
 
 import importlib

@@ -20,7 +20,7 @@ from hack.version import SOURCE, said
 ROOT: Final = Path(__file__).parents[1]
 LOCKS: Final = ("build", "dra-frontend", "nri-backend", "dev")
 LOCAL: Final = "urn:dra-driver-numa:make-release"
-"""The builder of a manual build, and the type of a build whose repository address is unknown."""
+"""URI of the builder if BUILDER is not set, and of the build type if REPOSITORY is not set."""
 
 
 def statement(directory: Path, commit: str, settings: Mapping[str, str]) -> dict[str, Any]:

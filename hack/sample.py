@@ -24,13 +24,13 @@ _PARTS: Final = {
     "backend": ("services/nri-backend/src/", "shared/src/"),
     "tests": ("tests/", "hack/"),
 }
-"""Folders whose docstrings and comments belong to a part."""
+"""For each part, the folders whose docstrings and comments belong to it."""
 _MESSAGES: Final = ("services/", "shared/")
 _GENERATED: Final = ("_pb/", "docs/state-api.md", "docs/command-reference.md")
 _MARKERS: Final = ("SPDX", "noqa", "type:", "!", "pragma")
 """Beginnings of comments that are instructions to a tool."""
 _SHORTEST: Final = {"comment": 3, "message": 6, "page": 13}
-"""Minimum number of words of each kind of text."""
+"""Minimum number of words in each kind of text."""
 _BLOCK: Final = re.compile(r"```.*?```", re.DOTALL)
 
 
@@ -122,7 +122,7 @@ def _is_long_enough(text: Text) -> bool:
 
 
 def draw(seed: str, found: Mapping[str, Sequence[Text]]) -> Iterator[str]:
-    """Yields the lines of a sample: a heading for each part, and its texts in the order of their positions."""
+    """Yields the lines of a sample: a heading for each part, and its texts ordered by file and line."""
     generator = random.Random(seed)  # noqa: S311  the sample must be reproducible, not secret
     for part, several in found.items():
         size = min(SIZES[part], len(several))

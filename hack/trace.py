@@ -35,12 +35,12 @@ class Journey:
         self.modules: dict[str, dict[str, None]] = {}
         """Names of functions by module. This is a dictionary because dictionaries preserve the order."""
         self.climbs: dict[str, None] = {}
-        """Calls from a module back into one with a function further up the stack, by caller and called function."""
+        """Calls from one module back into another that already has a function further up the stack, as messages."""
         self.waiting: tuple[str, ...] = ()
-        """Modules of the functions that wait for the thread in which the calls happen, outermost first."""
+        """Modules of the functions that are waiting for the thread that makes the calls, outermost first."""
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
-        """Records a call. A profile function as described for ``sys.setprofile``."""
+        """Records a call. This is a profile function, to be installed with ``sys.setprofile``."""
         if self.running and event == "call" and (module := _module(frame)):
             functions, name = self.modules.setdefault(module, {}), frame.f_code.co_qualname
             if not name.endswith(">"):

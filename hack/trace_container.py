@@ -2,7 +2,7 @@
 """Prints the functions called for one CreateContainer and its StartContainer: ``python -m hack.trace_container``.
 
 Recording begins with the bytes that the multiplexer receives and ends with the bytes of the response. The container is
-the first one of its pod and has one claim for CPUs and one for hugepages; other pods have run before. The socket and
+the first one in its pod and has one claim for CPUs and one for hugepages; other pods have run before. The socket and
 the audit that runs alongside the hooks are not included.
 """
 
@@ -48,7 +48,9 @@ class Runtime:
         self._service = PluginService(node.enforcer, lambda *_: None)
 
     async def call(self, method: str, request: Message, journey: Journey) -> None:
-        """Sends a call to the plugin and records the journey from request bytes to answer bytes."""
+        """Sends a call to the plugin and records the functions called between the request's bytes and the
+        response's.
+        """
         call = encode_call(Call(PLUGIN_SERVICE, method, request.SerializeToString()))
         sent = frame_message(PLUGIN_CONNECTION, encode_frame(next(self._ids), REQUEST, call))
         journey.running = True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service dra-frontend with a record of each Prepare: ``python -m hack.traced_frontend FILE ARGUMENT...``.
+"""Runs dra-frontend and records each Prepare: ``python -m hack.traced_frontend FILE ARGUMENT...``.
 
-After each Prepare, FILE contains its journey (``hack/trace.py``): the calls of the task that gRPC creates for the
-kubelet's call, and of the threads that work for this task. Other tasks and threads that run at the same time are left
+After each Prepare, FILE contains its journey (``hack/trace.py``): the calls made by the task that gRPC creates for the
+kubelet's call, and by the threads that work for this task. Other tasks and threads that run at the same time are left
 out.
 """
 
@@ -26,7 +26,7 @@ _BEGINNING = "NodePrepareResources"
 
 
 class Recorder:
-    """The journeys of all tasks, including the threads that work for them."""
+    """Records a journey for each task, including the threads that work for it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,7 +47,7 @@ class Recorder:
         sys.setprofile(self)
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Records a call. A profile function as described for ``sys.setprofile``."""
+        """Records a call. This is a profile function, to be installed with ``sys.setprofile``."""
         if event != "call":
             return
         if (journey := getattr(self._thread, "journey", None)) is not None:

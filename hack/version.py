@@ -52,7 +52,9 @@ def faults(version: str) -> list[str]:
 
 
 def python_faults() -> list[str]:
-    """Returns a message for each file without the lowest supported Python, the contract's ``requires-python``."""
+    """Returns a message for each file that does not contain the lowest supported Python version, which is the one in
+    the contract's ``requires-python``.
+    """
     least = said(ROOT / "shared/pyproject.toml", r'^requires-python = ">=(.*)"$')
     found = [
         f"{name}: does not name Python {least}, the lowest supported version (shared/pyproject.toml)"

@@ -2,8 +2,9 @@
 """Compiles third-party modules for the images, without docstrings and column numbers: compile.py ROOT DIRECTORY...
 
 Docstrings and column numbers would take memory in each process, 2.3 MB in the frontend and 1.4 MB in the backend
-(docs/benchmarks.md), and are not used there: tracebacks still contain line numbers. Assertions stay, unlike with -OO.
-The driver's own modules are compiled by compileall, since the state endpoint describes its documents with docstrings.
+(docs/benchmarks.md), and the services do not use them: tracebacks still contain line numbers. Unlike with -OO,
+assertions are kept. The driver's own modules are compiled by compileall, since the state endpoint describes its
+documents with docstrings.
 
 ROOT is the directory that becomes / in the image. Python loads the compiled files without checking whether the source
 has changed (unchecked hash, PEP 552).

@@ -29,13 +29,13 @@ _QUICK: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Claims and containers on the node, in measuring order."""
+    """Numbers of claims and containers on the node, in the order in which they are measured."""
 
     pairs: tuple[tuple[int, int], ...]
 
     def stages(self) -> list[list[tuple[int, int]]]:
-        """Groups the loads so that each includes the one before, because the benchmark only ever adds load to a
-        node.
+        """Groups the loads so that within a group none is smaller than the previous one, because the benchmark only
+        ever adds load to a node.
         """
         groups: list[list[tuple[int, int]]] = []
         for claims, containers in self.pairs:

@@ -42,7 +42,7 @@ class Driver:
     backend: str
     """Command of the NRI plugin, or empty if the DRA driver contains it."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of both processes, in addition to the ones of this process."""
+    """Environment variables for both processes, in addition to those of this process."""
 
     def described(self) -> DriverUnderTest:
         """Returns the driver's entry in a report."""
@@ -99,14 +99,14 @@ def earlier_revision(revision: str, repository: Path = ROOT, below: Path = _WORK
         if not Path(place).is_relative_to(tree):
             raise DriverError(f"revision {revision} would run {place}, which is not below {tree}")
     for directory in sources:
-        # Start-up time and memory are measured, so the revision needs byte code, as the images have it.
+        # Start-up time and memory are measured, so the revision needs byte code, as in the images.
         compileall.compile_dir(directory, quiet=2)
     frontend, backend = answer["commands"]
     return Driver(f"revision {revision}", _revision(tree), frontend, backend, environment)
 
 
 def check_out(revision: str, repository: Path, below: Path) -> Path:
-    """Checks out a revision in a git worktree of its own and returns its directory. Raises DriverError."""
+    """Checks out a revision in a separate git worktree and returns its directory. Raises DriverError."""
     found = _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     if not found:
         raise DriverError(f"{revision!r} is not a revision of {repository}: give a commit, a tag or a branch")
@@ -126,7 +126,7 @@ def check_out(revision: str, repository: Path, below: Path) -> Path:
 
 
 def _revision(tree: Path) -> str:
-    """Returns the revision of a working tree with its date, and whether it has changes."""
+    """Returns the revision of a working tree with its date, and whether the tree has uncommitted changes."""
     commit = _git(tree, "show", "--no-patch", "--format=%h of %cs", "HEAD")
     return (commit + (" with changes" if _changed(tree) else "")) if commit else "unknown"
 

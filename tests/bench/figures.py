@@ -121,7 +121,7 @@ class Report(_Model):
         return next((one for one in self.figures if (one.quantity, one.mode, one.load, one.driver) == wanted), None)
 
     def missed(self) -> list[str]:
-        """Returns the titles of the first driver's quantities that are over their budgets."""
+        """Returns the titles of the first driver's quantities that exceed their budgets."""
         budgets = {one.key: one for one in self.quantities if one.budget is not None}
         ours = [one for one in self.figures if one.driver == self.drivers[0].name and one.quantity in budgets]
         return list(dict.fromkeys(budgets[one.quantity].title for one in ours if not _kept(budgets[one.quantity], one)))
@@ -185,7 +185,7 @@ def _rounded(value: float) -> float:
 
 
 def median_ratio(ours: Figure, other: Figure) -> tuple[float, float, float] | None:
-    """Returns the median, the smallest and the largest ratio of two drivers' medians in the same turns.
+    """Divides two drivers' medians turn by turn, and returns the median, smallest and largest of these ratios.
 
     Returns None if the other driver's median is zero in every turn.
     """

@@ -19,7 +19,7 @@ def facts() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Returns the name of the processor, which Arm kernels do not report."""
+    """Returns the processor's name, or only the architecture on Arm, where the kernel does not report the name."""
     text = Path("/proc/cpuinfo").read_text(errors="replace")
     names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
     return f"{names[0]} ({platform.machine()})" if names else platform.machine()

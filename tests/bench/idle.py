@@ -35,7 +35,7 @@ class _Reading:
 
 
 class Observation:
-    """Observes all processes of a driver from its construction until ``end``."""
+    """Observes all of a driver's processes from construction until ``end`` is called."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

@@ -68,7 +68,7 @@ class Memory:
 
     rss: int
     kernel_pss: int
-    """Proportional set size (PSS), which the kernel computes from all processes of the machine."""
+    """Proportional set size (PSS), which the kernel computes from all processes on the machine."""
     anonymous: int
     files: Mapping[tuple[str, str], int]
     """Resident bytes of each mapped file, by device and inode."""
@@ -100,7 +100,7 @@ def split_mappings(smaps: str) -> tuple[int, dict[tuple[str, str], int]]:
 
 
 def pss_together(processes: Iterable[Memory]) -> list[float]:
-    """Returns the PSS of each process as if no other process of the machine mapped the same files.
+    """Returns the PSS of each process as if no other process on the machine mapped the same files.
 
     If several of them map a file, the resident pages of the smaller mapping are assumed to be in the larger one as
     well.

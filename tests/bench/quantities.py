@@ -202,7 +202,7 @@ def simulated(kind: str, cpus: int, budget: float) -> Quantity:
 
 
 def growth(cpus: int, smallest: int) -> Quantity:
-    """Returns the quantity for the growth of an allocation's time with the machine's size."""
+    """Returns the quantity for how much longer an allocation takes on a larger machine."""
     return Quantity(
         key=f"growth-{cpus}",
         section=LARGE,

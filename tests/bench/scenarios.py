@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measurements, each on a stage that is ready. All times are measured from the side of the kubelet and the
-runtime.
-"""
+"""The measurements, each on a stage that is ready. All times are measured as the kubelet and the runtime see them."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +17,7 @@ from tests.stage.wires import AnsweredError
 Sample = tuple[Quantity, Sequence[float]]
 _MEASURED_CPUS: Final = 2
 _HURRIED_PART: Final = 4
-"""One in this many pods starts its container immediately after its claim has been prepared."""
+"""One pod in this many starts its container immediately after its claim has been prepared."""
 _MB: Final = 1e6
 
 
@@ -77,7 +75,7 @@ def _claim_pod(stage: Stage, load: Load, pause: float, settle: Callable[[Any], f
 
 @dataclass(slots=True)
 class _Record:
-    """Calls that kubelet and runtime made while the record was open, and the CPU time that the driver used."""
+    """Calls that the kubelet and the runtime made while the record was open, and the CPU time that the driver used."""
 
     cpu: dict[str, float] = field(default_factory=dict)
     """CPU seconds of each process."""
@@ -110,7 +108,7 @@ def programs(stage: Stage) -> dict[str, Process]:
 
 
 def restart(stage: Stage, load: Load) -> Iterator[Sample]:
-    """Adds a claim without a container, then restarts the driver and after it the runtime."""
+    """Adds a claim without a container, then restarts first the driver and then the runtime."""
     pod = load.pod(_MEASURED_CPUS)
     pod.prepare()
     load.settle(pod)
@@ -135,7 +133,7 @@ def restart(stage: Stage, load: Load) -> Iterator[Sample]:
 
 
 def _synchronize(stage: Stage) -> float:
-    """Restarts the runtime and returns the duration of Synchronize, for all parts of the snapshot together."""
+    """Restarts the runtime and returns the duration of Synchronize across all parts of the snapshot."""
     before = len(stage.runtime("hooks"))
     stage.runtime("restart")
     wait_for("the plugin to reconnect", lambda: _has_plugin(stage), 30.0)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the allocation in Prepare: 10,000 pairs on 512 CPUs, and how the time grows with the number of CPUs.
+"""Measures the allocation in Prepare: 10,000 pairs of allocation and release on 512 CPUs, and how the time grows with
+the number of CPUs.
 
 It covers everything between the claim document and the record: parsing, parameters, allocator, record, but no files.
-Times are CPU time, since nothing waits, so they are valid on a busy machine as well.
+Nothing waits, so CPU time is measured, which is valid even on a busy machine.
 """
 
 import random

@@ -130,7 +130,7 @@ class _Pages:
         return _Card(quantity, plots)
 
     def threads(self, mode: str) -> list[tuple[str, str, str, list[str]]]:
-        """Returns driver, process and name of each thread, and its wake-ups and preemptions at each load."""
+        """Returns each thread's driver, process and name, and its wake-ups and preemptions at each load."""
         rates = [rate for rate in self.report.threads if rate.mode == mode]
         rows = []
         for driver, process, name in dict.fromkeys((rate.driver, rate.process, rate.name) for rate in rates):

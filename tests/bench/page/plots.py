@@ -56,7 +56,7 @@ def scale_for(figures: Iterable[Figure], unit: str) -> Scale:
 
 
 def strips(rows: Sequence[Row], scale: Scale, title: str) -> Markup:
-    """Draws every sample, the middle half and the median of each row, grouped by load."""
+    """For each row, draws every sample, the middle half of the samples and the median. Rows are grouped by load."""
     parts: list[Markup] = []
     y = float(_TOP)
     loads = list(dict.fromkeys(row.load for row in rows))
@@ -142,7 +142,7 @@ def _rectangle(style: str, left: float, right: float, y: float, height: float) -
 
 @dataclass(frozen=True, slots=True)
 class RatioScale:
-    """A logarithmic axis around 1, on which half and twice have the same distance from 1."""
+    """A logarithmic axis around 1, on which 1/2 and 2 are equally far from 1."""
 
     limit: float
 
@@ -153,7 +153,7 @@ class RatioScale:
 
 
 def ratio_scale(ratios: Iterable[float]) -> RatioScale:
-    """Returns an axis that shows all ratios from a sixteenth to sixteen times, and at least from half to twice."""
+    """Returns an axis that covers all ratios between 1/16 and 16, and always at least 1/2 to 2."""
     farthest = max((abs(math.log2(max(ratio, 1e-9))) for ratio in ratios), default=1.0)
     return RatioScale(2 ** max(1.0, min(4.0, farthest)))
 
@@ -179,8 +179,8 @@ def ratio_plot(ratio: tuple[float, float, float], scale: RatioScale) -> Markup:
 
 
 def verdict(ratio: tuple[float, float, float], turns: int) -> str:
-    """Returns the CSS class for a ratio: less or more than the other driver in every one of several turns, or
-    neither.
+    """Returns the CSS class for a ratio: ``less`` or ``more`` if it is below or above 1 in each of several turns, else
+    ``same``.
     """
     if turns == 1:
         return "same"

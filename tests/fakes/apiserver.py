@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fake API server with the parts that a DRA driver and a scheduler use. It contains no code of this project's driver.
+"""A fake API server with the parts that a DRA driver and a scheduler use. It contains no code from this project's
+driver.
 
 ``python -m tests.fakes.apiserver --port-file FILE --kubeconfig-out FILE`` runs it as a process. Faults can also be
 injected over HTTP: see ``ApiServer.order`` (POST /fake).
@@ -95,8 +96,8 @@ class ApiServer:
         return path
 
     def fail_next(self, count: int, answer: int | str, **fault: Any) -> None:
-        """Makes the next ``count`` requests fail: with an HTTP code, ``"hang"`` or ``"drop"``. Other fields are those
-        of Fault.
+        """Injects a fault into the next ``count`` requests. ``answer`` is an HTTP code, ``"hang"`` or ``"drop"``;
+        further arguments are fields of Fault.
         """
         self.faults.append(Fault(count, str(answer), **fault))
 
@@ -111,7 +112,7 @@ class ApiServer:
         self.drop_watches()
 
     def writes(self, resource: str = "resourceslices") -> list[Served]:
-        """Returns the number of successful writes to a kind of object."""
+        """Returns the successful writes to a kind of object."""
         changing = {"create", "update", "patch", "delete", "deletecollection"}
         return [
             one

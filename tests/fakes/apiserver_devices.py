@@ -54,7 +54,9 @@ def applied(old: Document, body: Document, manager: str) -> Document:
 
 
 def prepare(gates: Mapping[str, bool], new: Document, old: Document | None) -> None:
-    """Drops new entries if the gate is off and none existed before, and entries of devices that were deallocated."""
+    """Drops entries for devices that have been deallocated, and new entries if the gate is off and none existed
+    before.
+    """
     status, before = new.get("status") or {}, (old or {}).get("status") or {}
     if not gates["DRAResourceClaimDeviceStatus"] and not before.get("devices"):
         status.pop("devices", None)

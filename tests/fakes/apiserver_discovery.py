@@ -18,7 +18,7 @@ _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "updat
 
 
 def routes(not_served: set[str]) -> Iterable[web.RouteDef]:
-    """Returns the routes of discovery, without the groups in ``not_served``."""
+    """Returns the discovery routes, except those for the groups in ``not_served``."""
 
     def served() -> dict[str, list[Resource]]:
         of_group = groupby(sorted(RESOURCES, key=_group), _group)

@@ -21,7 +21,7 @@ _STDOUT, _STDERR, _ERROR = 1, 2, 3
 
 
 def routes(node: Path | None) -> Iterable[web.RouteDef]:
-    """Returns the routes of exec and metrics; without a node's socket both answer 404."""
+    """Returns the routes for exec and metrics; if no node socket is set, both return 404."""
 
     async def metrics(request: web.Request) -> web.Response:
         if node is None:

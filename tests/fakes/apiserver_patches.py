@@ -12,7 +12,7 @@ _MERGE_KEYS: Final = {
     "ports": "containerPort",
     "hostAliases": "ip",
 }
-"""The patchMergeKey of those lists of objects that are merged item by item (types.go of k8s.io/api). Other lists are
+"""The patchMergeKey of each list of objects that is merged item by item (types.go in k8s.io/api). Other lists are
 replaced.
 """
 
@@ -29,8 +29,8 @@ def merge(old: Any, patch: Any) -> Any:
 def strategic_merge(old: Any, patch: Any) -> Any:
     """Returns the value with a strategic merge patch applied.
 
-    Of the directives, ``$patch: delete`` removes an item, and ``$patch: replace`` replaces the previous content of an
-    object. The directives about order and ``$retainKeys`` are ignored.
+    The directive ``$patch: delete`` removes an item, and ``$patch: replace`` replaces an object's previous content. The
+    directives for ordering and ``$retainKeys`` are ignored.
     """
     if not isinstance(patch, dict):
         return patch

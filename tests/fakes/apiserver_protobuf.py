@@ -121,7 +121,7 @@ _KINDS = ("ResourceSlice", "Namespace", "Secret", "DeleteOptions")
 
 
 def read_object(body: bytes) -> Document:
-    """Returns the object of a request body as its JSON document. Raises ApiError 400 or 415 if it cannot be read."""
+    """Returns the object in a request body as a JSON document. Raises ApiError 400 or 415 if it cannot be read."""
     try:
         if not body.startswith(_MAGIC):
             raise ValueError("no envelope")

@@ -132,7 +132,9 @@ class Store:
         return document if dry_run else self._put(resource, document, None)
 
     def update(self, resource: Resource, namespace: str, name: str, document: Document, part: str = "") -> Document:
-        """Replaces the object, or with part ``status`` only its status; the other part and the identity are kept."""
+        """Replaces the object, or only its status if ``part`` is ``status``. Everything else, and the object's
+        identity, is kept.
+        """
         old = self.get(resource, namespace, name)
         metadata = document.get("metadata") or {}
         self._check_version(resource, old, metadata.get("uid"), metadata.get("resourceVersion"))
@@ -161,7 +163,7 @@ class Store:
         return self._remove(resource, old)
 
     def since(self, version: int, resource: Resource) -> list[Change]:
-        """Returns the changes to objects of a kind after a version."""
+        """Returns the changes that were made to objects of a kind after a version."""
         return [change for change in self.history if change.version > version and change.resource is resource]
 
     def forget_history(self) -> None:

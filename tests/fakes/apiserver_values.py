@@ -22,9 +22,9 @@ class Served:
 
 @dataclass
 class Fault:
-    """A fault of the next ``count`` requests: an HTTP code, or ``hang`` or ``drop`` of the connection.
+    """A fault to inject into the next ``count`` requests: an HTTP code, or ``hang`` or ``drop`` for the connection.
 
-    With a ``body``, the response contains that text.
+    If ``body`` is set, it is the body of the response.
     """
 
     count: int
@@ -34,7 +34,7 @@ class Fault:
     retry_after: int | None = None
     body: str | None = None
     agent: str = ""
-    """Prefix of the User-Agent of the clients that are affected."""
+    """User-Agent prefix of the affected clients."""
 
 
 @dataclass

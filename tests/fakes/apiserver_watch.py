@@ -14,8 +14,8 @@ _YES = {"1", "true"}
 
 
 def matches(resource: Resource, request: web.Request, document: Document | None) -> bool:
-    """Returns True if the object matches the request's selectors. Raises ApiError 400 for a field that cannot be
-    selected.
+    """Returns True if the object matches the request's selectors. Raises ApiError 400 for a field that selectors do not
+    support.
     """
     for term in filter(None, request.query.get("fieldSelector", "").split(",")):
         path, _, wanted = term.replace("==", "=").partition("=")
@@ -85,8 +85,8 @@ class Watch:
             await self._changed.wait()
 
     async def _begin(self, response: web.StreamResponse) -> int:
-        """Returns the client's start version. Without a version, or on request, the client gets all existing objects
-        first.
+        """Returns the version at which the client's watch starts. The client first gets all existing objects if it sent
+        no version or requested them.
         """
         start, streaming = self.request.query.get("resourceVersion", ""), self._is_streaming_list
         if start not in {"", "0"} and not streaming:

@@ -18,7 +18,7 @@ class _JumpingSelector(selectors.DefaultSelector):
     stopped = False
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Waits only if no timer is set, or the clock no longer jumps."""
+        """Waits only if no timer is set, or if the clock no longer jumps."""
         if self.stopped:
             return super().select(timeout)
         ready = super().select(timeout if timeout is None else min(timeout, _GRACE_SECONDS))
@@ -35,11 +35,11 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Returns the seconds of this loop's clock."""
+        """Returns this loop's time in seconds."""
         return super().time() + self._jumping.jumped
 
     async def shutdown_default_executor(self, *arguments: Any) -> None:
-        """Waits for the threads of the executor in real time. The loop is closed after that.
+        """Waits in real time for the executor's threads. The loop is closed after that.
 
         Since Python 3.12 this call has a timeout, to which the clock would jump.
         """

@@ -44,7 +44,7 @@ def cri(**said: Any) -> Document:
 
 
 def dump(release: str, nri_says: Document | None = None, cri_says: Document | None = None) -> Document:
-    """Returns the dump of a release without a configuration file, apart from the given settings."""
+    """Returns the dump that a release prints without a configuration file, with the given settings changed."""
     validator = {"enable": False, "reject_oci_hook_adjustment": False, "required_plugins": []}
     validator["tolerate_missing_plugins_annotation"] = ""
     version, name, nri_section, cri_section = {
@@ -68,8 +68,8 @@ def dump(release: str, nri_says: Document | None = None, cri_says: Document | No
 
 
 def merge(release: str, into: Document, drop_in: Document) -> Document:
-    """Returns the settings that the release uses with the drop-in imported: whole sections are replaced in 1.7, single
-    keys since 2.0.
+    """Returns the settings that the release uses when it imports the drop-in: 1.7 replaces whole sections, and 2.0 and
+    later replace single keys.
     """
     if release == "1.7":
         return into | {"plugins": into["plugins"] | drop_in["plugins"]}

@@ -39,8 +39,8 @@ _VERSIONS: dict[str, tuple[Any, Any]] = {
 
 
 class Kubelet:
-    """The kubelet, used with ``async with``. Deleting a removed driver's slices, which the real kubelet does, is left
-    to the test's API server.
+    """The kubelet, used with ``async with``. Unlike the real kubelet, it does not delete a removed driver's slices;
+    tests do that in the API server.
     """
 
     def __init__(self, root: Path, settings: KubeletSettings | None = None) -> None:

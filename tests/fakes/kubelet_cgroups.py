@@ -35,7 +35,7 @@ class Limits:
 
 
 def claim_status(claim: str, containers: Sequence[str], amounts: Mapping[str, str]) -> dict[str, Any]:
-    """Returns an entry as the scheduler of 1.37 writes it for a claim with mapped devices."""
+    """Returns an entry as the 1.37 scheduler writes it for a claim with mapped devices."""
     mapping = [{"name": name, "quantity": quantity} for name, quantity in amounts.items()]
     return {"resourceClaimName": claim, "containers": [*containers], "mapping": mapping}
 

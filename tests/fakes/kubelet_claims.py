@@ -52,7 +52,9 @@ class CachedClaim:
     prepared: bool = False
 
     def cdi_ids(self, request: str | None) -> list[str]:
-        """Returns the ids for a container that uses the claim, or one request of it (by base name)."""
+        """Returns the ids for a container that uses the whole claim, or only one of its requests, given by base
+        name.
+        """
         return [
             cdi_id
             for devices in self.devices.values()
@@ -74,7 +76,7 @@ class ClaimCache:
         self._checkpoint.write_text(json.dumps([asdict(claim) for claim in self.claims.values()]))
 
     def load(self) -> None:
-        """Reads the checkpoint: after a restart no claim counts as prepared, but its CDI ids are known."""
+        """Reads the checkpoint: after a restart no claim counts as prepared, but the CDI ids are still known."""
         self.claims.clear()
         if not self._checkpoint.exists():
             return

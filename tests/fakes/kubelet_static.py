@@ -28,12 +28,12 @@ class StaticManagers:
 
     @property
     def default(self) -> frozenset[int]:
-        """Returns the CPUs of all containers without exclusive ones."""
+        """Returns the default set, which is shared by all containers without exclusive CPUs."""
         return self.cpus.difference(*self._exclusive.values())
 
     def created(self, container: str, *, exclusive: int = 0, numa_nodes: Collection[int] = ()) -> dict[str, str]:
-        """Returns the cpuset that is added to CreateContainer; ``exclusive`` CPUs and nodes are those of a Guaranteed
-        pod.
+        """Returns the cpuset that is added to CreateContainer. ``exclusive`` is the number of CPUs, and ``numa_nodes``
+        the memory nodes, that a container in a Guaranteed pod gets.
         """
         if self.cpu and exclusive:
             self._exclusive[container] = frozenset(sorted(self.default - self.reserved)[:exclusive])
@@ -45,7 +45,7 @@ class StaticManagers:
         return found
 
     def reconcile(self) -> dict[str, dict[str, str]]:
-        """Returns the arguments of UpdateContainerResources by container."""
+        """Returns the arguments of UpdateContainerResources for each container whose set has changed."""
         due = {one: self._cpus_of(one) for one in self._sent if self._sent[one] != self._cpus_of(one)}
         self._sent |= due
         return {container: {"cpus": cpus} for container, cpus in due.items()}

@@ -25,7 +25,7 @@ def parse(value: object) -> Fraction:
 
 
 def whole(value: object) -> int:
-    """Returns the integer, rounded up, as ``Value()`` does."""
+    """Returns the value rounded up to an integer, as ``Value()`` does."""
     return -(-parse(value) // 1)
 
 

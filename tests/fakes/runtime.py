@@ -155,7 +155,7 @@ class FakeRuntime(FakeNode):
             await self.tell("PostUpdateContainer", container)
 
     async def stop_container(self, container: Container) -> None:
-        """Stops the process, or handles its end."""
+        """Stops the process, or handles its end if it has ended by itself."""
         async with self.host.node_lock:
             await self.end(container)
 

@@ -3,8 +3,8 @@
 
 Plain files do not react, so two things are imitated. ``cpuset.*.effective`` is a link to the value that the kernel
 would report: the cgroup's own file if its value is inside the parent's, else the parent's, so a later write to the
-cgroup's own file is visible at once. refresh() corrects the links after a cgroup got its first value or left the
-parent's. Writes to ``cgroup.kill`` are found by killed().
+cgroup's own file is visible at once. refresh() corrects the links after a cgroup has been given its first value, or one
+that is not inside the parent's. Writes to ``cgroup.kill`` are found by killed().
 """
 
 import os

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _M = TypeVar("_M", pb.Container, pb.PodSandbox)
 Given = Mapping[str, Any]
-# Calls that are passed on to the runtime. A pod or a container is given by id, UID or name.
+# Calls that are passed on to the runtime. A pod or a container is identified by id, UID or name.
 _OPERATIONS = (
     *("run_pod_sandbox", "remove_pod", "restart", "create_container", "start_container", "update_container"),
     *("stop_container", "remove_container"),
@@ -108,7 +108,7 @@ class RuntimeControl:
         raise OperationError(f"there is no pod {text!r}")
 
     def _container(self, text: str) -> Container:
-        # The newest container of a name, because a restarted container has the name of the previous one.
+        # The newest container with this name, because a restarted container has the same name as the previous one.
         for container in reversed(self._runtime.containers.values()):
             if text in (container.id, container.name):
                 return container

@@ -65,7 +65,7 @@ class RpcClient:
         self._checks_size = checks_size
         self._next = 1
         self.seconds = 0.0
-        """Time of the last answered call, from its first byte to the last byte of the answer. The time that this
+        """Duration of the last answered call, from its first byte to the last byte of the response. The time that this
         process spends encoding, decoding and switching tasks is not included.
         """
         self._waiting: dict[int, asyncio.Future[tuple[bytes | Exception, float]]] = {}

@@ -15,7 +15,7 @@ IMPLICIT = "deviceclass.resource.kubernetes.io/"
 
 
 def class_of(resource: str, classes: Iterable[Document]) -> str | None:
-    """Returns the DeviceClass of an extended resource. The youngest class wins, then the first by name."""
+    """Returns the DeviceClass for an extended resource. The youngest class wins, then the first by name."""
     found = []
     for one in classes:
         name, metadata = (one.get("spec") or {}).get("extendedResourceName"), one["metadata"]

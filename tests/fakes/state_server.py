@@ -69,7 +69,7 @@ class StateServer:
             writer.transport.abort()
 
     async def answer(self, method: str, target: str, body: bytes) -> tuple[int, bytes]:
-        """Handles one request and returns status and body."""
+        """Handles one request and returns the response's status and body."""
         self.requests.append((method, target))
         for start, status in self.refuse.items():
             if target.startswith(start):

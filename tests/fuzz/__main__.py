@@ -42,7 +42,7 @@ _TURN_SECONDS = 2.0
 
 @dataclass(slots=True)
 class Run:
-    """The inputs of one target that were run so far, and their results."""
+    """The inputs of one target that have been run so far, and their results."""
 
     target: Target
     stream: Iterator[bytes]
@@ -51,7 +51,7 @@ class Run:
     failures: int = 0
 
     def turn(self, folder: Path, seconds: float = _TURN_SECONDS) -> None:
-        """Runs inputs for this time and stores those that fail."""
+        """Runs inputs for the given time and stores those that fail."""
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             data = next(self.stream)

@@ -442,7 +442,7 @@ SCRIPTS: Final = (
     # A container refers to a claim of another pod, to a claim without a record, and to a claim that another container
     # owns.
     "prepare 1 8; run 0 192; run 1 57; run 1 1 t; run 4 1; unprepare t; create 4 1",
-    # A process remains of a removed container, or of a container whose cpuset another writer has just changed.
+    # A process is left over from a removed container, or from a container whose cpuset another writer has just changed.
     "prepare 0 8; run 0 1 t; linger 1; unprepare; run 1 t; remove 1 t; run 2 t",
     "run 0 t; linger 1; prepare 1 8 t; run 1 1 t; remove 1; rest t",
     # A container's process remains while a sibling's cpuset invalidates the container's partition.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the backend against the kernel's state, by the rules of DESIGN.md and without the backend's own state.
 
-1. No other process is on the CPUs of a running claim when that process's container or the claim's container starts, and
-   at any other time not for longer than one audit tick.
+1. No other process is on a running claim's CPUs at the moment when the process's container or the claim's container
+   starts. At any other time, an overlap lasts no longer than one audit tick.
 2. A container with a valid claim has exactly its CPUs, NUMA nodes and pages, or was rejected with a message.
 3. A container is rejected only for a reason that still exists: an earlier rejection has no effect once its cause has
    gone.

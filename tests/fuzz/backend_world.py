@@ -207,20 +207,20 @@ class World:
         self.boxes: dict[str, Box] = {}
         self.generations = [0] * PODS
         self.limits: dict[str, str] = {}
-        """The kubelet's last value of the pod's limit of 2 MiB pages, by cgroup."""
+        """The limit on 2 MiB pages that the kubelet last wrote for each pod, by cgroup."""
         self.errors: set[tuple[str, str]] = set()
-        """Path and name of files that refuse() concerns."""
+        """Path and name of each file that refuse() applies to."""
         self.instances: list[Instance] = []
         self.active: Instance | None = None
         self.phantoms: set[tuple[str, str]] = set()
-        """Pod and name of containers whose creation an instance has answered and another one has rejected."""
+        """Pod and name of containers whose creation one instance has accepted and another has rejected."""
         self.unquiet = 0.0
         """Seconds that must pass before the backend can be expected to have handled all events."""
         self.doubt = 0.0
         """Seconds that must pass before a rejection counts as a fault."""
         self._stamps = self._ids = 0
         self._specs: dict[tuple[str, str], tuple[tuple[str, ...], bool]] = {}
-        """Claims of each container, by pod and name, and whether its variables are forged."""
+        """For each container, by pod and name: its claims, and whether its variables are forged."""
 
     # The kernel and the machine.
 
@@ -520,7 +520,7 @@ class World:
             pass
 
     async def remove(self, box: Box) -> None:
-        """Removes a container from the runtime's list, ended or not."""
+        """Removes a container from the runtime's list, whether or not it has ended."""
         if box.phase in ("created", "running"):
             await self.stop(box)
         box.listed = False

@@ -57,7 +57,7 @@ class _Directory:
         self._file = Path(self._held.name, _NAME)
 
     def read(self, data: bytes) -> None:
-        """Reads the directory as the services do at their start, and once more without a change."""
+        """Reads the directory as the services do when they start, and then again without any change."""
         self._file.write_bytes(data)
         directory = ClaimDirectory(self._held.name)
         view = directory.refresh()

@@ -226,7 +226,7 @@ class Trace(Node):
             self._hold(self.input.number(3))
 
     def _hold(self, seconds: int) -> None:
-        """Delays the next reports of all backends, or sends them now."""
+        """Delays all backends' next reports by some seconds, or sends them now if the delay is 0."""
         until = asyncio.get_running_loop().time() + seconds
         for instance in self.instances:
             instance.reports_held_until = until
@@ -395,7 +395,7 @@ class Trace(Node):
         self.offline, self.pages = _OFFLINE[0], (PAGES, PAGES)
         while len(self.instances) > 1:
             await self.do_second()
-        # A failed list of claims is repeated within a minute.
+        # A failed list of claims is retried within a minute.
         await asyncio.sleep(70 if self.on_demand else 0)
         (instance,) = self.instances
         instance.backend_is_up = True
@@ -425,13 +425,13 @@ class Trace(Node):
             for instance in self.instances:
                 instance.frontend.now += 700
                 if instance.frontend.recovery.list_wanted:
-                    # The wait for the next list is minutes, or an hour if the previous ones failed.
+                    # The wait until the next list takes minutes, or an hour if the previous ones failed.
                     await instance.start(instance.frontend.recovery.list_all())
             await asyncio.sleep(4)
             await self.settle_calls()
             if number >= 2 and (self.api.documents or not read_files(self.path / "cdi")):
                 break
-        # Resources that were released last are free when the backend has been notified.
+        # The most recently released resources become free only after the backend has been notified.
         await asyncio.sleep(6)
 
     async def _prepare_again(self, instance: Instance) -> None:

@@ -33,7 +33,7 @@ from tests.rigs.simulation import Disk, KilledError, Process
 CALL_SECONDS: Final = 45.0
 """The kubelet's time limit for a call."""
 _MOST_CLAIMS: Final = 8
-"""Number of the latest claims that steps apply to."""
+"""Number of most recent claims that a step can apply to."""
 
 
 class _Time:
@@ -74,7 +74,9 @@ class Node:
         self.offline, self.pages = frozenset[int](), (PAGES, PAGES)
         self.kernel = Kernel(path.parent / "host")
         self.journal = Journal(path / "claims.journal")
-        """A reader of the journal that the instances share. If the file is damaged, the last entries count."""
+        """Reads the journal that the instances share. If the file is damaged, this reader keeps the last entries that
+        it read.
+        """
         self.instances: list[Instance] = []
         self.claims: list[Claim] = []
         """Every claim of the trace, including the ones that are gone."""
@@ -223,7 +225,7 @@ class Node:
     # The kubelet.
 
     def claim(self, uid: str) -> Claim:
-        """Returns the claim of a UID."""
+        """Returns the claim with this UID."""
         return next(one for one in self.claims if one.uid == uid)
 
     def pick(self, fits: Callable[[Claim], object] = lambda _: True) -> Claim | None:
@@ -272,7 +274,8 @@ class Node:
             demand("internal error" not in text and "report this bug" not in text, text)
         elif call.kind == "unprepare":
             claim.called.discard(call.driver)
-            # A release may be lost with the journal, so the oracle forgets the responses before the loss.
+            # If the journal was lost during the call, the release may have been lost with it, so this response is not
+            # recorded.
             if not call.journal_was_lost:
                 self.oracle.unprepare(key)
         else:
@@ -283,7 +286,7 @@ class Node:
                 self.oracle.answer(key, promise)
 
     def capacity(self) -> dict[str, int]:
-        """Returns the bytes of each hugepage device."""
+        """Returns the capacity of each hugepage device in bytes."""
         devices = self.inventory.devices.values()
         found = {one.name: one.amount for one in devices if isinstance(one, MemoryDevice) and one.hugepages}
         return {f"hugepages-2m-numa{node:03d}": 0 for node in range(2)} | found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules that every trace of the frontend's claim core must keep, checked from the outside.
+"""The rules that the frontend's claim core must obey in every trace, checked from the outside.
 
 The oracle knows the responses to the kubelet, the running containers, and the claim files as the container runtime
 reads them. The trace also passes the claims that a frontend remembers; the oracle reads no other memory of it.
@@ -51,7 +51,7 @@ def read_files(directory: Path) -> dict[Key, File]:
 
 
 def key_of(path: Path) -> Key:
-    """Returns the claim of a file."""
+    """Returns the claim that a file belongs to."""
     kind, _, uid = path.stem.removeprefix("dra.k8s.io-").partition("_claim-")
     return KINDS[kind], uid
 
@@ -198,7 +198,7 @@ class Oracle:
         self.leaving.discard(key)
 
     def note_capacity(self, capacity: Mapping[str, int]) -> None:
-        """Records the node's bytes before they change, because a claim may get its pages before the change and be
+        """Records the node's capacity before it changes, because a claim may get its pages before the change and be
         checked only afterwards.
         """
         for device, size in capacity.items():
@@ -209,9 +209,9 @@ class Oracle:
     ) -> None:
         """Checks that no claim got hugepages that the node does not have or that belong to other claims.
 
-        ``sizes`` are the bytes of each claim by device, ``capacity`` those of the node. The node may have had more
-        pages since the last check; claims that have their pages keep them. The claims in ``kept`` also keep theirs:
-        these are UIDs of claims that are unprepared while the backend has not confirmed the end of their containers.
+        ``sizes`` contains each claim's bytes by device, and ``capacity`` the node's. The node may have had more pages
+        since the last check; claims that have their pages keep them. The claims in ``kept`` also keep theirs: these are
+        UIDs of claims that are unprepared while the backend has not confirmed the end of their containers.
 
         A claim in ``leaving`` whose file is lost belongs to neither group, but a frontend that remembers it still holds
         its pages and may write the file again. The claim is then not a new holder, unless another claim got pages in
@@ -234,7 +234,9 @@ class Oracle:
         self._capacity = dict(capacity)
 
     def check_pools(self, pages: Sequence[int], page_bytes: int) -> None:
-        """Checks that the kernel has the pages that claims were given. ``pages`` are those of each NUMA node."""
+        """Checks that the kernel has the pages that claims were given. ``pages`` is the kernel's number of pages on
+        each NUMA node.
+        """
         for node, made in enumerate(pages):
             device = f"hugepages-2m-numa{node:03d}"
             promised = sum(promise.pages.get(device, 0) for promise in self.promises.values())

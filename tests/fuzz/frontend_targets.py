@@ -555,8 +555,8 @@ TARGETS = [
         _slices,
         spoilt(st.lists(st.just(_slice), max_size=3).map(_listed)).map(written),
         (KubeError,),
-        # The time for a page of 4 MiB of the smallest tokens; the parts that claims' authors control fill a tenth of
-        # that.
+        # The time for a page of 4 MiB of the smallest tokens; the parts that claim authors control fill at most a tenth
+        # of that.
         milliseconds=5000,
         most_bytes=answers.MAX_BYTES,
         bombs=(_DEEP, _WIDE, _DENSE, b'"' + b'\\"' * 2 * _MIB, b"{}" * 2 * _MIB),
@@ -566,7 +566,7 @@ TARGETS = [
         _watch,
         spoilt(st.just({"type": "MODIFIED", "object": _slice})).map(written).map(lambda line: line + b"\n" + line),
         (KubeError,),
-        # The time for a stream; the data that arrives between two chunks is a sixtieth of this.
+        # The time for a whole stream of the maximum length. The events in a single chunk take a sixtieth of this.
         milliseconds=2500,
         most_bytes=answers.MAX_BYTES + 1,
         bombs=(_DEEP, _EVENTS, b"\n" * _MIB),

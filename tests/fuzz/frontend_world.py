@@ -94,7 +94,7 @@ class Server(Claims):
         """True if a list does not end."""
         self._versions = count(1)
         self._listed: dict[str, dict[str, dict[str, Any]]] = {}
-        """The claims of each list, by its resourceVersion, until a watch begins there."""
+        """The claims that each list returned, by resourceVersion, until a watch starts from that version."""
 
     async def _fail(self, operation: str) -> None:
         if self.delay:
@@ -183,7 +183,7 @@ class Instance(Process):
         """CPUs by claim, for claims whose files the process has seen but whose release it has not."""
         self.generation = 0
         self.backend_runs = 0
-        """Number of times that the backend was ended or started again."""
+        """Number of times that the backend has been stopped or started again."""
         self.reported: tuple[int, dict[str, Any]] = (0, {})
         """Generation and containers of the backend's last report with containers, by id."""
         self.heard: int | None = 0

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory for sockets, and property tests without a deadline, because a busy machine must not make them fail."""
+"""Provides a directory for sockets, and runs property tests without a deadline so that they do not fail on a busy
+machine.
+"""
 
 import logging
 import re

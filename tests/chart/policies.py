@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart's ValidatingAdmissionPolicies, evaluated as the API server would evaluate them: their CEL, applied to a
-request.
-"""
+"""Evaluates the chart's ValidatingAdmissionPolicies as the API server would, by applying their CEL to a request."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

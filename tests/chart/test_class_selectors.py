@@ -26,9 +26,7 @@ DOMAINS = ("resource.kubernetes.io", "dra.cpu", "dra.net", "dra.memory")
 
 
 def presented(driver: str, attributes: dict[str, Any]) -> dict[str, Any]:
-    """Returns a device in the scheduler's form: attributes by domain, and an empty map for a domain that it does not
-    have.
-    """
+    """Returns a device in the scheduler's form: attributes grouped by domain, and an empty map for any other domain."""
     domains: dict[str, Any] = {domain: {} for domain in DOMAINS}
     for name, value in attributes.items():
         domain, _, short = name.rpartition("/")

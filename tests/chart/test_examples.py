@@ -66,7 +66,7 @@ def inventory(**config: Any) -> Inventory:
 
 
 def foreign_slice(driver: str, attribute: str) -> Document:
-    """Returns a slice with a device of another driver on NUMA node 1."""
+    """Returns a slice with another driver's device on NUMA node 1."""
     device = {"name": "one", "attributes": {attribute: {"int": 1}}}
     pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": driver, "nodeName": NODE, "pool": pool, "devices": [device]}
@@ -102,7 +102,7 @@ def create(server: str, document: Document) -> Document:
 
 
 def claims_of(found: list[Document]) -> list[Document]:
-    """Returns the claims that Kubernetes creates from the templates, and the standalone ones."""
+    """Returns the claims that Kubernetes creates from the templates, and the standalone claims."""
     made = [
         {"kind": "ResourceClaim", "metadata": {"name": one["metadata"]["name"]}, "spec": one["spec"]["spec"]}
         for one in found
@@ -273,8 +273,8 @@ def test_a_shell_can_read_both_sets_of_cpus(tmp_path: Path) -> None:
 
 
 def test_kueue_counts_the_claims_of_the_job() -> None:
-    """The page maps classes of the chart to published capacities, and the queue covers the amounts of the job. A job
-    never starts if its class has no mapping or if no queue covers one of its resources.
+    """The page maps the chart's classes to published capacities, and the queue covers the amounts that the job
+    requests. A job never starts if its class has no mapping or if no queue covers one of its resources.
     """
     root = Path(__file__).parents[2]
     config = yaml.safe_load((root / "docs/quota.md").read_text().split("```yaml\n")[2].split("```")[0])

@@ -94,7 +94,7 @@ def test_a_name_without_a_domain_is_rejected(name: str) -> None:
 
 
 async def test_single_cpus_are_an_extended_resource() -> None:
-    """Four units are four CPUs of the pod; its containers share the claim, each with its own CPUs."""
+    """Four units are four CPUs for the pod; its containers share the claim, and each gets its own CPUs."""
     published = inventory(cpu_device_mode="individual")
     view = parse_claim(await scheduled(asking(one=4, two=2), published))
     record = decided(view, "dra.cpu", inventory=published)
@@ -107,14 +107,14 @@ async def test_single_cpus_are_an_extended_resource() -> None:
 
 @pytest.mark.parametrize("group_by", ["numanode", "socket", "machine", "l3"])
 async def test_groups_of_cpus_are_not_an_extended_resource(group_by: str) -> None:
-    """N units would be one CPU of each of N groups, so the pod waits, with the scheduler's reason."""
+    """N units would be one CPU from each of N groups, so the pod stays pending with the scheduler's reason."""
     with pytest.raises(UnschedulableError):
         await scheduled(asking(one=2), inventory(group_by=group_by))
 
 
 async def test_a_unit_of_a_shared_device_is_its_default_amount() -> None:
-    """A count of two means two devices, with one page or CPU from each. This is the reason why groups and hugepages are
-    left out.
+    """A count of two means two devices, with one page or CPU from each. That is why groups and hugepages are left
+    out.
     """
     pod = asking(one=2)
     (container,) = pod["spec"]["containers"]

@@ -199,7 +199,7 @@ def test_quantities_are_numbers(text: object, value: str) -> None:
 
 
 def test_the_default_share_corresponds_to_the_default_weight() -> None:
-    """1024 shares (one CPU) correspond to the weight 100, and the ends of both ranges correspond to each other."""
+    """1024 shares (one CPU) correspond to a weight of 100, and the ends of both ranges correspond to each other."""
     assert [cpu_weight(shares) for shares in (2, 1024, 262144)] == [1, 100, 10000]
 
 

@@ -85,7 +85,7 @@ def dashboard() -> Document:
 
 
 def expressions() -> list[str]:
-    """Returns all PromQL of the chart, with Grafana's own variables replaced as Grafana does."""
+    """Returns all of the chart's PromQL expressions, with Grafana's variables replaced as Grafana does."""
     asked = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
     filled = [one.replace("$__rate_interval", "1m").replace("$node", ".*") for one in asked]
     return [rule["expr"] for rule in alerts()] + filled

@@ -231,7 +231,7 @@ def test_the_kubelet_finds_the_sockets_in_the_mounted_directories(driver: str) -
 
 @pytest.mark.parametrize("name", ["frontend", "backend"])
 def test_memory_is_limited_and_cpu_time_is_not(name: str) -> None:
-    """A memory leak ends the leaking container; a throttled driver would delay every pod of the node."""
+    """A leaking container is killed at its limit; a throttled driver would delay every pod on the node."""
     resources = container(render(), name)["resources"]
     assert resources["limits"].keys() == {"memory"}
     assert resources["requests"].keys() == {"cpu", "memory"}

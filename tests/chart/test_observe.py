@@ -36,7 +36,8 @@ def test_the_init_container_keeps_the_apparmor_profile_of_the_runtime() -> None:
 def notes(path: Path, config: Document, groups: Sequence[Document] = ()) -> str:
     """Returns the notes of an installation with this configuration and these groups of nodes.
 
-    Helm prints them only after it has contacted a cluster, so a copy of the chart has them in a ConfigMap.
+    Helm prints them only after it has contacted a cluster, so this renders a copy of the chart that has them in a
+    ConfigMap.
     """
     copy = path / "chart"
     shutil.rmtree(copy, ignore_errors=True)

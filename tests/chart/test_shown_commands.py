@@ -50,7 +50,7 @@ def lines(text: str) -> Iterator[str]:
 
 
 def spans(text: str) -> Iterator[str]:
-    """Returns the command lines in sentences and tables of a page."""
+    """Returns the command lines in a page's sentences and tables."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     for span in _SPAN.findall(prose):
         yield " ".join(span.replace("\\|", "|").split())

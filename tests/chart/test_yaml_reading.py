@@ -39,7 +39,9 @@ WORDS = (
     *("1:30", "1:30:00", "2001-01-01", "2001-01-01T00:00:00Z", "1e3", "1e+3", "1.0", ".5", "1e5000", "1_0.5", "="),
     *("2Gi", "1e9", "v1alpha1", "<", "4096", "0.1.0", '"off"', "'010'", "!!str off", "!!str 010"),
 )
-"""Plain scalars that YAML 1.1, YAML 1.2, PyYAML and Go interpret differently, and the driver's values."""
+"""Plain scalars that YAML 1.1, YAML 1.2, PyYAML and Go interpret differently, and the values that the driver's settings
+and parameters allow.
+"""
 
 
 def generated(seed: int, count: int = 800) -> list[str]:

@@ -2,7 +2,7 @@
 """``make demo``: runs the main task of both services on this machine's own topology with fakes, without root or a
 cluster.
 
-Everything that is shown has been checked: if a fact is not as expected, the exit status is not 0 and a sentence gives
+Everything that is shown has been checked: if anything is not as expected, the exit status is not 0 and a message gives
 the reason.
 """
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The third service of docker-compose.yaml: fakes of API server, kubelet and runtime, and the demo in a loop.
+"""The third service of docker-compose.yaml: runs fakes of the API server, the kubelet and the runtime, and repeats the
+demo.
 
 The frontend and the backend are two other services, which share directories with this one. Everything that is shown has
 been checked.
@@ -38,7 +39,7 @@ class SharedStage(Stage):
         return self._shared
 
     def add_instance(self) -> Instance:
-        """Returns the pod of the frontend and the backend when it is ready."""
+        """Waits until the pod with the frontend and the backend is ready, and returns it."""
         instance = Instance(self._pod_uid, self.paths.run_dir / self._pod_uid / "state.sock")
         wait_for("both drivers", lambda: not self.unready(instance), _STARTING)
         return instance

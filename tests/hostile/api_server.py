@@ -13,7 +13,7 @@ from tests.hostile.field import AGENT, Field
 
 _SECONDS = 2.0
 _BOTH = 2
-"""Number of publishers: each fault is injected into one request of each."""
+"""Number of publishers. Each fault is injected into one request from each publisher."""
 
 
 def _asked(field: Field) -> int:

@@ -25,8 +25,8 @@ _PATIENCE = 20.0 * PATIENCE
 
 
 def commands(ports: tuple[int, int]) -> tuple[str, str]:
-    """Returns the commands of the frontend and the backend, each with an open port and with the lowest file limit that
-    a container runtime may set.
+    """Returns the commands of the frontend and the backend, each with an open port and with the lowest limit on open
+    files that a container runtime may set.
     """
 
     def bound(command: str, port: int) -> str:

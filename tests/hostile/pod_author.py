@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks by pod authors: the environment of a container, up to the 1.5 MB of an object."""
+"""Attacks by pod authors: a container's environment, up to the 1.5 MB that an API object may have."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

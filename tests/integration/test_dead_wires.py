@@ -57,7 +57,7 @@ _NAMES = (
 DOCUMENTS = tuple(f"/v1/{name}" for name in _NAMES)
 
 
-# --- Entries that are proven by another test, in the node tier or in this one, with that test's address. ---
+# --- Entries that another test proves, in the node tests or elsewhere, with that test's pytest id. ---
 
 _BACKEND = "tests/unit/dra_frontend/claims/test_backend.py"
 _REMEDIES = "tests/integration/test_remedies.py"
@@ -567,13 +567,13 @@ def older_kubelet(play: Play) -> None:
 
 
 def counted(play: Play) -> None:
-    """The kubelet of 1.37 counts claims."""
+    """A kubelet of release 1.37 counts claims."""
     with play.pod("db", cpus(2)):
         play.sees("/v1/claims[].counted")
 
 
 def joined(play: Play) -> None:
-    """A claim combines CPUs of a device with two NUMA nodes and memory."""
+    """A claim combines memory with CPUs from a device that spans two NUMA nodes."""
     with play.pod("db", cpus(2), memory(64 * MIB, numa_node=1)):
         play.sees("/v1/claims[].cpus[].joined", [])
 
@@ -666,7 +666,9 @@ BEFORE: dict[Scenario, Callable[[Stage], None]] = {
 
 
 def a_machine(root: Path) -> HostDirectory:
-    """Returns two nodes of 16 CPUs, with an isolated CPU, an interrupt, hugepages and memory of known performance."""
+    """Returns a machine with two NUMA nodes of 16 CPUs each, an isolated CPU, an interrupt, hugepages and memory of
+    known performance.
+    """
     machine = HostDirectory(write_tree(captured("32intel64-2p8co2t+8ve"), root))
     for node in (0, 1):
         machine.set_pages(node, 2048, 2048)
@@ -768,8 +770,8 @@ _OPERATORS = {"==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": opera
 
 
 def could_fire(expression: str, witness: Witness) -> bool:
-    """Returns True if an instance's samples were seen that make each comparison true; a rate needs a counter above
-    0.
+    """Returns True if, for each comparison, a sample was observed that makes it true. For a rate, the counter must be
+    above 0.
     """
     if "last_over_time" in expression:
         return witness.vanished

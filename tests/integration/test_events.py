@@ -32,7 +32,9 @@ async def client(tmp_path: Path) -> AsyncGenerator[tuple[ApiServer, KubeClient],
 
 
 async def test_the_charts_permissions_are_enough_for_events(client: tuple[ApiServer, KubeClient]) -> None:
-    """The recorder creates, reads and updates an Event with create and patch; the fake denies every other verb."""
+    """The recorder creates, reads and updates an Event using only create and patch; the fake denies every other
+    verb.
+    """
     server, kube = client
     now = 0.0
     for instance in ("a", "b"):

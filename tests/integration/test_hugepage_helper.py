@@ -36,11 +36,11 @@ resize, limit = KernelPools.resize, Path(sys.argv.pop(1))
 KernelPools.resize = lambda self, node, page, pages: resize(self, node, page, min(pages, int(limit.read_text())))
 sys.exit(main())
 """
-"""Starts the helper on a kernel with memory for the number of pages in a file."""
+"""Starts the helper as if the kernel had memory for only as many pages as a file states."""
 
 
 class Node:
-    """A node whose NUMA node 0 has no page of 2 MiB and may have 64."""
+    """A node whose NUMA node 0 has no 2 MiB pages and may have up to 64."""
 
     def __init__(self, stage: Stage, machine: HostDirectory, limit: Path) -> None:
         self.stage, self.machine, self.limit = stage, machine, limit

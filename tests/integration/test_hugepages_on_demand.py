@@ -40,7 +40,9 @@ CLASSES = {
 
 
 class Rig:
-    """A node whose NUMA node 0 has no page of 1 GiB and may have three, with a server and the driver's part."""
+    """A node whose NUMA node 0 has no 1 GiB pages and may have up to three, with an API server and the driver's
+    part.
+    """
 
     def __init__(self, root: Path, server: ApiServer, client: KubeClient) -> None:
         self.server, self.root = server, root

@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 def readyz(port: int) -> tuple[int, str]:
-    """Returns status and body, or 0 while nothing listens."""
+    """Returns the status and body of /readyz, or 0 and "" while nothing listens."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
             return answer.status, answer.read().decode()

@@ -67,7 +67,7 @@ class Rig:
         self.client = client
         self.client._list_pace = Pace()
         self.notices: list[tuple[str, str]] = []
-        """Reasons and notes, each once."""
+        """Reason and note of the first Event for each reason."""
 
     def slices(self) -> list[Document]:
         return list(self.server.store.select(SLICES))

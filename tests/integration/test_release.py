@@ -181,8 +181,8 @@ def released(directory: Path, **environment: str) -> dict[str, bytes]:
 
 
 def test_a_release_is_reproducible(tmp_path: Path) -> None:
-    """Chart and manifests contain no time, locale, file mode or path of the build; the checksums are those of the
-    files.
+    """The chart and the manifests do not depend on the time, locale, file modes or path of the build; the checksums
+    match the files.
     """
     here, there = tmp_path / "here", tmp_path / "there/elsewhere"
     here.mkdir()

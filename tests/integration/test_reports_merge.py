@@ -28,7 +28,7 @@ _IDS: Final = "abcdef"
 _ROUNDS: Final = 2
 """Number of reports after which a frontend that receives all of them has the current state."""
 _number = st.sampled_from([0, 0, 0, 0, 1])
-"""Most reports come from one backend; those of the other one replace the frontend's containers."""
+"""Index of a backend. Most reports come from backend 0; a report from backend 1 replaces the frontend's containers."""
 _id = st.sampled_from(_IDS)
 
 

@@ -23,7 +23,7 @@ OFF: tuple[Document, Document] = (
 
 
 def lacking(document: Document) -> set[str]:
-    """Returns the settings that the doctor would report as wrong in the output of a containerd."""
+    """Returns the settings that the doctor would report as wrong in containerd's output."""
     _, settings, _ = printed_settings(toml_text(document))
     names = (*NEEDED, *REQUIRE_PLUGIN)
     return {name for name in names if settings[name] != required_value(name, settings[name], DIRECTORY)}

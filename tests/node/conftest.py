@@ -31,8 +31,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keeps only the tests for this machine (mark `profile`; without it: default), in an order that requires few
     restarts.
 
-    Tests of a bare node come first, then those with the driver, by the chart's values, then both again with the other
-    cgroup driver.
+    Tests on a bare node come first, then those with the driver, grouped by the chart's values, then both again with the
+    other cgroup driver.
     """
     here = Profile.read().name
     marks = [(item, item.get_closest_marker("profile")) for item in items]
@@ -129,7 +129,7 @@ def running_cluster(machine: Node) -> Iterator[RunningCluster]:
 def node(
     request: pytest.FixtureRequest, machine: Node, cgroup_driver: Driver, running_cluster: RunningCluster
 ) -> Iterator[Node]:
-    """Returns the node without pods and CDI files, before and after the test; without the driver unless `cluster` is
+    """Returns the node, which has no pods and no CDI files before and after the test, and no driver unless `cluster` is
     used.
     """
     if "cluster" not in request.fixturenames:
@@ -141,8 +141,8 @@ def node(
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, node: Node, running_cluster: RunningCluster) -> Iterator[Cluster]:
-    """Returns the node with the driver's pod and the fakes of a cluster; without claims and other pods, before and
-    after the test.
+    """Returns the node with the driver's pod and the fakes of a cluster. Before and after the test there are no claims
+    and no other pods.
     """
     cluster = running_cluster.get(request.node)
     cluster.wait_ready()

@@ -51,7 +51,7 @@ def limits(group: Cgroup) -> tuple[str, str, str]:
 
 
 def as_kubelet(group: Cgroup, stated: Limits) -> tuple[str, str, str]:
-    """Writes the kubelet's limits of a pod and returns the resulting content of its files."""
+    """Writes the kubelet's limits for a pod and returns what the pod's files then contain."""
     group.write("cpu.max", f"{stated.cpu_quota} {PERIOD}")
     for file in ("max", "rsvd.max"):
         group.write(f"hugetlb.2MB.{file}", stated.hugepages["2Mi"])

@@ -26,12 +26,12 @@ SYNCHRONISED = "synchronized with"
 
 
 def has_pages(groups: Sequence[Cgroup], size: int) -> bool:
-    """Returns True if each cgroup's limits of 2 MiB pages have this number of bytes."""
+    """Returns True if each cgroup's limits on 2 MiB pages equal this number of bytes."""
     return all(group.hugetlb("2MB")[what] == str(size) for group in groups for what in ("max", "rsvd.max"))
 
 
 def is_true(box: Container, pod: ClaimPod, size: int) -> bool:
-    """Returns True if kernel and claim agree about a container with 2 MiB pages."""
+    """Returns True if the kernel's files match the claim of a container with 2 MiB pages."""
     return box.cpus_allowed == pod.cpus and has_pages((box.cgroup, pod.sandbox.cgroup), size)
 
 

@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 VALUES: dict[str, dict[str, Any]] = {"extended-resource": {"deviceClasses": {"extendedResource": "dra-numa/cpu"}}}
 """Other chart values that an example needs, as its first lines state."""
 FOREIGN = {"gpu.nvidia.com": ("resource.kubernetes.io/numaNode", 0), "dra.net": ("dra.net/numaNode", 1)}
-"""Devices of other drivers: the attribute for their NUMA node, and the node. The GPU is at node 0, since its example
+"""Devices of other drivers: the attribute for their NUMA node, and the node. The GPU is on node 0, since its example
 claims eight CPUs, and the driver withholds one of node 1's eight CPUs from claims.
 """
 MODES: dict[str, dict[str, Any]] = {"auto": {}, "pool": {"cpuExclusivity": "pool"}, "without SYS_ADMIN": {}}
@@ -168,8 +168,8 @@ def wait_alone(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> None
 
 
 def intruders(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> list[str]:
-    """Returns the processes outside a cgroup that may run on some CPUs: of containers, or of the whole node with
-    `everything`.
+    """Returns the processes outside a cgroup that may run on some CPUs: only those in containers, or with `everything`
+    all on the node.
 
     A kernel thread, which has no command line, may be bound to one CPU. The pool does not move a pod's pause process,
     since that sleeps forever.

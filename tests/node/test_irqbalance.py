@@ -23,7 +23,7 @@ OWN = frozenset({1})
 
 
 def banned() -> frozenset[int]:
-    """Returns the CPUs that irqbalance reports as banned; none before it responds."""
+    """Returns the CPUs that irqbalance reports as banned, or no CPUs until it responds."""
     with contextlib.suppress(IrqbalanceNotRunningError):
         if (allowed := Irqbalance("/", "/").allowed()) is not None:
             return CPUS - allowed

@@ -88,8 +88,8 @@ def test_a_protected_working_set_survives_a_neighbour(cluster: Cluster, files: P
 
 @both_drivers
 def test_protection_is_set_in_every_ancestor_and_removed_again(cluster: Cluster) -> None:
-    """memory.min is the claim's bytes from the container up to kubepods while it is running, and its previous value
-    afterwards.
+    """While the container is running, memory.min is set to the claim's bytes on each cgroup from the container up to
+    kubepods. Afterwards it has its previous value.
     """
     db = cluster.pod(memory(96 * MIB, numa_node=0), config=[memory_config(protect="min")])
     box = db.run()

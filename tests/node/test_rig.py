@@ -23,7 +23,7 @@ SOURCE = Path(__file__).parents[2]
 
 
 def limits(box: Container) -> list[str]:
-    """Returns the container's two limits of 2 MiB pages."""
+    """Returns the container's two limits on 2 MiB pages."""
     return [box.cgroup.hugetlb("2MB")[what] for what in ("max", "rsvd.max")]
 
 

@@ -50,7 +50,9 @@ async def test_nodes_shows_a_single_node(plugin: Plugin) -> None:
 
 
 def observe(plugin: Plugin) -> None:
-    """Marks each device as one of a node that only observes, as an API server without device taints stores it."""
+    """Marks each device as belonging to a node that only observes, in the form that an API server without device taints
+    stores.
+    """
     for document in list(plugin.server.store.select(SLICES)):
         for device in document["spec"]["devices"]:
             device["attributes"][f"{document['spec']['driver']}/observe"] = {"bool": True}

@@ -58,8 +58,8 @@ def test_quantities_are_parsed_as_in_the_driver(amount: int, binary: bool) -> No
     ],
 )
 def test_every_form_of_a_quantity_is_read(text: str, amount: int) -> None:
-    """Decimal and binary units, exponents and thousandths are parsed as by the driver; fractions are rounded up. The
-    plugin imports nothing from the driver, so it has its own parser.
+    """Decimal and binary units, exponents and thousandths are parsed as the driver parses them; fractions are rounded
+    up. The plugin imports nothing from the driver, so it has its own parser.
     """
     assert parse_quantity(text) == amount == min(ceil(quantity.parse_quantity(text)), (1 << 63) - 1)
 

@@ -38,7 +38,7 @@ def deps_of(
     read_host: Callable[[], Host],
     records: type[EnforcementRecords] = EnforcementRecords,
 ) -> Deps:
-    """Returns the dependencies of an instance next to an active one.
+    """Returns the dependencies of a standby, which runs next to an active instance.
 
     The enforcement records are stored in the parent directory of the cgroup tree.
     """
@@ -83,7 +83,7 @@ class Node:
         self.leader = Leadership(fresh=True, first=False)
         """The active instance, as a standby sees it."""
         self.stored = Resources()
-        """Answer of the other NRI plugins to the creation of a container."""
+        """Resources that the other NRI plugins set when a container is created."""
         deps = replace(
             deps_of(ClaimDirectory(str(self.cdi)), self.kernel, lambda: self.host, records),
             leadership=lambda: self.leader,

@@ -18,7 +18,9 @@ class IrqTree(Interrupts):
         self.managed: set[str] = set()
         self.online = parse_cpu_list(cpus)
         self.written: list[str] = []
-        """Names of the movables in the order of the writes, including failed writes."""
+        """Names of the interrupts and workqueues whose affinity was written, in write order, including failed
+        writes.
+        """
         (root / "proc/irq").mkdir(parents=True)
         (root / "sys/devices/virtual/workqueue").mkdir(parents=True)
         every = format_mask(parse_cpu_list(cpus)) + "\n"

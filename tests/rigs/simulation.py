@@ -157,7 +157,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self.set_default_executor(disk)
 
     def time(self) -> float:
-        """Returns the seconds of the simulated clock."""
+        """Returns the simulated time in seconds."""
         return self._clock.now
 
 

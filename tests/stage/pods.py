@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of pods on the stage: claim, scheduler, kubelet and runtime, and their end."""
+"""The life cycle of pods on the stage, from the claim through scheduler, kubelet and runtime to the pod's end."""
 
 import uuid
 from collections.abc import Mapping, Sequence

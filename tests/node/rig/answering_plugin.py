@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An NRI plugin that answers a container's creation with the resources in a variable of the container, as JSON.
+"""An NRI plugin that answers a container's creation with the resources in one of the container's environment variables,
+as JSON.
 
 It shows how a runtime handles a response, independent of the driver: `python -m tests.node.rig.answering_plugin`.
 """
@@ -19,7 +20,7 @@ _CREATE_CONTAINER: Final = 1 << (pb.CREATE_CONTAINER - 1)
 
 
 async def create(payload: bytes) -> Message:
-    """Responds to CreateContainer with the resources in the container's variable."""
+    """Responds to CreateContainer with the resources in the container's environment variable."""
     answer = pb.CreateContainerResponse()
     for variable in pb.CreateContainerRequest.FromString(payload).container.env:
         if variable.startswith(f"{VARIABLE}="):

@@ -22,7 +22,8 @@ def cyclictest(cpus: Collection[int], *, every: int, seconds: int = 0, priority:
     """Returns a command with a thread on each CPU that wakes up at this interval in microseconds and writes JSON at the
     end.
 
-    `seconds` is the duration, or 0 to run until SIGINT. `priority` is that of SCHED_FIFO, or 0 for an ordinary thread.
+    `seconds` is the duration, or 0 to run until SIGINT. `priority` is the SCHED_FIFO priority, or 0 for an ordinary
+    thread.
     """
     policy = [f"-p{priority}"] if priority else ["--policy=other"]
     places = ["-a", format_cpu_list(cpus), "-t", str(len(cpus))]

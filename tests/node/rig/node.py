@@ -74,7 +74,7 @@ class Node:
     ) -> Pod:
         """Returns a new pod on the host's network.
 
-        `hugetlb` contains the requests of its spec (bytes by size); other sizes get 0. With `privileged` all its
+        `hugetlb` contains the requests in its spec (bytes by size); other sizes get 0. With `privileged` all its
         containers are privileged.
         """
         uid = uid or str(uuid.uuid4())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds processes that may run, or have run, on the CPUs of another pod's claim: all processes of the machine, not only
-pods.
+"""Finds processes that may run, or have run, on the CPUs of another pod's claim. All processes on the machine are
+searched, not only those in pods.
 """
 
 import time

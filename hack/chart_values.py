@@ -86,7 +86,7 @@ class HugePageProvision(Values):
     enabled: bool
     """Sets the number of hugepages in an init container, before anything is published."""
     pages: list[HugePages]
-    """Numbers of hugepages by page size and NUMA node."""
+    """Number of hugepages for each page size and NUMA node."""
 
 
 class LabelPolicy(Values):
@@ -233,7 +233,7 @@ class DeviceClasses(Values):
     hugepage_sizes: list[str]
     """Page sizes that get a class dra.hugepages-<size>."""
     far_memory: bool
-    """Creates classes for memory of NUMA nodes without CPUs (CXL, HBM)."""
+    """Creates classes for memory on NUMA nodes without CPUs (CXL, HBM)."""
     extended_resource: Literal[""] | ExtendedResource
     """Extended resource that pods use to request single CPUs without a claim. Empty: none."""
 
@@ -344,7 +344,7 @@ class Global(BaseModel):
     model_config = ConfigDict(extra="allow", alias_generator=to_camel, use_attribute_docstrings=True)
 
     image_registry: str | None = None
-    """Replaces the registry in both repositories, for a mirror."""
+    """Replaces the registry in both image repositories, for example with a mirror."""
 
 
 class ChartValues(Values):

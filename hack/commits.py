@@ -50,7 +50,7 @@ def subjects(root: Path) -> list[tuple[str, str]]:
         return []
     base = _git(root, "rev-parse", "--quiet", "--verify", f"{BASE}^{{commit}}")
     if base is None and (_git(root, "rev-parse", "--is-shallow-repository") or "").strip() != "true":
-        return []  # a history without BASE, for example after the tree was imported into another repository
+        return []  # a history without BASE, for example after the tree has been imported into another repository
     log = _git(root, "log", "--no-merges", "--format=%h %s", f"{BASE}..HEAD" if base else "HEAD")
     return [(line.partition(" ")[0], line.partition(" ")[2]) for line in (log or "").splitlines()]
 

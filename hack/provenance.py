@@ -2,7 +2,7 @@
 """Prints the SLSA provenance of a release's files: ``python -m hack.provenance DIRECTORY COMMIT``.
 
 The output is an in-toto statement (version 1) with the predicate of SLSA 1.0, without a signature. It contains the
-digest of each file, the commit, the locks from which packages were installed, and the builder. Optional environment
+digest of each file, the commit, the lock files that packages were installed from, and the builder. Optional environment
 variables: REPOSITORY and REGISTRY (see hack/chart_release.py), ARCHITECTURES, and BUILDER, the URI of the build system,
 such as the address of a workflow. It contains no times, so equal input gives identical output.
 """

@@ -56,7 +56,7 @@ class Plan:
     """Names that the drivers register with the kubelet."""
     turns: int
     rounds: int
-    """Pods of each kind that start and end in one turn."""
+    """Number of pods of each kind that start and end in one turn."""
     idle: float
     """Seconds for which an idle driver is observed."""
     settle: float
@@ -175,7 +175,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _problem(given: argparse.Namespace) -> str:
-    """Returns a message about arguments that are valid one by one but not together, or an empty string."""
+    """Returns a message about arguments that are valid individually but not in combination, or an empty string."""
     if given.against and given.against_revision:
         return "--against and --against-revision are mutually exclusive: a run compares two drivers"
     if (given.against_backend or given.against_name) and not given.against:

@@ -51,7 +51,7 @@ class Driver:
 
 
 def this_driver(frontend: str = "", backend: str | None = None) -> Driver:
-    """Returns the driver of this working tree, or the one that is given by its commands."""
+    """Returns the driver in this working tree, or one that is given by its commands."""
     commands = (frontend or OUR_FRONTEND, OUR_BACKEND if backend is None else backend)
     if frontend:
         return Driver(_program(frontend), "given by --frontend", *commands)

@@ -108,7 +108,7 @@ class Report(_Model):
     settings: dict[str, str]
     """Settings of the run, by name."""
     modes: dict[str, str]
-    """Titles of the emulated kernels, by their keys."""
+    """Titles of the emulated kernels, by key."""
     drivers: list[DriverUnderTest]
     """The driver that was measured, and the one it is compared with, if any."""
     quantities: list[Quantity]

@@ -17,7 +17,7 @@ _KB = 1024
 
 
 def cpu_seconds(pid: int) -> float:
-    """Returns the CPU time that a process has used, including threads that have ended, in nanosecond resolution."""
+    """Returns the CPU time that a process has used, including threads that have ended, with nanosecond resolution."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 
@@ -36,9 +36,7 @@ class Thread:
 
 
 def threads(pid: int) -> dict[int, Thread]:
-    """Returns the threads of a process by their ids. The main thread is marked, since Python gives all threads the same
-    name.
-    """
+    """Returns a process's threads by id. The main thread is marked, since Python gives all threads the same name."""
     found = {}
     for directory in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -50,7 +48,7 @@ def threads(pid: int) -> dict[int, Thread]:
 
 
 def switched(before: Mapping[int, Thread], after: Mapping[int, Thread]) -> list[Thread]:
-    """Returns the context switches of each thread between two readings. Threads that have ended are not counted."""
+    """Returns each thread's context switches between two readings, except for threads that have ended in between."""
     nothing = Thread("", 0, 0)
     return [
         Thread(

@@ -88,7 +88,7 @@ def of_process(quantity: Quantity, process: str, *, plotted: bool = False) -> Qu
 
 
 def prepare(driver: str) -> Quantity:
-    """Returns the quantity for NodePrepareResources of one DRA driver name."""
+    """Returns the quantity for NodePrepareResources calls to one DRA driver name."""
     return Quantity(
         key=f"prepare-{driver}",
         section=PODS,
@@ -100,7 +100,7 @@ def prepare(driver: str) -> Quantity:
 
 
 def unprepare(driver: str) -> Quantity:
-    """Returns the quantity for NodeUnprepareResources of one DRA driver name."""
+    """Returns the quantity for NodeUnprepareResources calls to one DRA driver name."""
     return Quantity(
         key=f"unprepare-{driver}",
         section=PODS,
@@ -117,7 +117,7 @@ _HOOKS: Final = {"CreateContainer": "Create a container", "StartContainer": "Sta
 
 
 def hook(method: Hook, *, claimed: bool) -> Quantity:
-    """Returns the quantity for one call from the container runtime."""
+    """Returns the quantity for one kind of call from the container runtime."""
     kind = "with a claim" if claimed else "without a claim"
     return Quantity(
         key=f"{method}-{'claim' if claimed else 'plain'}",

@@ -78,7 +78,7 @@ class _Record:
     """Calls that the kubelet and the runtime made while the record was open, and the CPU time that the driver used."""
 
     cpu: dict[str, float] = field(default_factory=dict)
-    """CPU seconds of each process."""
+    """CPU seconds that each process used."""
     hooks: list[dict[str, Any]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
 

@@ -14,7 +14,7 @@ from referencing import Registry, Resource
 from tests.chart.helm import Document
 
 VERSIONS = ("1.34", "1.35", "1.36", "1.37")
-# Kinds of other projects, whose schemas are not part of Kubernetes.
+# Kinds from other projects, whose schemas are not part of Kubernetes.
 KUEUE = {"ClusterQueue", "LocalQueue", "ResourceFlavor"}
 FOREIGN = {
     *("JobSet", "LeaderWorkerSet", "PodMonitor", "PrometheusRule", "SecurityContextConstraints"),

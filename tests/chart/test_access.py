@@ -34,7 +34,7 @@ def calls(module: ModuleType) -> Iterator[tuple[str, str, str]]:
 
 
 def values(module: ModuleType, argument: ast.expr) -> tuple[str, ...]:
-    """Returns the possible values of an argument of Call, which is a literal or one of the module's constants."""
+    """Returns the possible values of an argument to Call, which is a literal or one of the module's constants."""
     if isinstance(argument, ast.Starred):
         return values(module, argument.value)
     found = getattr(module, argument.id, "") if isinstance(argument, ast.Name) else getattr(argument, "value", "")
@@ -42,7 +42,7 @@ def values(module: ModuleType, argument: ast.expr) -> tuple[str, ...]:
 
 
 def test_the_role_contains_exactly_the_calls_of_the_code() -> None:
-    """A new call without a rule fails here and not in a cluster, and so does a rule without a call."""
+    """A new call without a rule fails in this test rather than in a cluster, and so does a rule without a call."""
 
     def granted(**config: object) -> set[tuple[str, str, str]]:
         return {

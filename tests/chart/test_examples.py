@@ -31,8 +31,8 @@ from tests.stage.wires import ask_http
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 CLAIMING = [path for path in EXAMPLES if path.stem not in {"kubevirt", "slurm-bridge"}]
-"""Examples whose pods refer to claims: slurm-bridge creates its own claims, and a policy adds claims to virtual
-machines.
+"""Examples whose pods refer to claims. In the other two, slurm-bridge creates the claims, or a policy adds them to
+virtual machines.
 """
 NODE = "node-a"
 PATHS = {
@@ -196,7 +196,7 @@ def pod_spec(document: Document) -> Any:
 
 
 def claimed(found: list[Document], driver: str, key: str) -> int:
-    """Returns the CPUs, or bytes of plain memory, that the claim of an example requests."""
+    """Returns the CPUs, or bytes of plain memory, that an example's claim requests."""
     (spec,) = [claim["spec"] for claim in claims_of(found)]
     asked = [one["exactly"] for one in spec["devices"]["requests"]]
     amounts = (one["capacity"]["requests"][key] for one in asked if one["deviceClassName"] == driver)

@@ -158,7 +158,9 @@ def test_the_operators_own_classes_can_be_configured() -> None:
 
 
 def test_the_label_is_the_one_that_the_driver_selects() -> None:
-    """The value of the label is also the one that the driver selects."""
+    """The policy sets exactly the key and the value that the driver selects, and rejects the claim if it cannot set
+    them.
+    """
     (mutation,) = only(render(ON), "MutatingAdmissionPolicy")["spec"]["mutations"]
     expected = f'Object{{metadata: Object.metadata{{labels: {{"{ON_DEMAND_LABEL}": "true"}}}}}}'
     assert mutation["applyConfiguration"]["expression"] == expected

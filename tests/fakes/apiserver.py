@@ -252,7 +252,7 @@ class ApiServer:
         return self.store.update(resource, namespace, name, body, target.part)
 
     def _proxied(self, request: web.Request, node: str) -> Document:
-        """Returns the response from a node's kubelet; only its path configz is implemented."""
+        """Returns the response from a node's kubelet; only the path configz is implemented."""
         if node not in self.options.kubelets or not request.path.endswith("/proxy/configz"):
             raise ApiError(503, "ServiceUnavailable", "error trying to reach service: this node has no kubelet")
         return {"kubeletconfig": self.options.kubelets[node]}

@@ -113,8 +113,8 @@ def changed_drivers(new: Document, old: Document) -> set[str]:
 
 
 def may_write(rules: Sequence[Document], verb: str, driver: str, node: str, claim: Document) -> bool:
-    """Returns True if RBAC allows a caller with a token of that node to change a driver's entries (Kubernetes 1.36 and
-    later).
+    """Returns True if RBAC allows a caller whose token is bound to that node to change a driver's entries (Kubernetes
+    1.36 and later).
     """
     verbs = [f"arbitrary-node:{verb}"]
     terms = ((claim["status"].get("allocation") or {}).get("nodeSelector") or {}).get("nodeSelectorTerms") or []

@@ -35,7 +35,7 @@ _VERSIONS: dict[str, tuple[Any, Any]] = {
     "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc.DRAPluginStub),
     "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc.DRAPluginStub),
 }
-"""Messages and stub of each service."""
+"""Message types and stub for each version of the service."""
 
 
 class Kubelet:

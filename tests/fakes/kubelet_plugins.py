@@ -29,7 +29,7 @@ _HEALTH: dict[str, tuple[Any, Any]] = {
     "v1beta1.DRAResourceHealth": (dra_health_v1beta1_pb2, dra_health_v1beta1_pb2_grpc.DRAResourceHealthStub),
     "v1alpha1.DRAResourceHealth": (dra_health_v1alpha1_pb2, dra_health_v1alpha1_pb2_grpc.DRAResourceHealthStub),
 }
-"""Messages and stub of each version of the health service."""
+"""Message types and stub for each version of the health service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ def _complete_list(response: Any, messages: Any) -> dict[tuple[str, str], SeenHe
 
 
 def _sockets(registry: Path) -> dict[Path, tuple[int, int]]:
-    """Returns the sockets in the registry, each with a value that differs if a new socket has the same name."""
+    """Returns the sockets in the registry, each with a value that changes if a new socket takes over the name."""
     found: dict[Path, tuple[int, int]] = {}
     for folder, _, names in os.walk(registry):
         for name in names:

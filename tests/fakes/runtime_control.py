@@ -82,7 +82,7 @@ class RuntimeControl:
         return len(plugins)
 
     async def send_event(self, method: str, container: Given, pod: Given | None = None) -> None:
-        """Sends any event. Container and pod are JSON forms of the messages, or ids of existing ones. Raises
+        """Sends any event. Container and pod are given as messages in JSON form, or as the ids of existing ones. Raises
         OperationError if a plugin rejects it.
         """
         request = getattr(pb, f"{method}Request")(pod=self._sandbox(pod or {}), container=self._message(container))
@@ -146,7 +146,7 @@ async def _serve(options: RuntimeOptions, control: Path, running: "Running") -> 
 
 
 def main(running: "Running") -> None:
-    """Parses the command line of the fake and runs it."""
+    """Parses the fake's command line and runs the fake."""
     parser = argparse.ArgumentParser(prog="tests.fakes.runtime", description="A fake of containerd's side of NRI.")
     parser.add_argument("--socket", type=Path, required=True, help="socket for plugins")
     parser.add_argument("--control", type=Path, required=True, help="socket for calls as JSON lines")

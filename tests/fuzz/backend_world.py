@@ -185,7 +185,7 @@ class Instance:
         self.task = asyncio.create_task(self.enforcer.run_forever())
 
     async def bury(self) -> None:
-        """Ends the instance abruptly, and closes the files that would only be closed by the end of its process."""
+        """Ends the instance abruptly, and closes the files that would otherwise stay open until its process ends."""
         self.power.dead = True
         self.task.cancel()
         await asyncio.wait({self.task})

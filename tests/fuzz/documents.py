@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-# JSON that the driver would never write, by the placeholder that stands for it.
+# JSON that the driver would never write, keyed by the placeholder that represents it.
 _RAW = {
     "@nan": "NaN",
     "@infinite": "1e999",

@@ -315,7 +315,7 @@ class Trace(Node):
         self.instance().operations_left = self.input.number(24)
 
     async def do_second(self) -> None:
-        """Upgrades: a second instance starts next to the first, or the older one ends."""
+        """Performs half of an upgrade: starts a second instance next to the first, or ends the older of two."""
         if len(self.instances) < 2:
             await self.begin()
         else:

@@ -24,9 +24,9 @@ from tests.rigs.simulation import Process
 from tests.strategies.machines import machine
 
 PAGES: Final = 256
-"""Hugepages of each NUMA node."""
+"""Number of hugepages on each NUMA node."""
 NODE_CPUS: Final = tuple(node.cpus for _, node in sorted(machine().numa_nodes.items()))
-"""CPUs of each NUMA node."""
+"""CPUs on each NUMA node."""
 
 
 @lru_cache(256)

@@ -12,7 +12,7 @@ from tests.stage.settings import StageSettings
 
 
 class Actor(StrEnum):
-    """The attackers of docs/security.md."""
+    """The attackers that docs/security.md describes."""
 
     POD_AUTHOR = "pod author"
     CLAIM_AUTHOR = "claim author"

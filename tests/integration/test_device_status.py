@@ -35,8 +35,8 @@ GPU = {"driver": "gpu.example", "pool": NODE, "device": "gpu-0", "data": {"model
 
 @asynccontextmanager
 async def cluster(tmp_path: Path, version: str, **options: Any) -> AsyncGenerator[tuple[ApiServer, KubeClient], None]:
-    """Yields a server with a claim of two drivers, and the driver's client with the permissions that the chart
-    grants.
+    """Yields a server with a claim for devices of two drivers, and the driver's client with the permissions that the
+    chart grants.
     """
     options = {"rules": only(render(), "ClusterRole")["rules"], "node": NODE, **options}
     async with ApiServer(Options(version=version, **options)) as server:

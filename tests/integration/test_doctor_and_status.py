@@ -25,7 +25,7 @@ def prepared(stage: Stage, *words: str) -> dict[str, Any]:
 
 
 def run(stage: Stage, *words: str) -> tuple[int, Any]:
-    """Runs a command and returns exit status and JSON."""
+    """Runs a command and returns its exit status and its JSON output."""
     done = subprocess.run(
         **prepared(stage, *words, "-o", "json"), check=False, capture_output=True, timeout=60 * PATIENCE
     )

@@ -34,7 +34,7 @@ def flags(shared: Stage) -> list[str]:
 
 
 def explain(flags: list[str], subject: str, *more: str) -> tuple[int, str, str]:
-    """Returns exit status, standard output and standard error."""
+    """Returns the command's exit status, standard output and standard error."""
     command = [sys.executable, "-m", "numa_tools", *flags, "explain", subject, *more]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60 * PATIENCE, check=False)
     return ran.returncode, ran.stdout, ran.stderr
@@ -75,8 +75,8 @@ def test_a_running_claim_is_explained(stage: Stage, flags: list[str]) -> None:
 
 
 def test_the_rejection_of_a_second_pod_names_the_first(stage: Stage, flags: list[str]) -> None:
-    """At first the record does not contain the pod, and then the claim is in use; no message mentions forged
-    variables.
+    """The message first states that the record is for another pod, and later that the first pod's container has the
+    claim. It does not mention forged variables.
     """
     first, second = StagePod(stage, "holder"), StagePod(stage, "second")
     claim = make_claim(stage, "both", [cpus(2)], [first.reference])

@@ -51,7 +51,7 @@ def generate(openapi: dict[str, Any], root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def driver(open_shared_stage: OpenStage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """A driver with claims of both drivers in running containers, and a container without a claim."""
+    """Yields a driver on a node where running containers have claims for CPUs, memory and hugepages, or no claim."""
     stage = open_shared_stage(partitions=True)
     instance = stage.add_ready_instance()
     parameters = [

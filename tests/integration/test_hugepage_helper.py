@@ -75,9 +75,7 @@ class Node:
         return PoolAnswer()
 
     def claim(self, name: str, pages: int, **labels: str) -> StagePod:
-        """Returns a pod with an allocated claim for pages of NUMA node 0 that is not bound yet. The claim has the
-        label.
-        """
+        """Returns a pod that is not bound yet, with an allocated and labelled claim for pages on NUMA node 0."""
         metadata = {"name": name, "labels": {ON_DEMAND_LABEL: "true", **labels}}
         spec = {"devices": {"requests": [hugepages(pages * PAGE, numa_node=0)]}}
         self.stage.api(CLAIMS, "POST", {"metadata": metadata, "spec": spec})

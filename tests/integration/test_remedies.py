@@ -42,7 +42,9 @@ PARTITION_FILES = ("cpuset.cpus.exclusive", "cpuset.cpus.partition", "cgroup.sub
 
 
 def host(tmp_path: Path, permitted: str = ALL, uid_map: str = IDENTITY) -> str:
-    """A host root of eight CPUs whose process has these capabilities and this map of user ids."""
+    """Creates a host root with eight CPUs, and with the capabilities and user id map that a process sees in
+    /proc/self.
+    """
     own, cpus = tmp_path / "proc/self", tmp_path / "sys/devices/system/cpu"
     for directory in (own, cpus):
         directory.mkdir(parents=True)

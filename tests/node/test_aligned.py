@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many pods, each with CPUs, memory and hugepages of one NUMA node: `ALIGNED_PODS=200 tests/node/run.sh -k aligned`."""
+"""Many pods, each with CPUs, memory and hugepages from a single NUMA node: `ALIGNED_PODS=200 tests/node/run.sh -k
+aligned`.
+"""
 
 import os
 import statistics

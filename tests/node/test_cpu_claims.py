@@ -20,7 +20,7 @@ SHOW = ["cat", "/proc/self/status"]
 
 
 def shown_cpus(text: str) -> frozenset[int]:
-    """Returns the CPUs in output that contains a /proc/<pid>/status."""
+    """Returns the CPUs in output that contains a copy of /proc/<pid>/status."""
     return parse_cpu_list(next(line.split()[1] for line in text.splitlines() if line.startswith("Cpus_allowed_list:")))
 
 

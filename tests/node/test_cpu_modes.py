@@ -56,7 +56,9 @@ def test_a_claim_that_requires_one_l3_gets_it_or_nothing(cluster: Cluster) -> No
 
 @pytest.mark.configuration(groupBy="l3")
 def test_an_l3_is_a_device(cluster: Cluster) -> None:
-    """With groupBy l3 the CPUs of each cache are one device, and a claim for all of them is pinned to it."""
+    """With groupBy l3 the CPUs of each cache are one device, and the container of a claim for all of them is pinned to
+    them.
+    """
     sizes = cpu_devices(cluster)
     assert sorted(sizes.values()) == [2, 4]
     db = cluster.pod(cpus(4))

@@ -38,8 +38,8 @@ def is_true(box: Container, pod: ClaimPod, size: int) -> bool:
 @pytest.mark.core
 @in_pool_mode
 def test_a_killed_backend_repairs_everything_after_its_restart(cluster: Cluster) -> None:
-    """The backend is killed after Prepare, after CreateContainer and while containers run: containers started while it
-    is down are pinned or moved.
+    """The backend is killed after Prepare, after CreateContainer and while containers are running. After its restart,
+    containers that were started while it was down are pinned or moved.
     """
     running = cluster.pod(cpus(2, numa_node=0))
     prepared, created, started = [cluster.pod(cpus(1, numa_node=1), hugepages(4 * MIB)) for _ in range(3)]

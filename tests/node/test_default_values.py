@@ -2,7 +2,7 @@
 """The chart's default driverConfig: no CPU is reserved, so the driver's own pod must leave claimed CPUs like other
 pods.
 
-With reserved CPUs the response to the first Synchronize moves both containers there, and no claim ever overlaps with
+With reserved CPUs the response to the first Synchronize moves both containers to them, and no claim ever overlaps with
 them.
 """
 

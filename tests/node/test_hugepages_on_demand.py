@@ -34,7 +34,7 @@ def at_boot() -> dict[Path, str]:
 
 @pytest.fixture
 def restored(at_boot: dict[Path, str], cluster: Cluster) -> Iterator[None]:
-    """Restores the pages of the pools for the tests that follow, once a driver runs that does not resize them."""
+    """Restores both pools' pages for the following tests, once a driver that does not resize the pools is running."""
     yield
     cluster.configure({})
     for pool, count in at_boot.items():
@@ -48,7 +48,7 @@ def path(pod: ClaimPod) -> str:
 
 
 def claimed(cluster: Cluster, size: int, page: str) -> ClaimPod:
-    """Returns a pod with a labelled claim for pages of NUMA node 1, allocated and not bound yet.
+    """Returns a pod that is not bound yet, with an allocated and labelled claim for pages on NUMA node 1.
 
     The chart's policy sets the label when a claim is created; the fake API server has no policies.
     """

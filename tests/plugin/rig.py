@@ -47,7 +47,7 @@ class Plugin:
     path: Path
 
     async def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
-        """Runs a command and returns exit status, output and errors."""
+        """Runs a command and returns its exit status, output and errors."""
         kubeconfig = f"--kubeconfig={self.path / 'kubeconfig'}"
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", str(self.path / "kubectl-numa"), *arguments, kubeconfig),

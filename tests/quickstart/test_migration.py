@@ -56,7 +56,7 @@ def claim(shell: Shell, name: str, request: Document) -> None:
 
 
 def device(shell: Shell, name: str) -> str:
-    """Allocates a claim when its device is published, and returns the name of the device."""
+    """Allocates a claim once its device is published, and returns the device's name."""
 
     def attempt() -> dict[str, Any] | None:
         try:

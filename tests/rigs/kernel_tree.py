@@ -32,7 +32,7 @@ class KernelTree(CgroupTree):
         self.unlisted: set[str] = set()
         """Cgroups whose children cannot be listed."""
         self.written: list[tuple[str, str, str]] = []
-        """Path, name and text of each write of the program."""
+        """Path, name and text of each write by the program."""
         self.read_files: list[tuple[str, str]] = []
         """Path and name of each file that the program has read."""
         self._lock = threading.RLock()

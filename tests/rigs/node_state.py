@@ -106,7 +106,7 @@ class _Author:
 
 
 def populated(name: str) -> NodeState:
-    """Returns a node of a captured machine, or the LARGEST, with claims of every kind that fits."""
+    """Returns a node on a captured machine, or on LARGEST, with claims of every kind that fits."""
     found = machine(2, 4, 4, 8, 2, memory=96 << 30) if name == LARGEST else discover(captured(name))
     config = Config(reserved_cpus=frozenset({min(found.online)}) if len(found.cpus) > 2 else frozenset())
     state = NodeState(found, config)
@@ -135,7 +135,7 @@ def _user(record: AllocationRecord, name: str) -> ContainerReport:
 
 
 def _containers(records: list[AllocationRecord], online: frozenset[int]) -> list[ContainerReport]:
-    """Returns a container for four of five claims, one of them with one CPU too many, and two containers without a
+    """Returns a container for four out of five claims, one of them with one CPU too many, and two containers without a
     claim.
     """
     users = [_user(one, "worker") for index, one in enumerate(records) if index % 5 != 4]

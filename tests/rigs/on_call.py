@@ -101,7 +101,7 @@ class _Node:
     shown: dict[str, str]
 
     def start(self) -> None:
-        """Starts the driver. The cgroup of pods has the files that a kernel has there."""
+        """Starts the driver. The pods' cgroup has the files that a kernel would create there."""
         group = self.stage.paths.cgroup_root / "kubepods.slice"
         group.mkdir(parents=True, exist_ok=True)
         for size in self.stage.settings.hugepage_sizes():
@@ -131,7 +131,7 @@ class _Node:
         self._numa("pending", "explain greedy")
 
     def second_pod(self, first: StagePod) -> None:
-        """A pod that uses the claim of another one."""
+        """A pod that uses another pod's claim."""
         second = StagePod(self.stage, "web", self._reserve(first))
         second.claim = self._reserve(first, second)
         second.prepare()

@@ -22,7 +22,9 @@ class PartitionTree(KernelTree):
         self._made = {str(file.parent.relative_to(root)) for file in found}
         """Cgroups that have been created with partition files, including removed ones."""
         self.enabled_empty: list[str] = []
-        """Cgroups that were made a partition while they contained no process. A real kernel can lose such CPUs."""
+        """Cgroups that were turned into a partition while they contained no process. A real kernel can lose such
+        CPUs.
+        """
         (root / "cpuset.cpus.effective").write_text(f"{online}\n")
 
     def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES, limits: bool = True) -> None:

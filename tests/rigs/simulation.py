@@ -4,7 +4,7 @@
 Equal inputs result in equal traces: the clock of the loop advances only when every task waits, and jobs for worker
 threads run at once, in the thread of the loop. A context variable assigns each task to a process. A process can be
 killed between two file operations: the directory is copied at that moment, and the copy is written back when the job
-has ended, so the further actions of a dead process have no effect.
+has ended, so anything that a dead process still does has no effect.
 """
 
 import asyncio

@@ -114,7 +114,7 @@ class Paths:
 
     @classmethod
     def below(cls, base: Path, **elsewhere: Path) -> "Paths":
-        """Returns paths below one directory, apart from those that are given."""
+        """Returns paths under one directory, except for those that are given."""
         return cls(base, **{name: base / file for name, file in _FILES.items()} | elsewhere)
 
 

@@ -44,7 +44,7 @@ def _parts(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 class Witness:
-    """Records everything that was observed, over several stages."""
+    """Records everything that was observed, across several stages."""
 
     def __init__(self, documents: Iterable[str]) -> None:
         self._documents = tuple(documents)
@@ -56,7 +56,7 @@ class Witness:
         """Names of the metrics in the registry, including the ones without a sample."""
         self.reasons: set[str] = set()
         self.conditions: set[str] = set()
-        """Reasons of conditions of devices, in claims of the API server and on the page."""
+        """Reasons of device conditions, in the API server's claims and on the page."""
         self.vanished = False
         """Whether a frontend that had metrics no longer has any."""
 

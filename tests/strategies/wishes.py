@@ -78,7 +78,7 @@ def keeps(found: Machine, offered: Iterable[int], chosen: set[int], wish: CpuPar
 
 
 def granularity(found: Machine, free: Iterable[int], wish: CpuParameters) -> int:
-    """Returns how many CPUs the shares of NUMA nodes may differ by."""
+    """Returns by how many CPUs the NUMA nodes' shares may differ."""
     return max(map(len, whole_cores(found, free)), default=1) if wish.full_physical_cores else 1
 
 
@@ -108,7 +108,7 @@ def _sums(sizes: Iterable[int], limit: int) -> set[int]:
 def possible_by_counting(
     found: Machine, offered: Iterable[int], free: set[int], count: int, wish: CpuParameters
 ) -> bool:
-    """Returns the same result for machines that are too large to try every choice."""
+    """Returns the same result as possible_by_trying(), for machines that are too large to try every choice."""
     kept = suitable(found, free, wish)
     cores = whole_cores(found, kept) if wish.full_physical_cores else [{cpu} for cpu in kept]
 

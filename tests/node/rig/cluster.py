@@ -58,7 +58,8 @@ def _unusual(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chart_values(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the chart's values: `settings` are keys of driverConfig, and None omits one; `values` are all others.
+    """Returns the chart's values: `settings` contains keys of driverConfig, where None omits a key; `values` contains
+    all other values.
 
     The pod gets a kubeconfig in a volume, since the fake API server is not a service of a cluster.
     """

@@ -19,7 +19,7 @@ class Service(Process):
     """A program that can be started, killed and started again; its log is kept across restarts."""
 
     _seen = 0
-    """Position in the log where this start begins."""
+    """Position in the log at which the output of the latest start begins."""
 
     def start(self) -> Self:
         """Starts the program and returns at once."""

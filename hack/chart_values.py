@@ -25,7 +25,9 @@ Fraction = Annotated[str, Field(pattern=r"^(100|[1-9]?[0-9])%$")] | Annotated[in
 
 
 class Values(BaseModel):
-    """Base of all models: camelCase keys, unknown keys rejected, descriptions from the docstrings of fields."""
+    """Base of all models. Keys are in camelCase, unknown keys are rejected, and descriptions come from the fields'
+    docstrings.
+    """
 
     model_config = ConfigDict(
         extra="forbid", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
@@ -121,7 +123,7 @@ class GroupComponent(Values):
 
 
 class Group(Values):
-    """Nodes that need different values. Keys that a group omits keep the values that all other nodes have."""
+    """Nodes that need different values. A key that a group omits has the same value as on all other nodes."""
 
     name: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
     node_selector: Annotated[Texts, Field(min_length=1)] | None = None
@@ -198,12 +200,12 @@ class UpdateStrategy(Values):
 
 
 class ResourceQuota(Values):
-    """A ResourceQuota that allows pods of the chart's priority class."""
+    """A ResourceQuota that allows pods with the chart's priority class."""
 
     enabled: bool
-    """Creates a ResourceQuota, which some providers require for pods of critical priority."""
+    """Creates a ResourceQuota, which some providers require for pods with a critical priority class."""
     pods: Annotated[int, Field(ge=1)]
-    """Number of pods: at least twice the number of nodes, since updates require two for each node."""
+    """Number of pods. It must be at least twice the number of nodes, since an update runs two pods on each node."""
 
 
 class Probe(Values):
@@ -311,7 +313,7 @@ class Dashboard(Values):
     labels: Texts
     """Labels that Grafana's sidecar uses to find the dashboard."""
     annotations: Texts
-    """Annotations of the ConfigMap, for example for the folder in Grafana."""
+    """Annotations of the ConfigMap, for example the one that sets the folder in Grafana."""
 
 
 class Metrics(Values):

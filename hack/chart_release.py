@@ -7,8 +7,8 @@ packaged chart (CycloneDX 1.6, JSON). Two optional environment variables are use
 
 * REPOSITORY: the repository's address, such as https://github.com/OWNER/NAME. It becomes ``home``, ``sources`` and the
   links on Artifact Hub, and the chart's README links to its pages. Alerts link to its symptoms page.
-* REGISTRY: registry and path, such as ghcr.io/OWNER, under which both images are in ``dra-driver-numa/``. It becomes
-  the default for the image repositories, and Artifact Hub scans these images.
+* REGISTRY: the registry and path, such as ghcr.io/OWNER, that contain both images under ``dra-driver-numa/``. It
+  becomes the default for the image repositories, and Artifact Hub scans these images.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that packages and classes are small enough to be understood as a whole. No package of the product has more
-than MAX_MODULES modules, and no class of the backend more than MAX_FIELDS fields.
+"""Checks that packages and classes are small enough to be understood as a whole. No package in the product has more
+than MAX_MODULES modules, and no class in the backend more than MAX_FIELDS fields.
 """
 
 import ast

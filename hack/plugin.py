@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds ``kubectl numa`` as one Python file, its archive, and a manifest for krew. The build is reproducible.
+"""Builds ``kubectl numa`` as a single Python file, an archive of it, and a manifest for krew. The build is
+reproducible.
 
 ``python -m hack.plugin DIRECTORY [REPOSITORY]``. REPOSITORY is the address that releases are downloaded from; without
 it, no manifest is written.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws a random sample of the project's texts, for a review of their language: ``python -m hack.sample SEED``.
 
-The sample contains docstrings and comments of the frontend, the backend and the tests, passages of the pages, and
+The sample contains docstrings and comments from the frontend, the backend and the tests, passages from the pages, and
 messages. The same seed draws the same texts from the same revision. Generated code and generated pages are left out.
 """
 
@@ -40,7 +40,7 @@ class Text:
 
     path: str
     line: int
-    """Line number, or 0 for a passage of a page."""
+    """Line number, or 0 for a passage from a page."""
     name: str
     """Name of the documented object, or the kind of text."""
     content: str
@@ -93,7 +93,7 @@ def messages(path: str, source: str, tree: ast.Module) -> Iterator[Text]:
 
 
 def passages(path: str, page: str) -> Iterator[Text]:
-    """Yields the paragraphs, lists and tables of a page, without its blocks of code."""
+    """Yields the paragraphs, lists and tables of a page, without its code blocks."""
     for text in re.split(r"\n\s*\n", _BLOCK.sub("", page)):
         yield Text(path, 0, "page", text)
 

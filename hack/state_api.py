@@ -90,7 +90,7 @@ def _in_row(text: str) -> str:
 
 
 def _type_of(schema: dict[str, Any]) -> str:
-    """Returns the type of a schema in words, with links to the documents."""
+    """Describes a schema's type in words, with links to the documents."""
     if reference := schema.get("$ref"):
         name = reference.rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

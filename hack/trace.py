@@ -27,7 +27,7 @@ _OURS = ("dra_frontend", "nri_backend", "numa_contract", "numa_node", "numa_tool
 
 
 class Journey:
-    """Functions called for one request, in the order of their first calls."""
+    """Functions called for one request, in the order in which they were first called."""
 
     def __init__(self) -> None:
         self.running = False

@@ -17,7 +17,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s]*)\)")
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Adds README.md as index.md, with links in the form that pages of docs/ use."""
+    """Adds README.md as index.md, with links in the form that the pages in docs/ use."""
     readme = (ROOT / "README.md").read_text()
     elsewhere = re.sub(r"\]\((?!docs/|https?:|#)", "](../", readme)
     files.append(File.generated(config, "index.md", content=elsewhere.replace("](docs/", "](")))

@@ -67,7 +67,7 @@ class Plan:
     """Number of prepares that are simulated in memory."""
 
     def minutes(self, drivers: int) -> int:
-        """Estimates the minutes that the run takes on a quiet machine."""
+        """Estimates how many minutes the run takes on a quiet machine."""
         turn = self.rounds * (0.25 + self.pause) + 8
         load = self.settle + self.idle + drivers * (self.turns * turn + 8)
         return max(1, round((len(self.modes) * len(self.loads.pairs) * load + self.pairs / 200) / 60))

@@ -75,7 +75,7 @@ class Idle:
     """The observed activity of an idle driver, by process."""
 
     cpu: Mapping[str, float]
-    """CPU time of each process, in percent of one CPU."""
+    """CPU time of each process, as a percentage of one CPU."""
     threads: Mapping[str, Mapping[str, Rates]]
     """Threads of each process, by name."""
 

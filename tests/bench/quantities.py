@@ -10,9 +10,9 @@ PODS: Final = "When pods start and end"
 RESTARTS: Final = "When the driver or the runtime restarts"
 LARGE: Final = "On a larger machine"
 SECTIONS: Final = (IDLE, PODS, RESTARTS, LARGE)
-"""All sections, in the order of the page."""
+"""All sections, in the order in which the page shows them."""
 PROCESSES: Final = {"frontend": "DRA driver", "backend": "NRI plugin"}
-"""Display names of the processes, by their names on the stage."""
+"""Display name of each process, by its name on the stage."""
 
 _PREPARE_BUDGET, _HOOK_BUDGET, _START_BUDGET, _MEMORY_BUDGET = 5.0, 2.0, 1500.0, 110.0
 

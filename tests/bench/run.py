@@ -142,7 +142,9 @@ def _measure_load(
 
 
 def _in_turn(contenders: Sequence[_Contender], turn: int) -> Sequence[_Contender]:
-    """Returns the drivers in the order for a turn. The order changes, so no driver is always first."""
+    """Returns the drivers in the order in which a turn measures them. The order changes, so no driver is always
+    first.
+    """
     return contenders if turn % 2 == 0 else contenders[::-1]
 
 

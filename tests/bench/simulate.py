@@ -76,7 +76,7 @@ def prepares(inventory: Inventory, pairs: int, seed: int = 1) -> list[float]:
 
 
 def samples(pairs: int) -> Iterator[tuple[Quantity, str, list[float]]]:
-    """Yields a quantity, its load and its samples: for each way to group the CPUs, and for the growth of the time."""
+    """Yields a quantity, its load and its samples: for each way of grouping the CPUs, and for the growth in time."""
     if pairs == 0:
         return
     for kind in (DeviceKind.NUMA_NODE, DeviceKind.MACHINE):

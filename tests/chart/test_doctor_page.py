@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page about doctor agrees with the code."""
+"""The page about the doctor agrees with the code."""
 
 import json
 import re

@@ -78,7 +78,7 @@ def check_typed(manifest: Manifest, sent: str) -> None:
 
 @pytest.mark.parametrize("manifest", [*objects(), *words()], ids=str)
 def test_documented_manifests_are_accepted_as_typed(manifest: Manifest) -> None:
-    """Covers objects of examples and pages, each value in the tables without quotes, and other common spellings."""
+    """Covers the objects in examples and pages, each value in the tables without quotes, and other common spellings."""
     check_typed(manifest, helm_json(manifest.text))
 
 

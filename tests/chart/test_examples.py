@@ -55,7 +55,9 @@ def documents(path: Path) -> list[Document]:
 
 
 def inventory(**config: Any) -> Inventory:
-    """Returns the devices of two NUMA nodes with 16 CPUs, 64 GiB, 2048 pages of 2 MiB and 8 of 1 GiB each."""
+    """Returns the devices of two NUMA nodes, each with 16 CPUs, 64 GiB of memory, 2048 pages of 2 MiB and 8 pages of 1
+    GiB.
+    """
     machine = discover(captured("32intel64-2p8co2t+8ve"))
     pages = (HugepagePool(2 << 20, 2048, 2048), HugepagePool(1 << 30, 8, 8))
     nodes = {
@@ -83,7 +85,7 @@ def cluster(published: Inventory) -> list[Document]:
     """Yields the cluster before the example is applied: the chart's classes, the driver's slices, and a NIC and a
     GPU.
     """
-    # The feature gates that are off by default are on.
+    # Feature gates that are off by default are turned on.
     slices = [document for pool in published.pools for document in variants(slice_documents(pool, NODE))[-1][0]]
     others = {"dra.net": "dra.net/numaNode", "gpu.nvidia.com": "resource.kubernetes.io/numaNode"}
     return [

@@ -17,7 +17,7 @@ Labels = dict[str, str]
 
 
 def daemon_sets(values: Document) -> dict[str, Document]:
-    """Returns the spec of each group's DaemonSet by the name of the group, "" for the nodes without one."""
+    """Returns the spec of each group's DaemonSet by the group's name, which is "" for nodes without a group."""
     found = [one for one in render(values) if one["kind"] == "DaemonSet"]
     return {one["metadata"]["name"].removeprefix("dra-driver-numa").lstrip("-"): one["spec"] for one in found}
 
@@ -77,7 +77,7 @@ def test_every_node_has_one_daemon_set(selectors: list[Labels]) -> None:
 
 
 def test_the_operators_own_affinity_is_kept() -> None:
-    """The affinity's terms are alternatives, so each of them excludes the nodes of groups; the rest of the affinity is
+    """The affinity's terms are alternatives, so each of them excludes the groups' nodes; the rest of the affinity is
     unchanged.
     """
     terms = [{"matchExpressions": [{"key": "pool", "operator": "In", "values": [one]}]} for one in ("p", "q")]

@@ -104,7 +104,7 @@ def claim(*requests: Document, **metadata: Any) -> Document:
 
 
 def exactly(name: str) -> Document:
-    """Returns a request for a device of a class."""
+    """Returns a request for a device from one class, without alternatives."""
     return {"name": "r", "exactly": {"deviceClassName": name}}
 
 

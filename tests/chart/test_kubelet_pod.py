@@ -82,7 +82,7 @@ CHANGES: dict[str, Callable[[Document], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_changing_the_pod_changes_the_calls_to_the_runtime(change: Callable[[Document], object]) -> None:
-    """Security contexts, mounts, arguments, resources and other fields reach the configuration of sandbox or
+    """Security contexts, mounts, arguments, resources and other fields reach the configuration of the sandbox or of a
     container.
     """
     assert configs(translated(change)) != configs(translated())

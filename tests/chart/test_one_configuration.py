@@ -199,8 +199,8 @@ def accepted_alone(key: str, value: Any) -> bool:
 
 @pytest.mark.parametrize("name", Config.model_fields)
 def test_schema_and_program_agree_on_every_scalar(name: str) -> None:
-    """For each key, the values are words and numbers that YAML readers interpret differently. CPU lists are left out:
-    the schema accepts numbers and strings, and a template validates them.
+    """Each key is tried with words and numbers that YAML readers interpret differently. CPU lists are left out: the
+    schema accepts numbers and strings, and a template validates them.
     """
     key = Config.model_fields[name].alias or name
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["driverConfig"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each YAML block of a page has a test: whole manifests equal those of examples/, Helm renders the chart values, and
-the commands read their files.
+"""Each YAML block of a page has a test: whole manifests equal those in examples/, Helm renders the chart values, and
+the commands read the files meant for them.
 
 tests/chart/test_examples.py applies and schedules the examples, and documented_manifests.py covers claims and parts of
 claims.
@@ -58,8 +58,8 @@ def blocks() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("place", "text"), blocks(), ids=[place for place, _ in blocks()])
 def test_every_block_is_accepted_by_its_reader(place: str, text: str) -> None:
-    """The chart renders values and rules, and the commands read their files. A block of an unknown kind fails the
-    test.
+    """The chart renders values and rules, and the commands read the files meant for them. A block of an unknown kind
+    fails the test.
     """
     values = {field.alias or name for name, field in ChartValues.model_fields.items()}
     document = yaml.safe_load(text) if "\n---\n" not in text else {}

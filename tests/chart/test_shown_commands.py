@@ -57,7 +57,7 @@ def spans(text: str) -> Iterator[str]:
 
 
 def commands(line: str) -> Iterator[list[str]]:
-    """Splits a line into its single commands. A synopsis counts as the command with all optional parts."""
+    """Splits a line into its individual commands. A synopsis counts as the command with all optional parts."""
     line = re.sub(r"(^|\s)#.*", "", line)
     if "[" in line and "'" not in line:
         line = re.sub(r"\|[\w|]+", "", line.replace(" | ", " ").translate({ord("["): None, ord("]"): None}))
@@ -136,7 +136,7 @@ def test_names_of_commands_in_sentences_exist() -> None:
 
 
 def test_helm_accepts_the_commands_that_render_nothing() -> None:
-    """For example, ``helm list``. With ``--help``, Helm parses the line without contacting a cluster."""
+    """One of these commands is ``helm list``. With ``--help``, Helm parses the line without contacting a cluster."""
     shown_by_helm = {tuple(words) for _, words in of("helm") if words[0] not in ("install", "upgrade", "template")}
     spans_of_helm = {
         tuple(shlex.split(span)[1:]) for page in PAGES for span in spans(page.read_text()) if "helm " in span

@@ -98,7 +98,7 @@ def some_value(annotation: Any, default: Any) -> Any:
 
 @pytest.mark.parametrize("name", Config.model_fields)
 def test_every_setting_is_passed_through_the_chart(name: str) -> None:
-    """Every setting of the services can be set unchanged through the chart."""
+    """Every setting of the services can be set through the chart, which passes it on unchanged."""
     field = Config.model_fields[name]
     value = some_value(field.annotation, field.default)
     documents = render({"driverConfig": {field.alias or name: value}})

@@ -45,7 +45,7 @@ and parameters allow.
 
 
 def generated(seed: int, count: int = 800) -> list[str]:
-    """Plain scalars that look like numbers and words."""
+    """Returns random plain scalars that look like numbers and words."""
     source = random.Random(seed)
     texts = ["".join(source.choices("0012379_.eExXobBOafn+-:,", k=source.randint(1, 7))) for _ in range(count)]
     return [text for text in texts if text[0] not in "-:," and text[-1] != ":"]

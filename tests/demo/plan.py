@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claims of the demo: amounts that this machine has, all on one NUMA node."""
+"""The demo's claims: amounts that this machine can provide, all on one NUMA node."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

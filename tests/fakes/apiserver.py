@@ -258,7 +258,7 @@ class ApiServer:
         return {"kubeletconfig": self.options.kubelets[node]}
 
     def _patch(self, target: Target, body: Document, request: web.Request) -> Document:
-        """Applies a merge patch, a strategic merge patch, or a server-side apply to the status of a claim."""
+        """Applies a merge patch, a strategic merge patch, or a server-side apply to a claim's status."""
         old = self.store.get(target.resource, target.namespace, target.name)
         if request.content_type in _PATCHES:
             new = _PATCHES[request.content_type](old, body)

@@ -213,7 +213,7 @@ def _longest(items: list[Any]) -> int:
 
 
 def validate_capacity(path: str, capacity: Document, *, shared: bool) -> Iterator[str]:
-    """Validates a device's capacity and its request policy (validation.go of 1.36)."""
+    """Validates a device's capacity and its request policy (validation.go in 1.36)."""
     try:
         value = quantities.whole(capacity.get("value"))
         policy = capacity.get("requestPolicy")

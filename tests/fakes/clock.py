@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An event loop without real waiting: when only timers remain, its clock jumps to the next one.
+"""An event loop that does not wait in real time: when only timers remain, its clock jumps to the next one.
 
 The loop is for code whose peers all run on it. Work in a thread or another process does not advance this clock.
 """

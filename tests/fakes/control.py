@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controls a fake from another process, with one JSON object per line over a unix socket and one line as response.
+"""Controls a fake from another process, with one JSON object per line over a unix socket and one line as the response.
 
 A line is ``{"call": NAME, "args": {...}}``, and its response ``{"result": ...}`` or ``{"error": TEXT}``.
 """

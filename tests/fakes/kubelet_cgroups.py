@@ -24,7 +24,7 @@ Amounts = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that the kubelet states for a cgroup; None means no limit."""
+    """The limits that the kubelet sets for a cgroup; None means no limit."""
 
     cpu_quota: int | None = None
     """CPU quota in microseconds per period."""

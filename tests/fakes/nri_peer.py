@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain ends of an NRI connection for tests of misbehaviour: a runtime that sends arbitrary bytes, and another
+"""Bare ends of an NRI connection, for tests of misbehaviour: a runtime that sends arbitrary bytes, and another
 plugin.
 """
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fake containerd: the runtime's side of NRI over a real socket, a container store, and the kubelet's CRI calls.
 
-It is independent of the plugins it calls, and behaves like containerd where that matters to plugins: one event at a
-time on the whole node, plugins in the order of their index, a late or broken plugin is disconnected and the operation
-continues without it, an error response fails the operation, updates of other containers are applied one by one and
-their failures are only logged. The gap between snapshot and first event, which CRI-O has, is not imitated.
+It is independent of the plugins it calls, and behaves like containerd where that matters to plugins. It handles one
+event at a time on the whole node and calls plugins in index order. It disconnects a late or broken plugin and continues
+the operation without it, but an error response makes the operation fail. It applies updates of other containers one by
+one, and only logs their failures. It does not imitate CRI-O's gap between the snapshot and the first event.
 """
 
 import asyncio

@@ -13,7 +13,9 @@ class ConflictError(Exception):
 
 
 class Ownership:
-    """The plugin that has set each field within one request. Setting an equal value is a conflict as well."""
+    """Records which plugin has set each field within one request. Setting a field to the same value again is also a
+    conflict.
+    """
 
     def __init__(self) -> None:
         self._owners: dict[tuple[str, ...], str] = {}

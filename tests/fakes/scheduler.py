@@ -127,8 +127,8 @@ def allocate(
 ) -> Document:
     """Returns the claim with ``status.allocation`` and ``reservedFor``.
 
-    ``others`` are claims that may hold devices. ``pods`` are ``{"name", "uid"}``; ``node`` limits the choice to one
-    node. Raises UnschedulableError.
+    ``others`` are claims that may hold devices. ``pods`` contains ``{"name", "uid"}`` objects; ``node`` limits the
+    choice to one node. Raises UnschedulableError.
     """
     published = list(slices)
     nodes = sorted({one["spec"]["nodeName"] for one in published if one["spec"].get("nodeName")})

@@ -11,7 +11,9 @@ from typing import Any
 
 Document = dict[str, Any]
 IMPLICIT = "deviceclass.resource.kubernetes.io/"
-"""Prefix of the resource name that finds a class without its own extended resource name."""
+"""Prefix of the resource name that requests a class by its own name, even if the class has no extended resource
+name.
+"""
 
 
 def class_of(resource: str, classes: Iterable[Document]) -> str | None:
@@ -27,7 +29,7 @@ def class_of(resource: str, classes: Iterable[Document]) -> str | None:
 
 
 def claim_of(pod: Document, classes: Iterable[Document]) -> tuple[Document, list[Document]] | None:
-    """Returns the claim of a pod that asks for extended resources, and the requests of each container."""
+    """Returns the claim for a pod that asks for extended resources, and the requests of each container."""
     classes, requests, mappings = list(classes), [], []
     for index, container in enumerate(pod["spec"]["containers"]):
         asked = container.get("resources", {}).get("requests") or {}

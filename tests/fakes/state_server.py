@@ -39,7 +39,7 @@ class StateServer:
     """Whether requests are accepted but not answered."""
     raw_lease: bytes | None = None
     waiting: int = 0
-    """Number of requests that wait for record changes."""
+    """Number of requests that are waiting for record changes."""
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     connected: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)

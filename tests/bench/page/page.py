@@ -75,7 +75,7 @@ class _Pages:
         return median_ratio(figure, other) if other else None
 
     def loads(self, mode: str) -> list[str]:
-        """Returns the loads of a mode in the order of their measurement."""
+        """Returns a mode's loads in the order in which they were measured."""
         return list(dict.fromkeys(figure.load for figure in self.report.figures if figure.mode == mode))
 
     def overview(self, mode: str) -> Iterator[tuple[str, list[tuple[str, list[_Cell | None]]]]]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``make fuzz``: runs parsers of untrusted input, and random traces of a node, one after the other for a number of
-minutes. An input that fails is stored in build/fuzz, with traces reduced to the necessary events, and the exit status
-is 1. ``python -m tests.fuzz --input FILE`` runs it again: the file's name begins with that of its target.
+minutes. An input that fails is stored in build/fuzz, and the exit status is 1. A failing trace is first reduced to the
+events that the failure requires. ``python -m tests.fuzz --input FILE`` runs a stored input again; the file's name
+begins with that of its target.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A randomised state machine for the backend: an input is a trace of events on a node, and the oracle checks each step.
 
-The first two bytes choose the kernel, the configuration and the delays of threads. Each following group of four bytes
-is one event: its kind, two arguments, and the time that passes after it. An event that is impossible is skipped, so
-every input is a valid trace, and the same input always gives the same trace. ``python -m tests.fuzz --input FILE``
-repeats a failed trace. With ``TRACE=1`` in the environment, the events are printed.
+The first two bytes choose the kernel, the configuration and the thread delays. Each following group of four bytes is
+one event: its kind, two arguments, and the time that passes after it. An event that is impossible is skipped, so every
+input is a valid trace, and the same input always gives the same trace. ``python -m tests.fuzz --input FILE`` repeats a
+failed trace. With ``TRACE=1`` in the environment, the events are printed.
 """
 
 import errno
@@ -219,7 +219,7 @@ class Machine:
 
     async def start(self, first: int, _second: int) -> None:
         box = self._box(first, "created")
-        # The process that waits to be started is in the cgroup, so without the cgroup there is nothing to start.
+        # The process that is waiting to be started is in the cgroup, so without the cgroup there is nothing to start.
         if box is not None and not box.superseded and self.world.exists(box):
             await self._started(box)
 
@@ -434,7 +434,7 @@ SCRIPTS: Final = (
     "run 0; prepare 1 8 t; foreign_write 1 255; run 1 1 t; rest f",
     "run 1; prepare 0 8; run 0 1 t; foreign_write 2 255 t; foreign_write 1 255 t",
     "prepare 5 0; run 0 2 t; foreign_write 9 4 f; foreign_write 17 4 f",
-    # The files are lost while no backend is running, and a container is started before the next one runs.
+    # The files are lost while no backend is running, and a container is started before the next backend runs.
     "prepare 0 8; run 0 1 t; kill; lose_all; run 1; begin f; run 2 t",
     "prepare 0 8; kill; lose_all; run 0 1; begin f; prepare 0 8 t",
     # A container was started while no backend was running, after another one with the same claim.

@@ -206,7 +206,9 @@ def _no_overlap(world: World, owner: Box, other: Box) -> None:
 
 
 def _check_pool(world: World, box: Box) -> None:
-    """Checks that a container without claims has exactly the CPUs of the pool, unless something is uncertain."""
+    """Checks that a container without claims has exactly the pool's CPUs, unless a claim is unknown, unreadable or not
+    enforced.
+    """
     if box.named or box.pod.uid == OWN_POD or box.phase != "running":
         return
     shown, doubtful = world.cpus(box), _unclear(world) or any(c.present != c.readable for c in world.claims.values())

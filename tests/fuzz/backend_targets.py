@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of nri-backend for the environments of containers, messages from the runtime and the frontend, and files on
-the node.
+"""The parsers of nri-backend: for container environments, for messages from the runtime and the frontend, and for files
+on the node.
 """
 
 import asyncio
@@ -203,7 +203,7 @@ TARGETS = [
         _server,
         _calls.map(_stream),
         (PeerError,),
-        # 100,000 empty frames from the runtime, which is root; the pump reads 256 KiB at a time.
+        # 100,000 empty frames from the runtime, which runs as root; the pump reads 256 KiB at a time.
         milliseconds=1000,
         most_bytes=_MIB,
         bombs=(b"\0\0\0\0\0\0\0\1\1\0" * 4000, b"\0\xff\xff\xff\0\0\0\1\1\0" + b"x" * (_MIB - 10)),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node for backend_machine.py: kernel, kubelet and container runtime around real instances of the backend.
 
-The kernel is the tree of tests/rigs that behaves like cgroup2. The kubelet and the frontend prepare claims by their
+The kernel is the tree from tests/rigs that behaves like cgroup2. The kubelet and the frontend prepare claims by their
 contract: no CPU is in two claims while a container of one of them is running. The runtime calls every connected
 instance, in the order in which they connected, and continues without an instance that dies during a call.
 """
@@ -144,7 +144,7 @@ class Box:
     listed: bool = True
     """Whether the runtime still knows the container."""
     superseded: bool = False
-    """True if its pod has a later container of the same name, so the kubelet never starts it."""
+    """True if its pod has a later container with the same name, so the kubelet never starts this one."""
     may_run: bool = False
     """True if a runtime snapshot has listed the container as created. It may start without an event, so it keeps its
     claims.
@@ -157,7 +157,7 @@ class Box:
 
     @property
     def user(self) -> tuple[str, str]:
-        """Returns pod and name, which stay the same after a restart of the container."""
+        """Returns the pod and the name, which stay the same when the container is restarted."""
         return self.pod.uid, self.container.name
 
 
@@ -234,7 +234,7 @@ class World:
         return Host(self.online, SIZES, self.partitions, NO_PROBLEM if self.partitions else NO_SUCH_KERNEL)
 
     def stamp_ns(self) -> int:
-        """Returns the time stamp that a file would currently get, by the loop's clock."""
+        """Returns the time stamp that a file would currently get according to the loop's clock."""
         return _BASE_NS + int(asyncio.get_running_loop().time() * 1e9) + self._stamps
 
     def hotplug(self, online: frozenset[int]) -> None:
@@ -498,7 +498,7 @@ class World:
         self._apply([Update(box.id, wanted)])
 
     def begin_to_vanish(self, box: Box) -> None:
-        """Ends all processes of a container, and its partition, as the kernel does before it removes a cgroup."""
+        """Ends all of a container's processes and its partition, as the kernel does before it removes a cgroup."""
         self.kernel.set(box.path, "cgroup.events", "populated 0\nfrozen 0")
         if self.partitions:
             self.kernel.set(box.path, PARTITION, "member")

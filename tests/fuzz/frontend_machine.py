@@ -42,7 +42,7 @@ _MOST_CLAIMS: Final = 8
 """Maximum number of existing claims."""
 _NUMA: Final = "resource.kubernetes.io/numaNode"
 _FEWER_PAGES: Final = (PAGES, PAGES, PAGES * 3 // 4, PAGES // 4)
-"""Hugepages of each NUMA node before and after its pool is shrunk."""
+"""Number of hugepages on each NUMA node before and after its pool is shrunk."""
 _SIZES: Final = (32, 64, 128, 200, 256, 400)
 """MiB of hugepages that a claim may request; a NUMA node has 512 MiB."""
 _OFFLINE: Final = (frozenset[int](), frozenset({3}), frozenset({5}), frozenset({3, 7}))
@@ -198,7 +198,7 @@ class Trace(Node):
             self.calls[self.input.number(len(self.calls))].task.cancel()
 
     def instance(self) -> Instance:
-        """Returns the latest instance, or sometimes any of them."""
+        """Returns the latest instance or, if the trace asks for it, any instance."""
         return self.instances[self.input.number(8) % len(self.instances) if self.input.number(3) == 2 else -1]
 
     async def do_start(self) -> None:

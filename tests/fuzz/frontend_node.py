@@ -79,7 +79,7 @@ class Node:
         """
         self.instances: list[Instance] = []
         self.claims: list[Claim] = []
-        """Every claim of the trace, including the ones that are gone."""
+        """Every claim in the trace, including those that are gone."""
         self.calls: list[Call] = []
         self.numbers = count(1)
         self.lives = count(1)

@@ -133,7 +133,7 @@ class Oracle:
     """Claims whose files the trace has removed or damaged and no frontend has written again."""
     faults: list[str] = field(default_factory=list)
     _holders: dict[str, frozenset[str]] = field(default_factory=dict)
-    """UIDs of the claims with hugepages of each device at the last check."""
+    """For each device, the UIDs of the claims that had hugepages from it at the last check."""
     _capacity: dict[str, int] = field(default_factory=dict)
 
     @property

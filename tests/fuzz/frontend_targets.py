@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of dra-frontend for claims, responses from the API server, reports from the backend, and its own journal."""
+"""The parsers of dra-frontend: for claims, responses from the API server, reports from the backend, and its own
+journal.
+"""
 
 import gzip
 import io

@@ -31,7 +31,9 @@ NODE_CPUS: Final = tuple(node.cpus for _, node in sorted(machine().numa_nodes.it
 
 @lru_cache(256)
 def inventory_of(config: Config, offline: frozenset[int], pages: tuple[int, ...]) -> Inventory:
-    """Returns the devices of two NUMA nodes with four CPUs each, with hugepages by node."""
+    """Returns the devices of two NUMA nodes with four CPUs each. ``pages`` contains the number of hugepages on each
+    node.
+    """
     found = machine(offline=offline)
     nodes = {
         number: replace(node, hugepages=(HugepagePool(2 * MI, pages[number], pages[number]),))
@@ -189,7 +191,7 @@ class Instance(Process):
         self.heard: int | None = 0
         """Generation of the records that the backend has read, or None while it cannot read them."""
         self.reads_from = 0.0
-        """Time at which the backend connects to read changes of records. It may report earlier."""
+        """Time at which the backend connects to read record changes. It may report earlier."""
         self.backend_is_up = True
         self.reports_held_until = 0.0
         self.essential: list[asyncio.Task[None]] = []

@@ -64,7 +64,8 @@ class Port:
                 await asyncio.sleep(0)
         while state.tasks:
             await asyncio.gather(*state.tasks)
-            # A task is removed by a callback after its end, and waiting for ended tasks runs no callback.
+            # A callback removes each task after it has ended, and waiting for tasks that have already ended runs no
+            # callbacks.
             await asyncio.sleep(0)
         connection.connection_lost(None)
         assert transport.written.count(b"HTTP/1.1 ") <= 1

@@ -60,7 +60,7 @@ _JSON = st.just(b'{"a": [1, 2]}')
 def test_a_failing_input_is_found_and_stored(
     parse: object, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A parser raises a wrong exception or takes too long: the run fails, and its input can be run again."""
+    """If a parser raises the wrong exception or takes too long, the run fails, and the input can be run again."""
     target = Target("faulty", parse, _JSON, milliseconds=20)  # type: ignore[arg-type]
     assert not fuzz([target], 0.0005, 1, tmp_path)
     printed = capsys.readouterr()

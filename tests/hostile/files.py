@@ -21,7 +21,7 @@ from tests.stage.pods import memory
 from tests.stage.process import wait_for
 
 _SCANS = 2.5
-"""Seconds that are enough for both processes to scan the directory more than once by themselves."""
+"""Seconds within which both processes scan the directory more than once on their own."""
 
 
 def _told(field: Field) -> str:

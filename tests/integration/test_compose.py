@@ -26,7 +26,7 @@ def compose() -> dict[str, Any]:
 
 
 def volumes(service: dict[str, Any]) -> dict[str, str]:
-    """Returns each volume's path in the container, by the name of the volume."""
+    """Returns each volume's path in the container, by the volume's name."""
     return dict(one.split(":")[:2] for one in service["volumes"])
 
 
@@ -56,7 +56,7 @@ def test_targets_and_modules_match_the_dockerfile(compose: dict[str, Any]) -> No
 
 
 class Project:
-    """All services of the file as processes, under one directory."""
+    """All services in the file as processes, under one directory."""
 
     def __init__(self, compose: dict[str, Any], base: Path) -> None:
         self._compose = compose

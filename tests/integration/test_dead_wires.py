@@ -405,7 +405,7 @@ def machine_changes(play: Play) -> None:
 
 
 def drift(play: Play) -> None:
-    """Another program writes the cpuset of a container."""
+    """Another program writes a container's cpuset."""
     with play.pod("db", memory(64 * MIB)) as pod:
         box = pod.run()
         (box.directory / "cpuset.mems").write_text("0-1\n")
@@ -460,7 +460,7 @@ def unwritable(path: Path, text: str) -> Iterator[None]:
 
 
 def unrepaired(play: Play) -> None:
-    """Values of another program stay in cgroups because the kernel rejects the audit's writes."""
+    """Another program's values stay in cgroups because the kernel rejects the audit's writes."""
     with play.pod("db", cpus(2, numa_node=1), memory(64 * MIB, numa_node=1)) as pod:
         box = pod.run()
         with unwritable(box.directory / "cpuset.mems", "0-1"):
@@ -504,7 +504,7 @@ def refused_claim(play: Play) -> None:
 
 
 def status_writes(play: Play) -> None:
-    """The API server denies writes to the status of claims."""
+    """The API server denies writes to claim statuses."""
     fault = {"count": 50, "answer": "403", "verb": "patch", "resource": "resourceclaims"}
     play.stage.api("/fake", "POST", {"fail_next": fault})
     with play.pod("denied", cpus(1)):
@@ -590,7 +590,7 @@ _PARAMETERS: dict[str, Any] = {
     "sharing": "pod",
     "cpuset": "12-13",
 }
-"""A value of each CPU parameter other than its default; isolation and poolCPUs have their own scenarios."""
+"""A non-default value for each CPU parameter; isolation and poolCPUs have their own scenarios."""
 _MEMORY_PARAMETERS: tuple[dict[str, Any], ...] = (
     {"binding": "preferred"},
     {"limit": "claim"},
@@ -632,7 +632,7 @@ STAGES: tuple[tuple[dict[str, Any], bool, tuple[Scenario, ...]], ...] = (
     ({"gates_off": ("DRADeviceBindingConditions",), "config": _ON_DEMAND}, True, (no_conditions,)),
     ({"gates_on": ("DRAListTypeAttributes",), "config": {"groupBy": "machine"}}, True, (joined,)),
 )
-"""Settings of each stage, whether its instance becomes ready, and the scenarios that run on it."""
+"""For each stage: its settings, whether its instance becomes ready, and the scenarios that run on it."""
 
 
 def deny_slices(stage: Stage) -> None:
@@ -751,7 +751,7 @@ def documented_reasons() -> list[str]:
 
 
 def condition_reasons() -> list[str]:
-    """Returns the reasons of conditions in status.devices, from the calls of Condition in the module that creates
+    """Returns the reasons of conditions in status.devices, from the calls to Condition in the module that creates
     them.
     """
     calls = [node for node in ast.walk(ast.parse(inspect.getsource(device_status))) if isinstance(node, ast.Call)]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``status.devices`` of claims, written by the real client with the permissions of the chart, against several
-Kubernetes releases.
+"""``status.devices`` of claims, written by the real client with the chart's permissions, against several Kubernetes
+releases.
 """
 
 import re

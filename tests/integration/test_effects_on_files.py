@@ -26,7 +26,9 @@ OF_A_CLAIM = {"cdi/dra.k8s.io-cpu_claim-UID.json", "run/backend/enforcement-reco
 
 
 def files(stage: Stage) -> set[str]:
-    """Returns the paths of files and directories in the driver's directories, with each UID replaced by UID."""
+    """Returns the paths of files and directories in the driver's directories, with each UID replaced by the word
+    UID.
+    """
     paths = stage.paths
     roots = {"kubelet/plugins": paths.kubelet_root / "plugins", "run": paths.run_dir, "cdi": paths.cdi_dir}
     roots["kubelet/plugins_registry"] = paths.kubelet_root / "plugins_registry"

@@ -110,8 +110,8 @@ def test_the_rejection_of_a_second_pod_names_the_first(stage: Stage, flags: list
 
 
 def test_a_claim_that_does_not_fit_is_explained(stage: Stage, flags: list[str]) -> None:
-    """Each device is listed with its shortage, and there is a problem with a remedy; a class of another driver is a
-    different problem.
+    """Each device is listed with its shortage, and the problem has a remedy. A class that does not exist is reported as
+    a different problem.
     """
     requests = [cpus(17), {"name": "gpu", "exactly": {"deviceClassName": "gpu.example.com"}}]
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "waiting", "uid": "1"}

@@ -82,7 +82,7 @@ def driver(open_shared_stage: OpenStage, tmp_path_factory: pytest.TempPathFactor
 
 
 def plain(value: Any) -> Any:
-    """Returns a value of the client as JSON, without the fields that change by themselves."""
+    """Returns a value of the client as JSON, without the fields that change on their own."""
     if isinstance(value, list):
         return [plain(one) for one in value]
     found = value.to_dict() if hasattr(value, "to_dict") else value
@@ -127,7 +127,7 @@ def test_a_report_of_the_backend_has_the_declared_form(driver: Driver) -> None:
 
 
 def test_fields_of_a_newer_release_are_kept(driver: Driver) -> None:
-    """A client of this release reads a document with unknown fields and words."""
+    """A client of this release reads a document with unknown fields and enumeration values."""
     document = ask_unix(driver.instance.state_socket, "/v1/containers")[0] | {"state": "thawing", "nice": 5}
     report = driver.model("ContainerReport").from_dict(document)
     assert (report.state, report.to_dict()) == ("thawing", document)

@@ -153,8 +153,8 @@ def test_pages_are_allocated_before_the_pod_is_bound_and_freed_with_the_claim(no
 
 
 def test_a_frontend_that_dies_loses_nothing(node: Node) -> None:
-    """The frontend dies between the growth of the pool and the record, while a claim waits, and while a claim is
-    deleted.
+    """The frontend dies between growing the pool and writing the record, while a claim is waiting, and while a claim is
+    being deleted.
     """
     (instance,) = node.stage.instances
     first = node.claim("first", 8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Number of wake-ups of an idle driver, measured on the real processes of a node without activity."""
+"""Counts the wake-ups of an idle driver, in its real processes on a node without activity."""
 
 import time
 from collections import Counter
@@ -34,7 +34,7 @@ def wake_ups(process: Process) -> Counter[str]:
 def test_an_idle_driver_wakes_up_at_most_twice_a_second() -> None:
     """There are no claims, and all threads of both processes count except those of gRPC.
 
-    About one wake-up a second is expected, mostly for the lease and for reports of health. Each file that is read in a
+    About one wake-up a second is expected, mostly for the lease and for health reports. Each file that is read in a
     thread every two seconds would add one; with several such files there were thirteen wake-ups. A busy machine adds
     none: a process that gets no CPU does not wait.
     """

@@ -138,7 +138,9 @@ async def test_a_failed_registration_is_reported_and_retried(short_root: Path) -
 
 @pytest.mark.parametrize("service", ["v1alpha1", "v1beta1", "v1"])
 async def test_health_reaches_the_kubelet_and_ends_with_the_driver(short_root: Path, service: str) -> None:
-    """Each name of the health API streams the complete list and its changes, and ends cleanly at shutdown."""
+    """In each of its versions, the health API streams the complete list and its changes, and the stream ends cleanly at
+    shutdown.
+    """
     good = DeviceHealth("node", "d0", Health.HEALTHY)
     board = HealthBoard([good, DeviceHealth("node", "d1", Health.HEALTHY)])
     plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD), board, grace_seconds=60)

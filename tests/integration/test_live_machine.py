@@ -27,7 +27,7 @@ NODE_1 = {*range(8, 16), *range(24, 32)}
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> HostDirectory:
-    """Creates two nodes of 16 CPUs in 8 cores, with 2048 hugepages of 2 MiB on each."""
+    """Creates a machine with two NUMA nodes, each with 16 CPUs in 8 cores and 2048 hugepages of 2 MiB."""
     host = HostDirectory(write_tree(captured("32intel64-2p8co2t+8ve"), tmp_path_factory.mktemp("live")))
     for node in (0, 1):
         host.set_pages(node, 2048, 2048)

@@ -237,8 +237,8 @@ async def test_the_publisher_survives_an_unknown_exception(rig: Rig, caplog: pyt
 
 
 async def test_deleted_slices_are_soon_restored(rig: Rig) -> None:
-    """The kubelet's deletecollection is repaired once, after the settling time and not after the 30 s of the kubelet
-    plugin helper.
+    """The kubelet's deletecollection is repaired once, after the settling time rather than after the kubelet plugin
+    helper's 30 s.
     """
     async with rig.publisher() as publisher:
         await rig.published(publisher)

@@ -260,7 +260,7 @@ def alerts_of(archive: Path) -> str:
 
 
 def icon() -> str:
-    """Returns the icon of the repository as a data URI, which needs no server."""
+    """Returns the repository's icon as a data URI, which needs no server."""
     content = base64.b64encode((ROOT / "docs/images/icon.svg").read_bytes()).decode()
     return f"data:image/svg+xml;base64,{content}"
 
@@ -284,7 +284,7 @@ def test_the_sbom_of_the_chart_lists_its_files_and_images(tmp_path: Path) -> Non
 
 
 def test_the_workflow_attests_the_files_of_the_release() -> None:
-    """Images and chart get their SBOM and the provenance as attestations, with the file names that release.sh
+    """The images and the chart get their SBOMs and the provenance as attestations, with the file names that release.sh
     creates.
     """
     workflow = (ROOT / ".github/workflows/release.yaml").read_text()

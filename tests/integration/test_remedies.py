@@ -124,7 +124,7 @@ def test_the_remedy_for_a_missing_cdi_directory_names_the_volume(tmp_path: Path)
 
 
 class Unwritable:
-    """Interrupts or tasks that can be moved, whose directory is mounted read-only."""
+    """Movable interrupts or tasks whose directory is mounted read-only."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -64,7 +64,7 @@ class Process:
     state: NodeState = field(default_factory=NodeState)
     reports: Reports = field(init=False)
     exchange: Exchange | None = None
-    """The reports on its connection, or None without a connection."""
+    """The reports on its connection, or None while it has no connection."""
 
     def __post_init__(self) -> None:
         self.reports = Reports(self.state)
@@ -126,7 +126,7 @@ class Links(RuleBasedStateMachine):
     @precondition(lambda self: self.late)
     @rule(data=st.data())
     def arrive(self, data: st.DataObject) -> None:
-        """Delivers a delayed request. If a later one was delivered before, it changes nothing."""
+        """Delivers a delayed request. It changes nothing if a later request has already been delivered."""
         body = self.late.pop(data.draw(st.integers(0, len(self.late) - 1)))
         last, age = self.view.status, self.view.age
         before = (last, self.view.containers, self.view.generation, age)
@@ -137,7 +137,7 @@ class Links(RuleBasedStateMachine):
 
     @rule(merges=st.booleans(), keeps_connections=st.booleans())
     def restart_frontend(self, merges: bool, keeps_connections: bool) -> None:
-        """Replaces the frontend with one of this or the previous release. If the connections stay open, as through a
+        """Replaces the frontend with one from this or the previous release. If the connections stay open, as through a
         proxy, a frontend of the previous release may receive changes, and ignores them.
         """
         self.view, self.merges = BackendView(lambda: self.now), merges

@@ -42,7 +42,7 @@ _DOCTOR = {
 
 
 def command(stage: Stage, instance: Instance, *words: str) -> Any:
-    """Runs a command as in the driver's pod and returns its JSON."""
+    """Runs a command as in the driver's pod and returns its JSON output."""
     environment = os.environ | {"NODE_NAME": stage.settings.node, "POD_UID": instance.pod_uid}
     flags = ["--config", str(stage.paths.config), "--host-root", str(stage.settings.host_root), "-o", "json"]
     arguments = [sys.executable, "-m", "numa_tools", *words, *flags]

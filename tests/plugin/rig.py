@@ -95,8 +95,8 @@ async def plugin(tmp_path: Path) -> AsyncIterator[Plugin]:
 
 
 def prepared(machine: Machine, exclusivity: str = "partition", node_reason: str = "") -> dict[str, Any]:
-    """Returns a claim as scheduler, kubelet and this driver leave it. ``node_reason`` is the reason why the node has no
-    partitions.
+    """Returns a claim as the scheduler, the kubelet and this driver leave it. ``node_reason`` is the reason why the
+    node has no partitions.
     """
     document = claim("u", TAKEN, memory("1Gi"), name="train")
     records = [decided(view("u", TAKEN, memory("1Gi")), driver) for driver in ("dra.cpu", "dra.memory")]

@@ -66,7 +66,7 @@ def test_every_form_of_a_quantity_is_read(text: str, amount: int) -> None:
 
 @given(st.text())
 def test_an_invalid_quantity_counts_as_zero(text: str) -> None:
-    """No string, however long or unusual, ends the command."""
+    """No string, however long or unusual, makes the command fail."""
     assert parse_quantity(text) >= 0
     assert parse_quantity("9" * 100_000) == 0
     assert format_bytes(parse_quantity("1e60")) == "8191.9Pi", (

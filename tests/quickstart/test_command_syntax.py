@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real kubectl accepts each kubectl command line on a page, in blocks and in sentences.
 
-Most of them are run against a cluster of fakes by the other tests of this directory. The others require features that
+Most of them are run against a cluster of fakes by the other tests in this directory. The others require features that
 no fake has: logs, metrics of the node, a debugging container. With ``--help`` kubectl parses the whole line without
 contacting a cluster.
 """

@@ -36,7 +36,7 @@ def sent(text: str, directory: Path) -> list[Any]:
 
 
 def test_kubectl_sends_documented_manifests_unchanged(tmp_path: Path) -> None:
-    """Covers objects of examples and pages, each value in the tables without quotes, and other common spellings."""
+    """Covers the objects in examples and pages, each value in the tables without quotes, and other common spellings."""
     manifests = [*objects(), *words()]
     documents = sent("---\n".join(f"{one.text}\n" for one in manifests), tmp_path)
     for manifest, document in zip(manifests, documents, strict=True):

@@ -32,7 +32,7 @@ def driver_pod(shell: Shell) -> str:
 
 
 def test_the_driver_is_installed(shell: Shell) -> None:
-    """Every block of the page succeeds, up to the test pod of the chart."""
+    """Every block of the page succeeds, up to the chart's test pod."""
     printed = run_blocks(shell, documented.blocks("install", documented.CLUSTER))
     for expected in (
         "namespace/dra-driver-numa labeled",
@@ -76,7 +76,7 @@ def older_chart(directory: Path) -> Path:
 
 
 def test_each_upgrade_accepts_a_release_of_an_older_chart(shell: Shell, tmp_path: Path) -> None:
-    """Settings of the release are kept; with --reuse-values Helm would keep the old defaults and miss the new ones."""
+    """The release's settings are kept; with --reuse-values Helm would keep the old defaults and miss the new ones."""
     blocks = documented.blocks("upgrade", documented.CLUSTER)
     older, upgrade = older_chart(tmp_path), "helm upgrade dra-driver-numa -n dra-driver-numa"
     for block in blocks:

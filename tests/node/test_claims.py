@@ -74,7 +74,9 @@ def test_other_containers_leave_the_cpus_before_the_first_instruction(cluster: C
 
 @both_drivers
 def test_a_restarted_container_gets_the_same_resources(cluster: Cluster) -> None:
-    """A new container of the same pod and name has the same CPUs and pages, and the pod's limit does not grow."""
+    """A new container with the same name in the same pod has the same CPUs and pages, and the pod's limit does not
+    grow.
+    """
     db = cluster.pod(cpus(2), hugepages(4 * MIB))
     for _ in range(3):
         box = db.run()

@@ -133,8 +133,8 @@ def test_the_plugin_reconnects_after_the_runtime_restarts(cluster: Cluster) -> N
 
 @pytest.mark.core
 def test_lost_claim_files_are_restored(cluster: Cluster) -> None:
-    """Files removed under a running driver are written again; after files were removed while it was down, the CPUs of
-    running containers stay allocated and records are rebuilt.
+    """Files that are removed while the driver is running are written again. If they are removed while it is down, the
+    CPUs of running containers stay allocated and the records are rebuilt.
     """
     db, spare = cluster.pod(cpus(2, numa_node=1)), cluster.pod(cpus(1, numa_node=1))
     box, given = db.run(), db.cpus

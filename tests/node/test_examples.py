@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every manifest of examples/ runs on a node with the driver as the chart installs it, and gets the resources that it
+"""Every manifest in examples/ runs on a node with the driver as the chart installs it, and gets the resources that it
 requests.
 
 Each container's resources are read from the kernel, inside and outside the container, and compared with its claim's

@@ -52,7 +52,7 @@ def test_a_poisoned_page_taints_the_memory_of_its_node(cluster: Cluster) -> None
 
 @pytest.fixture
 def failing_controller() -> None:
-    """Returns the files of a memory controller of the second socket, to be overlaid on the machine's /sys."""
+    """Returns the files of a memory controller on the second socket, to be overlaid on the machine's /sys."""
     files = edac(1, "Skylake Socket#1 IMC#0", "CPU_SrcID#1_MC#0_Chan#0_DIMM#0", ue=2)
     OVERLAY.parent.mkdir(exist_ok=True)
     OVERLAY.write_text(json.dumps(files))
@@ -60,7 +60,7 @@ def failing_controller() -> None:
 
 @pytest.mark.configuration(hardwareErrors={"uncorrected": 2}, sysfsOverlay=str(OVERLAY))
 def test_a_failing_controller_taints_the_memory_of_its_socket(failing_controller: None, cluster: Cluster) -> None:
-    """The taint exists from the start, since the kernel has counted the errors before; claims for other devices are
+    """The taint exists from the start, since the kernel had already counted the errors; claims for other devices are
     prepared as usual.
     """
     until(lambda: "memory-numa001" in tainted(cluster), "the socket's memory is tainted", within=30)

@@ -90,7 +90,7 @@ def frozen(service: DriverContainer) -> Iterator[None]:
 def attempt(pod: ClaimPod) -> Container | None:
     """Runs one of the kubelet's attempts to start the pod's container; returns None if it is rejected."""
     try:
-        # While no instance is active, a container that was created before may start without a partition.
+        # While no instance is active, a container that has already been created may start without a partition.
         return pod.run(mode=None)
     except CriError:
         return None
@@ -163,7 +163,7 @@ def test_a_cgroup_named_container_affects_only_its_own_pod(cluster: Cluster) -> 
 
 
 def test_a_container_that_hides_its_cgroup_files_is_moved(cluster: Cluster) -> None:
-    """A container that changes owner and mode of its cpuset files leaves claimed CPUs and blocks no claim."""
+    """A container that changes the owner and mode of its cpuset files leaves claimed CPUs and blocks no claim."""
     files = "$d $d/cpuset.cpus $d/cpuset.cpus.effective $d/cpuset.mems $d/cgroup.procs $d/cgroup.events"
     mole = privileged(cluster, f"chown 1000:1000 {files} && chmod 000 {files}")
     assert (mole.cgroup.directory / "cpuset.cpus.effective").stat().st_mode & 0o777 == 0

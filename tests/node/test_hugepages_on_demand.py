@@ -80,8 +80,8 @@ def test_pages_are_allocated_for_a_claim_and_freed_with_it(restored: None, clust
 @pytest.mark.profile("one-gig")
 @pytest.mark.configuration(hugepagesOnDemand=[{"numaNode": 1, "size": "1Gi", "pages": 64}])
 def test_pages_that_cannot_be_allocated_taint_the_device(restored: None, cluster: Cluster) -> None:
-    """The NUMA node has 4 GiB and the claim requests 32: it fails, the device is tainted, and the allocated pages are
-    freed.
+    """The NUMA node has 4 GiB and the claim requests 32 GiB: the claim fails, the device is tainted, and the allocated
+    pages are freed.
     """
     pod = claimed(cluster, 32 << 30, "1g")
 

@@ -31,7 +31,9 @@ def free_pages() -> int:
 
 @pytest.mark.core
 def test_sizes_nodes_and_claims_are_summed(cluster: Cluster) -> None:
-    """A container with two claims over two nodes and two page sizes can touch the sum of all, and not a page more."""
+    """A container with two claims on two nodes and with two page sizes can touch the sum of all, and not a page
+    more.
+    """
     many = Wish(
         [
             hugepages(4 * MIB, name="near", numa_node=0),

@@ -42,8 +42,8 @@ def test_the_kernel_keeps_partitions_without_a_backend(cluster: Cluster, new_pod
     """There are two claims in two QoS classes, and the backend is killed: no process of a new pod or of the host runs
     on the claims' CPUs.
 
-    This still holds after containerd, systemd and a CPU of a claim were restarted, and after a partition was
-    invalidated.
+    This still holds after containerd has restarted, systemd has reloaded and one of a claim's CPUs has gone offline and
+    come back, and after a partition has been invalidated.
     """
     first = cluster.pod(cpus(2, numa_node=1))
     second = cluster.pod(cpus(1, numa_node=0), qos="besteffort", config=[cpu_config(isolation="isolated")])

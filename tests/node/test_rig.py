@@ -70,7 +70,7 @@ def test_a_process_cannot_write_the_root_of_its_cgroup_namespace(node: Node) -> 
     """cgroup2 has nsdelegate, as systemd mounts it, and a container is in a cgroup namespace whose root is its own
     cgroup.
 
-    Therefore no process inside can write its own cpuset, with any capability; the cgroup of the pod, one level above,
+    Therefore no process inside can write its own cpuset, whatever its capabilities. The pod's cgroup, one level above,
     can be written.
     """
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]

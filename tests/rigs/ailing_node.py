@@ -266,7 +266,7 @@ def _write(path: Path, text: str) -> None:
 
 def _toml(plugins: dict[str, Any]) -> str:
     lines = []
-    # containerd 1.7 would replace the section of config.toml with an empty one.
+    # containerd 1.7 would replace the section in config.toml with an empty one.
     for plugin, section in ((plugin, section) for plugin, section in plugins.items() if section):
         tables = {f'plugins."{plugin}"': {k: v for k, v in section.items() if not isinstance(v, dict)}}
         tables |= {f'plugins."{plugin}".{k}': v for k, v in section.items() if isinstance(v, dict)}

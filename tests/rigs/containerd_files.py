@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random configuration files of containerd, and the recorded results of real releases for such files."""
+"""Random containerd configuration files, and the recorded results that real releases produced from such files."""
 
 import json
 import random

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods and containers as the runtime describes them, and the entitlements of claims, for tests of enforcement."""
+"""Pods and containers as the runtime describes them, and claim entitlements, for tests of enforcement."""
 
 from typing import Literal
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """Returns the CPU seconds of this thread for the call, as the minimum of three tries, so the machine's load does
-    not matter.
+    """Returns the CPU seconds that this thread uses for the call. It is the minimum of three tries, so the machine's
+    load does not matter.
     """
 
     def once() -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates a claim without a directory and a lock."""
+"""Allocates a claim without a directory or a lock."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claims, templates and classes from the documentation, as the text that a reader would type.
 
-They are the objects of examples/, YAML blocks of pages that contain such an object or a part of one, and one claim for
+They are the objects in examples/, YAML blocks in pages that contain such an object or a part of one, and one claim for
 each value in the parameter tables. Nothing is parsed here, because the tests check how that text is parsed.
 """
 
@@ -50,14 +50,14 @@ class Manifest:
 
 
 def objects() -> list[Manifest]:
-    """Returns the objects of the examples and of the pages."""
+    """Returns the objects in the examples and on the pages."""
     examples = [path for path in sorted((ROOT / "examples").rglob("*.yaml")) if "values" not in path.parts]
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [one for path in examples for one in _of_example(path)] + [one for path in pages for one in _of_page(path)]
 
 
 def words() -> list[Manifest]:
-    """Returns a claim for each value in the parameter tables, and for each spelling of ALSO_TYPED."""
+    """Returns a claim for each value in the parameter tables, and for each spelling in ALSO_TYPED."""
     typed = [*documented_words(), *ALSO_TYPED]
     return [Manifest(f"{field}: {word}", parameter(key, field, word)) for key, field, word in typed]
 

@@ -93,7 +93,7 @@ class Node:
         state = NodeState(config(reserved, lazy=lazy, guard=guard, quota=cpu_quota, exclusivity=exclusivity))
         state.set_host(self.host)
         self.enforcer = Enforcer(deps, state, "own_pod")
-        # A hook may wait until a slow machine has moved the other containers. The limit of the product is in
+        # A hook may wait until a slow machine has moved the other containers. The product's own limit is tested in
         # test_budgets.py.
         self.enforcer.starter.clear_seconds = 8 * patience()
 
@@ -177,7 +177,7 @@ class Node:
     async def until(self, condition: Callable[[], object]) -> None:
         """Runs the audit with its clock advancing until the condition is true.
 
-        Raises TimeoutError after 20 seconds, multiplied by the patience of tests.
+        Raises TimeoutError after 20 seconds, multiplied by the tests' patience factor.
         """
         async with asyncio.timeout(20 * patience()):
             while not condition():

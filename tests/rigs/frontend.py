@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A frontend's claim handling on a directory, without kubelet, API server and sockets. Each object acts as a new
+"""A frontend's claim handling on a directory, without a kubelet, an API server or sockets. Each object acts as a new
 process.
 """
 
@@ -160,7 +160,7 @@ class Frontend:
         return self.counted
 
     def enforce(self, *, active: bool = True, complete: bool = True) -> None:
-        """Renews the backend's lease. With ``complete=False`` the reports are of an earlier generation."""
+        """Renews the backend's lease. With ``complete=False`` the reports are from an earlier generation."""
         status = BackendStatus(
             instance="i",
             generation=1 if complete else 2,

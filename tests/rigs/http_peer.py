@@ -25,7 +25,7 @@ async def send(port: int, data: bytes) -> bytes:
 
 
 async def get(port: int, target: str, method: str = "GET") -> bytes:
-    """Sends a request like the kubelet's. Returns the response with its head."""
+    """Sends a request like the kubelet's. Returns the response including its head."""
     return await send(port, f"{method} {target} HTTP/1.1\r\nHost: x\r\nUser-Agent: kube-probe/1.36\r\n\r\n".encode())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates cgroup2 in a directory tree, limited to cpusets and limits (Linux, cgroup-v2.rst)."""
+"""Simulates cgroup2 in a directory tree, but only its cpusets and limits (Linux, cgroup-v2.rst)."""
 
 import errno
 import os

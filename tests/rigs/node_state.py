@@ -31,8 +31,8 @@ from tests.rigs.trees import captured
 from tests.strategies.machines import machine
 
 LARGEST: Final = "512fake-2s8n32c2t"
-"""A generated machine, since none of the captured ones is as large: two sockets, eight NUMA nodes, 256 cores of two
-threads.
+"""A generated machine, since none of the captured ones is as large: two sockets, eight NUMA nodes, 256 cores with two
+threads each.
 """
 HOSTILE: Final = "<img src=x onerror=alert(1)>"
 """A name that no API server accepts but that a container runtime could report."""

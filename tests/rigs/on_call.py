@@ -154,7 +154,7 @@ class _Node:
         file.unlink()
 
     def damaged_file(self) -> None:
-        """An empty claim file of a claim that no longer exists."""
+        """An empty claim file for a claim that no longer exists."""
         uid = "f649aad3-8b18-425d-98fc-18129856ecfb"
         file = self.stage.paths.cdi_dir / f"dra.k8s.io-cpu_claim-{uid}.json"
         file.write_text("")

@@ -169,7 +169,7 @@ class Cluster:
             await asyncio.to_thread(self._stop.wait)
 
     async def _metrics(self, node: str) -> str:
-        """Returns the kubelet's metrics of claims in use (pkg/kubelet/metrics)."""
+        """Returns the kubelet's metrics for claims in use (pkg/kubelet/metrics)."""
         assert node == self.stage.settings.node
         claims = [pod.claim for pod, _ in list(self._pods.values()) if pod.claim]
         used = Counter(

@@ -81,7 +81,7 @@ class ClaimPod:
 
     @property
     def claim_uid(self) -> str:
-        """Returns the UID of the claim, or of the first one."""
+        """Returns the UID of the pod's claim, or of its first claim if it has several."""
         return str(self.claims[0]["metadata"]["uid"])
 
     def prepare(self) -> float:
@@ -104,7 +104,7 @@ class ClaimPod:
 
     @property
     def cpus(self) -> frozenset[int]:
-        """Returns the CPUs of all requests in the first claim's CDI file; works without any service."""
+        """Returns the CPUs of all requests in the first claim's CDI file, even if no service is running."""
         document = json.loads((CDI_DIRECTORY / cdi_file_name(CPU_DRIVER, self.claim_uid)).read_text())
         env = [entry for device in document["devices"] for entry in device["containerEdits"]["env"]]
         named = [e.split("=", 1)[1] for e in env if e.startswith(cpu_env_key(self.claim_uid, None))]
@@ -160,8 +160,8 @@ class ClaimPod:
         return "isolated" if any(one.get("isolation") == "isolated" for one in given) else "root"
 
     def remove_sandbox(self) -> None:
-        """Ends the containers and the sandbox, if there is one; the claim stays prepared, and a new sandbox can
-        follow.
+        """Ends the containers and the sandbox, if there is one; the claim stays prepared, and a new sandbox can be
+        created.
         """
         if self._sandbox is not None:
             self._sandbox.result().remove()

@@ -153,7 +153,9 @@ class Cluster:
         self._chart = (dict(settings), dict(values), lacking)
 
     def _install_classes(self) -> None:
-        """Sets the DeviceClasses of the API server to those that the chart renders; classes of other drivers stay."""
+        """Replaces the DeviceClasses in the API server with those that the chart renders; other drivers' classes
+        stay.
+        """
         rendered = {one["metadata"]["name"]: one for one in self.objects if one["kind"] == "DeviceClass"}
         for name in self._classes - rendered.keys():
             self.api(f"{_DEVICE_CLASSES}/{name}", "DELETE")

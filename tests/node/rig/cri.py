@@ -60,7 +60,7 @@ class Runtime:
         return answer.runtime_name, answer.runtime_version
 
     def answers(self) -> bool:
-        """Returns True if the runtime has completed its start; until then, every call fails as unavailable."""
+        """Returns True if the runtime has finished starting; until then, every call fails as unavailable."""
         try:
             self.version()
         except CriError as error:

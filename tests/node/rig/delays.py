@@ -51,7 +51,7 @@ class Delays:
     worst: int
     """The longest delay in microseconds."""
     nearly_all: int
-    """Microseconds that 99.9 % of the wake-ups did not exceed."""
+    """The delay in microseconds that 99.9 % of the wake-ups did not exceed."""
 
     @classmethod
     def read(cls, output: str) -> Self:
@@ -69,7 +69,7 @@ class Delays:
 
     @classmethod
     def medians(cls, rounds: Iterable[Self]) -> Self:
-        """Returns the median of each figure over several rounds."""
+        """Returns the median of each figure across several rounds."""
         rounds = list(rounds)
         pick = statistics.median_low
         figures = ("wake_ups", "worst", "nearly_all")

@@ -33,8 +33,8 @@ def node_facts(name: str) -> NodeFacts:
 
 
 class DriverContainer:
-    """A container in the pod. Each start creates a new container with the next attempt; the last one that ended is
-    kept.
+    """A container in the pod. Each start creates a new container with the next attempt number; the last container that
+    ended is kept.
     """
 
     def __init__(self, pod: "DriverPod", plan: Container) -> None:
@@ -122,7 +122,7 @@ class DriverContainer:
         return cri_log(self._log)
 
     def wait_for_log(self, text: str, within: float = 30.0) -> None:
-        """Waits until the log since this start contains a string."""
+        """Waits until the log since the latest start contains a string."""
         until(lambda: text in self.log(), f"{text!r} is in the log of {self.name}", within)
 
     def status(self, field: str) -> str:

@@ -28,7 +28,7 @@ class Instance:
         self._killed = ""
 
     def start(self) -> "Instance":
-        """Starts the containers that are not running, in the order of the pod."""
+        """Starts the containers that are not running, in the order in which the pod lists them."""
         for service in self.pod.containers.values():
             if not service.alive:
                 service.start()
@@ -85,7 +85,7 @@ class Instance:
 
     @property
     def active(self) -> bool:
-        """Returns True if its backend holds the lock and enforces."""
+        """Returns True if the instance's backend holds the lock and enforces."""
         return bool(self.status.get("active"))
 
     def held(self) -> dict[str, frozenset[int]]:

@@ -62,7 +62,7 @@ class MappedPages:
 
 
 def cgroup_of(pid: int) -> Cgroup:
-    """Returns the cgroup of a process, from its only v2 line."""
+    """Returns the cgroup of a process, from the only v2 line in /proc/<pid>/cgroup."""
     text = Path(f"/proc/{pid}/cgroup").read_text()
     return Cgroup(next(line[3:] for line in text.splitlines() if line.startswith("0::")))
 
@@ -114,7 +114,7 @@ def online_cpus() -> frozenset[int]:
 
 
 def isolated_cpus() -> frozenset[int]:
-    """Returns the CPUs without load balancing, by boot parameters and by isolated partitions."""
+    """Returns the CPUs that boot parameters or isolated partitions exclude from load balancing."""
     return parse_cpu_list((CGROUPS / "cpuset.cpus.isolated").read_text())
 
 
@@ -147,7 +147,7 @@ def below_l3(cpu: int) -> frozenset[int]:
 
 
 def hugepages(node: int, size: str, what: str = "nr_hugepages") -> int:
-    """Returns the pages of a size ("2MB", "1GB") on a node; `what` is nr_hugepages or free_hugepages."""
+    """Returns the number of pages of a size ("2MB", "1GB") on a node; `what` is nr_hugepages or free_hugepages."""
     return int((NODES / f"node{node}/hugepages/hugepages-{PAGE_KIB[size]}kB/{what}").read_text())
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translates a rendered DaemonSet into the kubelet's calls to the runtime: pod sandbox, containers, volumes, cgroup.
-Pure.
+The module does no I/O.
 
 Each field of the pod template is translated, or listed in OTHERS with the component that reads it; any other field
 raises UnknownFieldError, so chart and rig cannot diverge. The rules are those of Kubernetes 1.34 to 1.36 with cgroup
@@ -60,7 +60,7 @@ class NodeFacts:
     resolvers: tuple[str, ...] = ()
     root: str = "/var/lib/kubelet"
     thermal_throttle: tuple[str, ...] = ()
-    """Existing directories ``thermal_throttle`` of the CPUs, which Kubernetes has masked since 1.33."""
+    """The CPUs' existing ``thermal_throttle`` directories, which Kubernetes has masked since 1.33."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Container:
     """Path of the termination log on the node."""
 
     def started(self, attempt: int) -> pb.ContainerConfig:
-        """Returns the configuration of a start: a restarted container is a new one with a higher attempt."""
+        """Returns the configuration for a start: a restarted container is a new one with a higher attempt number."""
         config = pb.ContainerConfig()
         config.CopyFrom(self.config)
         config.metadata.attempt = attempt
@@ -164,7 +164,7 @@ class _Pod:
             self._spec.take(name)
         whole = self._spec
         self._check_dns(whole.take("dnsPolicy", "ClusterFirst"))
-        whole.take("enableServiceLinks")  # the kubelet sets the variables of the only service in either case
+        whole.take("enableServiceLinks")  # the only service is `kubernetes`, whose variables are set in either case
         self._grace = int(whole.take("terminationGracePeriodSeconds", 30))
         self._network = pb.NODE if whole.take("hostNetwork", False) else pb.POD
         self._read_context(whole.inside("securityContext"))

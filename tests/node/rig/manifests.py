@@ -27,7 +27,9 @@ from tests.node.rig.wait import until
 Document = dict[str, Any]
 _CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 _IMPLICIT = "deviceclass.resource.kubernetes.io/"
-"""Prefix of the extended resource name of a class without its own name."""
+"""Prefix of the resource name that requests a class by its own name, even if the class has no extended resource
+name.
+"""
 
 
 def pod_templates(documents: Iterable[Document]) -> Iterator[Document]:
@@ -68,7 +70,7 @@ class ManifestPod:
     objects: list[Document]
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     claims: dict[str, Document] = field(default_factory=dict)
-    """Claims by their names in the pod's own list."""
+    """Claims, by their names in the pod's ``resourceClaims``."""
     boxes: dict[str, Container] = field(default_factory=dict)
     sandbox: Pod | None = None
 

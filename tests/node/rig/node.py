@@ -52,7 +52,7 @@ class Profile:
 
 
 class Node:
-    """A machine with containerd on which the tests act as kubelet."""
+    """A machine with containerd on which the tests act as the kubelet."""
 
     def __init__(self) -> None:
         self.profile = Profile.read()

@@ -75,7 +75,7 @@ def archive(program: bytes) -> bytes:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes all files to a directory and returns the exit code."""
+    """Writes all files to a directory and returns the exit status."""
     directory, repository = Path(arguments[0]), (arguments[1:] or [""])[0].rstrip("/")
     directory.mkdir(parents=True, exist_ok=True)
     program = zipapp()

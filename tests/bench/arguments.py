@@ -164,7 +164,7 @@ def _add_measurements(group: Any) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses the command line. Ends the process with status 2 and a message if it is invalid."""
+    """Parses the command line. Exits with status 2 and a message if it is invalid."""
     made = parser()
     if "--quick" in arguments:
         made.set_defaults(**_QUICK)

@@ -142,7 +142,7 @@ def _synchronize(stage: Stage) -> float:
 
 
 def _has_plugin(stage: Stage) -> bool:
-    """Returns True if a plugin is active. A plugin that ends with the runtime is started again, as the kubelet would
+    """Returns True if a plugin is active. A plugin that exits with the runtime is started again, as the kubelet would
     do.
     """
     for process in stage.processes:

@@ -45,8 +45,8 @@ def classes_of(device: dict[str, Any]) -> list[str]:
 
 def test_each_device_has_the_class_of_its_kind() -> None:
     """The kinds are CPUs, plain memory and each page size; memory and pages on nodes without CPUs have separate "far"
-    classes. No device is in two classes, and no selector reads a missing attribute. Devices of other drivers match no
-    class.
+    classes. No device is in two classes, and no selector reads a missing attribute. Other drivers' devices do not match
+    any class.
     """
     pools = build_inventory(MACHINE, Config(), "n").pools
     slices: list[Document] = [document for pool in pools for document in slice_documents(pool, "n")]

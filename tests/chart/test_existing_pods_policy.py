@@ -149,7 +149,7 @@ def test_all_other_pods_are_unchanged(given: Document) -> None:
 
 
 def test_the_policy_applies_to_labelled_namespaces_only() -> None:
-    """An installation changes no pod by default."""
+    """By default, an installation does not change any pods."""
     assert not any(one["kind"].startswith("Mutating") for one in render())
     spec, binding = policy()
     assert spec["failurePolicy"] == "Fail"

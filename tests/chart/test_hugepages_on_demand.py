@@ -129,7 +129,7 @@ def first(*classes: str) -> Document:
     ],
 )
 def test_claims_for_on_demand_pools_are_labelled(document: Document, labelled: bool) -> None:
-    """The label does not depend on the claims' other requests; a label that the author has set stays."""
+    """The label does not depend on the claims' other requests; a label that the author has set is kept."""
     assert matched(document) is labelled
 
 

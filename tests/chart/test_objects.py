@@ -144,8 +144,8 @@ def test_the_capability_for_partitions_depends_on_the_mode(exclusivity: str, add
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_containers_have_no_more_privileges_than_needed(name: str) -> None:
-    """The containers are not privileged and have no host namespace, no writable root file system and a seccomp profile;
-    only the backend has capabilities.
+    """The containers are not privileged and use no host namespaces. They have a read-only root file system and a
+    seccomp profile, and only the backend has capabilities.
     """
     documents = render(MATRIX[name])
     pod = pod_of(documents)
@@ -377,7 +377,7 @@ def test_liveness_probes_do_not_depend_on_other_components(name: str) -> None:
 
 @pytest.mark.parametrize("kinds", [{"liveness"}, {"startup", "liveness", "readiness"}], ids=len)
 def test_probes_can_be_switched_off(kinds: set[str]) -> None:
-    """A probe that is null is left out, and the others stay."""
+    """A probe that is null is left out, and the others are kept."""
     documents = render({"probes": dict.fromkeys(kinds)})
     for name in ("frontend", "backend"):
         there = {key.removesuffix("Probe") for key in container(documents, name) if key.endswith("Probe")}

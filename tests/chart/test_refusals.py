@@ -169,7 +169,7 @@ def test_the_error_contains_the_key(values: Document, named: str) -> None:
 
 
 def test_the_longest_paths_are_accepted() -> None:
-    """The check rejects no path that the kernel would accept."""
+    """The check does not reject any path that the kernel would accept."""
     assert render({"driverConfig": {"kubeletRootDir": LONGEST_KUBELET_ROOT, "runDir": LONGEST_RUN_DIRECTORY}})
 
 

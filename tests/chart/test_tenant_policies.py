@@ -246,7 +246,7 @@ def test_tenants_cannot_start_pods_without_the_plugin() -> None:
 
 @pytest.mark.parametrize("name", ["parameters", "tolerateMissing"])
 def test_a_policy_can_be_left_out(name: str) -> None:
-    """Each policy has its own switch; the others stay."""
+    """Each policy has its own switch; the others are still rendered."""
     documents = render({"admissionPolicy": {name: {"enabled": False}}})
     ends = {
         re.sub(".*dra-driver-numa-", "", one["metadata"]["name"])

@@ -155,7 +155,7 @@ class FakeRuntime(FakeNode):
             await self.tell("PostUpdateContainer", container)
 
     async def stop_container(self, container: Container) -> None:
-        """Stops the process, or handles its end if it has ended by itself."""
+        """Stops the process, or handles its end if it has exited on its own."""
         async with self.host.node_lock:
             await self.end(container)
 

@@ -186,7 +186,7 @@ class FakeCgroups:
         return kill.exists() and kill.read_text().strip() == "1"
 
     def stop(self, directory: Path) -> None:
-        """Removes the cgroup, as runc does when the last process has ended."""
+        """Removes the cgroup, as runc does when the last process has exited."""
         if directory.exists():
             (directory / "cgroup.events").write_text("populated 0\nfrozen 0\n")
             self._remove(directory)

@@ -51,7 +51,7 @@ class PluginHost:
         await self._notify()
 
     async def admit_forever(self, tasks: asyncio.TaskGroup, snapshot: Snapshot, apply: Apply) -> None:
-        """Admits new plugins one after the other, so a silent plugin blocks all others."""
+        """Admits new plugins one at a time, so a silent plugin blocks all others."""
         while True:
             reader, writer = await self._arrivals.get()
             trunk = Trunk(reader, writer)
@@ -70,7 +70,7 @@ class PluginHost:
             await self._notify()
 
     async def relay(self, method: str, request: Any) -> list[Any]:
-        """Calls one plugin after the other while holding the node's lock, and returns the responses. Raises
+        """Calls the plugins one at a time while holding the node's lock, and returns the responses. Raises
         OperationError for an error response.
         """
         answers = [await self._ask(peer, method, request) for peer in list(self.plugins)]

@@ -127,7 +127,9 @@ def consumption(candidate: Candidate, requests: Mapping[str, Any], used: Mapping
 
 
 def _rounded(capacity: Document, asked: Any) -> str | None:
-    """Returns the amount rounded by the request policy, or None if the policy allows no amount that is large enough."""
+    """Returns the amount rounded by the request policy, or None if the policy does not allow an amount that is large
+    enough.
+    """
     policy = capacity.get("requestPolicy") or {}
     if asked is None:
         return quantities.canonical(policy.get("default", capacity["value"]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for conditions that send no notification: files, and tasks of the program under test."""
+"""Waits for conditions that do not send a notification: files, and tasks of the program under test."""
 
 import asyncio
 import os
@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 PATIENCE: Final = float(os.environ.get("PATIENCE", "3"))
-"""Factor applied to every time limit in the tests. A limit ends a hanging test and costs a passing test nothing."""
+"""Factor applied to every time limit in the tests. A limit stops a test that hangs, and does not slow down a test that
+passes.
+"""
 
 
 def patience() -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make fuzz``: runs parsers of untrusted input, and random traces of a node, one after the other for a number of
+"""``make fuzz``: runs parsers of untrusted input, and random traces of a node, one after another for a number of
 minutes. An input that fails is stored in build/fuzz, and the exit status is 1. A failing trace is first reduced to the
 events that the failure requires. ``python -m tests.fuzz --input FILE`` runs a stored input again; the file's name
 begins with that of its target.
@@ -75,7 +75,7 @@ def keep(folder: Path, target: Target, data: bytes) -> Path:
 
 
 def fuzz(targets: Sequence[Target], minutes: float, number: int, folder: Path) -> bool:
-    """Runs the targets one after the other, prints a line for each, and returns True if no input failed."""
+    """Runs the targets one after another, prints a line for each, and returns True if no input failed."""
     runs = [Run(target, endless(target, number)) for target in targets]
     ends = time.monotonic() + minutes * 60
     while True:

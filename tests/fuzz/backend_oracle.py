@@ -236,7 +236,7 @@ def _pages(records: Iterable[AllocationRecord]) -> int:
 
 
 def check_end(world: World) -> None:
-    """Checks the node after all claims and their containers have ended: every other container has its CPUs back."""
+    """Checks the node after all claims and their containers are gone: every other container has its CPUs back."""
     assert world.active is not None
     problems = world.active.enforcer.problems
     assert not problems, problems

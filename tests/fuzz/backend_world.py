@@ -185,7 +185,7 @@ class Instance:
         self.task = asyncio.create_task(self.enforcer.run_forever())
 
     async def bury(self) -> None:
-        """Ends the instance abruptly, and closes the files that would otherwise stay open until its process ends."""
+        """Ends the instance abruptly, and closes the files that would otherwise stay open until its process exits."""
         self.power.dead = True
         self.task.cancel()
         await asyncio.wait({self.task})
@@ -504,7 +504,7 @@ class World:
             self.kernel.set(box.path, PARTITION, "member")
 
     def vanish(self, box: Box) -> None:
-        """Ends all processes of a container and removes its cgroup; the runtime sends no event."""
+        """Ends all of a container's processes and removes its cgroup; the runtime does not send an event."""
         if self.exists(box):
             self.kernel.remove(box.path)
 

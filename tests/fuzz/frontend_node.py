@@ -326,7 +326,7 @@ class Node:
 def _report(instance: Instance, status: BackendStatus, containers: dict[str, Any]) -> None:
     """Sends the containers that have changed, or all of them if the frontend cannot merge changes.
 
-    A container that has ended and started again since the last report is removed, and then added at the end.
+    A container that has exited and been started again since the last report is removed, and then added at the end.
     """
     view, (since, before) = instance.frontend.backend, instance.reported
     kept = [name for name in before if name in containers]

@@ -122,7 +122,7 @@ class Oracle:
     unprepared: set[Key] = field(default_factory=set)
     """Claims whose last call was a successful Unprepare."""
     leaving: set[Key] = field(default_factory=set)
-    """Prepared claims that are being unprepared or deleted and that have no successful Unprepare yet."""
+    """Prepared claims that are being unprepared or deleted, but whose Unprepare has not succeeded yet."""
     running: dict[str, Running] = field(default_factory=dict)
     """Containers by the UID of their claim."""
     over_allocating: bool = False

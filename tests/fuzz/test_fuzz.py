@@ -79,7 +79,7 @@ def test_permitted_exceptions_are_not_failures(tmp_path: Path) -> None:
 
 
 def test_a_failing_trace_is_reduced_to_the_events_that_it_needs() -> None:
-    """The head stays, and the failure requires two events in this order."""
+    """The head is kept, and the failure requires two events in this order."""
 
     def parse(data: bytes) -> None:
         assert not (data[:1] == b"h" and b"b" in data[1::2].partition(b"a")[2])

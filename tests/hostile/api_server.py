@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A failing API server, or a proxy in its place: claims stay, and the driver does not increase the load."""
+"""A failing API server, or a proxy in its place: claims are kept, and the driver does not increase the load."""
 
 import json
 import time

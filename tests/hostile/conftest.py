@@ -27,7 +27,7 @@ class Fields:
         self._stack = ExitStack()
 
     def of(self, actor: Actor) -> Field:
-        """Returns the node that an actor attacks. The actor's attacks run one after the other on the same node, as long
+        """Returns the node that an actor attacks. The actor's attacks run one after another on the same node, as long
         as they fail.
         """
         if self._actor is not actor:
@@ -48,7 +48,7 @@ class Fields:
 
 @pytest.fixture(scope="module")
 def fields(tmp_path_factory: pytest.TempPathFactory, unused_tcp_port_factory: Callable[[], int]) -> Iterator[Fields]:
-    """Provides the nodes of all actors, one after the other."""
+    """Provides the nodes of all actors, one at a time."""
     fields = Fields(lambda: write_tree(captured(_MACHINE), tmp_path_factory.mktemp("machine")), unused_tcp_port_factory)
     yield fields
     fields.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every attack of every actor, run one after the other on the actor's own node."""
+"""Every attack by every actor, run one after another on the actor's own node."""
 
 import re
 from collections.abc import Iterator

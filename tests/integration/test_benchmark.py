@@ -116,7 +116,7 @@ def test_the_smallest_run_measures_every_quantity_of_both_drivers(finished: tupl
 
 
 def test_the_page_is_self_contained_and_has_a_plot_of_each_quantity(finished: tuple[Report, _Page, str]) -> None:
-    """The page contains no script and refers to no other file; every element is closed; each plot has a text
+    """The page does not contain a script or refer to another file; every element is closed; each plot has a text
     alternative.
     """
     report, page, output = finished

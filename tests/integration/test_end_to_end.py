@@ -136,7 +136,7 @@ def test_a_claim_passes_from_one_pod_to_the_next(stage: Stage) -> None:
 
 
 def test_unprepare_of_a_claim_in_use_keeps_its_cpus_held(stage: Stage) -> None:
-    """CPUs that a process may still run on are neither allocated nor in the pool until the process has ended."""
+    """CPUs that a process may still run on are neither allocated nor in the pool until the process has exited."""
     with StagePod(stage, "web") as web, claim_pod(stage, "old", cpus(16, numa_node=0)) as old:
         plain = web.run()
         old.prepare()

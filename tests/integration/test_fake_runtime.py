@@ -22,7 +22,7 @@ def _spec(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("level", "events"), [("0.8", 0x8FF), ("0.12", 0x4000)])
 async def test_a_plugin_with_unknown_event_bits_is_disconnected(tmp_path: Path, level: str, events: int) -> None:
-    """NRI has no negotiation: the plugin is disconnected during its registration."""
+    """NRI does not negotiate events: the plugin is disconnected during its registration."""
     socket = tmp_path / "nri.sock"
     async with running(RuntimeOptions(socket, level=level)) as runtime, other_plugin(socket, events=events):
         await runtime.wait_until(lambda one: bool(one.log))

@@ -59,7 +59,9 @@ async def test_a_blocked_process_is_disconnected_and_reconnects(tmp_path: Path) 
 
 
 async def test_another_plugin_that_sets_cpus_fails_every_creation(tmp_path: Path) -> None:
-    """NRI has no priorities: the pod's event names both plugins, even if the values are equal."""
+    """NRI has no priorities, so the creation fails even if the values are equal, and the pod's event names both
+    plugins.
+    """
 
     async def set_cpus(_payload: bytes) -> Message:
         answer = pb.CreateContainerResponse()

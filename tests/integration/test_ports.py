@@ -84,7 +84,7 @@ def test_a_port_in_use_ends_the_process(open_stage: OpenStage, service: str) -> 
 
 
 def test_a_node_that_is_not_set_up_ends_the_process(open_stage: OpenStage) -> None:
-    """The process ends before anything is created, with one line and without a traceback."""
+    """The process exits before it creates anything, and prints one line without a traceback."""
     stage = open_stage(frontend="", backend=f"{OUR_BACKEND} --cgroup-root=/absent")
     backend = stage.add_instance().backend
     assert backend.wait(15) == 1

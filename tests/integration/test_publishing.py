@@ -414,7 +414,8 @@ async def test_whether_claims_are_counted_depends_on_server_and_kubelet(
 ) -> None:
     """All fields are published in any release, and Prepare can query whether claims are counted.
 
-    Since 1.37, the server forbids the mapping on a node whose kubelet has not declared that it counts; lists stay.
+    Since 1.37, the server forbids the mapping on a node whose kubelet has not declared that it counts; lists are still
+    published.
     """
     rig.server.options.version = release
     rig.server.options.gates |= {GATE: gate, "DRAListTypeAttributes": True}

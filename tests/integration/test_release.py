@@ -136,7 +136,7 @@ except AssertionError as error:
 
 
 def test_the_images_set_variables_that_save_memory() -> None:
-    """With the Dockerfile's variables, all threads use one heap, and zoneinfo reads no build configuration."""
+    """With the Dockerfile's variables, all threads use one heap, and zoneinfo does not read the build configuration."""
     lines = re.findall(r"^ENV (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     variables = dict(one.split("=", 1) for line in lines for one in shlex.split(line))
     code = """

@@ -53,7 +53,7 @@ def test_a_claim_becomes_a_container_on_one_numa_node(cluster: Cluster) -> None:
 @pytest.mark.core
 @both_drivers
 def test_other_containers_leave_the_cpus_before_the_first_instruction(cluster: Cluster) -> None:
-    """The first instruction of the claim container finds no other container on its CPUs; after Unprepare, other
+    """When the claim container runs its first instruction, no other container is on its CPUs; after Unprepare, other
     containers get the CPUs back.
     """
     plain = cluster.node.pod("web").run()

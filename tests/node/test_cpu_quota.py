@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CFS quota: exclusive CPUs are not throttled, and the limits of all other containers stay."""
+"""CFS quota: exclusive CPUs are not throttled, and all other containers keep their limits."""
 
 from tests.node.rig.claims import NO_PAGES, cpu_config
 from tests.node.rig.cluster import Cluster
@@ -23,7 +23,7 @@ def throttled(group: Cgroup) -> int:
 @both_drivers
 def test_a_claim_that_covers_the_limit_ends_the_quota_and_raises_that_of_its_pod(cluster: Cluster) -> None:
     """Four busy threads on two claimed CPUs are never throttled; the pod's own limit is restored when the container has
-    ended.
+    exited.
     """
     db = cluster.pod(cpus(2, numa_node=1))
     pod = db.sandbox.cgroup

@@ -154,8 +154,8 @@ def makes_way(cluster: Cluster, box: Container, claims: int) -> None:
 
 
 def test_a_cgroup_named_container_affects_only_its_own_pod(cluster: Cluster) -> None:
-    """A privileged container that creates a cgroup with that name inside its own cgroup blocks no claim, and leaves
-    claimed CPUs like any other container.
+    """A privileged container that creates a cgroup with that name inside its own cgroup does not block claims, and
+    leaves claimed CPUs like any other container.
     """
     dind = privileged(cluster, "mkdir $d/container")
     assert (dind.cgroup.directory / "container").is_dir()
@@ -163,7 +163,7 @@ def test_a_cgroup_named_container_affects_only_its_own_pod(cluster: Cluster) -> 
 
 
 def test_a_container_that_hides_its_cgroup_files_is_moved(cluster: Cluster) -> None:
-    """A container that changes the owner and mode of its cpuset files leaves claimed CPUs and blocks no claim."""
+    """A container that changes the owner and mode of its cpuset files leaves claimed CPUs and does not block claims."""
     files = "$d $d/cpuset.cpus $d/cpuset.cpus.effective $d/cpuset.mems $d/cgroup.procs $d/cgroup.events"
     mole = privileged(cluster, f"chown 1000:1000 {files} && chmod 000 {files}")
     assert (mole.cgroup.directory / "cpuset.cpus.effective").stat().st_mode & 0o777 == 0

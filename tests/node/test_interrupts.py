@@ -61,8 +61,8 @@ def everything() -> tuple[dict[str, str], frozenset[int]]:
 
 
 def test_interrupts_leave_a_claims_cpus_and_are_restored(cluster: Cluster) -> None:
-    """Interrupts are moved when the claim's container starts and restored when the container ends; a managed interrupt
-    stays and is counted.
+    """Interrupts are moved when the claim's container starts and restored when the container exits; a managed interrupt
+    is not moved, and is counted.
     """
     before = everything()
     db = cluster.pod(cpus(3, numa_node=1))

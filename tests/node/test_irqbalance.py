@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's irqbalance alongside the backend: the backend bans the claimed CPUs, and irqbalance moves no interrupt to
-them.
+"""Debian's irqbalance alongside the backend: the backend bans the claimed CPUs, and irqbalance does not move any
+interrupts to them.
 """
 
 import contextlib
@@ -47,8 +47,8 @@ def irqbalance(services: Services) -> Iterator[None]:
 
 @pytest.mark.usefixtures("irqbalance")
 def test_irqbalance_keeps_off_claimed_cpus(cluster: Cluster) -> None:
-    """irqbalance moves nothing back in two of its rounds, before the backend checks again, and has its original ban
-    afterwards.
+    """irqbalance does not move anything back in two of its rounds, before the backend checks again, and has its
+    original ban afterwards.
     """
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()

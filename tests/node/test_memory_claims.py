@@ -81,7 +81,7 @@ def mounted(box: Container, place: str) -> list[str]:
 @each_runtime
 def test_a_mount_exists_as_long_as_its_container(cluster: Cluster) -> None:
     """A hugetlbfs of the claim's size is already mounted when the first instruction runs; its pages are free when the
-    container has ended.
+    container has exited.
     """
     before = free_pages()
     wish = [memory_config("pages", mount={"path": "/dev/hugepages"})]

@@ -96,7 +96,7 @@ async def plugin(tmp_path: Path) -> AsyncIterator[Plugin]:
 
 def prepared(machine: Machine, exclusivity: str = "partition", node_reason: str = "") -> dict[str, Any]:
     """Returns a claim as the scheduler, the kubelet and this driver leave it. ``node_reason`` is the reason why the
-    node has no partitions.
+    node does not support partitions.
     """
     document = claim("u", TAKEN, memory("1Gi"), name="train")
     records = [decided(view("u", TAKEN, memory("1Gi")), driver) for driver in ("dra.cpu", "dra.memory")]

@@ -102,7 +102,7 @@ def test_migration_from_dra_driver_cpu_and_back(shell: Shell) -> None:
 
 
 def test_migration_from_dra_driver_memory_and_back(shell: Shell) -> None:
-    """If only the DaemonSet is deleted, its classes stay, and the chart refuses to install next to them.
+    """If only the DaemonSet is deleted, its classes remain, and the chart refuses to install next to them.
     --take-ownership fails as well: Helm 3.17 would report success and leave the selectors unchanged.
     """
     shell.typed(MEMORY_INSTALL)

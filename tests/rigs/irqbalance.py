@@ -56,7 +56,7 @@ class IrqbalanceStandIn:
             connection.send(f"SLEEP 10 BANNED {format_mask(self.banned)}".encode())
 
     def close(self) -> None:
-        """Stops listening. The socket file stays, as after a crash."""
+        """Stops listening. The socket file remains, as after a crash."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 

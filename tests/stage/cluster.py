@@ -112,7 +112,7 @@ class Cluster:
                 self.stage.api(path, "DELETE")
 
     def _delete_slices(self) -> None:
-        """Deletes the node's ResourceSlices, as the kubelet does 30 s after a driver's last socket is gone."""
+        """Deletes the node's ResourceSlices, as the kubelet does 30 s after a driver's last socket has disappeared."""
         for one in self.stage.slices():
             self.stage.api(f"/apis/resource.k8s.io/v1/resourceslices/{one['metadata']['name']}", "DELETE")
 

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class StageError(Exception):
-    """An expected event did not happen in time, or a process ended; the message contains the end of the log."""
+    """An expected event did not happen in time, or a process exited; the message contains the end of the log."""
 
 
 def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _T:
@@ -43,7 +43,7 @@ def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _
 
 
 class Process:
-    """A command that may be started again after its end."""
+    """A command that may be started again after it has exited."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class Process:
         return self
 
     def kill(self) -> None:
-        """Kills the process as ``kill -9`` does and waits for its end."""
+        """Kills the process as ``kill -9`` does and waits until it has exited."""
         self.ask_to_stop(signal.SIGKILL)
         self.wait()
 
@@ -104,7 +104,9 @@ class Process:
                 os.killpg(self._child.pid, number)
 
     def wait(self, seconds: float = 10.0) -> int:
-        """Waits for the end and returns the exit status. Kills the process and raises StageError after the timeout."""
+        """Waits until the process has exited and returns the exit status. Kills the process and raises StageError after
+        the timeout.
+        """
         if self._child is None:
             return 0
         try:
@@ -114,12 +116,12 @@ class Process:
             raise StageError(f"{self.name} did not end within {seconds * patience():.0f} s\n{self.tail()}") from None
 
     def stop(self, within: float = 10.0) -> int:
-        """Asks the process to end and returns its exit status."""
+        """Asks the process to exit and returns its exit status."""
         self.ask_to_stop()
         return self.wait(within)
 
     def check(self) -> None:
-        """Raises StageError with the end of the log if the process has ended by itself."""
+        """Raises StageError with the end of the log if the process has exited on its own."""
         if self._child is not None and not self.alive and not self._is_ours:
             raise StageError(f"{self.name} ended with status {self._child.returncode}\n{self.tail()}")
 

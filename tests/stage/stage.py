@@ -275,7 +275,7 @@ OpenStage = Callable[..., Stage]
 
 
 def _end(processes: Sequence[Process]) -> None:
-    """Ends processes: asks all of them to stop before it waits for any, then kills those that do not end."""
+    """Ends processes: asks all of them to stop before it waits for any, then kills those that do not exit."""
     for process in processes:
         process.ask_to_stop()
     for process in processes:

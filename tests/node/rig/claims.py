@@ -112,8 +112,8 @@ class ClaimPod:
 
     @property
     def sandbox(self) -> Pod:
-        """Returns the pod's sandbox, which is created in the background. Its cgroup allows no hugepages, as in a pod
-        that the kubelet has just created.
+        """Returns the pod's sandbox, which is created in the background. Its cgroup does not allow hugepages, as in a
+        pod that the kubelet has just created.
         """
         if self._sandbox is None:
             self._sandbox = self._cluster.at_once(self._make_sandbox)
@@ -143,7 +143,7 @@ class ClaimPod:
         """
         box = self.create(name, command, **options).start()
         if (wanted := self._mode() if mode == "" else mode) and options.get("cdi", self.cdi):
-            with suppress(FileNotFoundError, ProcessLookupError):  # the container has ended
+            with suppress(FileNotFoundError, ProcessLookupError):  # the container has exited
                 assert box.partition == wanted
         return box
 
@@ -171,7 +171,7 @@ class ClaimPod:
         """Ends the pod: first its containers, then the claims. Ending it twice changes nothing."""
         self.remove_sandbox()
         if self.claims:
-            # The resources stay allocated until the containers are reported as ended; a kubelet would retry.
+            # The resources stay allocated until the containers are reported as exited; a kubelet would retry.
             until(lambda: self.uid not in self._reported(), f"the backend reports no container of {self.name}")
             self.unprepare()
             for claim in self.claims:

@@ -153,8 +153,8 @@ class Cluster:
         self._chart = (dict(settings), dict(values), lacking)
 
     def _install_classes(self) -> None:
-        """Replaces the DeviceClasses in the API server with those that the chart renders; other drivers' classes
-        stay.
+        """Replaces the DeviceClasses in the API server with those that the chart renders; other drivers' classes are
+        kept.
         """
         rendered = {one["metadata"]["name"]: one for one in self.objects if one["kind"] == "DeviceClass"}
         for name in self._classes - rendered.keys():

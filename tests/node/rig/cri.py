@@ -105,7 +105,7 @@ class Runtime:
 
     def pid(self, container: str) -> int:
         """Returns the pid of the container's first process from the runtime's verbose status, or 0 before it starts and
-        after it ends.
+        after it exits.
         """
         answer = self.call(pb.ContainerStatusRequest(container_id=container, verbose=True))
         return int(json.loads(answer.info["info"]).get("pid") or 0)

@@ -34,7 +34,7 @@ def node_facts(name: str) -> NodeFacts:
 
 class DriverContainer:
     """A container in the pod. Each start creates a new container with the next attempt number; the last container that
-    ended is kept.
+    exited is kept.
     """
 
     def __init__(self, pod: "DriverPod", plan: Container) -> None:

@@ -69,11 +69,11 @@ def cgroup_of(pid: int) -> Cgroup:
 
 def status(pid: int, field: str) -> str:
     """Returns a field of /proc/<pid>/status, such as Mems_allowed_list. Raises FileNotFoundError if the process has
-    ended.
+    exited.
     """
     try:
         text = Path(f"/proc/{pid}/status").read_text()
-    except ProcessLookupError as error:  # it has ended between open and read
+    except ProcessLookupError as error:  # it has exited between open and read
         raise FileNotFoundError(str(error)) from error
     return next(line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith(field + ":"))
 

@@ -96,11 +96,11 @@ class Container:
 
     @property
     def reason(self) -> str:
-        """Returns the runtime's reason for the container's end, such as OOMKilled."""
+        """Returns the runtime's reason why the container exited, such as OOMKilled."""
         return str(self._runtime.state(self.id).reason)
 
     def wait_exited(self, within: float = 30.0) -> int:
-        """Waits for the container's end and returns the exit code."""
+        """Waits until the container has exited and returns the exit code."""
         until(lambda: self.state == "exited", f"container {self.name} has exited", within)
         return self.exit_code
 
@@ -197,7 +197,7 @@ class Pod:
         return self.create(name, command, **options).start()
 
     def remove(self) -> None:
-        """Stops all its containers (SIGKILL) and removes the sandbox; the pod's cgroup stays."""
+        """Stops all its containers (SIGKILL) and removes the sandbox; the pod's cgroup is kept."""
         self._runtime.remove_pod(self.id)
 
 

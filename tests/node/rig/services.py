@@ -46,7 +46,9 @@ class Service(Process):
             return file.read().decode(errors="replace")
 
     def wait_for_log(self, text: str, within: float = 30.0) -> None:
-        """Waits until the log since the latest start contains `text`; fails at once if the process ends before that."""
+        """Waits until the log since the latest start contains `text`; fails at once if the process exits before
+        that.
+        """
 
         def there() -> bool:
             ended = not self.alive

@@ -70,7 +70,7 @@ def test_the_page_contains_no_obsolete_message() -> None:
 
 
 def test_every_reason_has_an_object_and_a_message() -> None:
-    """The object decides who sees an Event: the author of a pod, or the operator of a node."""
+    """The object determines who sees an Event: the pod's author, or the node's operator."""
     described = set(re.findall(r"^\* `(\w+)`: ", SECTION, re.MULTILINE))
     assert described == set(ROWS)
     assert {reason for reason, about in ROWS.items() if about == "pod"} == POD_REASONS

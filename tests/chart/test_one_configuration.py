@@ -151,7 +151,7 @@ ROWS = [(text, True) for text in ACCEPTED.split("\n") if text] + [(text, False) 
 
 
 def by_the_program(path: Path) -> Config | None:
-    """Returns the configuration that a container reads from a file, or None if the container does not start with that
+    """Returns the configuration that a container reads from a file, or None if the container would not start with that
     file.
     """
     try:

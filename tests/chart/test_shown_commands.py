@@ -90,7 +90,7 @@ SHOWN = shown()
 
 
 def of(program: str) -> list[tuple[str, list[str]]]:
-    """Returns the arguments of each documented call of a program, with the name of the page."""
+    """Returns the arguments of each documented call to a program, with the name of the page."""
     names = program.split()
     return [(page, words[len(names) :]) for page, words in SHOWN if words[: len(names)] == names]
 

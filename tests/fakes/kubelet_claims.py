@@ -65,7 +65,7 @@ class CachedClaim:
 
 
 class ClaimCache:
-    """All claims of the node by (namespace, name), with a checkpoint file that survives the kubelet."""
+    """All claims on the node by (namespace, name), with a checkpoint file that survives kubelet restarts."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint

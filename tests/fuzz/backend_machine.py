@@ -457,7 +457,7 @@ SCRIPTS: Final = (
     "run 1; refuse 1 0; prepare 0 8 t; run 0 1; heal f; run 0 1 f",
     # A standby takes over from an instance that dies during a write.
     "run 2; begin t; prepare 0 8; die_later 2; run 0 1 t; offline 0 t; kill; run 1 t; begin f",
-    # Claims of several kinds next to each other, and a sibling.
+    # Several kinds of claims next to one another, and a sibling.
     "run 6; prepare 0 8; run 0 1 t; prepare 41 8; run 1 1 t; prepare 26; run 2 1 f; remove_pod 0 f",
 )
 """Traces that reach each rule of the oracle."""

@@ -226,7 +226,7 @@ class Trace(Node):
             self._hold(self.input.number(3))
 
     def _hold(self, seconds: int) -> None:
-        """Delays all backends' next reports by some seconds, or sends them now if the delay is 0."""
+        """Delays all backends' next reports by this many seconds, or sends them now if the delay is 0."""
         until = asyncio.get_running_loop().time() + seconds
         for instance in self.instances:
             instance.reports_held_until = until
@@ -245,7 +245,7 @@ class Trace(Node):
             self.beat(one)
 
     async def do_wait(self) -> None:
-        """Advances the clock by some seconds."""
+        """Advances the clock by a few seconds."""
         await asyncio.sleep((0.1, 1, 2, 4, 12, 30)[self.input.number(6)])
 
     async def do_later(self) -> None:

@@ -74,8 +74,8 @@ class Node:
         self.offline, self.pages = frozenset[int](), (PAGES, PAGES)
         self.kernel = Kernel(path.parent / "host")
         self.journal = Journal(path / "claims.journal")
-        """Reads the journal that the instances share. If the file is damaged, this reader keeps the last entries that
-        it read.
+        """Reader of the journal that the instances share. If the file is damaged, it keeps the last entries that it has
+        read.
         """
         self.instances: list[Instance] = []
         self.claims: list[Claim] = []

@@ -513,7 +513,7 @@ def status_writes(play: Play) -> None:
 
 
 def outages(play: Play) -> None:
-    """The runtime, the backend and the frontend stop one after another, with a prepared claim."""
+    """The runtime, the backend and the frontend stop one after another, while a claim is prepared."""
     play.pod("kept", cpus(1))
     instance, standby = play.stage.instances[0], play.stage.add_instance()
     play.counts("dra_numa_backend_active", 0)

@@ -23,7 +23,7 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 
 @pytest.fixture(scope="module")
 def flags(shared: Stage) -> list[str]:
-    """Returns flags that point to the machine, the sockets and the files of the stage."""
+    """Returns flags that point to the stage's machine, sockets and files."""
     base = shared.paths.base
     write_tree(captured("32intel64-2p8co2t+8ve"), base)
     config = base / "explain.yaml"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The samples of docs/symptoms.md are the output of the commands on nodes with these faults."""
+"""The samples in docs/symptoms.md are the commands' output on nodes with these faults."""
 
 from collections.abc import Iterator
 

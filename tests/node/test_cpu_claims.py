@@ -73,8 +73,8 @@ def test_all_containers_without_a_claim_leave_its_cpus_and_get_them_back(cluster
 
 
 def test_all_containers_that_share_a_claim_have_the_same_cpus(cluster: Cluster) -> None:
-    """With sharing: pod, the init container, the sidecar and the main container of the pod have the claim's CPUs until
-    the last one ends; no other pod gets them.
+    """With ``sharing: pod``, the init container, the sidecar and the main container of the pod have the claim's CPUs
+    until the last one exits; no other pod gets them.
     """
     plain = cluster.node.pod("web").run()
     db = cluster.pod(cpus(2, numa_node=1), config=[cpu_config(sharing="pod")])

@@ -38,7 +38,7 @@ def test_a_claim_that_covers_the_limit_ends_the_quota_and_raises_that_of_its_pod
 
 
 def test_a_claim_that_keeps_its_quota_is_limited(cluster: Cluster) -> None:
-    """With quota: keep the kubelet's limits stay on the container and the pod, and the kernel enforces them."""
+    """With ``quota: keep``, the kubelet's limits stay on the container and the pod, and the kernel enforces them."""
     db = cluster.pod(cpus(2, numa_node=1), config=[cpu_config(quota="keep")])
     pod = db.sandbox.cgroup
     pod.write("cpu.max", "50000 100000")

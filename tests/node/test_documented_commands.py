@@ -50,7 +50,7 @@ def run(node: Node, script: str, seconds: float = 120) -> subprocess.CompletedPr
 
 @pytest.fixture
 def image(node: Node) -> str:
-    """Returns the name of the backend's image, which containerd has."""
+    """Returns the name of the backend's image, which is in containerd's image store."""
     return run(node, "ctr -n k8s.io images ls -q | grep nri-backend").stdout.split()[0]
 
 

@@ -112,7 +112,7 @@ def test_affinities_changed_by_others_are_kept(cluster: Cluster) -> None:
 
 
 def test_a_claim_can_keep_interrupts_on_its_cpus(cluster: Cluster) -> None:
-    """With irqs: keep, interrupts stay on the claim's CPUs, but leave those of another claim."""
+    """With ``irqs: keep``, interrupts stay on the claim's CPUs, but leave those of another claim."""
     number = widened()
     nic = cluster.pod(cpus(2, numa_node=0), config=[cpu_config(irqs="keep")])
     db = cluster.pod(cpus(2, numa_node=1))
@@ -125,7 +125,7 @@ def test_a_claim_can_keep_interrupts_on_its_cpus(cluster: Cluster) -> None:
 
 
 def test_an_operator_can_disable_moving_interrupts(cluster: Cluster) -> None:
-    """With irqs: keep all affinities are restored, even while the claim's container is running."""
+    """With ``irqs: keep``, all affinities are restored, even while the claim's container is running."""
     before = everything()
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and hugepages of claims: sums, the time at which excess pages are refused, and mounts."""
+"""Claims for memory and hugepages: sums, the time at which excess pages are refused, and mounts."""
 
 import signal
 from functools import partial
@@ -25,7 +25,7 @@ os.posix_fallocate(file, 0, {size})
 
 
 def free_pages() -> int:
-    """Returns the free 2 MiB pages of the whole machine."""
+    """Returns the number of free 2 MiB pages on the whole machine."""
     return sum(kernel.hugepages(node, "2MB", "free_hugepages") for node in NODES)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain memory of claims: the container that is killed at the limit, and the working set that is kept when memory is
+"""Claims for plain memory: which container is killed at the limit, and which working set is kept when memory is
 short.
 """
 
@@ -76,7 +76,7 @@ def told(cluster: Cluster, pod: ClaimPod) -> list[str]:
 
 
 def test_a_protected_working_set_survives_a_neighbour(cluster: Cluster, files: Path) -> None:
-    """With protect: min the whole working set stays in memory under pressure; without it, the neighbour displaces
+    """With ``protect: min``, the whole working set stays in memory under pressure; without it, the neighbour displaces
     it.
     """
     left = {name: kept(cluster, files, **what) for name, what in (("min", {"protect": "min"}), ("none", {}))}

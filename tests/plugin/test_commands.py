@@ -307,7 +307,7 @@ async def test_the_second_pod_of_a_claim_is_not_reported_as_enforced(plugin: Plu
 
 
 async def test_a_claim_that_the_pool_enforces_is_shown_with_the_reason(plugin: Plugin) -> None:
-    """The node has written this sentence into the status of each claim."""
+    """The node has written this sentence into each claim's status."""
     document = prepared(INVENTORY.machine, "pool", "nri-backend lacks the capability SYS_ADMIN")
     document["metadata"]["name"] = "pooled"
     plugin.server.store.create(CLAIMS, "ns", document)
@@ -319,7 +319,7 @@ async def test_a_claim_that_the_pool_enforces_is_shown_with_the_reason(plugin: P
 
 
 async def test_a_claim_that_also_uses_the_shared_pool_is_shown_with_the_parameter(plugin: Plugin) -> None:
-    """The status of the claim contains ``poolCPUs`` in addition to the isolation of its own CPUs."""
+    """The claim's status contains ``poolCPUs`` in addition to the isolation of its own CPUs."""
     document = prepared(INVENTORY.machine, "pool")
     document["metadata"]["name"] = "vpp"
     next(one["data"] for one in document["status"]["devices"] if "cpus" in one["data"])["poolCPUs"] = "numa"

@@ -26,7 +26,9 @@ def driver_pod(*ports: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["status", "doctor"])
 async def test_a_command_runs_on_the_node_and_its_status_is_passed_on(plugin: Plugin, name: str) -> None:
-    """The command runs in the container of the driver's pod there; without such a pod the command reports that."""
+    """The command runs in a container of the driver's pod on that node. If the node has no such pod, the command
+    reports that.
+    """
     code, _, err = await plugin.run(name, NODE)
     assert (code, "no running pod of dra-driver-numa on node node-a" in err) == (1, True)
     plugin.server.store.create(PODS, "numa", driver_pod())

@@ -49,7 +49,7 @@ class Shell:
         return done.stdout
 
     def until(self, script: str, expected: Callable[[str], object]) -> str:
-        """Repeats commands until their output matches the expectation, because publishing takes some seconds."""
+        """Repeats commands until their output matches the expectation, because publishing takes a few seconds."""
         deadline = time.monotonic() + SECONDS
         while not expected(printed := self.typed(script)):
             assert time.monotonic() < deadline, f"{script}\n{printed}"

@@ -67,7 +67,7 @@ class Block:
 
 
 def blocks(page: str, place: str | None = None) -> list[Block]:
-    """Returns the command blocks of a page in their order, or only those that run in one place. Raises MarkError."""
+    """Returns a page's command blocks in order, or only those that run in one place. Raises MarkError."""
     found = blocks_of(page, (DOCS / f"{page}.md").read_text())
     return [block for block in found if place in (None, block.place)]
 
@@ -78,7 +78,7 @@ def blocks_of(page: str, source: str) -> list[Block]:
 
 
 def fence_kinds(page: str) -> set[str]:
-    """Returns the languages of all fences of a page."""
+    """Returns the languages of all fences on a page."""
     return {match["kind"] for match in _FENCE.finditer((DOCS / f"{page}.md").read_text())}
 
 

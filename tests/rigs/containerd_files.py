@@ -79,7 +79,7 @@ def recorded() -> list[dict[str, Any]]:
 
 
 def settings_in(dump: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a dump that matter to the driver, by section and key."""
+    """Returns the settings in a dump that matter to the driver, by section and key."""
     plugins = dump.get("plugins", {})
     cri = CRI_OF_1 if dump["version"] == 2 else CRI_OF_2
     kept = {NRI: _NRI_KEYS, cri: _CRI_KEYS}

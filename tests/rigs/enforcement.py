@@ -104,16 +104,16 @@ class Node:
         return {one.id: report(one) for one in (*state, *state.rejected.values())}
 
     def claim(self, record: AllocationRecord) -> tuple[str, ...]:
-        """Writes the file of a claim. Returns the environment of a container that uses the claim."""
+        """Writes a claim's file. Returns the environment of a container that uses the claim."""
         write_claim(self.cdi, record)
         return env_of(record)
 
     def unprepare(self, record: AllocationRecord) -> None:
-        """Removes the file of a claim."""
+        """Removes a claim's file."""
         (self.cdi / f"dra.k8s.io-{record.driver.removeprefix('dra.')}_claim-{record.claim.uid}.json").unlink()
 
     def make_pod(self, of: Pod) -> None:
-        """Creates the cgroup of a pod with its limits, as the kubelet does, unless it exists."""
+        """Creates a pod's cgroup with its limits, as the kubelet does, unless it exists."""
         parent = cgroup_directory(of.cgroup_parent)
         if self.kernel.path(parent).exists():
             return
@@ -186,7 +186,7 @@ class Node:
                 await asyncio.sleep(0.002)
 
     async def stop(self, id_: str, of: str = "p1") -> None:
-        """Removes the cgroup of a container and reports its end, as the runtime does."""
+        """Removes a container's cgroup and reports that the container has exited, as the runtime does."""
         one = container(id_, of=of)
         path = cgroup_directory(one.cgroups_path)
         if self.kernel.path(path).exists():
@@ -200,21 +200,21 @@ class Node:
         return await self.enforcer.synchronize(pods, containers)
 
     def quota(self, path: str) -> str:
-        """Returns the CPU quota of a cgroup in microseconds per period, or "max"."""
+        """Returns a cgroup's CPU quota in microseconds per period, or "max"."""
         return self.kernel.get(path, "cpu.max").partition(" ")[0]
 
     def partition(self, path: str) -> str:
-        """Returns the content of the partition file of a cgroup."""
+        """Returns the content of a cgroup's partition file."""
         return self.kernel.get(path, PARTITION)
 
     def cpus(self, path: str) -> str:
-        """Returns the effective CPUs of a cgroup."""
+        """Returns a cgroup's effective CPUs."""
         return self.kernel.get(path, "cpuset.cpus.effective")
 
 
 @contextlib.asynccontextmanager
 async def auditing(node: Node) -> AsyncIterator[None]:
-    """Runs the audit of the instance inside the block."""
+    """Runs the instance's audit inside the block."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(node.enforcer.run_forever())
         yield

@@ -55,7 +55,7 @@ class NodeState:
         self.hold()
 
     def hold(self, *records: AllocationRecord, releasing: tuple[AllocationRecord, ...] = ()) -> None:
-        """Sets the claims of the node; those that are being released still have running containers."""
+        """Sets the claims on the node; those that are being released still have running containers."""
         going = {(one.driver, one.claim.uid): ClaimFile.of(one) for one in releasing}
         ledger = Ledger(files_of(*records), going, tuple(self.backend.containers.values()))
         self.store = cast("ClaimStore", SimpleNamespace(ledger=ledger, quarantined={}))

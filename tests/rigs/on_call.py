@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes with the faults of docs/symptoms.md, and the real output of the commands that the page shows for each.
+"""Nodes with the faults in docs/symptoms.md, and the real output of the commands that the page shows for each.
 
 ``python -m tests.rigs.on_call`` prints all of it, to be copied into the page.
 """

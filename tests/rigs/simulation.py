@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes of a node on one event loop, with a clock that jumps and a disk that keeps the state of a killed process.
 
-Equal inputs result in equal traces: the clock of the loop advances only when every task waits, and jobs for worker
+Equal inputs result in equal traces: the loop's clock advances only when every task is waiting, and jobs for worker
 threads run at once, in the thread of the loop. A context variable assigns each task to a process. A process can be
 killed between two file operations: the directory is copied at that moment, and the copy is written back when the job
 has ended, so anything that a dead process still does has no effect.
@@ -149,7 +149,7 @@ class Disk(ThreadPoolExecutor):
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
-    """An event loop for the processes of a node whose files are on ``disk``."""
+    """An event loop for the processes on a node whose files are on ``disk``."""
 
     def __init__(self, disk: Disk) -> None:
         self._clock = VirtualClock(1000.0)

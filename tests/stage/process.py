@@ -141,7 +141,7 @@ class Process:
 
 
 def compile_sources() -> None:
-    """Compiles the sources of the services, as the images do; takes some milliseconds if nothing has changed."""
+    """Compiles the sources of the services, as the images do; takes a few milliseconds if nothing has changed."""
     for directory in (ROOT / "shared/src", *sorted((ROOT / "services").glob("*/src"))):
         compileall.compile_dir(directory, quiet=2)
 

@@ -243,8 +243,8 @@ class Stage:
         return found
 
     def events(self, reason: str = "") -> list[dict[str, Any]]:
-        """Returns the Events so far, for one reason or all, in the namespace of the pods and in the one for Events
-        about the node.
+        """Returns the Events so far, for one reason or all, from the pods' namespace and the one for Events about the
+        node.
         """
         events = self.api("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
         return [event for event in events if reason in ("", event["reason"])]

@@ -19,7 +19,7 @@ from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError, ask_unix
 
 _MOST = 64
-"""Number of different values of a field, and of samples of a metric, that are remembered."""
+"""Maximum number of different values that are remembered for a field, and of samples for a metric."""
 _DATA = re.compile(r"\.(attributes|distances|limits|counters|parameters|memoryParameters|metadata|poolCpus|consumed)$")
 """Objects whose keys are data."""
 _EMPTY: tuple[Any, ...] = (None, "", 0, False, [], {})

@@ -101,7 +101,7 @@ class Instance:
         return float((self.lease().get("counters") or {}).get(name, 0))
 
     def wait_audited(self) -> None:
-        """Waits for the next full audit; before that, the start of a claim container may be delayed."""
+        """Waits for the next full audit; until then, the start of a claim container may be delayed."""
         before = self.counter("audits")
         until(lambda: self.counter("audits") > before, "the backend has audited all containers", every=0.25)
 

@@ -62,7 +62,7 @@ class Service(Process):
 
 
 class Services:
-    """All programs of one test; at the end of the context, those that still run are killed."""
+    """All programs of one test; at the end of the context, those that are still running are killed."""
 
     def __init__(self, test: str) -> None:
         self._logs = LOGS / test

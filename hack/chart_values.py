@@ -220,11 +220,11 @@ class Probes(Values):
     """Probes of both containers."""
 
     startup: Probe | None = None
-    """Startup probe; null switches it off."""
+    """Startup probe; null disables it."""
     liveness: Probe | None = None
-    """Liveness probe; null switches it off."""
+    """Liveness probe; null disables it."""
     readiness: Probe | None = None
-    """Readiness probe; null switches it off."""
+    """Readiness probe; null disables it."""
 
 
 class DeviceClasses(Values):

@@ -71,7 +71,7 @@ def _shared_options(commands: Sequence[argparse.ArgumentParser]) -> dict[str, st
 
 
 def _command(parser: argparse.ArgumentParser, shared: dict[str, str] | None = None) -> Iterator[str]:
-    """Yields description, synopsis, arguments, options, examples and exit statuses of a command."""
+    """Yields a command's description, synopsis, arguments, options, examples and exit statuses."""
     epilog, shared = parser.epilog or "", shared or {}
     yield wrapped(parser.description or "")
     yield f"```text\n{_synopsis(parser, shared)}\n```"

@@ -14,7 +14,7 @@ MAX_FIELDS: Final = 12
 SOURCES: Final = ("shared/src", "services/dra-frontend/src", "services/nri-backend/src", "services/kubectl-numa/src")
 BACKEND: Final = "services/nri-backend/src/nri_backend"
 _NO_FIELDS: Final = ("ClassVar", "Final")
-"""Annotations of names in a class body that are not fields of the class's objects."""
+"""A name in a class body with one of these annotations is not a field of the class's objects."""
 
 
 def crowded(root: Path) -> list[str]:

@@ -26,7 +26,7 @@ _BEGINNING = "NodePrepareResources"
 
 
 class Recorder:
-    """Records a journey for each task, including the threads that work for it."""
+    """Records a journey for each task, including the calls made by threads that work for the task."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

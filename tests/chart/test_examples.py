@@ -141,7 +141,7 @@ async def test_the_example_works(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nic-same-node", "gpu-same-node"])
 async def test_cpus_and_memory_are_near_the_other_drivers_device(name: str) -> None:
-    """The CPUs and memory come from the NUMA node of the other driver's device, which is not the first one."""
+    """The CPUs and memory come from the NUMA node of the other driver's device, which is not the first node."""
     found = documents(Path(__file__).parents[2] / f"examples/{name}.yaml")
     async with ApiServer() as server:
         (allocated,) = await asyncio.to_thread(scheduled, server.url, found, inventory())

@@ -86,7 +86,9 @@ def test_pools_of_one_group_add_the_helper_to_its_pods_only() -> None:
 
 
 def matched(claim: Document, **values: Any) -> bool:
-    """Returns True if the policy changes a claim; an error in a condition does not count if another one is false."""
+    """Returns True if the policy changes a claim; an error in a condition does not count if another condition is
+    false.
+    """
     results: list[bool | None] = []
     context = cel.Context({"object": claim})
     for condition in only(render({**ON, **values}), "MutatingAdmissionPolicy")["spec"]["matchConditions"]:

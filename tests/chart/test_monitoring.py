@@ -163,8 +163,8 @@ def test_help_texts_are_sentences_with_a_unit() -> None:
 
 
 def test_versions_of_both_services_are_compared() -> None:
-    """Two versions in a cluster result in 2, whichever service has which version. A service that is not scraped does
-    not count.
+    """If a cluster runs two versions, the expression returns 2, whichever service has which version. A service that is
+    not scraped does not count.
     """
     (rule,) = [rule for rule in alerts() if rule["alert"] == "DraNumaVersionsDiffer"]
     infos = {name for name in series() if name.endswith("_build_info")}

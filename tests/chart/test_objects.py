@@ -306,8 +306,8 @@ def test_the_chart_can_use_the_names_of_the_replaced_drivers(values: str, name: 
 
 
 def test_an_update_leaves_no_gap() -> None:
-    """On a tenth of the nodes at a time, the new pod is ready before the old one ends; no container binds a host
-    port.
+    """On a tenth of the nodes at a time, the new pod is ready before the old one is terminated; no container binds a
+    host port.
     """
     documents = render()
     strategy = only(documents, "DaemonSet")["spec"]["updateStrategy"]

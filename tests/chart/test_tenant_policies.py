@@ -89,7 +89,7 @@ def test_policy_and_driver_agree_on_every_value(driver: str, field: str, values:
     st.dictionaries(st.sampled_from([one[1] for one in FIELDS] + ["more"]), st.sampled_from(ODD), max_size=4), st.data()
 )
 def test_policy_and_driver_agree_on_sections(section: Document, data: st.DataObject) -> None:
-    """They agree for any combination of fields in a section."""
+    """The policy and the driver agree for any combination of fields in a section."""
     driver = data.draw(st.sampled_from(DRIVERS))
     assert (verdict(said(driver, section)) == ALLOWED) == accepted(driver, section)
 

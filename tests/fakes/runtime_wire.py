@@ -62,7 +62,7 @@ class Lane:
         return len(self._frames) <= QUEUE_FRAMES
 
     def close(self, reason: str) -> None:
-        """Marks the end: no more frames will arrive."""
+        """Marks the end of the stream: no more frames will arrive."""
         self._closed = self._closed or reason
         self._arrived.set()
 

@@ -430,7 +430,7 @@ SCRIPTS: Final = (
     # A claim whose CPUs are offline, and a container that is started at the same time.
     "prepare 0; run 0 1 t; prepare 1 8; offline 0; run 1 1 t; online f",
     "prepare 0; offline 0 t; run 0 1 t; online f; prepare 1 8; run 0 1; run 1 1 t; offline 0 t",
-    # Another writer moves a container to the CPUs of a claim that is being started.
+    # Another writer moves a container to the CPUs of a claim whose container is being started.
     "run 0; prepare 1 8 t; foreign_write 1 255; run 1 1 t; rest f",
     "run 1; prepare 0 8; run 0 1 t; foreign_write 2 255 t; foreign_write 1 255 t",
     "prepare 5 0; run 0 2 t; foreign_write 9 4 f; foreign_write 17 4 f",
@@ -460,7 +460,7 @@ SCRIPTS: Final = (
     # Several kinds of claims next to one another, and a sibling.
     "run 6; prepare 0 8; run 0 1 t; prepare 41 8; run 1 1 t; prepare 26; run 2 1 f; remove_pod 0 f",
 )
-"""Traces that reach each rule of the oracle."""
+"""Traces that together exercise every rule of the oracle."""
 
 
 def _bytes(head: tuple[int, int], events: list[tuple[int, ...]]) -> bytes:

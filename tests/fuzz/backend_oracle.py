@@ -157,7 +157,7 @@ def check_limits(world: World) -> None:
 
 @contextmanager
 def _judging(world: World, *boxes: Box) -> Iterator[None]:
-    """Excuses a violation if the kernel rejects writes to files of the containers and the backend reports a problem."""
+    """Excuses a violation if the kernel rejects writes to the containers' files and the backend reports a problem."""
     try:
         yield
     except AssertionError:

@@ -88,7 +88,7 @@ class PoolKernel(KernelTree):
             self.set(path, "cgroup.events", "populated 0\nfrozen 0")
 
     def seen_by(self, power: Power) -> "PoolKernel":
-        """Returns the same tree for one instance."""
+        """Returns the same tree as seen by one instance."""
         twin = copy.copy(self)
         twin.power = power
         return twin
@@ -134,7 +134,7 @@ class Box:
     named: dict[str, AllocationRecord]
     """Records of the claims in its environment, as they were when it was created."""
     phase: str = "created"
-    """``created``, ``running``, ``lingering`` (the runtime considers it ended, but a process remains) or ``ended``."""
+    """``created``, ``running``, ``lingering`` (the runtime considers it exited, but a process remains) or ``ended``."""
     held: set[str] = field(default_factory=set)
     """Claims that an active instance has enforced for the container, which keeps them while it is running."""
     forged: bool = False
@@ -302,7 +302,7 @@ class World:
         return frozenset[int]().union(*(record.cpus_of() for record in taken if record is not None))
 
     def in_use(self, uid: str) -> list[Box]:
-        """Returns the containers that name a claim and have not ended."""
+        """Returns the containers that name a claim and have not exited."""
         return [box for box in self.boxes.values() if box.phase != "ended" and uid in box.named]
 
     def write_record(self, record: AllocationRecord) -> None:

@@ -40,7 +40,7 @@ def taking(attack: Callable[Concatenate[Field, _P], Iterator[str]]) -> Callable[
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A row of a table of attacks."""
+    """A row in a table of attacks."""
 
     actor: Actor
     name: str

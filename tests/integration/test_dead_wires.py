@@ -2,8 +2,8 @@
 """Everything that the driver documents is produced by both real services when its cause occurs.
 
 A field, a metric, an alert or an Event that nothing produces is worse than having none, because operators rely on it.
-The lists are read from their sources: the models of the contract, docs/metrics.md, docs/events.md and the alerts of the
-chart. A new entry fails here until a scenario below provokes it.
+The lists are read from their sources: the contract's models, docs/metrics.md, docs/events.md and the chart's alerts. A
+new entry fails here until a scenario below provokes it.
 """
 
 import ast
@@ -101,8 +101,8 @@ ELSEWHERE: dict[str, str] = {
     StatusCode.FILE_MISSING: (
         "tests/unit/numa_tools/commands/test_status.py::test_a_claim_whose_file_is_lost_is_named"
     ),
-    # A backend container without a capability, a mount or the host's user namespace; the fakes run as the user of the
-    # tests.
+    # A backend container without a capability, a mount or the host's user namespace; the fakes run as the user who runs
+    # the tests.
     BackendCode.SYS_ADMIN_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege_names_it",
     BackendCode.USER_NAMESPACE: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege_names_it",
     BackendCode.SECURITY_MODULE: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege_names_it",
@@ -544,7 +544,7 @@ def gate_off(play: Play) -> None:
 
 
 def slices_denied(play: Play) -> None:
-    """The API server denies slices, so the update after the machine has changed fails."""
+    """The API server denies writes to slices, so the update after the machine has changed fails."""
     play.hears("ResourceSlicesNotPublished")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the wake-ups of an idle driver, in its real processes on a node without activity."""
+"""Counts the wake-ups of an idle driver's real processes on a node without activity."""
 
 import time
 from collections import Counter

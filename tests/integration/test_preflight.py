@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A frontend in an incomplete pod reports that at /readyz, in its log, and through status and doctor, and waits."""
+"""A frontend in an incomplete pod reports the problem at /readyz, in its log, and through status and doctor, and
+waits.
+"""
 
 import json
 import os

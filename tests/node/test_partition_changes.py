@@ -59,8 +59,8 @@ def change(state: str) -> float:
 
 
 def measure(state: str, priority: int) -> tuple[Delays, list[float]]:
-    """Returns the delays of a container on other CPUs while the cgroup becomes a partition and a member again, many
-    times.
+    """Returns the delays of a container on other CPUs while the cgroup is repeatedly turned into a partition and
+    back.
     """
     online = sorted(kernel.online_cpus())
     probe = cyclictest(online[:PROBED], every=500, priority=priority)

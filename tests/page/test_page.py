@@ -129,8 +129,8 @@ async def test_the_page_works_by_keyboard(tab: Tab) -> None:
 
 
 async def test_an_operators_questions_are_answered(tab: Tab) -> None:
-    """The questions are about the user of a CPU, the resources of a pod, whether a claim is enforced, and free
-    resources of a NUMA node.
+    """The questions are which container uses a CPU, which resources a pod has, whether a claim is enforced, and which
+    resources of a NUMA node are free.
     """
     async with served(populated(MIDDLE), tab):
         text = await find(tab, "2")

@@ -119,7 +119,7 @@ class Box:
         self.stage.runtime("stop_container", container=self.id)
 
     def remove(self) -> None:
-        """Removes the container, stopped or not."""
+        """Removes the container, whether or not it has been stopped."""
         self.stage.runtime("remove_container", container=self.id)
 
 

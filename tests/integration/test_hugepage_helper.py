@@ -225,7 +225,7 @@ def test_a_helper_that_is_down_is_reported_until_it_is_back(node: Node) -> None:
     pod = node.claim("early", 2)
     assert not node.may_bind(pod)
     wait_for("a taint", lambda: node.taints() == ["helper-unavailable"], 2 * SECONDS)
-    assert "container hugepages in the driver's pod" in node.warnings()
+    assert "hugepages container in the driver's pod" in node.warnings()
     status = ask_unix(node.stage.instances[0].state_socket, "/v1/status")
     assert ("HugepagesUnavailable", DEVICE) in [(one["code"], one["subject"]) for one in status["warnings"]]
     assert node.pages == 0

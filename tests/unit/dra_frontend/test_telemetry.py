@@ -34,7 +34,7 @@ class Frontend:
         self.backend.renew(BackendStatus(instance="b", generation=1, metrics=metrics, **lease), [])
 
     def scrape(self) -> list[str]:
-        """Returns the lines from a scrape, one second after the previous one."""
+        """Scrapes the metrics one second after the previous scrape, and returns the lines."""
         self.now += 1
         return self.telemetry.render().decode().splitlines()
 
@@ -130,13 +130,13 @@ def test_the_backends_metrics_end_with_its_lease(frontend: Frontend) -> None:
     ],
 )
 def test_invalid_metrics_are_left_out(frontend: Frontend, metric: Metric) -> None:
-    """An invalid metric, or more metrics than a backend can have, does not affect the others."""
+    """An invalid metric does not affect the others, and neither do more metrics than a backend can have."""
     frontend.send(Metric(name="active", samples=(MetricSample(value=1),)), metric)
     assert frontend.of_backend() == ["dra_numa_backend_active 1.0"]
 
 
 def test_concurrent_scrapes_share_one_rendering(frontend: Frontend) -> None:
-    """Clients that scrape without pause cost one rendering per second."""
+    """Clients that scrape without pause cause only one rendering per second."""
     first = frontend.telemetry.render()
     frontend.now += 0.9
     assert frontend.telemetry.render() is first

@@ -340,7 +340,9 @@ def test_a_claim_with_the_maximum_number_of_constraints_is_refused_quickly() -> 
 
 @pytest.mark.parametrize("attribute", [NUMA, ROOT])
 def test_devices_with_a_single_value_need_no_slices(attribute: str) -> None:
-    """If groupBy makes each device have a single value, the scheduler has already checked the constraint."""
+    """If groupBy gives each device a single value of the attribute, the scheduler has already checked the
+    constraint.
+    """
     inventory = node("numanode")
     view = joined([cpus(4, device="cpudevnuma003"), gpu()], match(attribute=attribute))
     assert not needed_devices(view, inventory)

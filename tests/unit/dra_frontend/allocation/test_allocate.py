@@ -106,8 +106,8 @@ def test_a_refusal_names_request_device_and_remedy(entry: dict[str, Any], text: 
 
 
 def test_hugepages_are_never_allocated_twice() -> None:
-    """A claim for more pages than are unclaimed is refused, and the message shows the calculation. Pages in a damaged
-    claim file count as allocated.
+    """A claim for more pages than are unclaimed is refused, and the message shows the calculation. Pages that a damaged
+    claim file lists count as allocated.
     """
     first = decided(view("u1", memory("500Mi", kind="hugepages-2m")), "dra.memory")
     broken = ClaimFile("dra.memory", "x", None, frozenset(), "damaged", {"hugepages-2m-numa000": 500 << 20})
@@ -183,7 +183,7 @@ def test_the_same_results_with_other_parameters_are_another_allocation() -> None
 
 
 def named(cpu_list: str, *requests: str) -> dict[str, Any]:
-    """Returns the configuration of a claim that names its CPUs."""
+    """Returns the configuration with which a claim names its CPUs."""
     return opaque({"cpuset": cpu_list}, *requests)
 
 

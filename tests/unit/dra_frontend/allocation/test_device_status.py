@@ -51,7 +51,7 @@ BY_KERNEL = Condition("True", "Exclusive", "the kernel keeps all other processes
 
 def test_the_nodes_reason_applies_to_each_claim() -> None:
     """If the node does not support partitions, the status gives that as the reason. A container's own reason takes
-    precedence, and with a partition there is no reason.
+    precedence, and a claim with a partition has no such reason.
     """
     record, reason = cpu_record("u", "r=1-2"), "nri-backend lacks the capability SYS_ADMIN"
     for more, expected in (
@@ -102,7 +102,7 @@ def test_a_cpu_claims_enforcement_is_judged_by_the_kernels_state(
 ) -> None:
     """The claim is enforced if its containers run on its CPUs and no other container does. A rejected container does
     not count. With a partition, the cpusets of other containers do not matter, and before the claim's first container
-    runs other containers may use the CPUs.
+    runs, other containers may use the CPUs.
     """
     found = enforced(CPU_KEY, cpu_record("u", "r=1-2"), *containers)
     if isinstance(expected, Condition):

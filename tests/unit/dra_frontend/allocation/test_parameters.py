@@ -353,7 +353,7 @@ def sharing(*config: Entry) -> ClaimView:
     ],
 )
 def test_requests_without_sharing_use_the_value_of_the_others(config: tuple[Entry, ...], expected: str) -> None:
-    """Both drivers record the same value. Other drivers' requests and requests with adminAccess have no influence."""
+    """Both drivers record the same value. Other drivers' requests and requests with adminAccess do not matter."""
     assert [decided(sharing(*config), driver, inventory=NUMA).sharing for driver in DRIVERS] == [expected, expected]
 
 

@@ -161,8 +161,8 @@ async def test_a_slice_is_written_only_if_it_has_not_changed(pair: Pair) -> None
 
 @pytest.mark.parametrize("fault", ["500", "503", "429", "drop", "hang", "end"])
 async def test_transient_errors_are_retriable(tmp_path: Path, fault: str) -> None:
-    """Server errors, overload, refused or broken connections and a server that never responds raise UnavailableError
-    within a bounded time.
+    """Server errors, overload, refused or broken connections and a server that never responds result in
+    UnavailableError within a bounded time.
     """
     async with client_of(tmp_path, call_seconds=0.3 if fault == "hang" else 5.0) as (server, client):
         if fault == "end":

@@ -100,7 +100,7 @@ def test_only_changed_containers_are_processed(view: BackendView) -> None:
 )
 def test_a_missing_backend_is_explained(clock: Clock, view: BackendView, changes: dict[str, Any], text: str) -> None:
     """The problem contains a hint for the operator. Before the first lease, the hint is to look for the cause in the
-    container's log.
+    log of the backend's container.
     """
     view.renew(status().model_copy(update=changes))
     assert text in view.problem
@@ -122,7 +122,7 @@ def test_a_missing_backend_is_explained(clock: Clock, view: BackendView, changes
 def test_each_reason_to_refuse_all_claims_has_a_code(
     clock: Clock, view: BackendView, changes: dict[str, Any], silence: float, code: StatusCode | None
 ) -> None:
-    """Programs compare codes, and these are the only codes that prevent claims from being prepared."""
+    """Programs compare codes, and only problems with these codes prevent claims from being prepared."""
     view.renew(status().model_copy(update=changes))
     clock.now += silence
     assert (view.fault and view.fault.code) == code
@@ -164,8 +164,8 @@ def test_a_newer_backend_is_understood() -> None:
 
 
 def test_an_unreadable_report_does_not_affect_others(view: BackendView, caplog: pytest.LogCaptureFixture) -> None:
-    """The other reports are used. If an unreadable report hides which CPUs its container uses, no claim is prepared,
-    and the problem states that.
+    """The other reports are still used. If an unreadable report hides which CPUs its container uses, no claim is
+    prepared, and the problem states that.
     """
     bad: list[Any] = [container("b", claims="x"), 7, None, [], {}, container(unknownClaims=[{"uid": 1}])]
     for generation in (2, 3):

@@ -125,7 +125,7 @@ async def node(tmp_path: Path, api: Api) -> Node:
 
 
 async def test_a_claim_is_written_once_when_its_container_runs(node: Node, api: Api) -> None:
-    """Neither Prepare nor the container's start causes a write of its own. A single write shortly afterwards covers
+    """Neither Prepare nor the container's start causes a separate write. A single write shortly afterwards covers
     both.
     """
     await node.frontend.prepare("a")
@@ -156,7 +156,7 @@ async def test_the_status_of_an_unused_claim_is_written_later(node: Node, api: A
 
 
 async def test_transient_states_are_not_written(node: Node, api: Api) -> None:
-    """A container restart, or CPUs that are shared for a moment, cause no write."""
+    """Neither a container restart nor CPUs that are briefly shared cause a write."""
     await node.frontend.prepare("a")
     node.runs("a")
     await node.after(10)

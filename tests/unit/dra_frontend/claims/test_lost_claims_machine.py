@@ -43,7 +43,7 @@ class Machine:
         self.running: set[str] = set()
 
     async def begin(self) -> None:
-        """Starts a frontend process, which is either the first one or the next one."""
+        """Starts the first frontend process, or the next one after it."""
         self.node = Frontend(self.path, api=self.api)
         self.node.recovery.patience = self.node.claims.report_wait = 0.001
         await self.node.store.start()

@@ -239,7 +239,7 @@ async def test_an_unreadable_metadata_directory_does_not_affect_claims(
 
 
 async def test_a_rebuilt_claim_mounts_the_same_file(node: Node) -> None:
-    """Record and files were lost while the driver was down. Restarted containers find the same file at the same
+    """The record and the files were lost while the driver was down. Restarted containers find the same file at the same
     path.
     """
     await node.has(document(cpus(2), pod_claim="pinned"))

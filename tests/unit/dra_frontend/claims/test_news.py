@@ -19,7 +19,7 @@ def said(news: RecordNews, after: int | None) -> list[str]:
 
 
 def test_changes_after_a_generation_are_returned() -> None:
-    """Each change has a number, and a reader that was away gets all later changes in order."""
+    """Each change has a number, and a reader that has missed several changes gets all of them in order."""
     news = RecordNews(10)
     for uid in "abc":
         news.publish(Change("prepared", "dra.cpu", uid))

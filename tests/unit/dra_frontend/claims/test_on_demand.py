@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugepages on demand for labelled claims. A claim may have any content: a malformed one affects only its own pages and
-never ends the frontend.
+never makes the frontend exit.
 """
 
 import asyncio
@@ -399,8 +399,8 @@ async def test_a_pool_that_cannot_be_written_is_tainted_immediately(tmp_path: Pa
 
 
 async def test_a_silent_helper_is_asked_about_one_pool_only(tmp_path: Path) -> None:
-    """While claims wait, each check of a hung helper costs one timeout, so only one pool is checked. The devices of all
-    pools are tainted.
+    """While claims wait, each check of a hung helper takes until the timeout, so only one pool is checked. The devices
+    of all pools are tainted.
     """
     entries = tuple(OnDemandPages(numa_node=node, size="1Gi", pages=3) for node in (0, 1))
     node = Node(tmp_path, Api(), hugepages_on_demand=entries)
@@ -430,7 +430,7 @@ async def test_a_failing_pool_is_retried_regardless_of_other_pools(tmp_path: Pat
 
 
 async def test_reserved_pages_are_allocated_in_addition(tmp_path: Path) -> None:
-    """One page is reserved, so a claim for two pages needs a pool of three, and one page remains afterwards."""
+    """One page is reserved, so a claim for two pages needs a pool of three pages, and one page remains afterwards."""
     reserved = (ReservedMemory(numa_node=0, limits={"hugepages-1Gi": 1 << 30}),)
     node = Node(tmp_path, Api(), reserved_memory=reserved)
     node.api.listed = [asked("u", "2Gi")]
@@ -442,8 +442,8 @@ async def test_reserved_pages_are_allocated_in_addition(tmp_path: Path) -> None:
 
 
 async def test_a_claim_is_answered_after_the_machine_has_been_read_again(tmp_path: Path) -> None:
-    """Prepare uses the latest reading of the machine. If Prepare came before it, the kubelet would retry only after a
-    minute.
+    """Prepare uses the latest reading of the machine. If Prepare were called before that reading, the kubelet would
+    retry only after a minute.
     """
     node = Node(tmp_path, Api())
     node.on_demand.claims.by_uid, node.on_demand.claims.version = {"u": asked("u", "2Gi")}, object()

@@ -103,8 +103,8 @@ def test_a_fallback_to_the_pool_is_observed_with_its_reason(pods: Pods) -> None:
 
 
 def test_retries_of_one_container_are_one_condition(pods: Pods) -> None:
-    """Regression test: on a real node, five retries within 65 s created five Event objects, because each retry had a
-    new container ID and cgroup.
+    """Regression test: on a real node, five retries within 65 s resulted in five Event objects, because each retry had
+    a new container ID and cgroup.
     """
     for number in range(5):
         container = f"{number:02x}" * 32
@@ -115,7 +115,7 @@ def test_retries_of_one_container_are_one_condition(pods: Pods) -> None:
 
 
 def test_the_conditions_per_report_are_bounded(pods: Pods, caplog: pytest.LogCaptureFixture) -> None:
-    """Regression test: a report with 20,000 new containers wrote a log line for each of them and blocked everything
+    """Regression test: a report with 20,000 new containers caused a log line for each of them and blocked everything
     else for 1.4 s.
     """
     for start in range(0, 6000, 3000):

@@ -89,7 +89,9 @@ async def test_no_container_becomes_owner_while_reports_are_incomplete(node: Fro
 
 @pytest.mark.parametrize("when", ["before the lock", "under the lock"])
 async def test_an_owner_is_stored_once_reports_are_complete_again(node: Frontend, when: str) -> None:
-    """The new user's report no longer changes, so no later report would make it the owner."""
+    """The report about the claim's new user no longer changes, so no later report would make that container the
+    owner.
+    """
     node.report(id="i", name="init", claims=[USE])
     await node.reconciler.follow_reports()
     node.report(id="i", name="init", claims=[USE], state="stopped")

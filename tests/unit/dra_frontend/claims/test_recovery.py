@@ -138,8 +138,8 @@ async def test_a_slow_list_does_not_delay_prepare(node: Frontend) -> None:
 
 @pytest.mark.parametrize("journal", [True, False])
 async def test_lost_files_are_rebuilt_from_running_containers(node: Frontend, journal: bool) -> None:
-    """The directory was wiped while the frontend was down. The claim's name comes from the journal, or else its
-    namespace comes from the pod.
+    """The directory was wiped while the frontend was down. The claim's name comes from the journal. If the journal was
+    lost as well, the claims in the pod's namespace are listed.
     """
     held = node.cpus("u")
     node.file("u").unlink()

@@ -54,7 +54,7 @@ def test_siblings_are_encoded_by_their_distance(found: Machine, expected: str) -
 
 @given(machines())
 def test_the_layout_can_be_decoded(found: Machine) -> None:
-    """However the CPUs are numbered, each CPU's own sibling is decoded, or none if it has none."""
+    """However the CPUs are numbered, decoding returns each CPU's own sibling, or none if it has none."""
     layout = smt_layout(found)
     cores = [
         {one for one in found.cpus if found.cpus[one].core == core} for core in {c.core for c in found.cpus.values()}

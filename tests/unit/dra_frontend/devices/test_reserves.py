@@ -53,7 +53,7 @@ def uneven(*sizes: int, huge: int = 0) -> Machine:
 
 
 def offered(found: Machine, kubelet: int | None, config: Config | None = None) -> list[int]:
-    """Returns the bytes of plain memory for each NUMA node that offers any."""
+    """Returns the bytes of plain memory that each NUMA node offers, except for nodes that offer none."""
     inventory = build_inventory(found, config or Config(), "n", kubelet_reserve=kubelet)
     devices = [device for pool in inventory.pools for device in pool.devices if isinstance(device, MemoryDevice)]
     return [device.amount for device in devices if not device.hugepages]

@@ -74,8 +74,8 @@ def assert_canonical(devices: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("reserved", [frozenset(), frozenset({0, 1})])
 def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> None:
-    """In every mode, the slices for every captured machine pass the server's validation unchanged. Plain memory and
-    hugepages together fit into each node.
+    """In every mode, the slices for every captured machine pass the server's validation unchanged. On each node, plain
+    memory and hugepages together fit into the node's memory.
     """
     found = discover(captured(name))
     for mode in MODES:

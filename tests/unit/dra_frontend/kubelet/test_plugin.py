@@ -112,7 +112,7 @@ async def broken() -> None:
 
 
 async def test_every_requested_claim_has_exactly_one_entry(short_root: Path) -> None:
-    """A missing entry fails the pod, and so does an unexpected one. Each call is counted once."""
+    """A missing entry would make the pod fail, and so would an unexpected one. Each call is counted once."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     door, counted = Door(lost=["b"]), Counted()
     async with KubeletPlugin("dra.cpu", door, paths, count=counted):
@@ -199,8 +199,8 @@ async def test_registration_is_served_last_and_removed_first(short_root: Path) -
 
 
 async def test_get_info_responds_while_prepare_waits(short_root: Path) -> None:
-    """GetInfo responds within a second. The service names are short, and v1 comes first, because v1beta1 would lose
-    share IDs.
+    """GetInfo responds within a second. The supported versions are given as short service names. v1 comes first,
+    because v1beta1 would lose share IDs.
     """
     paths = PluginPaths.below(short_root, "dra.memory", POD)
     plugin = KubeletPlugin("dra.memory", Door(never), paths, grace_seconds=0)

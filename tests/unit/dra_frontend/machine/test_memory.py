@@ -146,7 +146,7 @@ class LiveTree(MemoryTree):
     """A tree that stands in for the running machine."""
 
     def live_page_bytes(self) -> int | None:
-        """Returns the page size of a 64 KiB kernel."""
+        """Returns the page size of a kernel with 64 KiB pages."""
         return 64 * KIB
 
 

@@ -223,8 +223,8 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
 
 
 async def test_an_unreadable_machine_is_waited_for_at_startup() -> None:
-    """Until the machine can be read, there is no inventory at all, which differs from an empty one. Changes after
-    startup are noticed.
+    """Until the machine can be read, there is no inventory, which is not the same as an empty one. Every change after
+    startup is noticed.
     """
     rig = Rig()
     rig.host.change({"cpu/online": "?"})

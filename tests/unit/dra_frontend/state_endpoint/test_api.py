@@ -96,7 +96,7 @@ class Endpoint:
 
 @pytest.fixture
 async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
-    """Yields the served endpoint."""
+    """Serves the endpoint and yields it."""
     listening, placed = listen_unix(tmp_path / "s.sock")
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(tmp_path / "s.sock"))) as client:
         endpoint = Endpoint(client)

@@ -47,7 +47,9 @@ async def test_a_probe_gets_one_response_and_the_connection_is_closed() -> None:
 
 
 async def test_a_service_that_cannot_start_is_healthy_and_lists_the_faults() -> None:
-    """The kubelet must not restart the service, and an operator can see the reason. There are no metrics yet."""
+    """The kubelet must not restart the service, and an operator can see why the service cannot start. There are no
+    metrics yet.
+    """
     async with serve_port(ANY, port_application(preflight_endpoints(["no /sys", "no token"]))) as port:
         assert await is_healthy(port)
         assert (await get(port, "/readyz")).endswith(b"\r\n\r\nno /sys\nno token\n")
@@ -133,7 +135,7 @@ async def test_endless_requests_are_cut_off(data: bytes) -> None:
     ],
 )
 async def test_a_header_that_takes_long_to_parse_is_not_parsed(fields: bytes) -> None:
-    """Such a header costs h11 between 1 and 900 ms of CPU time, so a thousand of them would block the service."""
+    """h11 takes between 1 and 900 ms of CPU time for such a header, so a thousand of them would block the service."""
     async with serve_port(ANY, APP) as port:
         began = time.process_time()
         for _ in range(20):

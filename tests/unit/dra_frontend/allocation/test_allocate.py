@@ -238,7 +238,9 @@ def test_named_cpus_must_belong_to_the_allocated_device(group_by: Any) -> None:
         shown = refused(view("u", cpus(2, "a", device), config=(named("1-2"),)), inventory=inventory)
         assert f"CPUs 1-2 do not belong to device {device}, which has 1,4-5: 2" in shown
         shown = refused(view("u", cpus(2, "a", device), config=(named("2-3"),)), inventory=inventory)
-        assert shown.endswith(f"CPUs 2-3 do not belong to device {device}, which has 1,4-5"), "no CPU is named twice"
+        assert shown.endswith(f"CPUs 2-3 do not belong to device {device}, which has 1,4-5"), (
+            "the message does not name a CPU twice"
+        )
 
 
 def test_with_an_external_allocator_every_claim_names_its_cpus() -> None:

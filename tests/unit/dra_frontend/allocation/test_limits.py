@@ -93,7 +93,9 @@ def test_hugepages_of_a_lost_record_are_held() -> None:
     decided(view("u", memory("400Mi", kind="hugepages-2m", node=1)), "dra.memory", answered)
     held = {"hugepages-2m-numa000": 200 * MIB}
     counted = Ledger({}, containers=(running,), answered={("dra.memory", "x"): held})
-    assert f"{312 * MIB} of 536870912 unclaimed" in refused(wanted, "dra.memory", counted), "not twice by its limits"
+    assert f"{312 * MIB} of 536870912 unclaimed" in refused(wanted, "dra.memory", counted), (
+        "the limits do not count in addition to the claim"
+    )
     absent = Ledger({}, absent=frozenset({("dra.memory", "y")}))
     assert "the record of claim y is being rebuilt" in refused(wanted, "dra.memory", absent)
     decided(view("y", memory("400Mi", kind="hugepages-2m")), "dra.memory", absent)

@@ -210,7 +210,7 @@ async def test_a_restart_writes_only_missing_entries(node: Node, api: Api) -> No
     del api.documents["claim-b"]["status"]["devices"]
     node.again()
     await node.after(2 * PAUSE_SECONDS)
-    assert sorted(api.writes) == ["a", "b"], "not before the claims are read"
+    assert sorted(api.writes) == ["a", "b"], "nothing is written before the claims are read"
     for _ in "ab":
         await node.sweep.sweep_some()
     await node.after(10)
@@ -234,7 +234,7 @@ async def test_other_drivers_entries_are_preserved(node: Node, api: Api) -> None
     await node.frontend.unprepare("x")
     await node.frontend.unprepare("x", "dra.memory")
     await node.after(100)
-    assert api.writes == ["x"], "the server drops entries with the allocation"
+    assert api.writes == ["x"], "the server drops the entries when the claim is deallocated"
 
 
 @pytest.mark.parametrize(

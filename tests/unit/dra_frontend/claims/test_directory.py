@@ -55,7 +55,7 @@ def test_a_file_with_an_unreadable_record_is_copied_and_stays_in_place(files: Cl
     assert path.exists()
     assert files.problems[NAME]
     scan(files)
-    assert len(quarantined(tmp_path)) == 1, "one copy, not one for each scan"
+    assert len(quarantined(tmp_path)) == 1, "there is one copy, not one per scan"
     files.write(record())
     scan(files)
     assert files.problems == {}

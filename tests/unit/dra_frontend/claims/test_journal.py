@@ -147,7 +147,7 @@ def test_a_failed_write_is_retried_later(path: Path) -> None:
         assert "cannot be written" in journal.problem
         assert journal.read() == Entries(NAMES, LEAVING)
         assert list(path.parent.iterdir()) == []
-    assert journal.foreign, "nobody may rely on it"
+    assert journal.foreign, "the journal still counts as written by another instance"
     journal.write(journal.read())
     assert (journal.problem, Journal(path).read().present) == ("", NAMES)
 

@@ -15,7 +15,7 @@ def said(news: RecordNews, after: int | None) -> list[str]:
     except StopIteration as end:
         return [change.uid for change in end.value.changes]
     answer.close()
-    raise AssertionError("nobody waits for what is there")
+    raise AssertionError("the reader has to wait although the response is known")
 
 
 def test_changes_after_a_generation_are_returned() -> None:

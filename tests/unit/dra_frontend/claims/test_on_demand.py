@@ -238,7 +238,7 @@ async def test_no_claim_causes_more_pages_than_the_device_offers(tmp_path: Path)
     node.api.listed = [asked("big", "900Gi"), asked("good", "2Gi")]
     await node.follow()
     assert node.answered() == {"big": "NotProvisioned", "good": "Provisioned"}
-    assert node.pages == 2, "what only the large claim would have needed is freed"
+    assert node.pages == 2, "the pages that only the large claim needed are freed"
     (entry,) = node.api.answers["big"]
     assert entry["conditions"][0]["message"] == "the kernel has allocated 3 of 902 pages of hugepages-1g-numa000"
 

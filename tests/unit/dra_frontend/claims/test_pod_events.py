@@ -80,7 +80,7 @@ def test_pods_that_ran_before_this_instance_are_not_observed(pods: Pods) -> None
     """The previous instance has already created the Event, so restarting the frontend must not create another one."""
     pods.see(report("p"))
     pods.pods = PodEvents(pods.backend, pods.observed.append)
-    assert pods.see(report("p"), report("new")) == ["p"], "all that were there at the first report"
+    assert pods.see(report("p"), report("new")) == ["p"], "pods in the first report are not observed"
     assert pods.see(report("p"), report("new"), report("newer")) == ["p", "newer"]
 
 

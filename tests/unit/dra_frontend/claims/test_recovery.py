@@ -286,7 +286,7 @@ async def test_a_nonexistent_claim_holds_no_hugepages(tmp_path: Path) -> None:
     node.report(id="d", unknownClaims=[use("another", driver="dra.memory")])
     await node.recovery.round()
     assert node.store.ledger.answered == {("dra.memory", "another"): {}}, (
-        "answers about claims that no container names any more are dropped"
+        "answers about claims that no container names any longer are dropped"
     )
 
 
@@ -388,7 +388,9 @@ async def test_a_lost_record_is_not_restored_if_the_file_with_its_cpus_vanished(
     node.api.documents["claim-u"] = good
     await node.recovery.round()
     found = {uid: len(node.cpus(uid)) for uid in ("u", "v")}
-    assert found == ({"u": 2, "v": 0} if other == "file vanished" else {"u": 0, "v": 2}), "of three CPUs"
+    assert found == ({"u": 2, "v": 0} if other == "file vanished" else {"u": 0, "v": 2}), (
+        "only three CPUs can be allocated"
+    )
 
 
 @pytest.mark.parametrize("evidence", ["container", "journal", "journal, and the other claim is gone"])
@@ -783,7 +785,7 @@ async def test_a_claim_that_was_unprepared_without_a_file_is_not_rebuilt(
         await node.recovery.list_all()
     await node.recovery.round()
     assert not node.file("u", driver).exists()
-    assert node.store.ledger.held_cpus() == held, "its container still runs"
+    assert node.store.ledger.held_cpus() == held, "the claim's container is still running"
     assert bool(node.store.ledger.claimed_bytes()) == (driver == "dra.memory")
     node.report(id="c", state="stopped")
     node.enforce()
@@ -899,7 +901,7 @@ async def test_a_deleted_claim_without_a_name_is_released_after_its_container_ha
             await again.look()
     lists = again.api.lists.count("")
     await asyncio.sleep(0.1)
-    assert again.api.lists.count("") == lists, "no list is read again while the container runs"
+    assert again.api.lists.count("") == lists, "the claims are not listed again while the container is running"
     assert again.store.ledger.held_cpus() == held
     again.report(state="stopped")
     async with asyncio.timeout(60):

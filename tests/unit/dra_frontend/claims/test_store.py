@@ -205,7 +205,9 @@ async def test_a_release_is_held_by_every_instance_and_across_crashes(tmp_path: 
         assert each.store.ledger.releasing["dra.cpu", "u1"].record == record("u1")
     later.enforce()
     assert await later.store.transact(lambda t: t.ledger.held_cpus()) == frozenset()
-    assert await first.store.transact(lambda t: t.ledger.held_cpus()) == CPUS, "its backend reports the container"
+    assert await first.store.transact(lambda t: t.ledger.held_cpus()) == CPUS, (
+        "this instance's backend still reports the container"
+    )
 
 
 async def test_released_resources_are_held_until_the_backend_confirms(tmp_path: Path) -> None:
@@ -221,8 +223,8 @@ async def test_released_resources_are_held_until_the_backend_confirms(tmp_path: 
     await write(node)
     await release(node)
     await node.look()
-    assert node.store.ledger.held_cpus() == CPUS, "while no backend reports nobody can tell"
-    assert await held(1, None) == CPUS, "it reports, and has not connected for the changes yet"
+    assert node.store.ledger.held_cpus() == CPUS, "without a report, the container's end is unknown"
+    assert await held(1, None) == CPUS, "the backend reports, but has not requested the changes yet"
     assert await held(1, node.store.news.generation) == frozenset()
     await write(node)
     await release(node)
@@ -255,7 +257,9 @@ async def test_a_release_that_another_instance_has_completed_is_not_a_loss(tmp_p
         lost, held = await node.store.transact(lambda t: (t.ledger.lost(), t.ledger.held_cpus()))
         assert (lost, held) == ({}, {1, 2})
     node.backend.renew(lease.model_copy(update={"generation": 2, "records": node.store.news.generation}), [report])
-    assert await node.store.transact(lambda t: [*t.ledger.lost()]) == [("dra.cpu", "u1")], "a newer report is believed"
+    assert await node.store.transact(lambda t: [*t.ledger.lost()]) == [("dra.cpu", "u1")], (
+        "a report that is newer than the release counts"
+    )
 
 
 async def test_the_end_of_a_release_is_journaled_before_its_cpus_are_reallocated(

@@ -114,7 +114,7 @@ def test_the_capacity_does_not_change_with_small_differences_between_boots(drift
     """If a few pages are missing after a reboot, neither the capacity nor the slice changes."""
     size = 33 * GIB + 20 * MIB
     device = memory_device(offered(machine(memory=size - drift, hugepages=())), "memory", "memory-numa000")
-    assert device.amount == (33 * 16 - 27) * MEMORY_STEP, "less a twentieth, in whole steps"
+    assert device.amount == (33 * 16 - 27) * MEMORY_STEP, "the memory minus a twentieth, in whole steps"
 
 
 def test_a_device_without_capacity_is_not_published() -> None:

@@ -33,7 +33,7 @@ def test_the_kubelets_reserve_excludes_hugepages() -> None:
     """Kubernetes also subtracts hugepages from allocatable memory, but they are not a reserve."""
     assert reserved_by_kubelet(node(), "memory") == 2 * GIB
     assert reserved_by_kubelet(node(), "cpu") == Fraction(1, 2)
-    assert reserved_by_kubelet(node(-GIB), "memory") == 0, "more is allocatable than is there"
+    assert reserved_by_kubelet(node(-GIB), "memory") == 0, "more memory is allocatable than exists"
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ async def test_a_file_that_cannot_be_restored_is_reported(short_root: Path, capl
             (root / "state.sock" / "x").write_text("")
 
             async def listen_anew() -> None:
-                raise AssertionError("the socket is there")
+                raise AssertionError("the socket already exists")
 
             for _ in range(2):
                 await one.check(leads=True, listen_anew=listen_anew)

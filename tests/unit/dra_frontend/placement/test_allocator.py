@@ -66,7 +66,9 @@ def check(
         for kind in by(found, offered, lambda c: c.core_type).values()
         if wish.numa == "group" and possible_by_counting(found, kind, kind & free, count, wish)
     ]
-    assert not alone or any(got <= kind for kind in alone), "CPUs of two kinds, although those of one would do"
+    assert not alone or any(got <= kind for kind in alone), (
+        "the CPUs are of two core types, although one type has enough"
+    )
     kept = next((kept & kind for kind in alone if got <= kind), kept)
     if wish.strategy == "spread" and wish.l3 != "required" and wish.numa == "group":
         assert len(by(found, got, lambda c: c.core)) == min(count, len(by(found, kept, lambda c: c.core)))
@@ -85,7 +87,7 @@ def test_cpus_are_found_exactly_when_a_suitable_set_exists(
     count = data.draw(st.integers(1, len(offered)))
     got = check(offered, taken, count, found, wish)
     assert (got is not None) == possible_by_trying(found, offered, free, count, wish)
-    assert (got is not None) == possible_by_counting(found, offered, free, count, wish), "the judges disagree"
+    assert (got is not None) == possible_by_counting(found, offered, free, count, wish), "the two oracles disagree"
 
 
 @dataclass(frozen=True, slots=True)

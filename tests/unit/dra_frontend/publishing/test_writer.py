@@ -83,7 +83,7 @@ async def test_only_foreign_writes_count_as_changes(rig: Rig) -> None:
     later = {**second, "metadata": {**second["metadata"], "resourceVersion": "9997", "labels": {"a": "b"}}}
     assert rig.writer.see("MODIFIED", later)
     await rig.writer.write({"p": [a_slice("p", "b")]})
-    assert len(rig.server.served) == asked, "a label changes nothing that we publish"
+    assert len(rig.server.served) == asked, "a label does not change what the driver publishes"
     assert rig.writer.see("DELETED", {**later, "metadata": {**later["metadata"], "resourceVersion": "9998"}})
     assert not rig.writer.see("DELETED", later)
     assert rig.writer.see("ADDED", {**later, "metadata": {**later["metadata"], "name": "foreign"}})

@@ -246,7 +246,7 @@ async def test_large_bodies_are_bounded_in_total_and_small_ones_are_read(endpoin
         held.set()
         assert await asyncio.gather(*slow_ones) == [422, 422]
         async with endpoint.client.put("http://node/v1/backend", data=io.BytesIO(large)) as answer:
-            assert answer.status == 422, "the memory is free again"
+            assert answer.status == 422, "the memory is available again"
 
 
 async def test_an_incomplete_body_is_abandoned() -> None:
@@ -286,7 +286,7 @@ async def test_connections_are_bounded_and_some_are_reserved_for_the_backend(
     status, _ = await endpoint.put("/v1/backend", {"instance": "i", "generation": 2, "containers": []})
     assert status == 200
     endpoint.store.news.publish(Change("prepared", "dra.cpu", "u"))
-    assert (await follows)["generation"] >= 100, "a request that waits is not cut off"
+    assert (await follows)["generation"] >= 100, "a waiting request is not cut off"
     for _, writer in others:
         writer.close()
 

@@ -31,8 +31,8 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_documents_are_rejected(name: str) -> None:
-    """Every hostile document raises an error that contains the document's name. The error has a bounded length and is
-    raised in bounded time.
+    """Every hostile document raises an error that names the document. The error's length is bounded, and so is the time
+    until it is raised.
     """
 
     def refuse() -> None:

@@ -73,7 +73,7 @@ def test_metadata_paths_never_escape(parts: list[str]) -> None:
 
 @given(st.sampled_from(names.DRIVERS), uids)
 def test_claim_file_names_can_be_parsed(driver: str, uid: str) -> None:
-    """The driver recognizes its own files by name, and ignores temporary files and the files of other vendors."""
+    """The driver recognizes its own files by name, and ignores temporary files and other vendors' files."""
     assert names.parse_cdi_file_name(names.cdi_file_name(driver, uid)) == (driver, uid)
     for other in ("dra.memory.json", "dra.k8s.io-cpu_claim-x.json.tmp", "nvidia.json", "x", ""):
         assert names.parse_cdi_file_name(other) is None

@@ -230,7 +230,7 @@ def test_a_request_with_several_results_counts_once() -> None:
     st.lists(st.lists(st.sampled_from(["a", "a-", "b", "!"]), min_size=1, max_size=3).map(lambda p: "/" + "/".join(p)))
 )
 def test_mounts_that_hide_each_other_are_found(paths: list[str]) -> None:
-    """Mount points are compared by whole path components, in any order."""
+    """Mount points are compared by whole path components, and their order does not matter."""
     pairs = {
         (one, other)
         for index, one in enumerate(paths)

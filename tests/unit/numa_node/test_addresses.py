@@ -32,8 +32,8 @@ def test_invalid_bind_addresses(text: str) -> None:
 
 
 def test_a_socket_path_has_at_most_107_bytes() -> None:
-    """A longer path is rejected with an error that contains the path, its length and a remedy. The limit is in bytes,
-    not in characters.
+    """A longer path is rejected with an error that gives the path, its length and a remedy. The limit is in bytes, not
+    in characters.
     """
     check_socket_path(Path("/" + "a" * 106))
     with pytest.raises(SocketPathError, match=r"has 110 bytes, but the kernel allows 107: .* by 3"):
@@ -58,7 +58,7 @@ def test_only_a_valid_pod_uid_becomes_a_path() -> None:
 
 @pytest.mark.parametrize("client", ["127.0.0.1", "::1"])
 def test_without_a_host_both_ip_versions_are_served(client: str) -> None:
-    """The kubelet probes the pod's address, whichever version the cluster uses."""
+    """The kubelet probes the pod's address, whichever IP version the cluster uses."""
     with listen_tcp("", 0) as server, socket.create_connection((client, server.getsockname()[1])):
         peer, _ = server.accept()
         peer.close()

@@ -12,7 +12,9 @@ from tests.rigs.builders import cpu_record, write_claim
 
 
 class SlowDirectory(ClaimDirectory):
-    """A directory in which reads wait for ``gate``. It counts all reads and the concurrent ones."""
+    """A directory in which reads wait for ``gate``. It counts the reads, and records the maximum number of concurrent
+    reads.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

@@ -167,7 +167,7 @@ def test_the_lists_of_disabled_plugins_are_combined(release: Release) -> None:
     ],
 )
 def test_files_with_which_a_release_does_not_start_give_no_result(release: Release, text: str, expected: str) -> None:
-    """The reason contains the error in the file, and no setting is guessed."""
+    """The reason describes the error in the file, and no setting is guessed."""
     with pytest.raises(UndeterminedError, match=expected):
         read(release, text)
 

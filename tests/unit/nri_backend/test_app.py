@@ -133,7 +133,7 @@ async def test_nothing_is_created_on_a_node_that_fails_the_preflight(tmp_path: P
     ("arguments", "expected"), [(["--nonsense"], "unrecognized"), (["--config=/absent"], "absent")]
 )
 def test_wrong_usage_is_exit_2(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error is a single line on standard error and contains the command."""
+    """The error is a single line on standard error and names the command."""
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert said.startswith("nri-backend: ")

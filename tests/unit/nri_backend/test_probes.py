@@ -16,7 +16,7 @@ PAGES = {"/healthz": lambda: HEALTHY, "/readyz": lambda: UNREADY, "/metrics": la
 
 
 async def test_a_probe_gets_one_response_and_the_connection_is_closed() -> None:
-    """The response is complete HTTP and reflects the current state."""
+    """The response is complete, valid HTTP and reflects the current state."""
     ready = True
     pages = {"/healthz": lambda: HEALTHY, "/readyz": lambda: HEALTHY if ready else UNREADY}
     async with serve_pages(("127.0.0.1", 0), pages) as port:
@@ -128,7 +128,7 @@ async def test_a_peer_that_does_not_read_is_cut_off() -> None:
 
 
 async def test_the_error_for_a_port_in_use_is_clear() -> None:
-    """The error contains the address and a remedy."""
+    """The error names the address and gives a remedy."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port:
         with pytest.raises(BindError, match=f"127.0.0.1:{port} .*--bind-address"):
             async with serve_pages(("127.0.0.1", port), PAGES):

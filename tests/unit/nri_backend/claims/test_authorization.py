@@ -90,8 +90,8 @@ def test_the_union_variable_for_several_requests_is_added_and_accepted() -> None
     ],
 )
 def test_variables_that_differ_from_the_record_are_rejected(env: tuple[str, ...], reason: Reason) -> None:
-    """A pod can set any variable, but none of them widens the container's entitlement. The rejection contains the
-    variable's name.
+    """A pod can set any variable, but none of them widens the container's entitlement. The rejection names the
+    variable.
     """
     rejection = rejection_for(env, ONE, TWO, MEM)
     assert rejection.reason == reason
@@ -113,8 +113,8 @@ def test_a_pod_is_rejected_until_the_record_lists_it() -> None:
 
 
 def test_an_unreadable_record_is_rejected_as_missing() -> None:
-    """The message contains the cause, and the claim is reported to the frontend so that the frontend rebuilds the
-    record.
+    """The message gives the cause, and the claim is reported to the frontend so that the frontend rebuilds
+    the record.
     """
     files = {("dra.cpu", "c1"): ClaimFile("dra.cpu", "c1", None, frozenset({2, 3}), "no record (KeyError)")}
     _, _, rejection = authorize(read_evidence(env_of(ONE)), ME, Claims(files))

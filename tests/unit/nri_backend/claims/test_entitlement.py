@@ -93,7 +93,7 @@ def test_a_memory_policy_contains_the_nodes_of_requests_that_ask_for_one() -> No
 def test_parameters_that_cannot_be_enforced_are_a_fault(
     a: Mapping[str, object], b: Mapping[str, object], fault: str
 ) -> None:
-    """A process has only one memory policy, and a value from a newer release has an unknown meaning."""
+    """A process can have only one memory policy, and a value from a newer release has an unknown meaning."""
     found = grant(("a", 0, MI, PLAIN), ("b", 1, MI, PLAIN), a=a, b=b).fault
     assert fault in found
     assert bool(fault) is bool(found)
@@ -225,7 +225,7 @@ def without_texts(entitlement: Entitlement) -> Entitlement:
 
 @given(containers_claims(), st.data())
 def test_the_order_of_claims_does_not_change_their_sum(claims: Sequence[Held], data: st.DataObject) -> None:
-    """Only the list of claims and the fault named first depend on the order."""
+    """Only the list of claims and the fault that is named first depend on the order."""
     shuffled = data.draw(st.permutations(claims))
     assert without_texts(entitlement_from(shuffled)) == without_texts(entitlement_from(claims))
 

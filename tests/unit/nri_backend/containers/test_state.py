@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's state is computed from claim files, machine and containers, and yields entitlements, overlaps and the
-pool.
+"""The node's state is computed from the claim files, the machine and the containers, and determines entitlements,
+overlaps and the pool.
 """
 
 from dataclasses import replace

@@ -79,7 +79,7 @@ async def test_an_audit_of_all_containers_reads_only_changed_files_except_every_
 async def test_an_audit_of_all_containers_retries_a_refused_partition_with_unchanged_files(
     memory: Path,
 ) -> None:
-    """The cause of the kernel's error may be in another cgroup."""
+    """The cause of the kernel's error may lie in another cgroup."""
     node = Node(memory, tree=PartitionTree)
     await node.enforcer.activate()
     node.kernel.refused[TOP, EXCLUSIVE] = errno.EINVAL

@@ -58,7 +58,7 @@ async def node(memory: Path) -> AsyncIterator[Node]:
 
 
 def change_during_jobs(node: Node, change: Callable[[], Awaitable[Any]], times: int = 1) -> None:
-    """Runs a change on the event loop while the next jobs are running in their thread."""
+    """Makes a change on the event loop while the next jobs are running in their thread."""
     loop = asyncio.get_running_loop()
 
     async def run_change() -> None:
@@ -204,7 +204,7 @@ async def test_a_claim_container_whose_start_timed_out_is_killed(node: Node) -> 
 
 
 async def test_a_container_that_outlives_its_kill_occupies_only_the_cpus_that_the_kernel_shows(node: Node) -> None:
-    """The container's start timed out, and a process in an uninterruptible wait outlives the kill."""
+    """The container's start timed out, and a process in uninterruptible sleep outlives the kill."""
     stored, _ = await node.create("slow", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
     await start_until_deadline(node, stored)
@@ -215,7 +215,7 @@ async def test_a_container_that_outlives_its_kill_occupies_only_the_cpus_that_th
 
 
 async def test_after_an_unexpected_error_a_start_is_handled_like_a_timeout(node: Node) -> None:
-    """The error reaches the caller. A claim container is killed, and a container without claims is audited."""
+    """The error propagates to the caller. A claim container is killed, and a container without claims is audited."""
     plain, _ = await node.create("plain")
     claim, _ = await node.create("claim", *node.claim(ONE), name="claim")
     paths = [node.make_cgroups(pod(), one) for one in (plain, claim)]

@@ -328,7 +328,7 @@ async def test_the_drivers_own_pod_leaves_claimed_cpus_through_the_pods_cgroup(m
 
 
 async def test_a_rejection_explains_why_the_drivers_own_pod_cannot_be_moved(memory: Path) -> None:
-    """The pod's cgroup cannot be written."""
+    """In this test, the pod's cgroup cannot be written."""
     async with enforcing(Node(memory, reserved="")) as node:
         path = await node.run("backend", of="own_pod")
         node.kernel.refused[path.rpartition("/")[0], "cpuset.cpus"] = errno.EROFS
@@ -430,7 +430,7 @@ async def test_a_claim_container_without_a_valid_cgroup_path_is_rejected(node: N
 
 
 async def test_a_claim_containers_hooks_write_only_its_own_cgroups(node: Node) -> None:
-    """Other containers are moved when the claim is prepared."""
+    """Other containers have already been moved, because that happens when the claim is prepared."""
     others = [await node.run(f"plain-{n}", of=f"q{n}") for n in range(5)]
     env = node.claim(ONE)
     node.enforcer.records_changed()

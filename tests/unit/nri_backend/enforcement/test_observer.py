@@ -135,7 +135,7 @@ class Observed:
 
 async def test_hooks_change_nothing_and_refuse_claims(tmp_path: Path) -> None:
     """A container without a claim starts with the runtime's settings. A container with a claim is rejected with a
-    remedy.
+    message that gives a remedy.
     """
     observed = Observed(tmp_path)
     async with enforcing(observed.node) as node:

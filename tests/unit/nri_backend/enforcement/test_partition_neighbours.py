@@ -284,7 +284,7 @@ async def test_a_standby_accepts_the_pool_if_the_enforcement_record_contains_the
 async def test_an_isolated_container_is_rejected_if_its_partition_cannot_be_recreated(tmp_path: Path) -> None:
     """A sibling broke the partition before the container was restarted.
 
-    Each start tries again, even if the audit has failed before.
+    Each start tries again, even if the audit has already failed to recreate the partition.
     """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         record = cpu_record("c1", "r=2-3").model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})
@@ -399,7 +399,7 @@ def test_partition_support_is_remembered_if_a_later_check_fails(tmp_path: Path) 
 
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_standby_knows_the_active_instances_partitions(tmp_path: Path, first: bool) -> None:
-    """The runtime calls the standby before or after the active instance.
+    """The runtime may call the standby before or after the active instance.
 
     The partitions' CPUs are in the pool, which a claim may use in addition to its own CPUs.
     """

@@ -462,7 +462,7 @@ async def test_a_partition_whose_repair_hangs_is_repaired_again(tmp_path: Path) 
 
 
 async def test_a_partition_that_became_invalid_before_it_was_watched_is_audited(tmp_path: Path) -> None:
-    """The kernel reports only changes after the watch began.
+    """The kernel reports only changes that happen after the watch has begun.
 
     The file's content at that time shows earlier changes.
     """

@@ -184,7 +184,7 @@ async def test_writing_one_enforcement_record_does_not_end_another_ones_problem(
 
 
 async def test_an_unwritten_records_problem_ends_with_its_container(memory: Path) -> None:
-    """Nothing is left to write, although the directory is still not writable."""
+    """Nothing is left to write, even though the directory is still not writable."""
     async with enforcing(Node(memory)) as node:
         (memory / "enforcement-records").write_text("in the way")
         await node.run("claim", *node.claim(ONE))

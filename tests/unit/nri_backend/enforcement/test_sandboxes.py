@@ -50,7 +50,7 @@ async def start(node: Node, of: Pod, *env: str, id_: str = "vm", name: str = "ma
 async def test_a_claim_in_a_sandboxed_pod_is_rejected(
     memory: Path, of: Pod, tree: Callable[[Path], KernelTree]
 ) -> None:
-    """The message contains the effect, the cause and the remedy, and does not promise a retry."""
+    """The message describes the effect, the cause and the remedy, and does not promise a retry."""
     async with enforcing(Node(memory, tree=tree)) as node:
         for record in (cpu_record("c1", "r=2", pods=["p2"]), memory_record("m1", ("m", 0, MI, 4096), pods=["p2"])):
             expected = f"Kata Containers and gVisor .*handler {of.runtime_handler}.* remove runtimeClassName"

@@ -30,8 +30,8 @@ MACHINE = parse_cpu_list("0-7")
 async def test_the_shared_part_is_the_pool_near_the_exclusive_cpus(tmp_path: Path, tree: type[KernelTree]) -> None:
     """The shared part is the pool's CPUs on the same NUMA node, or the whole pool if claims hold all of these.
 
-    Released CPUs come back. No other container uses the container's exclusive CPUs, and the container uses no other
-    container's exclusive CPUs.
+    CPUs that become free are added to the shared part again. No other container uses the container's exclusive CPUs,
+    and the container uses no other container's exclusive CPUs.
     """
     async with enforcing(Node(tmp_path, tree=tree)) as node:
         plain = await node.run("plain", of="p2")
@@ -48,7 +48,7 @@ async def test_the_shared_part_is_the_pool_near_the_exclusive_cpus(tmp_path: Pat
 
 
 async def test_a_mixed_claim_is_enforced_by_the_pool_even_with_partitions(tmp_path: Path) -> None:
-    """The claim's CPUs are held once the claim has been prepared, and the report contains the reason."""
+    """The claim's CPUs are held once the claim has been prepared, and the report gives the reason."""
     async with enforcing(Node(tmp_path, exclusivity="partition", tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7"))
@@ -143,7 +143,7 @@ async def test_a_standby_accepts_exclusive_cpus_with_any_part_of_the_pool(
 
 
 async def test_an_unknown_isolation_is_a_fault() -> None:
-    """Releases that do not know ``mixed`` therefore reject a record with it."""
+    """Releases that do not know ``mixed`` therefore reject a record that contains it."""
     entitlement = entitlement_of(mixed(cpu_record("c1", "r=2-3"), NEAR))
     assert (entitlement.fault, entitlement.partition) == ("", "")
     tomorrow = cpu_record("c1", "r=2-3", isolation="another")

@@ -137,7 +137,7 @@ async def test_a_hook_waits_for_a_step_that_begins_to_hang_while_the_hook_is_que
 
 
 async def test_with_the_maximum_number_of_hung_jobs_no_other_job_begins(hanging: HangingSteps) -> None:
-    """The threads that other work needs stay free."""
+    """Threads that other work needs remain free."""
     worker = CgroupWorker(lambda: None)
     for number in range(MAX_STUCK):
         step = hanging.step(str(number), hangs=True)
@@ -245,7 +245,9 @@ async def test_an_unseen_container_may_be_on_any_cpu_while_its_write_hangs(memor
 
 
 async def test_a_job_that_waited_too_long_for_a_thread_is_dropped() -> None:
-    """All threads are busy with other work. The values that the job would write later would be out of date."""
+    """All threads are busy with other work. By the time the job could run, the values that it writes would be out of
+    date.
+    """
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(2))
     go = threading.Event()

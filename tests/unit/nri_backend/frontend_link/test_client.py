@@ -294,7 +294,7 @@ async def test_a_frontend_that_never_acknowledges_containers_is_not_flooded(path
         backend.state_changed.set()
         await server.until(lambda: len(server.leases) >= 2)
         began = asyncio.get_running_loop().time()
-        # The first of these reports is sent on the next tick, which may be near.
+        # The first of these reports is sent on the next tick, which may be only a moment away.
         await server.until(lambda: len(server.leases) >= 4)
         assert asyncio.get_running_loop().time() - began > 1.0
 
@@ -332,8 +332,8 @@ async def test_a_request_without_a_response_times_out_and_the_client_reconnects(
 
 
 async def test_a_frontend_that_is_briefly_absent_is_not_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The socket exists but no process listens, as during the frontend's restart. In the meantime, state changes do not
-    block.
+    """The socket exists but no process listens on it, as during the frontend's restart. In the meantime, state changes
+    do not block.
     """
     caplog.set_level(logging.INFO)
     with socket.socket(socket.AF_UNIX) as closed:

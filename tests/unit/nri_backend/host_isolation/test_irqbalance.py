@@ -23,7 +23,7 @@ class Node:
         self.tree = IrqTree(root)
 
     def evict(self, *cpus: int) -> EvictionResult:
-        """Runs one pass, with the given CPUs to vacate."""
+        """Runs one pass that vacates the given CPUs."""
         originals = OriginalsFile(f"{self.root}/interrupts.json")
         code = BackendCode.INTERRUPTS_NOT_MOVED
         interrupts = AffinityClass(self.tree, originals, "interrupts", 30.0, may_relocate=True, not_moved=code)

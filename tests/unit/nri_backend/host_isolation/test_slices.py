@@ -30,7 +30,7 @@ def tree(tmp_path: Path) -> KernelTree:
 
 
 def evict_from(tree: KernelTree, *cpus: int) -> EvictionResult:
-    """Runs one pass, with the given CPUs to vacate."""
+    """Runs one pass that vacates the given CPUs."""
     slices = AffinityClass(
         HostSlices(tree, f"{tree.root}/.."),
         OriginalsFile(f"{tree.root}/../host-slices.json"),

@@ -104,7 +104,7 @@ def test_a_path_that_leads_outside_the_cgroup_root_is_an_error(path: str) -> Non
 @pytest.mark.parametrize("path", ["a-" * 16_000 + "b.slice", "a-" * 16_000 + "b.slice:cri-containerd:abc", "x/" * 3000])
 def test_a_path_longer_than_the_kernel_accepts_is_an_error(path: str) -> None:
     """A slice's directory repeats the slice's name for each of its parts. Without a limit, the path in this test would
-    have 256 MB.
+    be 256 MB long.
     """
     with pytest.raises(CgroupPathError, match="is longer than 4096 characters") as caught:
         cgroup_directory(path)

@@ -74,8 +74,8 @@ def test_the_first_instance_is_active_and_the_second_one_follows_it(run: Run) ->
 
 
 def test_a_frozen_holder_is_replaced(run: Run) -> None:
-    """A synchronized standby replaces the holder after three missed heartbeats. As long as the holder sends heartbeats,
-    it stays active.
+    """A synchronized standby replaces the holder after three missed heartbeats. As long as the holder writes
+    heartbeats, it stays active.
     """
     one, two = run.pair()
     for _ in range(10):

@@ -46,7 +46,7 @@ def test_a_file_is_read_completely_and_in_one_call_if_it_fits_into_the_buffer(
 
 
 def test_a_missing_cgroup_and_a_missing_file_are_different_errors(tree: CgroupTree, tmp_path: Path) -> None:
-    """A missing cgroup means that it has no processes. A missing file means that its controller is not enabled."""
+    """A missing cgroup has no processes, whereas a missing file means that its controller is not enabled."""
     with pytest.raises(CgroupGoneError, match=r"the cgroup .*/a/c does not exist"):
         tree.read("a/c", "cpuset.cpus")
     switch = f"the hugetlb controller is not in {tmp_path}/a/cgroup.subtree_control; have the kubelet or systemd"

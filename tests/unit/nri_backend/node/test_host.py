@@ -39,7 +39,7 @@ def test_the_error_for_an_invalid_cpu_list_contains_file_and_remedy(tmp_path: Pa
 
 
 def test_a_file_that_is_not_utf_8_is_a_host_error(tmp_path: Path) -> None:
-    """The audit reads this file on each tick, and an exception of any other type would end the enforcement."""
+    """The audit reads this file on each tick, and an exception of any other type would stop the enforcement."""
     (machine(tmp_path, "") / "sys/devices/system/cpu/online").write_bytes(b"0-3\xff\n")
     with pytest.raises(HostError, match=r"cpu/online: .*can't decode byte 0xff.*--host-root"):
         read_host(str(tmp_path), CgroupTree(str(tmp_path)))

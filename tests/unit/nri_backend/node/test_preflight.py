@@ -116,7 +116,7 @@ def test_a_kernel_without_cgroup_kill_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_named_cgroup_v1_hierarchy_causes_only_a_warning(tmp_path: Path) -> None:
-    """The hierarchy has no controllers."""
+    """Such a hierarchy has no controllers."""
     named = UNIFIED + "40 23 0:30 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
     (warning,) = check_node(*node(tmp_path, named, "cpuset memory"), [])
     assert "/cgroup/systemd" in warning

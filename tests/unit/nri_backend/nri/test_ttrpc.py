@@ -180,13 +180,13 @@ def test_the_length_field_does_not_count_the_header() -> None:
 def test_frames_are_the_same_however_the_bytes_are_split(
     frames: list[tuple[int, int, bytes]], data: st.DataObject
 ) -> None:
-    """An empty frame is valid."""
+    """This includes empty frames, which are valid."""
     pieces = cut(data, b"".join(encode_frame(*frame) for frame in frames))
     assert _feed(*pieces) == [Frame(stream, kind, len(body), body) for stream, kind, body in frames]
 
 
 def test_the_limit_is_inclusive() -> None:
-    """4194304 bytes of data pass in both directions. For anything longer, the error contains both the length and the
+    """4194304 bytes of data pass in both directions. For anything longer, the error gives both the length and the
     limit.
     """
     data = bytes(MAX_DATA)

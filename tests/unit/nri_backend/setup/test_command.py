@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``setup-runtime`` as a process, with a dump on its standard input."""
+"""The ``setup-runtime`` command, run as a process with a dump on its standard input."""
 
 import os
 import re
@@ -95,9 +95,7 @@ def test_the_status_is_1_if_a_drop_in_cannot_make_all_changes(tmp_path: Path) ->
 
 @pytest.mark.parametrize("dumped", [None, ""], ids=["terminal", "empty"])
 def test_without_input_the_command_runs_containerd(dumped: str | None, tmp_path: Path) -> None:
-    """The command runs "containerd config dump". Without containerd, the error contains the command to run on the
-    node.
-    """
+    """The command runs "containerd config dump". Without containerd, the error gives the command to run on the node."""
     alone = run(dumped=dumped)
     assert alone.returncode == 2
     assert 'nothing to read: run "containerd config dump >FILE" on the node' in alone.stderr
@@ -138,7 +136,7 @@ def waiting(fed: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_standard_input_is_not_read_if_the_dump_is_in_a_file(tmp_path: Path) -> None:
-    """The error for a missing file contains its name."""
+    """If the file is missing, the error names it."""
     file = tmp_path / "dump.toml"
     file.write_text(text_of(dump("2.1", {"disable": True})))
     ran = run(file, dumped=text_of(dump("2.2")))

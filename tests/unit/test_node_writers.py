@@ -162,7 +162,7 @@ def test_only_the_listed_modules_write_files() -> None:
     ],
 )
 def test_a_writer_is_found(source: str) -> None:
-    """Each of these sources may write a file."""
+    """Each of these source snippets may write a file."""
     assert list(writes(source))
 
 

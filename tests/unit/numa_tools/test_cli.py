@@ -96,8 +96,8 @@ def test_dra_driver_cpus_pcie_root_flag_is_accepted(
 def test_the_error_for_invalid_input_is_one_clear_line(
     host: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line is on standard error, the exit code is 2, and there is no output. For a damaged tree, the line contains
-    the file and the root.
+    """The line is on standard error, the exit code is 2, and there is no output. For a damaged tree, the line names the
+    file and the root.
     """
     if arguments == ["inspect"]:
         Path(host, "sys/devices/system/cpu/online").write_text("0-3\n")
@@ -122,7 +122,7 @@ def test_a_configuration_from_an_archive_stays_on_one_line(
     "arguments", [["inspect", "-o", "xml"], ["explode"], ["inspect", "--nonsense"], ["--expose-pcie-roots=yes"]]
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """For unknown commands, flags and formats, a single line contains the error and refers to the help."""
+    """For unknown commands, flags and formats, a single line describes the error and refers to the help."""
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     printed = capsys.readouterr()

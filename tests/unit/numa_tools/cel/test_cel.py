@@ -89,7 +89,7 @@ def test_values(expression: str, true: bool) -> None:
     ],
 )
 def test_errors(expression: str, text: str) -> None:
-    """An error ends the scheduler's attempt, so it must differ from "false"."""
+    """An error ends the scheduler's attempt, so it must be distinguishable from "false"."""
     with pytest.raises(CelError, match=text):
         selected(expression, DEVICE)
 

@@ -209,7 +209,7 @@ def test_errors(expression: str, text: str) -> None:
 )
 def test_the_value_of_other_expressions_is_unknown(expression: str, text: str) -> None:
     """An expression with a part that the simulation does not support is neither true nor false nor an error. The
-    message contains that part.
+    message quotes that part.
     """
     with pytest.raises(CelUnsupportedError, match=text):
         selected(expression, DEVICE)

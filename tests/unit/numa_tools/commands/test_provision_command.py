@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dra-frontend provision`` on a file tree, run as by an operator or an init container."""
+"""``dra-frontend provision`` on a file tree, run as an operator or an init container would run it."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ NODES = "/sys/devices/system/node"
 
 
 class Host:
-    """A host's files, which can be written. Pages marked as surplus represent pages that the kernel cannot allocate."""
+    """A host's files, which are writable. Pages marked as surplus represent pages that the kernel cannot allocate."""
 
     def __init__(self, path: Path, tree: MemoryTree | None = None) -> None:
         self.root = write_tree(tree or small_machine(), path / "host")

@@ -116,7 +116,7 @@ def test_contradictory_plans_are_rejected() -> None:
     ],
 )
 def test_unknown_fields_and_values_are_rejected(document: Any, text: str) -> None:
-    """The error contains the file and the field."""
+    """The error names the file and the field."""
     assert fault(document).startswith("0.yaml: ")
     assert text in fault(document)
 

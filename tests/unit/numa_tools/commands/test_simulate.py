@@ -164,7 +164,7 @@ MANIFESTS = Path(__file__).parents[3] / "data" / "manifests"
 
 @pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_workload_manifests_fit(path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each template is simulated as a single pod, and a note contains the number of its pods."""
+    """Each template is simulated as a single pod, and a note gives the number of its pods."""
     both = ["--pod", str(path), "--pod", str(MANIFESTS / "claims.yaml")]
     if path.stem == "claims":
         return
@@ -216,8 +216,8 @@ def test_the_exit_statuses_for_selectors(
 
 
 def test_an_unknown_outcome_names_the_selector(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message contains the expression and the part that the simulation does not support. The summary contains
-    the number of unknown outcomes.
+    """The message quotes the expression and the part that the simulation does not support. The summary gives the number
+    of unknown outcomes.
     """
     odd = claim("odd", request("a", amount=2, selectors=[{"cel": {"expression": ODD}}]))
     later, large = claim("later", request("a", amount=2)), claim("large", request("a", amount=99))
@@ -277,7 +277,7 @@ def test_this_nodes_claims_count(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_another_drivers_class_must_be_given(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is assumed about a class that is not part of the input. The message contains the remedy."""
+    """Nothing is assumed about a class that is not part of the input. The message gives the remedy."""
     status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", str(EXAMPLES / "gpu-same-node.yaml"))
     remedy = "add it to the files, with its driver's ResourceSlices for this node"
     assert (status, reasons(outcome)) == (3, f"there is no DeviceClass gpu.nvidia.com; {remedy}")
@@ -417,7 +417,7 @@ def test_a_node_without_hugepages_is_named_as_the_cause(tmp_path: Path, capsys: 
 def test_the_exit_status_for_unusable_input_is_2(
     arguments: list[str], text: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A single line contains the file and the error."""
+    """A single line names the file and describes the error."""
     status, outcome, err = run(capsys, "--host-root", str(root), *arguments)
     assert (status, outcome, err.count("\n")) == (2, None, 1)
     assert text in err

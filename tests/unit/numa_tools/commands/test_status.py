@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's status screen, built from the service or from files."""
+"""A node's status screen, built from the service's data or from files."""
 
 import asyncio
 import re
@@ -67,7 +67,7 @@ async def test_the_screen_shows_whether_a_claim_is_enforced(serving: bool, node:
 
 
 async def test_problems_are_shown(node: AilingNode) -> None:
-    """Each problem of the service, its backend or a container is shown once, on a single line."""
+    """Each problem with the service, its backend or a container is shown once, on a single line."""
     node.problems.append("dra.cpu: not registered")
     node.status["problems"] = ["irqbalance undoes what is moved"]
     node.containers[0].update(fallbackReason="x has CPU 2", exclusivity="pool")

@@ -143,7 +143,7 @@ def test_docker_next_to_k3s_is_not_the_kubelets_runtime(reported: Reported | Non
 
 
 def test_docker_alone_determines_nothing(tmp_path: Path) -> None:
-    """The message contains the reason and the command."""
+    """The message gives the reason and the command."""
     why = unread(write(tmp_path, {PLAIN: DOCKER}), CONTAINERD_2)
     assert f"/{PLAIN} disables containerd's CRI service" in why.why
     assert "containerd config dump" in why.remedy
@@ -164,7 +164,7 @@ def test_files_left_by_a_removed_k3s_determine_nothing(tmp_path: Path) -> None:
 
 
 def test_two_possible_runtimes_determine_nothing(tmp_path: Path) -> None:
-    """The message contains both files and both commands."""
+    """The message names both files and gives both commands."""
     why = unread(write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF}))
     assert f"/{PLAIN}" in why.why
     assert f"/{CRIO}" in why.why
@@ -466,7 +466,7 @@ def test_a_dump_from_the_kubelets_containerd_is_used(text: str, reported: Report
     ],
 )
 def test_a_dump_from_another_runtime_determines_nothing(text: str, reported: Reported | None, reason: str) -> None:
-    """The reason names the mismatch."""
+    """The reason describes the mismatch."""
     found = given_runtime(text, reported)
     assert isinstance(found, Unread)
     assert reason in found.why

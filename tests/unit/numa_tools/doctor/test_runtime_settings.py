@@ -192,7 +192,7 @@ def test_cri_os_output_is_recognised() -> None:
 
 
 def test_the_report_for_the_archive_contains_plain_values() -> None:
-    """For an unclear setting, the report contains the reason."""
+    """For an unclear setting, the report gives the reason."""
     runtime = RuntimeConfig(CONTAINERD, "/f", "command", of(None, "version = 2"), (2, 1, 4), ("/f",))
     report = json.loads(json.dumps(settings_report(runtime)))
     assert (report["release"], report["files"], report["settings"]["validator"]) == ("2.1.4", ["/f"], False)

@@ -104,7 +104,9 @@ def test_the_first_fitting_device_is_chosen() -> None:
 
 
 def test_constraints_apply_to_all_of_their_requests() -> None:
-    """The constraint's requests get either equal or distinct values. A failed attempt leaves nothing allocated."""
+    """The constraint's requests get devices with either equal or distinct values. A failed attempt leaves nothing
+    allocated.
+    """
     search = searching(shared("a", 0), shared("b", 0), device("c", 1), shared("d", 1))
     same = [{"matchAttribute": "d/node", "requests": ["r", "s"]}]
     whole = [{"cel": {"expression": "!device.allowMultipleAllocations"}}]
@@ -289,7 +291,7 @@ def test_the_limit_per_claim_counts_the_devices_that_certainly_match() -> None:
 
 
 def test_a_class_selector_that_is_unknown_counts_for_each_request() -> None:
-    """The message contains the class."""
+    """The message names the class."""
     odd = {"metadata": {"name": "any"}, "spec": selecting("device.driver == 'd'", UNKNOWN)}
     search = Search(read_slices(slices(device("a", 0))), {"any": read_class(odd)})
     assert undecided(search, wish("r")).startswith("DeviceClass any: selectors[1]: cannot be evaluated")
@@ -412,7 +414,7 @@ def test_faulty_requests_are_named_even_if_other_requests_do_not_fit() -> None:
     ],
 )
 def test_an_invalid_spec_is_rejected(spec: dict[str, Any], text: str) -> None:
-    """The error contains the field and the reason."""
+    """The error names the field and gives the reason."""
     with pytest.raises(ManifestError) as caught:
         read_wanted({"devices": spec})
     assert text in str(caught.value)

@@ -66,7 +66,7 @@ def test_comparisons_are_counted() -> None:
 
 @pytest.mark.parametrize("value", [{"map": {}}, {"list": [[1]]}, {"int": None}, {"int": 1, "bool": True}, {}, "x"])
 def test_an_attribute_has_one_value_or_a_list(value: Any) -> None:
-    """Any other value is rejected when it is read, and the error contains its location."""
+    """Any other value is rejected when it is read, and the error gives its location."""
     one = {"name": "n", "attributes": {"a": value}}
     slices = [{"metadata": {"name": "s"}, "spec": {"driver": "d", "pool": {"name": "p"}, "devices": [one]}}]
     with pytest.raises(ManifestError, match=r"ResourceSlice s: devices\[0\]: attributes.a: must have one value"):

@@ -34,7 +34,7 @@ def test_by_default_a_memory_claim_only_binds_the_container_to_its_nodes() -> No
 
 
 def test_a_limit_on_one_request_limits_the_container_to_the_sum_of_all() -> None:
-    """A cgroup has a single limit, which does not include hugepages."""
+    """A cgroup has a single memory limit, which does not include hugepages."""
     parts = ("a", 0, 64 * MI, PLAIN), ("b", 1, 32 * MI, PLAIN), ("h", 1, TWO, TWO)
     limited = grant(*parts, a={"limit": "claim", "high": 0.5})
     assert (limited.maximum, limited.high) == (96 * MI, 64 * MI)
@@ -101,7 +101,7 @@ def test_parameters_that_cannot_be_enforced_are_a_fault(
 
 @pytest.mark.parametrize(("one", "other", "hidden"), [("/h", "/h", True), ("/h/a", "/h", True), ("/h", "/h-a", False)])
 def test_a_mount_that_hides_another_claims_mount_is_a_fault(one: str, other: str, hidden: bool) -> None:
-    """Each claim is valid by itself, and only the backend sees both. If a request has two nodes, both share one
+    """Each claim is valid by itself, and only the backend sees both. If a request has two nodes, both nodes share one
     mount.
     """
     records = [

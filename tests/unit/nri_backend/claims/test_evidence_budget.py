@@ -27,7 +27,7 @@ ONE = cpu_record("c1", "cpus=2-3")
 TWO = cpu_record("c2", "a=2-3", "b=6")
 HOOK_SECONDS: Final = 0.05
 SNAPSHOT_SECONDS: Final = 0.2
-"""CPU time for 100 containers: a fifth of the second that 500 containers may take."""
+"""CPU time allowed for 100 containers: a fifth of the one second that 500 containers may take."""
 ENVIRONMENTS: Final[dict[str, Callable[[], list[str]]]] = {
     "ranges": lambda: ["DRA_CPUSET_x=" + "0-65535," * (3 * MEGABYTE // 16)],
     "small ranges": lambda: ["DRA_CPUSET_c1=" + "0-8191," * (3 * MEGABYTE // 14)],

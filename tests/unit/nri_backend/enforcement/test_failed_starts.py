@@ -110,7 +110,7 @@ async def test_a_creation_is_rejected_if_the_record_disappears_while_others_are_
 
 async def test_a_creation_does_not_wait_for_the_cpus_of_a_record_that_has_disappeared(node: Node) -> None:
     """Other containers leave the CPUs only for a prepared claim, so without the record the hook would wait until its
-    time limit.
+    time limit expired.
     """
     assert isinstance(node.kernel, BrokenTree)
     plain = await node.run("plain", of="p2")

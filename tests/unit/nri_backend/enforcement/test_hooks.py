@@ -309,8 +309,8 @@ async def test_the_drivers_own_pod_is_never_rejected_and_runs_outside_claims(
 
 
 async def test_the_drivers_own_pod_leaves_claimed_cpus_through_the_pods_cgroup(memory: Path) -> None:
-    """The kernel denies writes to the cgroup of the backend's own container (nsdelegate). Claim containers still
-    start.
+    """Because of the mount option nsdelegate, the kernel denies writes to the cgroup of the backend's own container.
+    Claim containers still start.
     """
     async with enforcing(Node(memory, reserved="")) as node:
         path = await node.run("backend", of="own_pod")

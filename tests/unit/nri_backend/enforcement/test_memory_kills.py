@@ -361,7 +361,9 @@ def test_kills_before_the_first_reading_are_not_attributed() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=30))
 def test_every_kill_is_attributed_exactly_once(steps: list[tuple[str, bool, bool]]) -> None:
-    """In whatever order kills, readings and ends happen, each container ends up with exactly the kills that it had."""
+    """In whatever order kills, readings and ends happen, each container ends up with exactly the kills that happened in
+    it.
+    """
     pod, total = PodKills(total=0), 0
     own = dict.fromkeys("abc", 0)
     happened, attributed = dict.fromkeys("abc", 0), dict.fromkeys("abc", 0)

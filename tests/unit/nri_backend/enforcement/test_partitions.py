@@ -247,7 +247,7 @@ def _partition_writes(node: Node) -> list[str]:
 
 
 def test_settling_changes_neither_live_partitions_nor_other_slices(tmp_path: Path) -> None:
-    """CPUs are removed only if the kubelet's cgroups list them and no partition further down has them."""
+    """CPUs are removed only if the kubelet's cgroups list them and no partition further down the tree uses them."""
     tree = PartitionTree(tmp_path / "cgroup")
     for path in ("machine.slice/vm", f"{POD}/a", f"{POD}/b", f"{OTHER_CLASS}/c"):
         tree.make(path)

@@ -161,8 +161,8 @@ async def test_a_start_still_waits_for_others_if_its_last_job_finds_the_partitio
 
 
 async def test_a_start_applies_nothing_if_an_earlier_job_moved_others_to_its_cpus(memory: Path) -> None:
-    """The earlier job used a pool that still contained the start's CPUs, and the job's outcome is stored only after the
-    admission.
+    """The earlier job used a pool that still contained the claimed CPUs, and its outcome is stored only after the claim's
+    container has been admitted.
     """
     async with enforcing(Node(memory, exclusivity="pool")) as node:
         other = await node.run("x", of="p3")

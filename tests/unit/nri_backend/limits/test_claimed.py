@@ -176,7 +176,7 @@ class Group:
     notes: dict[str, Note] = field(default_factory=dict)
 
     def apply(self, raised: Raise | None, dies_after: int, *, lower: bool = True) -> None:
-        """Runs one job, which may crash after each of its three steps."""
+        """Runs one job, which may crash after any of its three steps."""
         raises = {} if raised is None else {MIN: raised}
         wanted, self.notes, after = raised_limits({MIN: self.limit}, self.notes, raises, lower=lower)
         if dies_after >= 1 and MIN in wanted:

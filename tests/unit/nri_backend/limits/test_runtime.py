@@ -74,7 +74,7 @@ def test_a_containers_cgroup_path_is_derived_for_both_drivers(path: str, directo
     ],
 )
 def test_a_pods_cgroup_path_is_derived_from_a_slice_name_or_a_path(parent: str, directory: str) -> None:
-    """The kubelet sends a path, and other clients of the runtime send a slice name."""
+    """The kubelet sends a path, and the runtime's other clients send a slice name."""
     assert cgroup_directory(parent) == directory
 
 

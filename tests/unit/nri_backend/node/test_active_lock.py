@@ -248,7 +248,7 @@ def test_a_new_file_left_by_a_dead_standby_does_not_prevent_a_takeover(
 
 
 async def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
-    """acquire() raises instead of waiting forever."""
+    """acquire() raises an exception instead of waiting forever."""
     lock = ActiveLock(str(tmp_path / "absent"), "one")
     with pytest.raises(FileNotFoundError):
         await lock.acquire()

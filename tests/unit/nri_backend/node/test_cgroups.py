@@ -91,8 +91,8 @@ def test_limits_are_parsed_as_the_kernel_writes_them(tree: CgroupTree, tmp_path:
 
 
 def test_a_cgroup_is_populated_until_its_last_process_has_ended(tree: CgroupTree, tmp_path: Path) -> None:
-    """A missing cgroup counts as not populated, unless the tree is not mounted. Killing a missing cgroup raises
-    nothing.
+    """A missing cgroup counts as not populated, unless the tree is not mounted. Killing a missing cgroup raises no
+    error.
     """
     events = tmp_path / "a/b/cgroup.events"
     events.write_text("populated 1\nfrozen 0\n")

@@ -91,7 +91,7 @@ def test_another_mount_of_the_tree_is_only_a_warning(tmp_path: Path) -> None:
 def test_a_cgroup_root_with_another_file_system_mounted_over_it_is_an_error(
     line: str, top: str, tmp_path: Path
 ) -> None:
-    """It is accepted if a file system is mounted inside the tree, or if the same tree is mounted twice."""
+    """A file system that is mounted inside the tree is accepted, and so is a second mount of the same tree."""
     root, host = node(tmp_path, UNIFIED + line, "cpuset memory hugetlb\n")
     fault = f"at {root}, with {top} on top; unmount all but the node's cgroup v2 tree, or set cgroupRoot"
     with pytest.raises(PreflightError, match=f"the cgroup root {root} is ambiguous: .*{fault}"):

@@ -211,7 +211,7 @@ def test_an_invalid_file_affects_only_its_own_claim(tmp_path: Path) -> None:
 
 
 def test_changes_made_by_this_process_need_no_scan(tmp_path: Path) -> None:
-    """After this process has changed a file, the view is complete and without problems, and the next refresh returns
+    """After this process has changed a file, the view is complete and reports no problems, and the next refresh returns
     the same object.
     """
     (tmp_path / cdi_file_name("dra.cpu", "c1")).write_text("{")

@@ -35,7 +35,7 @@ class SlowDirectory(ClaimDirectory):
 
 
 async def test_after_a_cancelled_hook_the_next_read_waits_for_the_thread(tmp_path: Path) -> None:
-    """The cancelled hook's thread is still reading. The next read begins when that thread has ended."""
+    """The cancelled hook's thread is still reading. The next read begins once that thread has ended."""
     directory = SlowDirectory(str(tmp_path))
     reader = DirectoryReader(directory, lambda _: None)
     hook = asyncio.create_task(reader.refresh())

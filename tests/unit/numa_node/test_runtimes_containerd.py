@@ -280,7 +280,7 @@ def test_merging_keeps_the_last_value_of_each_key(documents: list[dict[str, Any]
 
 @given(st.lists(st.sampled_from(recorded()), min_size=1, max_size=1))
 def test_reading_a_file_twice_changes_nothing(cases: list[dict[str, Any]]) -> None:
-    """A file that is read again at the end takes precedence over the files before it. If it already was the last file,
+    """A file that is read again at the end takes precedence over the files before it. If it was already the last file,
     nothing changes.
     """
     names = breadth_first(cases[0]["files"])

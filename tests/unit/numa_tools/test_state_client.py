@@ -17,7 +17,7 @@ from numa_tools.state_client import NoServiceError, StateClient
 
 @contextmanager
 def answering(root: Path, answer: bytes) -> Iterator[StateClient]:
-    """Yields a client that is connected to a server which always sends the same response."""
+    """Yields a client that is connected to a server that always sends the same response."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(root / STATE_SOCKET))
         listening.listen()

@@ -24,7 +24,9 @@ def packed(*files: tuple[str, str]) -> io.BytesIO:
 
 
 def foreign(*entries: tuple[str, dict[str, Any], bytes]) -> io.BytesIO:
-    """Returns a hand-made tar file, since Python 3.13 writes no header whose size differs from the content's."""
+    """Returns a hand-made tar file, since Python 3.13 refuses to write a header whose size differs from the
+    content's.
+    """
     made = bytearray()
     for name, fields, data in entries:
         entry = tarfile.TarInfo(name)

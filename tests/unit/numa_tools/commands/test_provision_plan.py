@@ -86,8 +86,8 @@ def test_the_planned_pages_for_each_node(
 
 
 def test_contradictory_plans_are_rejected() -> None:
-    """The error names both places in the files. A split and an explicit number for the same node are contradictory
-    too.
+    """The error names both places in the files. A split and an explicit number for the same node also contradict each
+    other.
     """
     text = fault(file({"size": "2M", "count": 8, "node": 0}), file({"size": "2048kB", "count": 9, "node": 0}))
     assert text.startswith("1.yaml: spec.pages.0: 9 pages of 2Mi on node 0, but 0.yaml: spec.pages.0 requests 8")

@@ -239,7 +239,9 @@ async def test_a_claims_shared_pool_cpus_are_not_a_fault(other: str, result: str
 
 
 async def test_a_record_in_another_format_is_skipped(node: AilingNode) -> None:
-    """The record's fields may have another meaning, so explain skips it too. Other records are still checked."""
+    """The record's fields may have another meaning, so the ``explain`` command skips it too. Other records are still
+    checked.
+    """
     node.records.append(node.claimed("new", "2-3").model_copy(update={"version": 9}))
     async with node.up() as settings:
         facts = await gather(settings)

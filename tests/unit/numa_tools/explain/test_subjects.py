@@ -236,8 +236,8 @@ def test_cpus_are_explained() -> None:
 
 @pytest.mark.parametrize("name", ["foo", "2-3", "0,1", "1_0", "+3", " 3", "३", "9" * 5000])
 def test_a_cpu_is_given_as_one_number(name: str) -> None:
-    """A string that is not a number is rejected with a message. A number beyond the machine's CPUs is reported as
-    such.
+    """A string that is not a number is rejected with an error message. A number beyond the machine's CPUs is reported
+    as such.
     """
     with pytest.raises(UnknownSubjectError, match=r"^a CPU is a single number, such as cpu/3$"):
         explain_known(knowing([]), f"cpu/{name}")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU time and memory that environments controlled by a pod's author can cost. CPU time is measured because it does
-not depend on the machine's load.
+"""How much CPU time and memory an environment that is controlled by a pod's author can cost. CPU time is measured
+because it does not depend on the machine's load.
 """
 
 import tracemalloc

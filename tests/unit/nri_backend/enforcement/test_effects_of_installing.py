@@ -71,7 +71,7 @@ async def installed(
 
 @pytest.mark.parametrize("partitions", [True, False])
 async def test_without_reserves_and_guard_no_cgroup_is_written(partitions: bool, tmp_path: Path) -> None:
-    """This is the smallest installation. In pool mode, the runtime stores the list of all CPUs for each container."""
+    """This is the minimal installation. In pool mode, the runtime stores the list of all CPUs for each container."""
     async with installed(tmp_path, partitions=partitions) as found:
         assert found.written() == {}
         assert found.updates == ({} if partitions else {"web": "0-7", "db": "0-7"})

@@ -128,7 +128,9 @@ async def test_a_creation_does_not_wait_for_the_cpus_of_a_record_that_has_disapp
 
 @pytest.mark.parametrize("hook", ["create", "start"])
 async def test_a_hook_is_rejected_if_the_claimed_cpus_go_offline_in_the_meantime(node: Node, hook: str) -> None:
-    """The CPUs were online when the hook began. Without the second check, the container would run in the pool."""
+    """The CPUs were online when the hook began. Without a second check at the end of the hook, the container would run
+    in the pool.
+    """
     await node.run("plain", of="p2")
     env = node.claim(ONE)
 

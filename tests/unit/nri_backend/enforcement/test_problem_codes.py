@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codes for containers and problems in the report, produced by their actual causes."""
+"""The codes that the report gives for containers and problems, tested with the conditions that actually cause them."""
 
 import errno
 from dataclasses import replace

@@ -94,7 +94,9 @@ async def test_the_kernel_is_asked_even_if_the_last_audit_saw_other_cpus(memory:
 
 
 async def test_a_start_is_applied_if_the_occupant_has_ended_in_the_meantime(memory: Path) -> None:
-    """This holds even after the time limit for waiting, since the job that found the occupant has written nothing."""
+    """This holds even after the time limit for waiting has expired, since the job that found the occupant has written
+    nothing.
+    """
     async with enforcing(Node(memory, tree=InterruptedTree, exclusivity="pool")) as node:
         other = await node.run("x", of="p3")
         stored, _ = await node.create("b", *node.claim(cpu_record("u2", "c=2-4", pods=("p2",))), of="p2")
@@ -161,8 +163,8 @@ async def test_a_start_still_waits_for_others_if_its_last_job_finds_the_partitio
 
 
 async def test_a_start_applies_nothing_if_an_earlier_job_moved_others_to_its_cpus(memory: Path) -> None:
-    """The earlier job used a pool that still contained the claimed CPUs, and its outcome is stored only after the claim's
-    container has been admitted.
+    """The earlier job used a pool that still contained the claimed CPUs, and that job's outcome is stored only after
+    the container has been admitted.
     """
     async with enforcing(Node(memory, exclusivity="pool")) as node:
         other = await node.run("x", of="p3")

@@ -27,8 +27,8 @@ def stored(original: Cpus, *expected: Cpus) -> OriginalAffinity:
 
 
 def test_an_affinity_loses_the_cpus_to_vacate() -> None:
-    """If no online CPU remains, the affinity is set to all other CPUs if the object may be relocated, and otherwise
-    stays unchanged.
+    """If no online CPU remains, a relocatable object gets all other CPUs, and the affinity of any other object stays
+    unchanged.
     """
     assert reduced_affinity(ALL, cpus(2, 3), ONLINE, may_relocate=True) == ALL - {2, 3}
     assert reduced_affinity(cpus(1), cpus(2, 3), ONLINE, may_relocate=True) == {1}

@@ -178,7 +178,7 @@ def test_the_probe_takes_cpus_from_no_process(tmp_path: Path) -> None:
 
 
 def test_a_probe_is_repeated_if_another_instance_removes_its_cgroup(tmp_path: Path) -> None:
-    """An instance that is starting removes the cgroup of another instance's probe as a leftover."""
+    """An instance that is starting takes the cgroup of another instance's probe for a leftover and removes it."""
     tree, root = ProbedTree(tmp_path / "cgroup", capable=False), host(tmp_path, ALL)
 
     def once() -> None:

@@ -38,7 +38,7 @@ def test_pydantic_looks_for_no_plugins() -> None:
 
 
 def test_names_of_unknown_fields_are_not_remembered() -> None:
-    """If the names were remembered, a document's author could make the cache, and so the process, grow without
+    """If the names were remembered, a document's author could make the cache, and with it the process, grow without
     limit.
     """
     names = {f"field{number}": "" for number in range(50)}

@@ -185,8 +185,8 @@ def test_the_service_imports_the_command_line_but_no_tool() -> None:
 
 
 def test_importing_the_service_runs_no_full_garbage_collection() -> None:
-    """Otherwise, about a dozen full garbage collections would each visit all objects. The event loop is not started
-    here.
+    """Otherwise, about a dozen full garbage collections would each visit all objects. The event loop is not started in
+    this test.
     """
     program = (
         "import asyncio, gc, sys; from numa_tools.__main__ import main\n"

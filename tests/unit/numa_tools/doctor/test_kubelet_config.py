@@ -261,8 +261,8 @@ def test_a_known_setting_is_checked_even_if_others_are_unknown() -> None:
 
 
 def test_the_policy_in_effect_comes_from_the_state_file() -> None:
-    """The state file alone decides the managers' checks, even if everything else is unknown. Other checks stay
-    unknown.
+    """The state file alone determines the results of the managers' checks, even if everything else is unknown. Other
+    checks stay unknown.
     """
     good = results(Reading(running={"cpu": "none", "memory": "None"}, unseen="no file"))
     assert (good["kubelet.cpu-manager"], good["kubelet.memory-manager"]) == ("good", "good")

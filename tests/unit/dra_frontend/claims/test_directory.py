@@ -132,7 +132,7 @@ def test_content_that_could_not_be_read_back_is_not_written(files: ClaimFiles, t
     files.write(record())
     before = (tmp_path / "cdi" / NAME).read_bytes()
     pods = tuple(PodReference(uid=str(n), name="p" * 6000) for n in range(256))
-    with pytest.raises(OSError, match=r"would have \d+ bytes, more than 1048576"):
+    with pytest.raises(OSError, match=r"would be \d+ bytes long, more than 1048576"):
         files.write(record().model_copy(update={"reserved_for": pods}))
     assert (tmp_path / "cdi" / NAME).read_bytes() == before
     assert files.scan(thorough=True).files["dra.cpu", "u1"].record == record()

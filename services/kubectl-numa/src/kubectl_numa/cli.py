@@ -64,8 +64,8 @@ class Request:
     given: argparse.Namespace
 
     def cluster(self, namespace: str = "", labels: str = "") -> Cluster:
-        """Reads all slices from our drivers, and the claims in one or all namespaces, optionally only those with these
-        labels.
+        """Reads all slices from our drivers, and the claims in one or all namespaces, optionally only the claims with
+        these labels.
         """
         path = path_of(_DRA, "resourceslices")
         slices = (one for name in DRIVERS for one in self.kubectl.items(path, fieldSelector=f"spec.driver={name}"))
@@ -241,7 +241,7 @@ def _doctor(request: Request) -> int:
 
 
 def _kubelet_config(request: Request) -> str:
-    """Returns the kubelet's configuration as JSON, or "" if the user has no right to read it."""
+    """Returns the kubelet's configuration as JSON, or "" if the user is not permitted to read it."""
     try:
         return json.dumps(request.kubectl.get(f"{path_of('', 'nodes', name=request.given.node)}/proxy/configz"))
     except KubectlError:

@@ -200,7 +200,7 @@ def _claim(document: Mapping[str, Any]) -> Claim:
 
 
 def read_pod(document: object) -> Pod:
-    """Returns a pod's claims, its containers that are not running, and the reason if it has no node."""
+    """Returns a pod's claims, its containers that are not running, and, if it has no node, the reason."""
     spec, status = (_dict(_dict(document).get(name)) for name in ("spec", "status"))
     made = {
         one.get("name"): str(one.get("resourceClaimName") or "") for one in _dicts(status.get("resourceClaimStatuses"))

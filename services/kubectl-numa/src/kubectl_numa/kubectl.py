@@ -56,8 +56,8 @@ class Kubectl:
     def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
         """Yields the objects in a list, which is read page by page.
 
-        Raises KubectlError. KubectlError is also raised if the list does not end, since only the server decides whether
-        another page follows.
+        Raises KubectlError, including if the list does not end, since only the server decides whether another page
+        follows.
         """
         more, seen = "", set[str]()
         for _ in range(MOST_LISTED // _PAGE):

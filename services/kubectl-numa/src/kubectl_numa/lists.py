@@ -2,7 +2,7 @@
 """The lists that ``nodes``, ``free`` and ``claims`` print: documents for programs, and table rows. Pure.
 
 A document contains numbers, with the unit in the key, and lists. ``-o json`` and ``-o yaml`` print the documents. Table
-rows are made from the same documents, so all forms show the same facts.
+rows are built from the same documents, so all forms show the same facts.
 """
 
 from collections import defaultdict

@@ -92,7 +92,7 @@ CAUSES: Final = {
     BackendCode.INTERRUPTS_NOT_MOVED: _INTERRUPTS,
     BackendCode.KERNEL_WORKERS_STAY: _INTERRUPTS,
     BackendCode.INTERRUPTS_MOVED_BACK: Cause(
-        "have irqbalance serve its socket, as it does by default, or set IRQBALANCE_BANNED_CPULIST: docs/exclusive.md"
+        "have irqbalance open its socket, as it does by default, or set IRQBALANCE_BANNED_CPULIST: docs/exclusive.md"
     ),
     BackendCode.HOST_DAEMONS_NOT_MOVED: _HOST_DAEMONS,
     BackendCode.HOST_DAEMONS_STAY: _HOST_DAEMONS,
@@ -164,7 +164,7 @@ _REMEDIES: Final = {
     StatusCode.CLAIMS_DIRECTORY_UNUSABLE: "see claims.directory and driver.pod",
     StatusCode.JOURNAL_UNUSABLE: "see driver.journal and host.space",
     StatusCode.DEVICE_UNHEALTHY: (
-        "restore what is missing (CPUs, nr_hugepages), or delete a pod that holds it; for hardware errors, drain "
+        "restore the missing resources (CPUs, nr_hugepages), or delete a pod that holds it; for hardware errors, drain "
         "the pods that use the device and replace the hardware: docs/live-machine.md"
     ),
     StatusCode.CLAIM_NOT_ENFORCED: f"the audit repairs it within 60 s; if it persists, {_LOG}",

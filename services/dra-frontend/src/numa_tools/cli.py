@@ -165,7 +165,7 @@ def _sentence(name: str) -> str:
 
 
 def _epilog(examples: Mapping[str, str], statuses: str) -> str:
-    """Returns the examples with their descriptions and the exit statuses that end a help text."""
+    """Returns the end of a help text: the examples with their descriptions, and the exit statuses."""
     lines = [f"  # {text}\n  {_PROGRAM} {words.rstrip()}" for words, text in examples.items()]
     return "\n".join(["examples:", *lines, "", statuses])
 

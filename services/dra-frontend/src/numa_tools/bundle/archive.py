@@ -28,7 +28,9 @@ size.
 """
 MAX_ENTRIES: Final = 200_000
 _MAX_HEADER: Final = 64 << 10
-"""Maximum number of bytes before a file's content. A Linux path has up to 4 KiB; sparse-file headers are unbounded."""
+"""Maximum number of bytes before a file's content. A Linux path is up to 4 KiB long; sparse-file headers are
+unbounded.
+"""
 MAX_PARTS: Final = 64
 """Maximum depth of a path. Paths in sysfs have at most 20 parts. Directories are removed recursively, and an archive
 could nest them thousands of levels deep.

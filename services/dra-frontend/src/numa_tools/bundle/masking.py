@@ -10,7 +10,8 @@ from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 from numa_contract.names import DRIVERS
 
-# Names of Kubernetes objects. A match inside a longer name is ignored, except for a pool name in its slice's name.
+# Names of Kubernetes objects. A match inside a longer name is ignored, except that a pool's name is recognized inside
+# the name of its slice.
 _IN_SLICE = "|".join(rf"(?<=[0-9a-f]{{5}}-{re.escape(driver)}-)" for driver in DRIVERS)
 _BEFORE, _AFTER = rf"(?:(?<![a-z0-9-])(?<![a-z0-9]\.)|{_IN_SLICE})", r"(?![a-z0-9-]|\.[a-z0-9])"
 _NAME: Final = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"

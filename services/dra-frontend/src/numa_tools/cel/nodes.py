@@ -61,7 +61,7 @@ class Lazy:
 
 
 class Select:
-    """Node for ``operand.name``. The macro ``has`` tests for the field without reading it."""
+    """Node for ``operand.name``. The ``has`` macro tests for the field without reading it."""
 
     def __init__(self, operand: Node, name: str) -> None:
         self.operand, self.name = operand, name

@@ -300,7 +300,9 @@ class _Reader:
 
 
 def _size(tree: Tree) -> int:
-    """Returns an upper bound, at least 1, for the number of a tree's instructions and of the steps to emit them."""
+    """Returns an upper bound, at least 1, on how many instructions a tree compiles to and how many steps emitting them
+    takes.
+    """
     kind, *operands = tree
     size = 1
     if kind in ("all", "any"):

@@ -59,7 +59,9 @@ class MapLiteral(dict[str, Any]):
 
 
 def weights(values: Iterable[Any]) -> Iterator[int]:
-    """Yields the number of values, then a weight for each list, map and long string among or inside them."""
+    """Yields the number of values, then a weight for each list, map and long string among them or nested inside
+    them.
+    """
     waiting = [*values]
     yield len(waiting)
     while waiting:

@@ -97,7 +97,7 @@ def _hindrances(settings: Settings) -> tuple[str, ...]:
 def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
     """Returns the service's documents by name, from the archive if there is one.
 
-    If they cannot be read, returns no documents and the reason.
+    Also returns the reason why they could not be read, or "".
     """
     kept = Path(settings.host_root, STATE)
     with suppress(OSError, ValueError):
@@ -110,7 +110,7 @@ def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
 
 
 def _releasing(settings: Settings) -> dict[ClaimKey, ClaimFile]:
-    """Returns released claims whose containers may still run, from the archive if there is one."""
+    """Returns released claims whose containers may still be running, from the archive if there is one."""
     with suppress(OSError, ValueError):
         kept = read_archived(Path(settings.host_root, JOURNAL))
         return read_records(kept.get("releasing") if isinstance(kept, dict) else None)

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 
 
 class Input(BaseModel):
-    """Base model for input files: frozen, with camelCase keys, without conversions. Rejects unknown keys."""
+    """Base model for input files: frozen, with camelCase keys and without type conversion. Rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
 

@@ -104,7 +104,7 @@ class Bundle:
             self.files["runtime.json"] = json.dumps(settings_report(facts.runtime), indent=1)
 
     def _kubelet(self, kubelet: KubeletConfig | Unread | None) -> None:
-        """Adds the kubelet's settings, but not its files, which with k3s contain the cluster's token."""
+        """Adds the kubelet's settings, but not its files, which on k3s contain the cluster's token."""
         if isinstance(kubelet, KubeletConfig):
             self.files[KUBELET] = json.dumps(archived(kubelet), indent=1)
 

@@ -17,7 +17,9 @@ from numa_tools.render import format_bytes
 
 
 def report(machine: Machine) -> dict[str, Any]:
-    """Returns the machine as values, with CPUs as ids. Tests compare the first five keys with hwloc."""
+    """Returns the machine as plain values, in which CPUs are represented by their ids. Tests compare the first five
+    keys with hwloc.
+    """
     nodes = [node for node in machine.numa_nodes.values() if node.online]
 
     def pools(pages: Callable[[HugepagePool], int]) -> dict[str, dict[str, int]]:
@@ -69,7 +71,9 @@ def _memory(machine: Machine, node: NumaNode) -> dict[str, Any]:
 
 
 def claimable(inventory: Inventory) -> dict[str, Any]:
-    """Returns the CPUs and memory reserved for the system, the memory reserve's source, and the memory for claims."""
+    """Returns the CPUs and memory reserved for the system, the source of the memory reserve, and the memory available
+    to claims.
+    """
     reserve = inventory.reserve
     return {
         "reserved": {
@@ -85,7 +89,7 @@ def claimable(inventory: Inventory) -> dict[str, Any]:
 
 
 def claimable_table(inventory: Inventory) -> str:
-    """Returns the reserves and the memory for claims as text."""
+    """Returns the reserves and the memory available to claims as text."""
     reserve, offered, rows = inventory.reserve, _claimable_memory(inventory), []
     for node in inventory.machine.numa_nodes.values():
         huge = sum(pool.total * pool.page_bytes for pool in node.hugepages)
@@ -116,7 +120,9 @@ def _core_types(machine: Machine) -> list[tuple[CoreType, list[int]]]:
 
 
 def machine_table(machine: Machine, *, wide: bool = False) -> str:
-    """Returns a machine as text: a summary, then a row for each NUMA node. ``wide`` adds the nodes' performance."""
+    """Returns a machine as text: a summary, then a row for each NUMA node. ``wide`` adds the performance of the nodes'
+    memory.
+    """
     nodes = list(machine.numa_nodes.values())
     sizes = machine.page_sizes
     pages = [f"{kubernetes_page_size(size)} FREE/TOTAL" for size in sizes]

@@ -100,7 +100,7 @@ def check(inventory: Inventory, config: Config, claims: DirectoryView | None = N
 
 
 def _host_pages(machine: Machine, host_root: str, config: Config) -> dict[PageKey, int]:
-    """Returns the hugepages in use outside pods, if the cgroups show the hugepage usage of pods."""
+    """Returns the hugepages in use outside pods, if the cgroups show the pods' hugepage usage."""
     cgroups = HostTree(on_node(host_root, config.cgroup_root))
     pods = read_pod_pages(cgroups, machine.page_sizes)
     return {

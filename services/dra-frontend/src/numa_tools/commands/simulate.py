@@ -103,7 +103,7 @@ def _explained(why: str, machine: Machine) -> str:
 
 
 def outcome_table(outcome: Row) -> str:
-    """Formats the outcome as a table and lines of text."""
+    """Formats the outcome as a table followed by lines of text."""
     rows: list[list[object]] = [["NAME", "CLAIM", "REQUEST", "DEVICE", "GETS"]]
     faults = []
     for row in outcome["outcomes"]:

@@ -28,7 +28,7 @@ class Kernel:
     """Kernel facts from /proc and /sys."""
 
     release: tuple[int, int]
-    """Major and minor number."""
+    """Major and minor version."""
     nohz_full: frozenset[int]
     rcu_nocbs: frozenset[int]
     """CPUs in the boot option ``rcu_nocbs``."""

@@ -57,7 +57,7 @@ class Known:
     kernel: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """The containers' cgroup files by container id and file name, if visible."""
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Claims that are being released. A claim keeps its resources while one of its containers may still run."""
+    """Claims that are being released. A claim keeps its resources while one of its containers may still be running."""
 
     @property
     def exclusivity_reason(self) -> str:

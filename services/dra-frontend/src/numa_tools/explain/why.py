@@ -105,7 +105,7 @@ def _again(
 def _places(
     inventory: Inventory, device: CpuDevice, held: frozenset[int], mine: frozenset[int], parameters: CpuParameters
 ) -> list[dict[str, Any]]:
-    """Returns the device's places from which the request could have got CPUs, each with a verdict."""
+    """Returns the device's places from which the request could have been given CPUs, each with a verdict."""
     places = suitable(device.cpus, held, inventory.layout, parameters, mine)
     own = [place for place in places if not mine.isdisjoint(place.cpus)]
     return [

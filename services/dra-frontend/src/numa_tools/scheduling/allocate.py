@@ -78,7 +78,9 @@ class Choice:
 
 
 class Search:
-    """A search on one node. It knows the node's devices, the cluster's classes, and the devices in use."""
+    """A search on one node: the node's devices, the cluster's classes, the devices in use, and the choices made so
+    far.
+    """
 
     def __init__(
         self, devices: Sequence[Published], classes: Mapping[str, DeviceClass], in_use: InUse | None = None

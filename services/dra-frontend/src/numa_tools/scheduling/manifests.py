@@ -36,7 +36,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim to simulate: a ResourceClaim, or a claim made from a template or for extended resources."""
+    """A claim to simulate: a ResourceClaim, or a claim created from a template or for extended resources."""
 
     namespace: str
     name: str
@@ -235,7 +235,7 @@ def _check_use(use: Mapping[str, Any], claims: Mapping[str, Claim]) -> None:
 
 
 def _extended(containers: Iterable[Mapping[str, Any]], classes: Mapping[str, DeviceClass]) -> tuple[Wanted, list[str]]:
-    """Returns the claim that the scheduler makes for extended resources (KEP-5004), and a note for each resource that
+    """Returns the claim that the scheduler creates for extended resources (KEP-5004), and a note for each resource that
     no DeviceClass serves.
     """
     requests, notes = [], []

@@ -21,7 +21,7 @@ _MAX_COUNT: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """A request's toleration of taints. An empty key or effect matches all."""
+    """A request's toleration of taints. An empty key or effect matches any."""
 
     key: str
     value: str | None

@@ -112,8 +112,8 @@ def _online(claims: Claims, machine: Inventory) -> Iterator[Finding]:
         if gone := record.cpus_of() - machine.machine.online:
             yield problem(
                 f"{_name(record)} is allocated CPUs {format_cpu_list(gone)}, which are offline.",
-                "its containers run on the remaining CPUs; if all are offline, they use the pool, and no new container "
-                "starts",
+                "its containers run on the remaining CPUs; if all of these are offline, the "
+                "containers use the pool, and no new container starts",
                 "bring each of them online: echo 1 > /sys/devices/system/cpu/cpuN/online",
             )
 

@@ -126,7 +126,7 @@ def _reserved(machine: Inventory, kernel: Kernel) -> Iterator[Finding]:
     reserved = machine.reserved_cpus
     options = {"isolcpus": machine.machine.isolcpus & reserved, "nohz_full": kernel.nohz_full & reserved}
     effects = {
-        "isolcpus": "the kernel does not balance load on isolcpus: all system threads stay on the CPU where they start",
+        "isolcpus": "the kernel does not balance load on these CPUs: system threads stay on the CPU where they start",
         "nohz_full": "nohz_full slows down short-lived system threads, and these CPUs run no timers for other CPUs",
     }
     found = {option: cpus for option, cpus in options.items() if cpus}
@@ -182,7 +182,7 @@ CHECKS: Final = (
         ("cgroups",),
         _delegated,
     ),
-    Check("kernel.kubepods", "The kubelet creates pods in this tree.", ("cgroups",), _pods_group),
+    Check("kernel.kubepods", "The kubelet creates the pods' cgroups in this tree.", ("cgroups",), _pods_group),
     Check("kernel.hugetlb-accounting", "Hugepages do not count as memory.", ("cgroups",), _hugetlb_accounting),
     Check(
         "kernel.release",

@@ -229,7 +229,7 @@ CHECKS: Final = (
     *(
         Check(
             f"kubelet.{manager}-manager",
-            f"The {_NAMES[manager]} manager's policy is {off}, and no container was seen pinned.",
+            f"The {_NAMES[manager]} manager's policy is {off}, and no container was seen to be pinned.",
             ("kubelet", "config", "backend"),
             _manager_check(manager, static),
             always=True,
@@ -250,7 +250,7 @@ CHECKS: Final = (
     ),
     Check(
         "kubelet.reserved-cpus",
-        "The kubelet and the driver reserve the same CPUs, at least one.",
+        "The kubelet and the driver reserve the same CPUs, and at least one.",
         _KUBELET,
         _if_seen(_reserved_cpus),
         always=True,

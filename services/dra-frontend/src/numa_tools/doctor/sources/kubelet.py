@@ -45,7 +45,9 @@ _ASK: Final = (
 
 
 def read_given_kubelet(path: str, node: str) -> KubeletConfig:
-    """Reads a KubeletConfiguration or a ``configz`` response. The path ``-`` is stdin. Raises ConfigError."""
+    """Reads a KubeletConfiguration or a ``configz`` response. The path ``-`` stands for standard input. Raises
+    ConfigError.
+    """
     # Opening /dev/stdin would fail if the runtime passes a socket as standard input.
     document = parse_yaml(sys.stdin.buffer.read(MAX_FILE), "standard input") if path == "-" else read_yaml(path)
     try:
@@ -62,7 +64,7 @@ def read_given_kubelet(path: str, node: str) -> KubeletConfig:
 def choose_kubelet(host_root: str, root: str, node: str, answer: Document | Unread) -> KubeletConfig | Unread:
     """Returns the kubelet's configuration from its configz response, or else from an archive, or else from files.
 
-    ``root`` is the kubelet's root directory, and ``answer`` is the API server's response for configz.
+    ``root`` is the kubelet's root directory, and ``answer`` is the API server's response to the configz request.
     """
     if not isinstance(answer, Unread):
         try:

@@ -68,7 +68,9 @@ def variables_of(tree: HostTree, process: Process) -> frozenset[str]:
 
 
 def _text(tree: HostTree, number: str, name: str) -> str:
-    """Returns a process's file, or a file in /proc itself if ``number`` is empty. Returns "" if it is unreadable."""
+    """Returns the content of a process's file, or of a file in /proc itself if ``number`` is empty. Returns "" if it is
+    unreadable.
+    """
     try:
         path = tree.real(posixpath.join("/proc", number, name))
         # Invalid UTF-8 is replaced. A path that contained it is then not found, but findings remain printable.

@@ -11,7 +11,7 @@ CPUs the claim gets is decided here, so the constraint must be enforced here as 
 1. :func:`joins` finds, for each constraint, the values that all its devices have in common, each as a
    :class:`Choice`.
 2. :func:`ways` combines one choice for each constraint and yields the combinations that leave enough free CPUs, the
-   tightest first. The search is bounded, because other claims wait for it.
+   tightest first. The search is bounded, because other claims are waiting for it.
 3. ``allocation.cpus`` narrows the devices to a combination and allocates; if that fails, it tries the next combination.
 """
 

@@ -93,7 +93,7 @@ def allocate_claim(
             f"{users[0].pod_namespace}/{users[0].pod_name}; the kubelet retries"
         )
     if old is None and (users or file):
-        # The record was lost. Running containers keep their CPUs; a request without a container may get different ones.
+        # The record was lost. Running containers keep their CPUs; a request without a container may get different CPUs.
         try:
             return _rebuilt(parsed, inventory, ledger)
         except Refused:
@@ -154,7 +154,8 @@ def _same_parameters(old: AllocationRecord, parsed: DriverClaim) -> bool:
 
 
 def _rebuilt(parsed: DriverClaim, inventory: Inventory, ledger: Ledger) -> AllocationRecord:
-    """Rebuilds the record of a claim whose file was lost while its containers ran, from the resources they hold.
+    """Rebuilds the record of a claim whose file was lost while its containers were running, from the resources that
+    they hold.
 
     The claim keeps these resources even if this release or configuration would refuse its parameters.
     """
@@ -164,7 +165,7 @@ def _rebuilt(parsed: DriverClaim, inventory: Inventory, ledger: Ledger) -> Alloc
             cpus = seen_cpus(blank.results, ledger.seen_cpus(blank.claim.uid), inventory)
             given |= _with_shared(blank, cpus, inventory)
         else:
-            # The hugepages are in use, so they stay allocated even if the device shrank or is gone.
+            # The hugepages are in use, so they stay allocated even if the device has shrunk or is gone.
             given["memory"] = held_memory(blank.results, inventory)
     except Refused as error:
         raise Refused(f"{parsed.view} cannot be rebuilt: {error}") from error

@@ -50,8 +50,8 @@ class _Request:
     parameters: CpuParameters
     count: int
     joined: Mapping[str, Sequence[Value]] = field(default_factory=dict)
-    """Attribute values that matchAttribute constraints require. The device is already narrowed to the CPUs with these
-    values.
+    """Attribute values that matchAttribute constraints require. The device has already been narrowed to the CPUs with
+    these values.
     """
 
     def strictness(self) -> tuple[int, ...]:

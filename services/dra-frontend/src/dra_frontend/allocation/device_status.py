@@ -204,7 +204,7 @@ class _Shown:
 
     def _not_exclusive(self, part: CpuAllocation, running: Sequence[ContainerReport]) -> Condition | None:
         # If the kernel isolates the CPUs, the cpusets of other containers do not matter. Before the claim's own
-        # container has started there is no partition yet, so other containers may still run there.
+        # container has started there is no partition yet, so other containers may still be running on them.
         by_kernel = all(one.exclusivity in _BY_KERNEL for one in running)
         if not by_kernel and (common := part.cpus & self.intruders):
             text = f"other containers run on its CPUs {format_cpu_list(common)}"

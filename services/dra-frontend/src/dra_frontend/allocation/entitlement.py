@@ -19,8 +19,8 @@ def _held(report: ContainerReport, ledger: Ledger) -> Iterator[tuple[AllocationR
 
 
 def own_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
-    """Returns the CPUs of the container's claims; empty if the container uses no CPU request and so runs in the shared
-    pool.
+    """Returns the CPUs of the container's claims; empty if the container does not use any CPU request and therefore
+    runs in the shared pool.
     """
     return frozenset().union(*(record.cpus_of(requests) for record, requests in _held(report, ledger)))
 

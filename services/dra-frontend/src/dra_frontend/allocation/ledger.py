@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes this node's allocations from claim files, pending releases and the backend's reports.
 
-A claim normally holds the resources in its file. Files can be damaged or deleted while containers run, so three other
-sources keep resources from being allocated twice:
+A claim normally holds the resources in its file. Files can be damaged or deleted while containers are running, so three
+other sources keep resources from being allocated twice:
 
   source             used for                                   contains
   releasing          claims unprepared while containers end     the record as of the release
@@ -25,8 +25,8 @@ from numa_contract.records import AllocationRecord
 from numa_contract.reports import ClaimUse, ContainerReport
 
 _MAX_USES = 64
-"""Maximum number of claims without a record that are considered per container, since a pod's author can name any
-number.
+"""Maximum number of claims without a record that are considered per container, since a pod's author can name any number
+of claims.
 """
 
 
@@ -138,8 +138,8 @@ class Ledger:
     def seen_cpus(self, uid: str) -> dict[str, frozenset[int]]:
         """Returns, by request, the CPUs of a claim without a readable record; the key is "" if the request is unknown.
 
-        The CPUs come from the claim's running containers and, for requests without one, from the environment in the
-        claim's damaged file.
+        The CPUs come from the claim's running containers and, for requests without a running container, from the
+        environment in the claim's damaged file.
         """
         seen: dict[str, frozenset[int]] = defaultdict(frozenset)
         pinned = [(r, use, use.cpus) for r in self.containers if r.alive and not r.refused for use in r.unknown_claims]

@@ -42,7 +42,7 @@ _PAGE: Final = 500
 MAX_LISTED: Final = 250_000
 """Maximum number of items requested for one list. Kubernetes supports 150,000 pods in a cluster."""
 MAX_SLICES: Final = 1000
-"""Maximum number of slices that one of our drivers may have on a node. A machine with 8,192 CPUs and a device for each
+"""Maximum number of slices that one of our drivers may have on a node. A machine with 8,192 CPUs and one device per CPU
 has 128.
 """
 _LIST_SECONDS: Final = 120.0
@@ -140,8 +140,8 @@ class KubeClient:
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[Document], Document | None]
     ) -> tuple[list[Document], str]:
-        """Returns the cluster's ResourceClaims whose label is ``true``, and the resource version to start watching
-        from.
+        """Returns the cluster's ResourceClaims on which ``label`` has the value ``true``, and the resource version to
+        start watching from.
 
         ``reduce`` returns the part of a claim to keep, or None. Only one page of whole claims is in memory at a time,
         since any user can create any number of claims with the label.

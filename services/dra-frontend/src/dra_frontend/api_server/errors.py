@@ -37,7 +37,7 @@ class UnreadableError(UnavailableError):
 
 
 class TooLargeError(UnavailableError):
-    """A response exceeds the size limit. ``beginning`` is the response's first part."""
+    """A response exceeds the size limit. ``beginning`` contains the first part of the response."""
 
     def __init__(self, operation: str, detail: str, beginning: bytes = b"") -> None:
         super().__init__(operation, detail)

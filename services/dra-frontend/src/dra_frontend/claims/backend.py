@@ -283,7 +283,7 @@ class BackendView:
         return last is not None and status.reported_at is not None and status.reported_at < last
 
     def changed(self) -> None:
-        """Wakes all tasks that wait for a change to the lease or the reports."""
+        """Wakes all tasks that are waiting for a change to the lease or the reports."""
         self.news.set()
         self.news = asyncio.Event()
 
@@ -294,7 +294,9 @@ class BackendView:
 
     @property
     def own_fault(self) -> Notice | None:
-        """Reason why this pod's backend can neither enforce nor act as a standby, or None if it can do either."""
+        """Reason why this pod's backend can neither enforce claims nor act as a standby, or None if it can do
+        either.
+        """
         if self.status is None:
             text = "nri-backend has not reported yet; see the log of its container"
             return Notice(code=StatusCode.BACKEND_NOT_REPORTED, text=text)
@@ -316,7 +318,9 @@ class BackendView:
 
     @property
     def fault(self) -> Notice | None:
-        """Reason why no claim may currently be prepared, or None if this or another backend on the node enforces."""
+        """Reason why no claim may currently be prepared, or None if this or another backend on the node enforces
+        claims.
+        """
         own = self.own_fault
         if own or self.status is None or self.status.enforced:
             return own
@@ -328,7 +332,7 @@ class BackendView:
 
     @property
     def problem(self) -> str:
-        """Text of ``fault``, or ""."""
+        """Message of ``fault``, or ""."""
         fault = self.fault
         return fault.text if fault else ""
 

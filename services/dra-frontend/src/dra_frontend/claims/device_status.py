@@ -52,7 +52,7 @@ SILENT_SECONDS: Final = 60.0
 MAX_WRITES_PER_TICK: Final = 4
 """Maximum number of writes in one two-second tick."""
 _REFUSED_SECONDS: Final = 600.0
-"""Delay before a claim is retried after the server refused the write."""
+"""Delay before a claim's status is written again after the server refused the write."""
 _FAILED: Final = (2.0, 120.0)
 _DENIED: Final = (300.0, 3600.0)
 """Retry delays while no claim's status can be written, either in one namespace or at all, because the server is
@@ -126,8 +126,8 @@ class DeviceStatus:
             self._compare(uid)
 
     async def write_some(self) -> bool:
-        """Writes the statuses that are due, if this pod's backend was the last one to enforce on this node. Does not
-        raise.
+        """Writes the statuses that are due, if this pod's backend was the last one to enforce claims on this node. Does
+        not raise.
 
         Returns True if more claims have to be written.
         """

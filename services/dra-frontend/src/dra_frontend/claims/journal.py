@@ -3,8 +3,8 @@
 
 The absence of a claim file does not prove that the claim was never prepared: the file may have been deleted. The
 journal lists every claim that has a file, with its CPUs, and every claim that was released while its containers may
-still run, with all its resources. A claim that the journal lists but that has no file is lost, and recovery rebuilds
-its record.
+still be running, with all its resources. A claim that the journal lists but that has no file is lost, and recovery
+rebuilds its record.
 
 The file has two slots of fixed size and is allocated when it is created, so that it can be written while the disk is
 full. Writes alternate between the slots, in place:
@@ -39,7 +39,7 @@ from numa_contract.records import parse_record
 from numa_node.claim_directory import stamp_clock_ns
 
 SLOT_BYTES: Final = 256 << 10
-"""Size of a slot. A slot fits about 2,300 claims with names and CPUs, or MAX_CLAIM_FILES claims without."""
+"""Size of a slot. A slot fits about 2,300 claims with names and CPUs, or MAX_CLAIM_FILES claims without them."""
 _SLOTS: Final = (0, SLOT_BYTES)
 _MAX_CPUS: Final = 16 * (MAX_CPU + 1)
 """Maximum number of CPUs in all entries together. Each CPU in a machine is in one or two entries. Without this limit a
@@ -219,7 +219,7 @@ class _Lines:
 
     def __init__(self) -> None:
         self._present: dict[ClaimKey, tuple[Name, Mapping[str, frozenset[int]], bytes]] = {}
-        """Each claim's name, CPUs and line. The line is reused if the name is equal and the CPUs are the same
+        """Each claim's name, CPUs and line. The line is reused if the name is the same and the CPUs are the same
         object.
         """
         self._releasing: dict[ClaimKey, tuple[ClaimFile, bytes]] = {}

@@ -125,7 +125,7 @@ class MetadataFiles:
                 raise MalformedError("metadata file", path, f"has {len(data)} bytes, more than {_MAX_FILE_BYTES}")
             # No fsync: after a node crash the claims are prepared again, and files that differ are rewritten.
             if not _has(path, data):
-                # pathlib takes twice as long.
+                # pathlib would take twice as long.
                 os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)  # noqa: PTH103, PTH120
                 replace_file(path, data, 0o644)
         except (OSError, ValueError) as error:  # a ContractError is a ValueError
@@ -163,7 +163,7 @@ class MetadataFiles:
             _log.warning("cannot remove metadata", extra={"claim": record.claim.full_name, "error": str(error)})
 
     def sweep(self, files: Iterable[ClaimFile]) -> None:
-        """Removes files that belong to no claim. Removes nothing as long as any claim's name is unknown."""
+        """Removes files that do not belong to any claim. Removes nothing as long as any claim's name is unknown."""
         known = list(files)
         in_use = {_place(file.record) for file in known if file.record}
         nameless = {file.driver for file in known if file.record is None}

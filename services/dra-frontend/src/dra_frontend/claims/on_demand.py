@@ -3,7 +3,7 @@
 
 1. The scheduler allocates a claim that has the on-demand label, and waits before it binds the pod.
   2. This module sees the allocation and resizes the kernel's pool through the helper.
-  3. It writes the condition Provisioned or NotProvisioned to the claim's status.devices.
+  3. It writes the Provisioned or NotProvisioned condition to the claim's status.devices.
   4. The scheduler binds the pod, or looks for another device.
 
 A pool's size is computed from the current claims and records (``allocation/pool_targets``). This module stores no
@@ -56,7 +56,7 @@ _MAX_CLAIMS: Final = 10_000
 _GROWTH_SECONDS: Final = 30.0
 """Time limit for growing one pool; the scheduler waits 600 s."""
 _CHECK_SECONDS: Final = 10.0
-"""Interval between checks of whether the helper can write the pools. A check takes less time than this interval."""
+"""Interval between checks whether the helper can write the pools. A check takes less time than this interval."""
 
 
 class ClaimApi(Protocol):
@@ -179,7 +179,9 @@ class HugepagesOnDemand:
         self._clock = clock
         self.claims = LabelledClaims(api, self._forget)
         self._answered: dict[str, bool] = {}
-        """By claim UID, whether the pages of the claim's current allocation exist, as written to the claim's status."""
+        """For each claim UID, True if the pages of the claim's current allocation exist, as written to the claim's
+        status.
+        """
         self._books: tuple[object, ...] = ()
         self._next_check = 0.0
         self._complaints = Complaints(_log, KubeError, Refused)

@@ -75,7 +75,7 @@ class NodeClaims:
     report_wait: float = REPORT_SECONDS
 
     async def wait_for_enforcement(self, deadline: float | None = None) -> str:
-        """Waits until the backend enforces. Returns "", or the problem if the backend does not enforce in time.
+        """Waits until the backend enforces claims. Returns "", or the problem if the backend does not do so in time.
 
         ``deadline`` is on the event loop's clock; the default is ``backend_wait`` seconds from now.
         """
@@ -254,7 +254,7 @@ def _unprepare(driver: str, claims: Sequence[ClaimName], transaction: Transactio
 
 
 def _unenforced(claim: object, problem: str) -> Answer:
-    # Fails closed: a node without enforcement prepares no claims.
+    # Fails closed: a node without enforcement does not prepare claims.
     return Answer(error=f"{claim} is not prepared on a node without enforcement: {problem}")
 
 

@@ -10,9 +10,10 @@ the node. A transaction runs in a worker thread and takes these steps:
   4. write the journal, publish the new ledger, release the lock, and report the changes to the backend
 
 A claim holds its CPUs and pages from the moment its file exists. After NodeUnprepareResources the file is gone, but the
-journal keeps the release, including the resources, until the backend's reports prove that no container of the claim is
-running. This order makes a crash at any point safe: a file without a journal entry is adopted, a journal entry without
-a file is a lost claim, and no CPU is reallocated before the end of its release has been written to the journal.
+journal keeps the release, including the resources, until the backend's reports prove that none of the claim's
+containers is running. This order makes a crash at any point safe: a file without a journal entry is adopted, a journal
+entry without a file is a lost claim, and no CPU is reallocated before the end of its release has been written to the
+journal.
 """
 
 import asyncio
@@ -242,7 +243,7 @@ class ClaimStore:
             self._lock.release()
             raise
         answer = asyncio.shield(job)
-        # Added after shield()'s own callback, so that the caller continues before the readers of record changes.
+        # Added after shield()'s own callback, so that the caller continues before the readers of record changes do.
         job.add_done_callback(partial(self._finish, transaction, unacked))
         return await answer
 
@@ -321,10 +322,10 @@ class ClaimStore:
     def _find_ended(self, transaction: Transaction, unacked: frozenset[ClaimKey], *, reads_changes: bool) -> None:
         """Sets ``ended``, and adds a change for each claim that another instance has released and freed.
 
-        The other instance's backend has confirmed that no container of the claim is left, but this instance's backend
-        may have reported before that. Such older reports would make the claim look lost, and it would be rebuilt with
-        CPUs that may now belong to another claim. Reports that the backend makes after reading the change are trusted.
-        Until the node's claims have been listed, a finished release keeps its entry in the journal.
+        The other instance's backend has confirmed that none of the claim's containers is left, but this instance's
+        backend may have reported before that. Such older reports would make the claim look lost, and it would be
+        rebuilt with CPUs that may now belong to another claim. Reports that the backend makes after reading the change
+        are trusted. Until the node's claims have been listed, a finished release keeps its entry in the journal.
         """
         listed = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
         before = self._ledger.files.keys() | self._ledger.releasing.keys() | self._present.keys()

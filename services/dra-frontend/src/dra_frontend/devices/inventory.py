@@ -57,7 +57,7 @@ _INSTEAD: Final = {
 
 
 class MisfitKind(StrEnum):
-    """Kinds of mismatches between machine and configuration. The doctor has a remedy for each."""
+    """Kinds of mismatches between the machine and the configuration. The doctor has a remedy for each."""
 
     ABSENT = "absent"
     """A setting names CPUs or a NUMA node that are offline or absent."""
@@ -105,7 +105,7 @@ class Inventory:
     devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
     """Devices by driver, pool and name, the key used in an allocation result."""
     attributes: Mapping[tuple[str, str, str], Mapping[str, Any]] = field(init=False, repr=False, compare=False)
-    """The devices' attributes in the API's form, by the same key. Equal values are the same object."""
+    """The devices' attributes in the API's form, by the same key. Equal values share one object."""
 
     def __post_init__(self) -> None:
         """Builds the indexes, since a claim may have hundreds of results, and searching hundreds of devices for each

@@ -85,7 +85,7 @@ class CpuDevice:
 
     @property
     def amount(self) -> int:
-        """Number of CPUs available to claims in total."""
+        """Total number of CPUs available to claims."""
         return len(self.cpus)
 
 
@@ -110,7 +110,7 @@ class MemoryDevice:
 
     @property
     def amount(self) -> int:
-        """Number of bytes available to claims in total."""
+        """Total number of bytes available to claims."""
         return self.capacity.value
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tracks devices with hugepages on demand whose pages could not be allocated, so that new claims avoid them.
 
-After a failed growth a device is tainted for FIRST_SECONDS; then new claims may try again. Each additional consecutive
-failure doubles the time, up to MAX_SECONDS. No growth is attempted in the meantime: an attempt would evict the node's
-page cache for pages that no claim requests. See docs/adr/0023.
+If a device's pool could not be grown, the device is tainted for FIRST_SECONDS; then new claims may try again. Each
+additional consecutive failure doubles the time, up to MAX_SECONDS. In the meantime no pool is grown for the device: an
+attempt would evict the node's page cache for pages that no claim requests. See docs/adr/0023.
 """
 
 import time

@@ -25,7 +25,7 @@ MAX_COUNT: Final = (1 << 31) - 1
 _MAX_WORD: Final = 128
 """The API's maximum length for reason, action and reportingInstance."""
 _IDENTIFIERS: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{12,}", re.ASCII)
-"""UUIDs, including the form that systemd escapes in slice names, and container and sandbox IDs."""
+"""UUIDs, including in the form in which systemd escapes them in slice names, and container and sandbox IDs."""
 
 
 class ObjectReference(NamedTuple):

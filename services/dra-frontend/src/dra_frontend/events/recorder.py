@@ -79,7 +79,7 @@ FORBIDDEN_SECONDS: Final = 600.0
 """Delay after a write that RBAC denies, since only an administrator can change a role."""
 LASTING_SECONDS: Final = (480.0, 720.0)
 """Minimum and maximum interval between two observations of a lasting condition. Each interval is random, so that nodes
-that were started together do not write together. A node writes about six times an hour.
+that were started together do not write at the same time. A node writes about six times an hour.
 """
 _MAX_SOURCES: Final = 4
 """Maximum number of sources per condition. Usually only one source counts at a time."""

@@ -65,7 +65,7 @@ class Answer:
 
 class ClaimsService(Protocol):
     """Prepares and unprepares claims. Each claim gets its own result, by UID; an invalid claim must not make the whole
-    call raise.
+    call raise an exception.
     """
 
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:

@@ -35,7 +35,7 @@ from dra_frontend.node.sockets import PlacedSocket, hidden_name
 
 _log = logging.getLogger(__name__)
 
-# All pods on a node may start at once, each with a call that waits for the backend. Calls beyond this limit are
+# All pods on a node may start at once, each with a call that is waiting for the backend. Calls beyond this limit are
 # rejected.
 _CONCURRENT_RPCS: Final = 512
 

@@ -171,7 +171,7 @@ def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[G
     named = {
         groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True) if cpu in groups and number is not None
     }
-    # CPUs without an L3 (low-power cores) belong to no group and are excluded when groups are completed.
+    # CPUs without an L3 (low-power cores) do not belong to any group and are excluded when groups are completed.
     bare = cpus.online - set(groups)
     return groups, numbered(set(groups.values()), cpus.present - bare, named, earlier)
 
@@ -223,7 +223,7 @@ def _l3_directory(reader: Reader, cpu: int) -> str:
 
 
 # All cores of one kind have the same base frequency. Their maximum frequencies differ: favoured cores (Turbo Boost Max
-# 3.0) reach up to an eighth more than other cores.
+# 3.0) reach frequencies up to an eighth higher than other cores.
 _FREQUENCIES: Final = (
     ("cpufreq/base_frequency", Fraction(9, 10)),
     ("acpi_cppc/nominal_freq", Fraction(9, 10)),

@@ -31,7 +31,7 @@ _SOCKET: Final = re.compile(r"SrcID#(\d{1,3})_(?:MC|Ha)#?\d", re.ASCII)
 # amd64_edac numbers controllers by AMD's nodes, which are sockets from Zen 2 on, except on accelerators (MI300A).
 _AMD: Final = re.compile(r"F(?:17h_M[3-9A-F]|19h|1Ah)\w*", re.ASCII)
 _ACCELERATOR: Final = "MI200"
-"""Name of a controller whose memory belongs to no NUMA node."""
+"""Name of a controller whose memory does not belong to any NUMA node."""
 
 
 @dataclass(frozen=True, slots=True)

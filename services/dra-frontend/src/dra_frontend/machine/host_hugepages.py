@@ -39,7 +39,7 @@ _WRAPPED: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class PodPages:
-    """Bytes of hugepages of one size that all pods use together."""
+    """Number of bytes in hugepages of one size that all pods together use."""
 
     by_node: Mapping[int, int]
     unplaced: int = 0
@@ -119,7 +119,7 @@ class HostPages:
         return all(samples[-1] == self.counted[key] for key, samples in self._samples.items())
 
     def sample(self, held: Mapping[PageKey, int]) -> None:
-        """Records one sample of every pool."""
+        """Records one sample for every pool."""
         empty = deque[int](maxlen=FALL_SAMPLES)
         self._samples = {key: self._samples.get(key) or empty.copy() for key in held}
         before, self.counted = self.counted, {}

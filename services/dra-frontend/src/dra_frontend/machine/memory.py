@@ -91,7 +91,7 @@ def _node_cpu_files(reader: Reader, directory: str, online: frozenset[int]) -> f
 
 
 def _read_gpu_nodes(reader: Reader) -> set[int]:
-    """Returns the nodes whose memory belongs to NVIDIA GPUs. Applications allocate it through CUDA."""
+    """Returns the nodes whose memory belongs to NVIDIA GPUs. Applications allocate this memory through CUDA."""
     return {
         int(node)
         for gpu in reader.all_names(_GPU_DIRECTORY) or ()

@@ -85,7 +85,9 @@ class HugepagePool:
     """Total pages in the pool, including surplus pages (``nr_hugepages``)."""
     free: int
     surplus: int = 0
-    """Pages beyond the configured pool, allocated by overcommit. The kernel frees each once it is no longer used."""
+    """Pages beyond the configured pool, allocated by overcommit. The kernel frees each of these pages once it is no
+    longer used.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,8 @@ class NumaNode:
 
     @property
     def tier(self) -> str:
-        """Value of the ``dra.memory/tier`` attribute: local for a node with CPUs, far for a node without, such as CXL
-        memory or HBM.
+        """Value of the ``dra.memory/tier`` attribute: local for a node with CPUs, far for a node without CPUs, such as
+        CXL memory or HBM.
         """
         return LOCAL_TIER if self.cpus else FAR_TIER
 
@@ -135,7 +137,7 @@ class Machine:
 
     @property
     def page_sizes(self) -> tuple[int, ...]:
-        """Hugepage sizes of all nodes, in bytes, ascending."""
+        """Hugepage sizes of all nodes, in bytes, in ascending order."""
         return tuple(sorted({pool.page_bytes for node in self.numa_nodes.values() for pool in node.hugepages}))
 
     @property

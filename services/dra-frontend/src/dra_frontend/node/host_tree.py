@@ -10,8 +10,8 @@ from numa_node.files import read_regular
 
 from dra_frontend.machine.file_tree import HostTreeError
 
-# Maximum number of bytes that are read from a file, since the kernel's seq_files report no size. All files read here
-# are far smaller.
+# Maximum number of bytes that are read from a file, since the kernel's seq_files do not report their size. All files
+# read here are far smaller.
 _MAX_BYTES = 4 << 20
 # The kernel's own limit is 40 (MAXSYMLINKS).
 _MAX_LINKS = 40
@@ -24,7 +24,7 @@ BOOT = "/proc/sys/kernel/random/boot_id"
 class HostTree:
     """A host's file tree as seen from ``root``. Symbolic links resolve as if ``root`` were ``/``.
 
-    Resolving the links of a path takes one system call for each component, which takes longer than reading the file.
+    Resolving the links in a path takes one system call for each component, which takes longer than reading the file.
     The tree therefore caches *plain* directories: those that were read through a path without links. sysfs, procfs and
     cgroup2 never replace a directory with a link, and the content of a captured tree does not change.
     """

@@ -47,7 +47,9 @@ class Leftovers:
     own: frozenset[Path]
     """This instance's sockets, and its directory in the run directory."""
     plugin_sockets: tuple[Path, ...]
-    """This instance's sockets in the kubelet's directories. Names of other instances' sockets differ in the pod UID."""
+    """This instance's sockets in the kubelet's directories. The names of other instances' sockets differ from these
+    only in the pod UID.
+    """
 
     def sweep(self) -> list[Path]:
         """Removes the leftovers of dead instances and returns their paths. Blocks; does not raise."""

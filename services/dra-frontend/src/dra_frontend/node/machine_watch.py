@@ -119,8 +119,8 @@ class MachineWatch:
         forever.
 
         Reads at every tick while the number of pages held by host processes changes, or if hugepages are allocated on
-        demand, since claims then wait until the watch has read the new pages. Tests replace the wait for the next tick
-        with ``pause``.
+        demand, since claims are then waiting for the watch to read the new pages. Tests replace the wait for the next
+        tick with ``pause``.
         """
         while True:
             busy = bool(self._config.hugepages_on_demand) or not self._host_pages.is_settled

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses a device's CPUs for a claim's request. The search is exact: it finds a valid set whenever one exists.
 
-1. Filter: keep free CPUs of the requested core type and kernel isolation. With ``fullPhysicalCores`` keep whole cores.
+1. Filter: keep the free CPUs that have the requested core type and kernel isolation. With ``fullPhysicalCores``, keep
+   only whole cores.
 2. On machines with several kinds of cores, try each kind alone before mixing them, and prefer fewer NUMA nodes.
 3. ``l3: required`` chooses the best L3 group that can provide all CPUs; ``numa: distribute`` gives each NUMA node an
    equal share; otherwise the tree of ``placement/place`` is packed as tightly as possible.
@@ -98,14 +99,14 @@ class Layout:
         return found
 
 
-# Between two prepares the free CPUs of only a few places change, so the reduced places are cached, and so are their
-# first threads. Without the first cache an allocation on 512 CPUs took 1.8 times as long on one NUMA node and 1.3 times
-# as long on the whole machine; the second cache saves a fifth of the time for an allocation with ``strategy: spread``.
-# 128 entries hold all places of such a machine, atomic or not.
+# Between two Prepare calls, the free CPUs of only a few places change, so the reduced places are cached, and so are
+# their first threads. Without the first cache an allocation on 512 CPUs took 1.8 times as long on one NUMA node and 1.3
+# times as long on the whole machine; the second cache saves a fifth of the time for an allocation with ``strategy:
+# spread``. 128 entries hold all places of such a machine, atomic or not.
 @lru_cache(128)
 def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
-    """Returns the place reduced to some CPUs, or None if it has none of them. Split cores with few threads come
-    first.
+    """Returns the place reduced to the given CPUs, or None if it contains none of them. Split cores with few threads
+    come first.
     """
     whole = [core for core in place.whole if cpus.issuperset(core)]
     broken: list[Core] = []

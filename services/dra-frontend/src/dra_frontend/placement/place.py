@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
 Core = tuple[int, ...]
-"""Available CPUs of one physical core, ascending."""
+"""Available CPUs of one physical core, in ascending order."""
 Rank = tuple[int, bool, int]
 """A part's sort key for a request, lowest first: levels within the part, whether a whole core is split, size of the
 part.
@@ -41,8 +41,8 @@ def sums(sizes: Sequence[int]) -> int:
     """Returns the bit set of all sums that the sizes can form, with each size used at most once."""
     found = 1
     for size in set(sizes):
-        # A machine has hundreds of cores of one size. Bundles of 1, 2, 4 and so on cores, and one bundle of the
-        # remaining cores, can add up to any number of cores.
+        # A machine may have hundreds of cores of the same size. Bundles of 1, 2, 4 and so on cores, and one bundle of
+        # the remaining cores, can add up to any number of cores.
         count, bundle = sizes.count(size), 1
         while count:
             bundle = min(bundle, count)
@@ -80,8 +80,8 @@ def picked(amounts: Sequence[int], need: int) -> list[int] | None:
 
 
 def fill(whole: Iterable[Core], broken: Iterable[Core], need: int) -> list[int]:
-    """Returns ``need`` CPUs: whole cores that fit first, then split cores, then threads of the remaining whole
-    cores.
+    """Returns ``need`` CPUs: first from whole cores that fit, then from split cores, then single threads of the
+    remaining whole cores.
     """
     taken: list[int] = []
     spare: list[Core] = []
@@ -111,7 +111,7 @@ class Place:
     node: int
     l3: int | None
     whole: tuple[Core, ...]
-    """Cores of which all online threads are available, ordered by their lowest CPU."""
+    """Cores whose online threads are all available, ordered by their lowest CPU."""
     broken: tuple[Core, ...] = ()
     """Available threads of partly used cores, in the order in which they are taken."""
     atomic: bool = False

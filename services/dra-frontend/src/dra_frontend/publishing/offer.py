@@ -210,7 +210,7 @@ def _concerns(fault: Fault, device: Device) -> bool:
 
 
 def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: set[_Key]) -> list[Pool]:
-    """Adds devices that claims hold and that the machine no longer has, at their previous positions in the pools."""
+    """Adds devices that claims still hold but the machine no longer has, at their previous positions in the pools."""
     merged = {(pool.driver, pool.name): pool for pool in fresh}
     for pool in before:
         kept = merged.get((pool.driver, pool.name), replace(pool, devices=()))

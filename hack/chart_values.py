@@ -185,7 +185,7 @@ class RollingUpdate(Values):
     """The ``rollingUpdate`` of a DaemonSet."""
 
     max_surge: Fraction
-    """Number or percentage of nodes where a second pod may start before the first one ends."""
+    """Number or percentage of nodes where a second pod may start before the first one is terminated."""
     max_unavailable: Fraction
     """Number or percentage of nodes that may be without a ready pod."""
 

@@ -18,7 +18,7 @@ _NO_FIELDS: Final = ("ClassVar", "Final")
 
 
 def crowded(root: Path) -> list[str]:
-    """Returns a message for each package that is too large. Generated code does not count."""
+    """Returns a message for each package that is too large. Generated code is not counted."""
     packages = [init.parent for source in SOURCES for init in sorted((root / source).rglob("__init__.py"))]
     sizes = {one: sum(not module.name.startswith("__") for module in one.glob("*.py")) for one in packages}
     return [f"{one}: {size} modules, at most {MAX_MODULES}" for one, size in sizes.items() if size > MAX_MODULES]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 WIDTH: Final = 120
-"""Maximum length of a line of prose in a page."""
+"""Maximum length of a line of prose on a page."""
 
 
 def wrapped(text: str) -> str:

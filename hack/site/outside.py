@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """mkdocs hook: README.md becomes the first page, and links that leave docs/ become plain paths.
 
-The site does not contain the chart, the examples and the code. If REPOSITORY is set to the address of a source tree,
-the links point there instead.
+The site does not contain the chart, the examples or the code. If REPOSITORY is set to the address of a source tree, the
+links point there instead.
 """
 
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fills the node with prepared claims and running containers, and creates single pods to measure."""
+"""Fills the node with prepared claims and running containers, and creates individual pods to measure."""
 
 import itertools
 import re

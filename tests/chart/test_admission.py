@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver may write only slices and Events of its own node, and other clients are not restricted."""
+"""The driver may write only its own node's slices and Events, and other clients are not restricted."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def test_what_the_driver_publishes_is_allowed(operation: str, node: str) -> None
 def test_slices_of_other_nodes_and_drivers_are_rejected(
     operation: str, document: Document, node: str | None, text: str
 ) -> None:
-    """A token can change only this driver's slices of one node."""
+    """With its token, a pod can change only its own driver's slices, and only those of its own node."""
     assert text in judge(SLICES, operation, document, user=caller(node))
 
 

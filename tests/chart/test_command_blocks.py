@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each command block of the installation pages has a test that runs it, or a reason why there is none."""
+"""Each command block on the installation pages is run by a test, or has a reason why it is not."""
 
 import pytest
 

@@ -66,7 +66,9 @@ def test_the_page_names_every_attribute(group_by: str) -> None:
 
 
 def test_a_settings_table_lists_its_allowed_values() -> None:
-    """A table whose first heading is a key or a parameter has exactly one row for each of its allowed values."""
+    """A table whose first heading is a key or a parameter has exactly one row for each allowed value of that key or
+    parameter.
+    """
     fields = {field.alias or name: field for model in (CpuConfig, Config) for name, field in model.model_fields.items()}
     words = {key: choices(field.annotation) for key, field in fields.items()}
     tables = [
@@ -83,7 +85,7 @@ def test_a_settings_table_lists_its_allowed_values() -> None:
 
 
 def test_documented_flags_exist() -> None:
-    """Every flag in a page belongs to one of the two commands."""
+    """Every flag on a page belongs to one of the two commands."""
     frontend = argparse.ArgumentParser()
     add_run_arguments(frontend)
     known = set(frontend._option_string_actions) | set(build_parser()._option_string_actions)

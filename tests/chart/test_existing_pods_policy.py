@@ -61,7 +61,9 @@ def mutated(pod: Document) -> Document:
 
 
 def _as_maps(expression: str) -> str:
-    """Returns typed objects as plain maps, which this evaluator supports; the type must be the path of its fields."""
+    """Replaces the typed objects in an expression with plain maps, which this evaluator supports. Each type must be
+    named after the path of its field.
+    """
     assert set(re.findall(r"Object[\w.]*(?=\{)", expression)) == {
         "Object",
         "Object.spec",

@@ -130,7 +130,7 @@ def test_an_unknown_value_is_rejected(change: Callable[[Document], object]) -> N
 
 
 def test_resources_are_computed_as_the_kubelet_computes_them() -> None:
-    """Shares come from requests, limits from limits, swap equals memory, and the OOM score is that of a critical
+    """CPU shares come from requests and limits from limits, swap equals memory, and the OOM score is that of a critical
     pod.
     """
     pod = translated()

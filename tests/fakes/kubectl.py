@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fake ``kubectl`` with the parts that a plugin uses: raw requests, the namespace of a context, and calls that are
-only recorded.
+"""A fake ``kubectl`` with the parts that a plugin uses: raw requests, a context's namespace, and calls that are only
+recorded.
 
 ``exec`` and ``port-forward`` require a kubelet behind the API server, which does not exist here: they print their
 arguments and exit with the errors in FAKE_KUBECTL_ERRORS and the status in FAKE_KUBECTL_STATUS. A command with the flag

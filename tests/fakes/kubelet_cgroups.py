@@ -85,7 +85,9 @@ def _with_claims(own: Amounts, counted: Amounts) -> Amounts:
 
 
 def _sum_of_containers(spec: Mapping[str, Any]) -> Amounts:
-    """Returns the sum over the containers, or, if larger, the amount of an init container and its earlier sidecars."""
+    """Returns the sum over the containers, or, if larger, the amount for an init container plus its earlier
+    sidecars.
+    """
     total, sidecars, peak = Counter[str](), Counter[str](), Counter[str]()
     for container in spec["containers"]:
         total.update(_amounts(container, "limits"))

@@ -15,7 +15,7 @@ class PrepareError(Exception):
 
 
 class UnprepareError(Exception):
-    """The pod cannot end; the real kubelet would retry after 10 to 15 s."""
+    """The pod cannot terminate; the real kubelet would retry after 10 to 15 s."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,9 @@ class PluginHost:
         self._server: asyncio.Server | None = None
 
     async def listen(self) -> None:
-        """Removes a file at the socket's path and creates the socket again, as the runtime does at every start."""
+        """Removes any file at the socket's path and creates the socket again, as the runtime does whenever it
+        starts.
+        """
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._socket.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._arrive, self._socket)

@@ -20,7 +20,7 @@ _WATCH_SECONDS = 0.05
 
 
 def request(method: str, subject: Pod | Container) -> Any:
-    """Returns the message of an event about a pod or a container."""
+    """Returns the message for an event about a pod or a container."""
     message = getattr(pb, f"{method}Request")
     if isinstance(subject, Pod):
         return message(pod=subject.message)
@@ -130,7 +130,7 @@ class FakeNode:
         )
 
     async def _watch(self) -> None:
-        """Imitates the kernel: updates the effective cpusets and ends killed containers."""
+        """Imitates the kernel: updates the effective cpusets and handles the end of killed containers."""
         pause = _WATCH_SECONDS
         while self.materialises:
             await asyncio.sleep(pause)

@@ -274,7 +274,7 @@ class Machine:
 
     async def foreign_write(self, first: int, second: int) -> None:
         world = self.world
-        # The partition of an ended container is not repaired, because its last processes are being killed.
+        # The partition of an exited container is not repaired, because its last processes are being killed.
         if (box := self._box(first, "running")) is None or not world.exists(box):
             return
         cpus = frozenset(cpu for cpu in CPUS if second >> cpu & 1)

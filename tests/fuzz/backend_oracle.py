@@ -138,7 +138,7 @@ def check_settled(world: World) -> None:
 
 
 def _check_partition(world: World, box: Box) -> None:
-    """Checks that no container is an invalid partition: if it ended now, the kernel would lose its CPUs (ADR 29).
+    """Checks that no container is an invalid partition: if it exited now, the kernel would lose its CPUs (ADR 29).
 
     A partition whose CPUs are all offline can be repaired only when one of them is online again. The kernel has
     returned its CPUs and removed it from its list of partitions (remote_partition_disable()), so its end is harmless.

@@ -79,7 +79,7 @@ class PoolKernel(KernelTree):
     power = Power()
 
     def write(self, path: str, name: str, text: str) -> None:
-        """Writes a file for the instance, unless the instance dies before this write. Writing ``cgroup.kill`` ends the
+        """Writes a file for the instance, unless the instance dies before this write. Writing ``cgroup.kill`` kills the
         processes.
         """
         self.power.spend()
@@ -269,7 +269,7 @@ class World:
         self.errors.add((path, name))
 
     def heal(self) -> None:
-        """Ends the effect of refuse()."""
+        """Undoes refuse()."""
         for error in self.errors:
             self.kernel.refused.pop(error, None)
         self.errors.clear()
@@ -479,7 +479,7 @@ class World:
                 self._write(box, update.resources)
 
     async def start(self, box: Box) -> None:
-        """Starts a container. Raises RejectedError, after which the container has ended."""
+        """Starts a container. Raises RejectedError, after which the container has exited."""
         try:
             async for _ in self._ask("start_container", box.pod, box.container):
                 pass
@@ -509,7 +509,7 @@ class World:
             self.kernel.remove(box.path)
 
     async def stop(self, box: Box, *, lingering: bool = False) -> None:
-        """Ends a container. With ``lingering``, one of its processes cannot be ended yet."""
+        """Stops a container. With ``lingering``, one of its processes cannot be killed yet."""
         if not lingering:
             self.vanish(box)
         box.phase = "lingering" if lingering and box.phase == "running" else "ended"
@@ -553,7 +553,7 @@ class World:
                 del self.boxes[box.id]
 
     async def wait(self, seconds: float) -> None:
-        """Advances the clock. Raises AssertionError if the task of a living instance has ended."""
+        """Advances the clock. Raises AssertionError if a task of a live instance has ended."""
         await asyncio.sleep(seconds)
         for instance in tuple(self.instances):
             if not instance.task.done():

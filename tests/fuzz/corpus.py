@@ -41,7 +41,7 @@ class Shown(bytes):
 
 
 def inputs(target: Target) -> st.SearchStrategy[bytes]:
-    """Draws inputs of a target: half of them from its strategy, the other half with faults in their bytes."""
+    """Draws inputs for a target: half of them from its strategy, the other half with faults in their bytes."""
     spoilt = st.builds(
         lambda data, number: mutate(data, Random(number), target.most_bytes),
         target.seeds,

@@ -71,7 +71,7 @@ class Trace(Node):
         await self.end()
 
     async def step(self) -> None:
-        """Runs one step and checks the rules when its calls have ended or are in flight."""
+        """Runs one step and checks the rules when its calls have returned or are in flight."""
         name = _TABLE[self.input.number(len(_TABLE))]
         self.steps.append(name)
         await getattr(self, f"do_{name}")()
@@ -178,7 +178,9 @@ class Trace(Node):
                 self._start(claim)
 
     async def do_unprepare(self) -> None:
-        """Unprepares the claim of a deleted pod. Its container may still run, or be reported although it has ended."""
+        """Unprepares the claim of a deleted pod. Its container may still be running, or may still be reported although
+        it has exited.
+        """
         claim = self.pick(lambda one: one.called and not self.is_called(one)) or self.pick()
         instance = self.instance()
         if claim is None or self.is_called(claim):
@@ -333,8 +335,8 @@ class Trace(Node):
         self.api.endless = self.input.number(4) == 3
 
     async def do_delete(self) -> None:
-        """Deletes or deallocates a claim, replaces it with another one of the same name, or makes it unreadable for a
-        while.
+        """Deletes or deallocates a claim, replaces it with another claim that has the same name, or makes it unreadable
+        for a while.
         """
         claim, how = self.pick(lambda one: one.exists), self.input.number(6)
         if claim is None or self.api.documents.get(claim.name) is not claim.document:

@@ -292,7 +292,7 @@ class Node:
         return {f"hugepages-2m-numa{node:03d}": 0 for node in range(2)} | found
 
     async def drain(self) -> None:
-        """Waits for every call from the kubelet."""
+        """Waits until every call from the kubelet has returned."""
         while self.calls:
             tasks = [call.task for call in self.calls]
             done, _ = await asyncio.wait(tasks, timeout=2 * CALL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -301,7 +301,7 @@ class Node:
         await self.settle_calls()
 
     async def settle_calls(self) -> None:
-        """Checks calls that have ended, and tasks that must not end."""
+        """Checks calls that have returned, and tasks that must keep running."""
         if self.broken:
             raise self.broken
         for call in [one for one in self.calls if one.task.done()]:

@@ -36,7 +36,7 @@ class File:
 
     cpus: frozenset[int]
     by_request: Mapping[str, frozenset[int]]
-    """CPUs by CDI device, in the order of the file."""
+    """CPUs by CDI device, in file order."""
     whole: bool
     """False if the record is damaged and only the environment can be read."""
 

@@ -20,7 +20,7 @@ class FuzzError(Exception):
 
 
 class _StuckError(BaseException):
-    """The parser does not end. No parser catches this exception."""
+    """The parser does not terminate. No parser catches this exception."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ _MACHINE = "32intel64-2p8co2t+8ve"
 
 
 class Fields:
-    """Holds the node of one actor; another actor gets a fresh node."""
+    """Holds one actor's node; another actor gets a fresh node."""
 
     def __init__(self, root: Callable[[], Path], port: Callable[[], int]) -> None:
         self._root = root

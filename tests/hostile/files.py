@@ -37,8 +37,8 @@ def _remove(path: Path) -> None:
 
 @taking
 def with_entries(field: Field, *entries: Callable[[Path], object]) -> Iterator[str]:
-    """Creates entries with the names of claim files in the directory, and checks that both processes report each of
-    them.
+    """Creates entries in the directory that have the names of claim files, and checks that both processes report each
+    of them.
     """
     names = [cdi_file_name(CPU_DRIVER, f"{number}-{uuid.uuid4()}") for number, _ in enumerate(entries)]
     paths = [field.stage.paths.cdi_dir / name for name in names]

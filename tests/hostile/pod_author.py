@@ -17,7 +17,7 @@ Environment = Callable[[Field], Sequence[str]]
 
 
 def heard_of(pod: StagePod, env: Sequence[str]) -> str:
-    """Returns the outcome of starting a container of a pod."""
+    """Returns the outcome of starting a container in a pod."""
     try:
         box = pod.run("forger", env=list(env))
     except AnsweredError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine of the end-to-end tests: two NUMA nodes of 16 CPUs in 8 cores, 2048 hugepages of 2 MiB on each."""
+"""The machine for the end-to-end tests: two NUMA nodes, each with 16 CPUs in 8 cores and 2048 hugepages of 2 MiB."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -48,7 +48,7 @@ def open_stage(machine_root: Path) -> Iterator[OpenStage]:
 
 @pytest.fixture(scope="module")
 def open_shared_stage(machine_root: Path) -> Iterator[OpenStage]:
-    """Opens stages that exist for all tests of a module."""
+    """Opens stages that exist for all tests in a module."""
     yield from _stages(machine_root)
 
 

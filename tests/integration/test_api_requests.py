@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API requests of one node, counted by the server, as documented in docs/fleet.md."""
+"""The API requests from one node, counted by the server, as documented in docs/fleet.md."""
 
 import time
 from collections import Counter

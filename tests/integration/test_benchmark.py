@@ -397,7 +397,7 @@ def test_an_outlier_does_not_compress_the_other_samples() -> None:
 
 
 def test_a_missed_budget_is_named() -> None:
-    """The median of this driver is compared with the budget, not that of the other driver."""
+    """This driver's median is compared with the budget, not the other driver's."""
     assert _report("mine").missed() == ["Waiting & more"]
     assert "2 ms (median)" in table(_report("mine"))
     figures = [figure for figure in _report("mine", "other").figures if figure.driver == "other"]

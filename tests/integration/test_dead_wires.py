@@ -71,11 +71,11 @@ ELSEWHERE: dict[str, str] = {
     "/v1/status.leftOut": "tests/unit/dra_frontend/state_endpoint/test_status.py::test_the_list_is_bounded",
     # Entries that occur if the images come from two releases.
     "DraNumaVersionsDiffer": "tests/chart/test_monitoring.py::test_versions_of_both_services_are_compared",
-    # States that last only for a moment, or that end the process.
-    StatusCode.BACKEND_NOT_REPORTED: f"{_BACKEND}::test_a_missing_first_report_and_an_unreadable_one_have_codes",
-    StatusCode.BACKEND_INCOMPLETE: f"{_BACKEND}::test_each_reason_to_refuse_all_claims_has_a_code",
-    StatusCode.NO_BACKEND_ENFORCES: f"{_BACKEND}::test_each_reason_to_refuse_all_claims_has_a_code",
-    StatusCode.BACKEND_REPORT_UNREADABLE: f"{_BACKEND}::test_a_missing_first_report_and_an_unreadable_one_have_codes",
+    # States that last only for a moment, or that stop the process.
+    StatusCode.BACKEND_NOT_REPORTED: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",
+    StatusCode.BACKEND_INCOMPLETE: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
+    StatusCode.NO_BACKEND_ENFORCES: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
+    StatusCode.BACKEND_REPORT_UNREADABLE: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",
     StatusCode.NOT_REGISTERED: (
         "tests/integration/test_status_agrees.py::test_all_sources_agree_in_each_state_of_a_node"
     ),
@@ -318,7 +318,7 @@ def released_in_use(play: Play) -> None:
 
 
 def damaged_files(play: Play) -> None:
-    """While the frontend is down, one claim file is damaged and another one removed; metadata cannot be written."""
+    """While the frontend is down, one claim file is damaged and another is removed; metadata cannot be written."""
     stage, (instance,) = play.stage, play.stage.instances
     with play.pod("hurt", cpus(2)) as pod, play.pod("lost", cpus(2)) as other:
         pod.run()
@@ -729,7 +729,7 @@ _MODELS: dict[str, type[BaseModel]] = {
 
 
 def documented_fields() -> dict[str, Any]:
-    """Returns the fields of the documents that are models of the contract, with their defaults."""
+    """Returns the fields of the documents that are contract models, with their defaults."""
     found: dict[str, Any] = {}
     for path, model in _MODELS.items():
         found |= dict(fields_of(model, path))
@@ -842,7 +842,7 @@ def test_every_documented_metric_can_be_provoked(played: Played, name: str) -> N
 
 
 def test_every_metric_is_documented(played: Played) -> None:
-    """The metrics of the registry and those on the page are the same."""
+    """The metrics in the registry and those on the page are the same."""
     assert played[0].families == {name.removesuffix("_total") for name in documented_metrics()}
 
 

@@ -54,7 +54,7 @@ def test_commands_work_without_the_service(open_stage: OpenStage) -> None:
         code, shown = run(stage, "status")
         assert (shown["source"], shown["problems"], code) == ("service", [], 0)
         watch = prepared(stage, "status", "--watch")
-        # Background jobs of a shell ignore SIGINT, and so would processes that they start.
+        # A shell's background jobs ignore SIGINT, and so would the processes that they start.
         watch["args"] = ["env", "--default-signal=INT", *watch["args"]]
         with subprocess.Popen(**watch, stdout=subprocess.PIPE) as watching:
             assert watching.stdout is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that the driver creates on a node, from its installation to its removal, as listed in the table of
+"""The files that the driver creates on a node, from its installation to its removal, as listed in the table in
 docs/effects.md.
 """
 
@@ -38,8 +38,8 @@ def files(stage: Stage) -> set[str]:
 
 
 def test_files_are_created_and_removed_as_documented(open_stage: OpenStage) -> None:
-    """The files are compared after the installation, with a claim, after the claim has ended, and after the driver's
-    pod has been deleted.
+    """The files are compared after the installation, with a claim, after the claim is gone, and after the driver's pod
+    has been deleted.
     """
     stage = open_stage()
     instance = stage.add_ready_instance()

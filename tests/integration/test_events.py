@@ -98,9 +98,7 @@ def metric(stage: Stage, line: str) -> bool:
 
 
 def test_pinning_by_the_kubelet_is_reported(open_stage: OpenStage) -> None:
-    """A container that the kubelet pins causes an Event about the Node, a metric, a warning and a finding of the
-    doctor.
-    """
+    """A container that the kubelet pins causes an Event about the Node, a metric, a warning and a doctor finding."""
     stage = open_stage()
     stage.add_ready_instance()
     kubelet = StaticManagers(frozenset(range(32)), frozenset({0}), memory=True)

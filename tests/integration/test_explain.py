@@ -49,7 +49,7 @@ def document(flags: list[str], subject: str) -> tuple[int, Any]:
 
 def test_a_running_claim_is_explained(stage: Stage, flags: list[str]) -> None:
     """The claim's resources, the reasons for them and the kind of enforcement are explained by claim, by pod, by CPU
-    and by device, without problems.
+    and by device, and no problem is reported.
     """
     with claim_pod(stage, "db", cpus(4), memory(512 << 20), hugepages(4 << 20)) as pod:
         pod.prepare()

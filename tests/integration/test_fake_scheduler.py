@@ -68,7 +68,7 @@ def test_requests_are_rounded_up_to_the_valid_range(asked: str, given: str) -> N
 
 
 def test_capacity_is_shared_until_it_is_used_up() -> None:
-    """Shares of other claims count; a request that does not fit goes to the next device, or fails."""
+    """Other claims' shares count; a request that does not fit goes to the next device, or fails."""
     first = allocate(claim(request("cpu", cpu="6")), PUBLISHED, CLASSES)
     second = allocate(claim(request("cpu", cpu="6")), PUBLISHED, CLASSES, others=[first])
     third = allocate(claim(request("cpu", cpu="2")), PUBLISHED, CLASSES, others=[first, second])

@@ -20,7 +20,7 @@ T = TypeVar("T")
 SECONDS = 5.0
 """Time within which a change must be visible."""
 ERRORS_SECONDS = 15.0
-"""The same for error counters, which are read every ten seconds."""
+"""Time within which a change in an error counter must be visible. The counters are read every ten seconds."""
 PAGE = 2 << 20
 NODE_1 = {*range(8, 16), *range(24, 32)}
 

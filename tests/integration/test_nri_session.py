@@ -186,7 +186,9 @@ async def test_a_failed_snapshot_is_retried_on_a_new_connection(tmp_path: Path) 
 
 
 async def test_a_rejected_registration_is_retried_and_reported(tmp_path: Path) -> None:
-    """If the runtime does not accept the plugin's name, the status must contain that, instead of silent retries."""
+    """If the runtime does not accept the plugin's name, the status must contain that; the plugin must not retry
+    silently.
+    """
     socket = tmp_path / "nri.sock"
     session = _session(RecordingHooks(), RecordingObserver(), name="no spaces")
     async with running(RuntimeOptions(socket)) as runtime, asyncio.TaskGroup() as tasks:

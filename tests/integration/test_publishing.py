@@ -325,7 +325,7 @@ TAINTED = device("a", taints=[{"key": "k", "effect": "NoSchedule"}])
     ],
 )
 async def test_other_dropped_fields_are_reported_once(rig: Rig, pool: list[Document], field: str, gate: str) -> None:
-    """A field that the server drops is reported once with its gate, and is not sent again and again."""
+    """A field that the server drops is reported once with its gate, and is not sent repeatedly."""
     rig.server.options.gates["DRADeviceTaints"] = False
     async with rig.publisher({NODE: pool}) as publisher:
         await rig.published(publisher, 1)
@@ -474,7 +474,7 @@ async def test_published_devices_are_valid_and_unchanged(rig: Rig, driver: str, 
 
 
 async def test_the_publisher_waits_for_the_end_of_an_outage_at_the_start(rig: Rig) -> None:
-    """All kinds of transient errors are retried after growing waits until the server has recovered."""
+    """All kinds of transient errors are retried with increasing delays until the server has recovered."""
     for answer in ("drop", 500, 429):
         rig.server.fail_next(2, answer)
     async with rig.publisher() as publisher:
@@ -509,7 +509,7 @@ async def test_a_broken_watch_is_resumed(rig: Rig) -> None:
 
 
 async def test_an_expired_watch_lists_again(rig: Rig) -> None:
-    """After a 410, the state is listed again, and a change in the gap is repaired."""
+    """After a 410, the state is listed again, and a change made in the meantime is repaired."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)
         await rig.lose_unseen()

@@ -83,7 +83,7 @@ class Links(RuleBasedStateMachine):
         super().__init__()
         self.now, self.runs = 100.0, 0
         self.merges = True
-        """False while the frontend is a release that does not read changes."""
+        """False while the frontend is from a release that does not read changes."""
         self.backends = [self._run(), self._run()]
         self.late: list[bytes] = []
         """Requests on connections that the backend has abandoned."""

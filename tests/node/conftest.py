@@ -94,7 +94,9 @@ def cgroup_driver(request: pytest.FixtureRequest, machine: Node, running_cluster
 
 
 class RunningCluster:
-    """The session's only cluster: started by the first test that needs it, ended by a test that needs a bare node."""
+    """The session's only cluster: started by the first test that needs it, and stopped by a test that needs a bare
+    node.
+    """
 
     def __init__(self, machine: Node) -> None:
         self._machine = machine

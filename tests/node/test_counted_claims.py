@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits with a kubelet of Kubernetes 1.37 that adds claims itself (KEP-5517), and with its feature gate off."""
+"""Limits with a Kubernetes 1.37 kubelet that adds claims itself (KEP-5517), and with its feature gate off."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,8 +25,8 @@ POD = {
 
 @contextmanager
 def kubernetes(cluster: Cluster, *, gate: bool) -> Iterator[None]:
-    """Makes server and kubelet behave like 1.37 for the duration of a block, with or without the gate, and like 1.36
-    afterwards.
+    """Makes the server and the kubelet behave like 1.37 for the duration of a block, with or without the gate, and like
+    1.36 afterwards.
     """
     try:
         _become(cluster, "1.37", gate=gate)

@@ -25,7 +25,7 @@ def shown_cpus(text: str) -> frozenset[int]:
 
 
 def ended_with(box: Container) -> frozenset[int]:
-    """Returns the CPUs that a container with the command SHOW had, once it has ended."""
+    """Returns the CPUs that a container with the command SHOW had, once it has exited."""
     assert box.wait_exited() == 0
     return shown_cpus(until(box.log, "the container has printed its CPUs"))
 

@@ -51,7 +51,9 @@ def started(pod: ClaimPod) -> Container:
 @pytest.mark.timeout(480 * PATIENCE)
 @each_mode
 def test_claims_can_get_every_cpu_that_the_driver_runs_on(cluster: Cluster, mode: str) -> None:
-    """A claim for everything that each NUMA node offers starts, and the driver continues on the remaining CPUs."""
+    """Containers of claims for everything that each NUMA node offers start, and the driver continues on the remaining
+    CPUs.
+    """
     driver = cluster.instance.pod.containers.values()
     assert all(kernel.cpus_allowed(one.pid) == ALL for one in driver)
     offered = {

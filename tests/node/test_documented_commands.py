@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands of docs/runtime.md, run on the node as the page shows them, with the built image.
 
-Two more tests run the command with its standard input piped in, and end it with a signal.
+Two more tests run the command with its standard input piped in, and terminate it with a signal.
 """
 
 import os

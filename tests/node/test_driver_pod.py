@@ -67,7 +67,7 @@ def mounts_of(container: DriverContainer) -> dict[str, tuple[set[str], list[str]
 
 
 def resolved(path: str) -> str:
-    """Resolves the only symbolic link in the images that leads to a directory with mounts below it."""
+    """Resolves the only symbolic link in the images that leads to a directory with mounts under it."""
     return path.replace("/var/run/", "/run/", 1) if path.startswith("/var/run/") else path
 
 

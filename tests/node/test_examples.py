@@ -160,7 +160,7 @@ def check_cpus(
 
 
 def wait_alone(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> None:
-    """Waits until no process outside a cgroup may run on its CPUs. Raises TimeoutError with the remaining ones."""
+    """Waits until no process outside a cgroup may run on its CPUs. Raises TimeoutError with the remaining processes."""
     try:
         until(lambda: not intruders(cpus, group, everything=everything), "every other process has left its CPUs")
     except TimeoutError as error:

@@ -83,7 +83,7 @@ def test_interrupts_leave_a_claims_cpus_and_are_restored(cluster: Cluster) -> No
 
 
 def test_affinities_are_restored_after_the_backend_is_killed(cluster: Cluster) -> None:
-    """The claim ends while no backend is running: the next one restores the stored affinities."""
+    """The claim ends while no backend is running: the next backend restores the stored affinities."""
     before = everything()
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()

@@ -52,7 +52,9 @@ def whole_pod_afterwards(cluster: Cluster) -> Iterator[None]:
 
 
 def words(cluster: Cluster, half: str) -> list[str]:
-    """Returns the lines that one container reports now: its log, its failing probe, and the backend's problems."""
+    """Returns the lines that one container currently reports: its log, its failing probe, and the backend's
+    problems.
+    """
     instance = cluster.instance
     container = instance.pod.containers[half]
     probe = container.probe("readiness") if container.alive else ""

@@ -142,8 +142,8 @@ def test_a_sidecar_next_to_a_claim_for_all_cpus_gets_the_reserved_cpus(cluster: 
 
 
 def test_an_invalidated_partition_is_repaired(cluster: Cluster) -> None:
-    """A sibling that uses CPUs of the claim invalidates the partition. The kernel reports that, and the backend repairs
-    the sibling and the partition.
+    """A sibling that uses some of the claim's CPUs invalidates the partition. The kernel reports that, and the backend
+    repairs the sibling and the partition.
     """
     db = cluster.pod(cpus(2, numa_node=1))
     sidecar, box = db.run("sidecar", cdi=[]), db.run()

@@ -393,7 +393,7 @@ async def test_errors_of_kubectl_are_passed_on(plugin: Plugin) -> None:
 
 
 def test_equal_sources_give_equal_bytes(tmp_path: Path) -> None:
-    """Program and archive do not depend on when and where they are built; the manifest contains the archive's
+    """The program and the archive do not depend on when and where they are built; the manifest contains the archive's
     digest.
     """
     assert archive(zipapp()) == archive(zipapp())

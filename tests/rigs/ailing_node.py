@@ -148,7 +148,7 @@ class AilingNode:
         self.sockets[-1].listen()
 
     def claimed(self, name: str, cpus: str) -> AllocationRecord:
-        """Adds a record of CPUs whose claim the API server has."""
+        """Adds a record of CPUs for a claim that the API server has."""
         uid = self.server.store.create(CLAIMS, "ns", {"metadata": {"name": name}, "spec": {}})["metadata"]["uid"]
         reference = ClaimReference(uid=uid, namespace="ns", name=name)
         record, device = cpu_record(uid, f"r={cpus}"), {"device": "cpudevnuma000"}
@@ -157,7 +157,7 @@ class AilingNode:
         return record.model_copy(update={"claim": reference, "cpus": parts, "results": results})
 
     def container(self, name: str, **more: Any) -> dict[str, Any]:
-        """Adds a container that uses the claim of the record, as the backend reports it."""
+        """Adds a container that uses the record's claim, as the backend reports it."""
         uid = next(one.claim.uid for one in self.records if one.claim.name == name)
         uses = [{"uid": uid, "driver": CPU_DRIVER, "requests": ["r"]}]
         known = {"claims": uses, "cpus": "2-3", "exclusivity": "partition", "cgroup": "kubepods.slice/x"}

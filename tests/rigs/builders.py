@@ -70,7 +70,7 @@ def memory_record(
 ) -> AllocationRecord:
     """Returns the record of a memory claim.
 
-    A part is (request, NUMA node, bytes, page size); 4096 means no hugepages. Parameters are given by request.
+    A part is (request, NUMA node, bytes, page size); 4096 means no hugepages. Parameters are given per request.
     """
     names = dict.fromkeys(request for request, *_ in parts)
     return AllocationRecord(

@@ -62,7 +62,9 @@ class Claims:
         return ClaimName(meta["namespace"], meta["name"], meta["uid"])
 
     def forget(self, uid: str, how: str) -> None:
-        """Deletes a claim, replaces it with another one of the same name, allocates it elsewhere, or deallocates it."""
+        """Deletes a claim, replaces it with another claim with the same name, allocates it elsewhere, or deallocates
+        it.
+        """
         document = self.documents[f"claim-{uid}"]
         if how == "gone":
             del self.documents[f"claim-{uid}"]

@@ -37,7 +37,7 @@ class Process:
     def __init__(self) -> None:
         self.dead = False
         self.operations_left: int | None = None
-        """File operations before the process is killed, or None if it is not to be killed."""
+        """Number of file operations before the process is killed, or None if it is not to be killed."""
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -21,7 +21,7 @@ Document = dict[str, Any]
 
 
 def a_request(name: str, device_class: str, capacity: str, amount: int | str, numa_node: int | None = None) -> Document:
-    """Returns a request for an amount of a capacity, on one NUMA node if that is given."""
+    """Returns a request for an amount of a capacity, on one NUMA node if one is given."""
     wish: Document = {"deviceClassName": device_class, "capacity": {"requests": {capacity: str(amount)}}}
     if numa_node is not None:
         expression = f'device.attributes["resource.kubernetes.io"].numaNode == {numa_node}'

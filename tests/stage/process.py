@@ -30,7 +30,8 @@ def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _
     """Waits until the condition is true, and returns its value. Raises StageError with ``what`` if it never becomes
     true.
 
-    The time is multiplied by ``patience()``, again at each check, because the load may rise during the wait.
+    The timeout is multiplied by ``patience()``, which is called again at each check because the load may rise during
+    the wait.
     """
     began = time.monotonic()
     while True:
@@ -52,7 +53,8 @@ class Process:
         # Many developers' machines set this variable. An image contains byte code, and start-up time and memory are
         # measured here.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        # An image has no CA certificates either. OpenSSL would read this machine's, which takes 90 ms at each start.
+        # An image has no CA certificates either. OpenSSL would read this machine's, which would take 90 ms at each
+        # start.
         self._environment = {**inherited, "SSL_CERT_FILE": os.devnull, **environment}
         self._child: subprocess.Popen[bytes] | None = None
         self._is_ours = False
@@ -77,7 +79,7 @@ class Process:
         with self.log_file.open("ab") as log:
             self.started_at = time.monotonic()
             self._is_ours = False
-            # The process has its own session: Ctrl-C at the terminal ends the stage, which then ends this process in
+            # The process has its own session: Ctrl-C at the terminal stops the stage, which then stops this process in
             # the right order.
             self._child = subprocess.Popen(
                 self.command,

@@ -271,7 +271,7 @@ class Stage:
 
 
 OpenStage = Callable[..., Stage]
-"""The fixtures' type: opens a stage from fields of StageSettings, which ends with the test or its module."""
+"""Type of the fixtures that open a stage, given fields of StageSettings. The stage ends with the test or its module."""
 
 
 def _end(processes: Sequence[Process]) -> None:

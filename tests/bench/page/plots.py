@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """An axis from zero to an end, for all rows of a quantity."""
+    """An axis that starts at zero and is shared by all rows of a quantity."""
 
     end: float
     unit: str

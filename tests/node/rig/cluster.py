@@ -26,7 +26,7 @@ from tests.node.rig.wait import until
 from tests.stage.wires import ask_http, ask_line
 
 NODE_NAME = "node-a"
-RESERVED = frozenset({0, 1})  # a whole core of NUMA node 0
+RESERVED = frozenset({0, 1})  # a whole core on NUMA node 0
 DRIVERS = ("dra.cpu", "dra.memory")
 _SOURCE = Path(__file__).parents[3]
 _DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
@@ -131,8 +131,8 @@ class Cluster:
     def replace_pod(
         self, settings: Mapping[str, Any], values: Mapping[str, Any] | None = None, *, lacking: str = ""
     ) -> bool:
-        """Replaces the pod like configure(), without starting the new one. Returns False if the current pod already has
-        the values.
+        """Replaces the pod as configure() does, but without starting the new one. Returns False if the current pod
+        already has the values.
         """
         wanted = _unusual(settings)
         if (wanted, dict(values or {}), lacking) == self._chart:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of the Container Runtime Interface, which calls containerd over the same socket as the kubelet."""
+"""A client for the Container Runtime Interface, which calls containerd over the same socket as the kubelet."""
 
 import json
 from dataclasses import dataclass

@@ -75,7 +75,7 @@ class DriverContainer:
 
     @property
     def pid(self) -> int:
-        """Returns the pid of the container's first process, or 0 before it starts and after it ends."""
+        """Returns the pid of the container's first process, or 0 before it starts and after it exits."""
         self._pid = self._pid or self._pod.node.runtime.pid(self.id)
         return self._pid
 
@@ -90,8 +90,8 @@ class DriverContainer:
             self._wait_exited()
 
     def stop(self, within: float = 30.0) -> int:
-        """Stops the container as the kubelet does, with SIGTERM and SIGKILL after the grace period; returns the exit
-        status.
+        """Stops the container as the kubelet does, with SIGTERM, and with SIGKILL after the grace period; returns the
+        exit status.
         """
         if self.alive:
             self.send(signal.SIGCONT)
@@ -112,7 +112,7 @@ class DriverContainer:
     def probe(self, kind: str) -> str:
         """Runs one probe (startup, liveness, readiness) and returns the reason for its failure, or "" if it succeeded.
 
-        A container without that probe counts as one whose probe succeeds, as it does for the kubelet.
+        As in the kubelet, a container without that probe counts as one whose probe succeeds.
         """
         probe = self.plan.probes.get(kind)
         return "" if probe is None else probed(self._pod.address, probe)

@@ -50,7 +50,7 @@ _DNS_POLICIES: Final = ("ClusterFirst", "ClusterFirstWithHostNet", "Default")
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The kubelet's knowledge of its node and of the pod's environment."""
+    """Facts that the kubelet knows about its node and the pod's environment."""
 
     name: str
     memory: int

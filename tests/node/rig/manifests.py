@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts pods from manifests on the node as controllers, scheduler and kubelet would, up to running containers.
+"""Starts pods from manifests on the node as controllers, scheduler and kubelet would, until their containers are
+running.
 
 The images in manifests cannot be pulled here: every container runs busybox, with its own command if that is part of
 busybox.
@@ -33,7 +34,7 @@ name.
 
 
 def pod_templates(documents: Iterable[Document]) -> Iterator[Document]:
-    """Returns metadata and spec of each pod that is described by the objects or created from them."""
+    """Returns the metadata and spec of each pod that the objects describe, or that is created from them."""
     for document in documents:
         if document["kind"] == "Pod":
             yield document

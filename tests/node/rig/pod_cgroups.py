@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kubelet's part of the cgroups: the kubepods root, the QoS cgroups and one cgroup per pod.
 
-They are created in the same way as by the kubelet's library (opencontainers/cgroups): with the systemd driver as
-transient slices over D-Bus, with the cgroupfs driver as directories. In both cases every controller is enabled down to
-the pod, and then limits are written.
+They are created as the kubelet's library (opencontainers/cgroups) creates them: with the systemd driver as transient
+slices over D-Bus, with the cgroupfs driver as directories. In both cases every controller is enabled down to the pod,
+and then limits are written.
 """
 
 import subprocess
@@ -82,7 +82,7 @@ class PodCgroups:
     def _make_one(self, group: Cgroup, limits: Mapping[str, int]) -> None:
         if self.driver == "systemd":
             _start_slice(Path(group.path).name, limits)
-            # The call returns when the job is queued; the kubelet's library also waits for its end.
+            # The call returns when the job is queued; the kubelet's library also waits for the job to finish.
             until(group.exists, f"systemd has created {group.path}", every=0.02)
         else:
             group.directory.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removes one capability or mount from the rendered pod, as an admission policy or a wrong edit might."""
+"""Removes one capability or mount from the rendered pod, as an admission policy or a mistaken edit might."""
 
 import copy
 from collections.abc import Iterable, Iterator

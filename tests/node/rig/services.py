@@ -33,7 +33,7 @@ class Service(Process):
 
     def stop(self, within: float = 30.0) -> int:
         """Stops the program with SIGTERM, even if it hangs, and returns the exit status. Raises StageError if it does
-        not end in time.
+        not exit in time.
         """
         self.ask_to_stop()
         self.ask_to_stop(signal.SIGCONT)

@@ -13,7 +13,7 @@ _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 
 
 def _stat(directory: Path) -> tuple[str, list[str]]:
-    """Returns the name of a process and the following fields of /proc/<pid>/stat."""
+    """Returns a process's name and the fields that follow it in /proc/<pid>/stat."""
     name, _, fields = (directory / "stat").read_text().rpartition(") ")
     return name.partition("(")[2], fields.split()
 

@@ -54,7 +54,7 @@ class Attack:
 
 
 SETTINGS: dict[Actor, StageSettings] = {
-    # With reserved CPUs, the shared pool is only a part of the machine, which an attack that forges the pool requires.
+    # Reserved CPUs make the shared pool smaller than the machine; an attack that forges the pool requires that.
     Actor.POD_AUTHOR: StageSettings(reserved_cpus="0,16"),
     # Claims may name their CPUs only with this setting.
     Actor.CLAIM_AUTHOR: StageSettings(config={"groupBy": "machine"}),

@@ -51,7 +51,9 @@ def generate(openapi: dict[str, Any], root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def driver(open_shared_stage: OpenStage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """Yields a driver on a node where running containers have claims for CPUs, memory and hugepages, or no claim."""
+    """Yields a driver on a node with three running containers: two have claims for CPUs, memory or hugepages, and one
+    has no claim.
+    """
     stage = open_shared_stage(partitions=True)
     instance = stage.add_ready_instance()
     parameters = [

@@ -40,8 +40,8 @@ CLASSES = {
 
 
 class Rig:
-    """A node whose NUMA node 0 has no 1 GiB pages and may have up to three, with an API server and the driver's
-    part.
+    """A node whose NUMA node 0 has no 1 GiB pages and may have up to three, with an API server and the part of the
+    driver under test.
     """
 
     def __init__(self, root: Path, server: ApiServer, client: KubeClient) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Migration from dra-driver-cpu and dra-driver-memory and back, with the command blocks of docs/migration.md.
 
-The objects of the two drivers in ``peers/`` have their names and selectors, and are not run. The fake scheduler
-allocates claims from the slices and classes in the cluster.
+``peers/`` contains objects with the two drivers' names and selectors; the drivers themselves are not run. The fake
+scheduler allocates claims from the slices and classes in the cluster.
 """
 
 import json

@@ -69,9 +69,9 @@ class Node:
         records: type[EnforcementRecords] = EnforcementRecords,
     ) -> None:
         self.pod_quota = "max"
-        """Quota that the kubelet writes to ``cpu.max`` of a pod."""
+        """Quota that the kubelet writes to a pod's ``cpu.max``."""
         self.pod_limits: dict[str, str] = {}
-        """Values that the kubelet writes to other files of a pod, by file."""
+        """Values that the kubelet writes to a pod's other files, by file name."""
         self.cdi = root / "cdi"
         self.cdi.mkdir(exist_ok=True)
         self.kernel = tree(root / "cgroup")

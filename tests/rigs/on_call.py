@@ -285,7 +285,7 @@ class _Node:
 
 
 def _error(call: Any) -> str:
-    """Returns the error of a call that fails."""
+    """Returns the error from a call that fails."""
     try:
         call()
     except AnsweredError as error:

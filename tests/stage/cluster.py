@@ -45,11 +45,11 @@ class Cluster:
         self.stage = stage
         self.failures: list[str] = []
         self._drivers: dict[str, Instance] = {}
-        """Instances, by the UID of the DaemonSet."""
+        """Instances, by the DaemonSet's UID."""
         self._templates: dict[str, Document] = {}
-        """Pod template of each instance, by the UID of the DaemonSet."""
+        """Pod template of each instance, by the DaemonSet's UID."""
         self._pods: dict[str, tuple[StagePod, Box]] = {}
-        """Pods with their containers, by the UID of the Pod."""
+        """Pods with their containers, by the Pod's UID."""
         self._stop = threading.Event()
 
     def __enter__(self) -> Self:

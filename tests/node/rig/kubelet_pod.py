@@ -104,7 +104,7 @@ class Container:
 
     name: str
     config: pb.ContainerConfig
-    """Configuration of the first start; started() returns that of a later one."""
+    """Configuration of the first start; started() returns the configuration of a later start."""
     probes: Mapping[str, Probe]
     """Probes by kind: startup, liveness, readiness."""
     hosts_file: str

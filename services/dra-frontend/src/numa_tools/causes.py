@@ -182,7 +182,7 @@ _REMEDIES: Final = {
         "hugepagesOnDemand from driverConfig"
     ),
     StatusCode.HUGEPAGES_UNAVAILABLE: (
-        "free memory on the named NUMA node, or reserve the pages at boot; if the helper does not respond, see "
+        "free memory on the named NUMA node, or reserve the pages at boot; if the helper is not responding, see "
         "the hugepages container's log (docs/memory.md)"
     ),
     StatusCode.OBSERVE_MODE: _ENFORCE,

@@ -65,7 +65,7 @@ COMMANDS: Final[dict[str, Command]] = {
         {
             "Three copies of a pod": "--pod pod.yaml -n 3",
             "On an empty node, from standard input": "--pod - --empty",
-            "On another node, from an archive made by gather": "--claim claim.yaml --from node.tar.gz",
+            "On another node, from an archive created by gather": "--claim claim.yaml --from node.tar.gz",
         },
         "Exit status: 0 if everything fits; 2 for a usage error or unusable input; 3 if something does not fit; "
         "4 if it is unknown whether something fits, and everything else fits.",
@@ -187,7 +187,7 @@ def _add_node_arguments(made: Mapping[str, argparse.ArgumentParser]) -> None:
     slices_of = "name of the node whose ResourceSlices are used, if the files contain slices for several nodes"
     made["simulate"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help=slices_of)
     for name in _OF_ARCHIVES:
-        text = "read an archive made by gather, or the directory it was unpacked to, instead of this node"
+        text = "read an archive created by gather, or the directory it was unpacked to, instead of this node"
         made[name].add_argument("--from", dest="source", metavar="FILE-or-DIR", help=text)
 
 

@@ -51,8 +51,8 @@ _USAGE: Final = 2
 _SILENT: Final = "publishes nothing; is the driver running there?"
 _KUBELET_CONFIG: Final = "--kubelet-config"
 _OLDER: Final = (
-    f"the image of pod {{}} is older than this plugin and does not know {_KUBELET_CONFIG}; its checks of the kubelet's "
-    "configuration are left out"
+    f"the image of pod {{}} is older than this plugin and does not support {_KUBELET_CONFIG}; its checks of the "
+    "kubelet's configuration are left out"
 )
 
 

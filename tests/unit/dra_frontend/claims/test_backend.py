@@ -95,7 +95,7 @@ def test_only_changed_containers_are_processed(view: BackendView) -> None:
     [
         ({"synchronized": False}, "not connected"),
         ({"generation": 7}, "every container"),
-        ({"enforced": False}, "does not report"),
+        ({"enforced": False}, "is not reporting"),
     ],
 )
 def test_a_missing_backend_is_explained(clock: Clock, view: BackendView, changes: dict[str, Any], text: str) -> None:

@@ -297,7 +297,12 @@ WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
             "0,1",
             "6 CPUs requested (fullPhysicalCores: true), 6 free (2-7), of which 4 are suitable (2-3,6-7)",
         ),
-        (CpuParameters(l3="required"), 4, "0,2", "6 free (1,3-7); no single L3 group has that many, the largest has 3"),
+        (
+            CpuParameters(l3="required"),
+            4,
+            "0,2",
+            "6 free (1,3-7); no single L3 group has that many (the largest has 3)",
+        ),
         (WHOLE_L3, 6, "", "l3: required), 8 free (0-7); its whole cores have at most 4 CPUs in one L3, free or not"),
         (
             CpuParameters(numa="distribute"),

@@ -71,7 +71,7 @@ async def test_a_claim_that_is_being_released_holds_its_cpus(
     record = cpu_record("u9", "r=5-6")
     held = Entries(releasing={("dra.cpu", "u9"): ClaimFile.of(record)})
     Journal(node.run / CLAIMS_JOURNAL).write(held)
-    said = "held: claimed by ns/claim-u9, which is being released: one of its containers may still run"
+    said = "held: claimed by ns/claim-u9, which is being released: one of its containers may still be running"
     async with node.up() as settings:
         found, _ = await asyncio.to_thread(explain, settings, "cpu/5")
         device, _ = await asyncio.to_thread(explain, settings, "cpudevnuma001")

@@ -402,7 +402,7 @@ def test_a_node_without_hugepages_is_named_as_the_cause(tmp_path: Path, capsys: 
     bare = write_tree(captured(FITTING).changed(empty), tmp_path / "bare")
     file = written(tmp_path / "claim.yaml", claim("c", request("p", "dra.hugepages-2m", "64Mi")))
     _, outcome, _ = run(capsys, "--host-root", str(bare), "--claim", file)
-    assert reasons(outcome).startswith("request p: this node has no 2Mi hugepages: no device of this node is of class")
+    assert reasons(outcome).startswith("request p: this node has no 2Mi hugepages: no device on this node is of class")
 
 
 @pytest.mark.parametrize(

@@ -247,10 +247,10 @@ def test_a_claim_fits_if_the_scheduler_never_evaluates_the_unknown_part(
 @pytest.mark.parametrize(
     ("requests", "text"),
     [
-        ([wish("r", **selecting(UNKNOWN)), wish("s", **selecting("false"))], "no device of this node is of class any"),
-        ([wish("r", **selecting(UNKNOWN, "false"))], "no device of this node is of class any and meets the selectors"),
-        ([wish("r", **selecting("false", UNKNOWN))], "no device of this node is of class any and meets the selectors"),
-        ([wish("r", **selecting(UNKNOWN, FAILS))], "no device of this node is of class any"),
+        ([wish("r", **selecting(UNKNOWN)), wish("s", **selecting("false"))], "no device on this node is of class any"),
+        ([wish("r", **selecting(UNKNOWN, "false"))], "no device on this node is of class any and meets the selectors"),
+        ([wish("r", **selecting("false", UNKNOWN))], "no device on this node is of class any and meets the selectors"),
+        ([wish("r", **selecting(UNKNOWN, FAILS))], "no device on this node is of class any"),
         ([wish("r", count=3, **selecting(UNKNOWN))], "2 of 3 devices"),
         ([wish("r", **selecting(UNKNOWN)), wish("s", count=2)], "each request can be met, but not all together"),
         ([wish("r", allocationMode="All", **selecting(UNKNOWN)), wish("s", count=2)], "but not all together"),
@@ -259,7 +259,7 @@ def test_a_claim_fits_if_the_scheduler_never_evaluates_the_unknown_part(
             "not all together",
         ),
         ([wish("r", **selecting(UNKNOWN)), wish("s", **selecting(FAILS))], "no such key: nothing"),
-        ([either(alternative("first", UNKNOWN, count=3), alternative("second", "false"))], "no device of this node"),
+        ([either(alternative("first", UNKNOWN, count=3), alternative("second", "false"))], "no device on this node"),
         ([wish("r", **selecting(UNKNOWN)), CLASSLESS], "there is no DeviceClass none"),
     ],
 )
@@ -295,7 +295,7 @@ def test_a_class_selector_that_is_unknown_counts_for_each_request() -> None:
     odd = {"metadata": {"name": "any"}, "spec": selecting("device.driver == 'd'", UNKNOWN)}
     search = Search(read_slices(slices(device("a", 0))), {"any": read_class(odd)})
     assert undecided(search, wish("r")).startswith("DeviceClass any: selectors[1]: cannot be evaluated")
-    assert "no device of this node" in missing(search, wish("r", **selecting(ON_1)))
+    assert "no device on this node" in missing(search, wish("r", **selecting(ON_1)))
 
 
 def test_devices_of_a_claim_with_an_unknown_outcome_are_disputed() -> None:
@@ -490,7 +490,7 @@ def test_the_cost_of_a_search_is_limited(
     assert time.thread_time() - began < 20
     simpler = ", or simplify the constraints" if kind else ""
     assert found.startswith("no devices found in ")
-    assert found.endswith(f", and the scheduler may give up as well: request fewer devices together{simpler}")
+    assert found.endswith(f", and the scheduler may give up as well: request fewer devices in total{simpler}")
     assert search.in_use == InUse()
 
 

@@ -325,7 +325,7 @@ class BackendView:
         if own or self.status is None or self.status.enforced:
             return own
         text = (
-            "no nri-backend enforces on this node: the one that holds the lock does not report or has lost its "
+            "no nri-backend enforces on this node: the one that holds the lock is not reporting or has lost its "
             "connection to the container runtime; a standby takes over within seconds"
         )
         return Notice(code=StatusCode.NO_BACKEND_ENFORCES, text=text)

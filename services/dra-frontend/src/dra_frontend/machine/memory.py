@@ -68,7 +68,7 @@ def _read_node_cpus(reader: Reader, nodes: list[int], online: frozenset[int]) ->
             cpus[node] = found
             seen |= found
         elif found not in cpus.values():
-            raise HostTreeError(f"{NODE_DIRECTORY}/node{node}/cpumap", "contains CPUs of another node")
+            raise HostTreeError(f"{NODE_DIRECTORY}/node{node}/cpumap", "contains another node's CPUs")
         # Otherwise broken firmware has assigned the same CPUs to several nodes. Like hwloc, assign them to the first of
         # these nodes only.
     for cpu in sorted(online - seen):

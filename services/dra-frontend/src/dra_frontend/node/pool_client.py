@@ -21,7 +21,7 @@ class HelperError(HostTreeError):
     """Raised if the helper container does not respond."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
-        text = f"the helper does not respond ({reason}); see the log of the hugepages container in the driver's pod"
+        text = f"the helper is not responding ({reason}); see the log of the hugepages container in the driver's pod"
         super().__init__(os.fspath(path), text)
 
 

@@ -68,9 +68,9 @@ class PoolHelper:
         if not limit:
             raise HostTreeError(_SETTING, f"has no {what}")
         if pages > max(limit, has):
-            raise HostTreeError(_SETTING, f"allows {limit} {what}, {pages} were requested")
+            raise HostTreeError(_SETTING, f"allows {limit} {what}, but {pages} were requested")
         if pages < min(-(-reserved // page), has):
-            raise HostTreeError("reservedMemory", f"keeps {reserved} bytes in {what}, {pages} pages were requested")
+            raise HostTreeError("reservedMemory", f"keeps {reserved} bytes in {what}, but {pages} pages were requested")
         if pages < has:
             self._pools.shrink(node, page, pages)
         elif pages > has:

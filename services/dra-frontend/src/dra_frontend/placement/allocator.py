@@ -226,7 +226,7 @@ class _Search:
         holding = [group for group in groups if has(together(group), self._count)]
         if not holding:
             most = max((together(group).bit_length() - 1 for group in groups), default=0)
-            raise self.refused(f"; no single L3 group has that many, the largest has {most}")
+            raise self.refused(f"; no single L3 group has that many (the largest has {most})")
 
         def score(group: Sequence[Place]) -> tuple[int, Rank, int]:
             place = merged(group)

@@ -133,7 +133,7 @@ def explain_pending(
     ]
     if not ours:
         why = f"no request matches a device of {' or '.join(DRIVERS)} on this node"
-        return found, hindered + (unreadable or [problem("no device of this node fits", why, _CLEAR)])
+        return found, hindered + (unreadable or [problem("no device on this node fits", why, _CLEAR)])
     names = {one.name for one in ours}
     near = tuple(replace(one, requests=one.requests or frozenset(names)) for one in wanted.constraints)
     row = simulation.run(Workload(name, (Claim(namespace, name, Wanted(tuple(ours), near, wanted.configs)),)), name)

@@ -171,7 +171,7 @@ def _remark(known: Known, uid: str) -> str:
     if known.records_of(uid):
         return ""
     if any(uid == other for _, other in known.releasing):
-        return ", which is being released: one of its containers may still run"
+        return ", which is being released: one of its containers may still be running"
     return ", whose record is unknown"
 
 

@@ -243,7 +243,7 @@ class Search:
         if self._effort.spent > _MAX_EFFORT:
             simpler = ", or simplify the constraints" if any(one.constraints for one in self._claims) else ""
             text = f"no devices found in {self._steps} combinations, and the scheduler may give up as well"
-            raise _TooManyStepsError([f"{text}: request fewer devices together{simpler}"])
+            raise _TooManyStepsError([f"{text}: request fewer devices in total{simpler}"])
 
     def _limits(self) -> str:
         """Returns the constraints and limits that the requests must meet together, as the end of a message."""

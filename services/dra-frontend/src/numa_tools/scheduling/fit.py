@@ -213,7 +213,7 @@ def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
     it would lack nothing.
     """
     if not verdicts:
-        text = f"no device of this node is of class {wish.device_class}"
+        text = f"no device on this node is of class {wish.device_class}"
         if wish.selectors:
             return f"{text} and meets the selectors"
         pages = _hugepages_of_class(wish.device_class)

@@ -26,7 +26,7 @@ async function refresh() {
     shown = text;
     tell(`Live, ${updated}`, false);
   } catch (error) {
-    tell(`Not live: no answer (${error.message})${updated ? `; this is the state of ${updated}` : ""}`, true);
+    tell(`Not live: no response (${error.message})${updated ? `; the state shown is from ${updated}` : ""}`, true);
   }
   if (!document.hidden) timer = setTimeout(refresh, PERIOD);
 }
@@ -88,7 +88,7 @@ function markSelected() {
 function describe(uids) {
   if (selected.kind === "cpu") return cpuDetails(view, selected.number);
   if (selected.kind === "match") return matchDetails(view, uids, selected.containers);
-  const hint = "Choose a CPU or a claim, or type into Find. Arrow keys move between CPUs, Escape clears.";
+  const hint = "Choose a CPU or a claim, or type into Find. Arrow keys move between CPUs; Escape clears the selection.";
   return [make("p", { className: "hint" }, hint)];
 }
 

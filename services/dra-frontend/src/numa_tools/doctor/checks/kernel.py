@@ -49,7 +49,7 @@ def _pods_group(cgroups: Cgroups) -> Iterator[Finding]:
     if cgroups.controllers is not None and not cgroups.pods:
         yield problem(
             f"{cgroups.root} has no kubepods cgroup.",
-            "the backend finds no containers, and pods' hugepages cannot be distinguished from the host's",
+            "the backend does not find any containers, and pods' hugepages cannot be distinguished from the host's",
             "mount the node's cgroup2 tree there, or set cgroupRoot; the kubelet creates the cgroup",
         )
 

@@ -126,7 +126,7 @@ def _gates(kubelet: KubeletConfig | None, config: Config) -> Iterator[Finding]:
     for gate in _GATES:
         if kubelet.gates.get(gate) is False:
             why = (
-                "the kubelet prepares no claims"
+                "the kubelet does not prepare claims"
                 if gate == _GATES[0]
                 else "it drops shared devices' consumed capacity from claims"
             )

@@ -16,8 +16,8 @@ from numa_tools.doctor.runtime_in_use import remedy_of, reported_runtime
 from numa_tools.doctor.runtime_settings import RuntimeConfig
 
 _WRONG: Final = {
-    "nri": ("NRI is switched off", "the backend sees no container"),
-    "connections": ("NRI plugins that connect by themselves are rejected", "the backend sees no container"),
+    "nri": ("NRI is switched off", "the backend does not see any containers"),
+    "connections": ("NRI plugins that connect by themselves are rejected", "the backend does not see any containers"),
     "cdi": ("CDI is switched off", 'pods with claims fail with "unresolvable CDI devices"'),
     "cdi_directories": (
         "cdi_spec_dirs does not contain {cdi_dir}",

@@ -115,7 +115,7 @@ def test_a_configuration_from_an_archive_stays_on_one_line(
     """An archive may come from anywhere, so its keys must not send control sequences to the terminal."""
     (tmp_path / "config.yaml").write_text(json.dumps({"\x1b[2J": 1}))
     assert cli.main(["inspect", "--host-root", host, "--config", str(tmp_path / "config.yaml")]) == 2
-    assert r"\x1b[2J: unknown key" in capsys.readouterr().err
+    assert r"'\x1b[2J': unknown key" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -232,11 +232,12 @@ def test_the_archive_contains_no_secrets(
     assert "is not a regular file" in files["node/manifest.json"]
 
 
-def test_an_archive_is_written_to_stdout(host: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_an_archive_is_written_to_stdout(short_root: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     """A container may have neither a writable path nor tar. Errors are reported on standard error."""
+    host = write_tree(small_machine(), short_root / "host")
     assert cli.main(["gather", "--host-root", str(host), "-o", "-"]) == 0
     printed = capfdbinary.readouterr()
-    archive = tmp_path / "a.tar.gz"
+    archive = short_root / "a.tar.gz"
     archive.write_bytes(printed.out)
     assert "node/manifest.json" in contents(archive)
     assert printed.err.count(b"not read: ") == 1

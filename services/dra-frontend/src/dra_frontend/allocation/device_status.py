@@ -168,7 +168,7 @@ class _Shown:
     users: Mapping[str, list[ContainerReport]]
     """The containers that name each claim, by claim UID. Rejected containers are included."""
     intruders: frozenset[int]
-    """CPUs on which a container runs although no claim entitles it to them."""
+    """CPUs on which a container is running although no claim entitles it to them."""
     node_reason: str
     """The ``node_reason`` argument to status_entries()."""
 

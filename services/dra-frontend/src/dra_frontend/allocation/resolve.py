@@ -165,7 +165,7 @@ def _memory_fault(
         sizes = ", ".join(pages)
         return f"can have only one page size, but the request has pages of {sizes}; use one request for each size"
     if name == "high" and int(value * size) < devices[0].page_bytes:
-        return f"{value} of {size} bytes is less than one page, so that no process could run; choose a larger value"
+        return f"{value} of {size} bytes is less than one page, so no process could run; choose a larger value"
     if name == "protect" and value not in ("none", *protection.allowed):
         allowed = " or ".join(("none", *protection.allowed))
         return f"{value} is not allowed on this node (memoryProtection.allowed); use {allowed}"

@@ -130,10 +130,10 @@ def extract(file: BinaryIO, into: Path) -> Path:
                 _extract_one(tar, entry, into)
                 stream.allow()
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
-        raise ArchiveError(f"is not an archive of dra-frontend gather: {error}") from error
+        raise ArchiveError(f"is not an archive created by dra-frontend gather: {error}") from error
     root = into / _TOP
     if not (root / MANIFEST).is_file():
-        raise ArchiveError(f"is not an archive of dra-frontend gather: it has no {_TOP}/{MANIFEST}")
+        raise ArchiveError(f"is not an archive created by dra-frontend gather: it has no {_TOP}/{MANIFEST}")
     return root
 
 

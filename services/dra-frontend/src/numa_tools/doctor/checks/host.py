@@ -154,5 +154,5 @@ CHECKS: Final = (
         always=True,
     ),
     Check("host.own-files", f"A process may open {_MIN_OPEN} files.", ("open_files",), _own_files),
-    Check("host.node-files", "The node is not short of open files.", ("kernel",), _node_files),
+    Check("host.node-files", "The node is not about to run out of open files.", ("kernel",), _node_files),
 )

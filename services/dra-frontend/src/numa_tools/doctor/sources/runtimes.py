@@ -281,7 +281,7 @@ def _running(tree: HostTree, process: Process) -> Candidate | None:
     if found and address:
         found = replace(found, place=replace(found.place, socket=address))
     if found and not config.startswith("/"):
-        return replace(found, fault=f"containerd is started with the relative path {config}")
+        return replace(found, fault=f"containerd was started with the relative path {config}")
     return found
 
 
@@ -294,7 +294,7 @@ def _running_crio(tree: HostTree, process: Process) -> Candidate | None:
     variables = variables_of(tree, process) & _CRIO_VARIABLES
     if found and (options or variables):
         what = ", ".join([*(f"--{one}" for one in options), *sorted(variables)])
-        return replace(found, fault=f"CRI-O is started with {what}, which overrides its files")
+        return replace(found, fault=f"CRI-O was started with {what}, which overrides its files")
     return found
 
 

@@ -50,7 +50,7 @@ _DEVICE = {
     "attributes": Domains({"dra.cpu": {"numCPUs": 16, "nodes": [0, 1], "v": Semver("1.2.3")}}),
     "capacity": Domains({"dra.cpu": {"cpu": Quantity(Fraction(16))}}),
 }
-_WHOLE = ("cannot be read", "is nested too deep", "has more than", "costs too much", "the message", "the escape")
+_WHOLE = ("cannot be parsed", "is nested too deep", "has more than", "costs too much", "the message", "the escape")
 """Reasons that concern an expression as a whole."""
 _DEEP = "unknown: is nested too deeply"
 

@@ -137,7 +137,7 @@ def test_the_page_is_self_contained_and_has_a_plot_of_each_quantity(finished: tu
     assert any(f"<other> driver: {median}" in label for label in labels)
     assert page.text.count("<other> driver") > 20
     assert median in page.text
-    assert "What dra-driver-numa costs a node, beside <other> driver" in page.text
+    assert "What dra-driver-numa costs a node, compared with <other> driver" in page.text
     assert "RATIO" in output
 
 

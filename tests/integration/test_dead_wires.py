@@ -72,10 +72,10 @@ ELSEWHERE: dict[str, str] = {
     # Entries that occur if the images come from two releases.
     "DraNumaVersionsDiffer": "tests/chart/test_monitoring.py::test_versions_of_both_services_are_compared",
     # States that last only for a moment, or that stop the process.
-    StatusCode.BACKEND_NOT_REPORTED: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",
-    StatusCode.BACKEND_INCOMPLETE: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
-    StatusCode.NO_BACKEND_ENFORCES: f"{_BACKEND}::test_each_reason_to_prepare_nothing_has_a_code",
-    StatusCode.BACKEND_REPORT_UNREADABLE: f"{_BACKEND}::test_the_first_report_and_an_unreadable_one_have_codes",
+    StatusCode.BACKEND_NOT_REPORTED: f"{_BACKEND}::test_a_missing_first_report_and_an_unreadable_one_have_codes",
+    StatusCode.BACKEND_INCOMPLETE: f"{_BACKEND}::test_each_reason_to_refuse_all_claims_has_a_code",
+    StatusCode.NO_BACKEND_ENFORCES: f"{_BACKEND}::test_each_reason_to_refuse_all_claims_has_a_code",
+    StatusCode.BACKEND_REPORT_UNREADABLE: f"{_BACKEND}::test_a_missing_first_report_and_an_unreadable_one_have_codes",
     StatusCode.NOT_REGISTERED: (
         "tests/integration/test_status_agrees.py::test_all_sources_agree_in_each_state_of_a_node"
     ),

@@ -27,5 +27,5 @@ def test_small_packages_are_one_row() -> None:
         ["pydantic", "4.1, -"],
         ["other", "-, 1.0"],
         ["all others", "0.1, -"],
-        ["sum", "4.2, 1.0"],
+        ["total", "4.2, 1.0"],
     ]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each remedy belongs to a code: either one of the service's, or the code of a cause that the backend reports."""
+"""Each remedy belongs to a code, which is either one of the service's codes or the code of a cause that the backend
+reports.
+"""
 
 import pytest
 from numa_contract.backend_codes import BackendCode

@@ -124,7 +124,7 @@ def test_cpus_are_on_the_numa_node_of_the_claims_memory(group_by: str, device: s
 
 @pytest.mark.parametrize("group_by", ["socket", "machine"])
 def test_cpus_are_next_to_the_claims_hbm(group_by: str) -> None:
-    """The HBM is a NUMA node of its own, and the CPUs nearest to it are on node 6."""
+    """The HBM forms a separate NUMA node, and the CPUs nearest to it are on node 6."""
     device = "cpudevmachine" if group_by == "machine" else "cpudevsocket001"
     view = joined([cpus(8, device=device), memory("1Gi", node=8)], match(attribute=NEAREST))
     found = prepared(view, node(group_by, with_far(NPS4, n8=[6], n9=[5])))
@@ -179,7 +179,7 @@ def test_cpus_are_on_the_numa_node_of_another_drivers_device(attributes: dict[st
 
 
 def test_cpus_are_on_one_of_the_nodes_that_another_drivers_device_lists() -> None:
-    """All CPUs are on the same listed node, which is one with enough free CPUs."""
+    """All CPUs are on the same listed node, and that node has enough free CPUs."""
     view = joined([cpus(8, device="cpudevmachine"), gpu()], match())
     ledger = Ledger(files_of(cpu_record("other", "r=8")))
     found = prepared(view, node("machine"), slice_of(gpu_1={NUMA: {"ints": [2, 6]}}), ledger=ledger)
@@ -325,8 +325,8 @@ def test_without_a_common_value_the_refusal_names_the_devices() -> None:
 
 
 def test_a_claim_with_the_maximum_number_of_constraints_is_refused_quickly() -> None:
-    """Every request is joined to the next one, and no value satisfies all of them. While the claim is decided, other
-    claims wait for the lock.
+    """Every request is joined to the next one, and no value satisfies all of them. Other claims wait for the lock until
+    this claim has been decided.
     """
     machine = SYNTHETIC["epyc-512"]
     roots = {f"pci{n}": frozenset(cpu for cpu in machine.online if (cpu * 7 + n) % 40 < 20) for n in range(48)}
@@ -544,8 +544,8 @@ def _possible(
     held: frozenset[int],
     constraints: list[dict[str, Any]],
 ) -> bool:
-    """Returns True if the claim's only constraint can be met, which is determined by counting. Returns False for
-    several constraints, which this oracle cannot judge.
+    """Returns True if counting CPUs shows that the claim's only constraint can be met. Returns False if the claim has
+    several constraints, which counting cannot decide.
     """
     if len(constraints) > 1:
         return False

@@ -48,8 +48,8 @@ def test_two_requests_of_one_claim_get_different_cpus() -> None:
 
 
 def test_held_cpus_are_not_allocated_again() -> None:
-    """CPUs are not free if they belong to another claim, to a release in progress, or to a container whose claim has no
-    record.
+    """CPUs are not free if they belong to another claim, to a release in progress, or to a container that uses a claim
+    without a record.
     """
     first = decided(view("u1", cpus(2)))
     going = ClaimFile("dra.cpu", "u0", None, frozenset({1, 4, 5}))
@@ -99,15 +99,15 @@ def test_administrative_access_allocates_nothing() -> None:
     ],
 )
 def test_a_refusal_names_request_device_and_remedy(entry: dict[str, Any], text: str) -> None:
-    """The refusal contains the request, the device and a remedy, because it appears in the pod's events."""
+    """The refusal contains the request, the device and a remedy, because it appears in the pod's Events."""
     refusal = refused(view("u", entry))
     assert text in refusal
     assert "ns/claim-u" in refusal
 
 
 def test_hugepages_are_never_allocated_twice() -> None:
-    """A claim for more pages than are unclaimed is refused, and the message shows the calculation. Pages that a damaged
-    claim file lists count as allocated.
+    """A claim for more pages than are still unclaimed is refused, and the message shows the calculation. Pages that a
+    damaged claim file lists count as allocated.
     """
     first = decided(view("u1", memory("500Mi", kind="hugepages-2m")), "dra.memory")
     broken = ClaimFile("dra.memory", "x", None, frozenset(), "damaged", {"hugepages-2m-numa000": 500 << 20})
@@ -160,7 +160,7 @@ def test_several_results_of_one_request_are_all_different() -> None:
 
 
 def test_a_refusal_for_a_missing_device_names_the_request_once() -> None:
-    """This holds with and without parameters, and a subrequest is named in full."""
+    """The message mentions the request once whether or not it has parameters, and it gives a subrequest's full name."""
     for config in ((), (opaque({"strategy": "spread"}),)):
         shown = refused(view("u", cpus(1, "r/big", "gone"), config=config))
         assert shown.startswith("claim ns/claim-u: request r/big: this node has no CPU device")
@@ -183,7 +183,7 @@ def test_the_same_results_with_other_parameters_are_another_allocation() -> None
 
 
 def named(cpu_list: str, *requests: str) -> dict[str, Any]:
-    """Returns the configuration with which a claim names its CPUs."""
+    """Returns the configuration entry in which a claim names its CPUs."""
     return opaque({"cpuset": cpu_list}, *requests)
 
 
@@ -216,7 +216,7 @@ UNRESERVED = build_inventory(machine(), Config(group_by="machine"), NODE)
 )
 def test_machine_mode_checks_the_named_cpus(cpu_list: str, requests: str, inventory: Inventory, text: str) -> None:
     """The named CPUs must match the requested number, be online, unreserved and unclaimed, and contain no duplicates,
-    as in dra-driver-cpu. Each violation has its own message.
+    as in dra-driver-cpu. Each kind of violation has its own message.
     """
     other = decided(view("o", cpus(1, device="cpudevmachine"), config=(named("1"),)), inventory=WHOLE)
     wanted = view("u", *(cpus(2, r, "cpudevmachine") for r in requests), config=(named(cpu_list),))
@@ -290,9 +290,7 @@ def test_a_single_cpu_is_not_allocated_twice() -> None:
 
 
 def test_a_rebuilt_record_contains_the_cpus_of_each_device() -> None:
-    """Each result gets CPUs from its own device, so that no device seems to have more CPUs allocated than it
-    contains.
-    """
+    """Each result gets CPUs from its own device, so no device appears to have more CPUs allocated than it contains."""
 
     def rebuilt(inventory: Inventory, seen: set[int], *results: dict[str, Any]) -> list[tuple[str, list[int]]]:
         record = decided(view("u", *results), ledger=lost("u", {"": frozenset(seen)}), inventory=inventory)
@@ -340,8 +338,8 @@ def test_unknown_fields_of_a_record_are_preserved() -> None:
 
 
 def test_each_memory_request_has_its_parameters_in_the_record() -> None:
-    """The parameters are stored fully resolved under the base request's name. Requests without parameters get the
-    defaults explicitly.
+    """The parameters are stored fully resolved under the base request's name. For a request without parameters, the
+    record lists the defaults explicitly.
     """
     config = (memory_opaque({"limit": "claim", "protect": "low"}, "m"), memory_opaque({"mount": {"path": "/h"}}, "h"))
     results = (memory("64Mi", "m"), memory("4Mi", "h", kind="hugepages-2m"), memory("64Mi", "n", 1))
@@ -372,8 +370,8 @@ def test_mounts_of_one_claim_must_not_hide_each_other(one: str, other: str) -> N
 
 
 def test_lost_memory_is_rebuilt_even_if_its_device_shrank() -> None:
-    """Pages in use stay allocated to the claim even if their device shrank or is gone, since the device's name contains
-    the NUMA node and the page size.
+    """Pages in use stay allocated to the claim even if their device has shrunk or disappeared, since the device's name
+    contains the NUMA node and the page size.
     """
     limit = (memory_opaque({"limit": "claim"}, "plain"), memory_opaque({"mount": {"path": "/h"}}, "huge"))
     shrunk = memory("1Ti", "huge", kind="hugepages-2m")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses ResourceClaim documents into values, or refuses them with a message that contains the claim and a remedy."""
+"""Parses ResourceClaim documents into values, or refuses them with a message that names the claim and a remedy."""
 
 from fractions import Fraction
 from typing import Any
@@ -14,8 +14,8 @@ UID = "8d3b3a4e-7f1a-4f7e-9f0c-2b6d5a3e1c00"
 
 
 def document() -> dict[str, Any]:
-    """Returns a ResourceClaim as a Kubernetes 1.36 API server returns it, with all the fields that the scheduler and a
-    claim template set.
+    """Returns a ResourceClaim as a Kubernetes 1.36 API server returns it, including all the fields that are set by the
+    scheduler and by a claim template.
     """
     config = [
         {"source": source, "requests": requests, "opaque": {"driver": driver, "parameters": {"from": said}}}
@@ -185,7 +185,7 @@ def test_unallocated_and_unreserved_claims_are_refused() -> None:
 @pytest.mark.parametrize("path", ["device", "pool", "request"])
 @pytest.mark.parametrize("value", [None, "", 3, {}])
 def test_a_refusal_of_damaged_results_names_the_field(path: str, value: object) -> None:
-    """The message contains the claim and the invalid field."""
+    """The message names the claim and the invalid field."""
     claim = document()
     claim["status"]["allocation"]["devices"]["results"][0][path] = value
     assert f"claim default/pod-a-cpu-x7k2p: field '{path}'" in refusal(claim)

@@ -22,7 +22,9 @@ def user(*requests: str, driver: str = "dra.cpu", uid: str = "u1") -> ContainerR
 
 
 def test_a_container_is_entitled_to_the_requests_that_it_names() -> None:
-    """A backend from an older release reports no request names. In that case, all requests count."""
+    """A backend from an older release reports no request names. In that case, the container is entitled to the CPUs
+    from all of the claim's requests.
+    """
     ledger = Ledger(files_of(TWO, OTHER))
     assert entitled_cpus(user("a"), ledger) == own_cpus(user("a"), ledger) == {0, 1}
     assert entitled_cpus(user("a", "b"), ledger) == entitled_cpus(user(), ledger) == {0, 1, 2, 3}

@@ -72,8 +72,8 @@ def test_all_claims_together_protect_at_most_a_fraction_of_a_numa_node() -> None
 
 
 def test_hugepages_of_a_lost_record_are_held() -> None:
-    """The container may still be using the pages, so no other claim gets them until the API server has been asked about
-    the claim whose record was lost.
+    """The container may still be using the pages, so no other claim gets them until the claim whose record was lost has
+    been looked up on the API server.
     """
     running = report(
         unknownClaims=[{"uid": "x", "driver": "dra.memory"}],
@@ -116,8 +116,8 @@ def test_a_running_container_holds_resources_without_a_record() -> None:
 
 
 def test_invalid_parameters_are_refused_unparsed() -> None:
-    """More than 32 entries per driver, which is the API server's maximum, are refused. A CPU list is expanded only if
-    it is used.
+    """A claim with more than 32 entries per driver, the API server's maximum, is refused. A CPU list is expanded only
+    if it is used.
     """
     with pytest.raises(Refused, match="33 entries for this driver"):
         view("u", cpus(1), config=[opaque({})] * 33)

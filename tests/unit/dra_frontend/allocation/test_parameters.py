@@ -81,7 +81,7 @@ def test_without_parameters_all_defaults_apply() -> None:
 
 
 def test_every_field_is_parsed() -> None:
-    """Every field in the parameter tables is set to a value other than its default."""
+    """The claims set every field in the parameter tables to a value other than its default."""
     first = {"fullPhysicalCores": True, "l3": "required", "isolcpus": "only", "coreType": "performance"}
     second = {"sharing": "pod", "quota": "keep", "irqs": "keep"}
     assert wish(opaque(first), opaque(second)) == CpuParameters(

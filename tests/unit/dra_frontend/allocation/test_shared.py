@@ -60,8 +60,8 @@ def test_a_rebuilt_record_includes_the_pool_cpus() -> None:
 
 
 def test_containers_get_both_cpu_sets() -> None:
-    """There is one environment variable and one attribute for each set. The driver does not trust the variable, so a
-    pod gains nothing by setting it.
+    """There is one environment variable and one attribute for each set. The driver does not trust these variables, so a
+    pod gains nothing by setting one.
     """
     record = claimed("numa", "cpus")
     devices = json.loads(dump_claim_file(record))["devices"]

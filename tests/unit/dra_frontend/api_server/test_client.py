@@ -190,7 +190,7 @@ async def next_of(events: AsyncGenerator[tuple[str, Document], None]) -> tuple[s
 
 
 async def test_list_and_watch_cover_one_driver_and_node(pair: Pair) -> None:
-    """The selector excludes other nodes' slices from list and watch. An event may be longer than any buffer that it
+    """The selector excludes other nodes' slices from lists and watches. An event may be longer than any buffer that it
     passes through.
     """
     server, client = pair
@@ -209,7 +209,7 @@ async def test_list_and_watch_cover_one_driver_and_node(pair: Pair) -> None:
 
 
 async def test_many_slices_are_listed_in_pages(pair: Pair) -> None:
-    """The slices of a machine with one device per CPU exceed the length limit for one response."""
+    """The slices of a machine with one device per CPU are too large for a single response."""
     server, client = pair
     for number in range(40):
         server.store.create(SLICES, "", a_slice(f"s{number}", annotations={"a": "x" * 200_000}))
@@ -749,7 +749,9 @@ async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: s
 
 
 async def test_a_cookie_is_not_sent_back() -> None:
-    """aiohttp would keep all cookies that a server sets, without a limit, and send all of them with each request."""
+    """Otherwise, aiohttp would keep every cookie that a server sets, without a limit, and send them all with each
+    request.
+    """
     sent: list[str | None] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -784,8 +786,8 @@ async def test_a_response_is_never_decompressed(coding: str) -> None:
 
 
 async def test_the_client_ends_a_watch_that_the_server_does_not() -> None:
-    """The server ignores the timeout that the client requested. Its blank lines alone keep the connection from being
-    idle.
+    """The server ignores the timeout that the client requested. Only the server's blank lines keep the connection from
+    being idle.
     """
 
     async def answer(request: web.Request) -> web.StreamResponse:

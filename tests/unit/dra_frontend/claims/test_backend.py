@@ -61,9 +61,9 @@ def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
 
 
 def test_a_lease_without_containers_refers_to_the_known_ones(view: BackendView) -> None:
-    """The same generation means the same containers. With another generation or another backend instance, the
-    containers are unknown until the backend reports them. Until then, the view retains the previous containers, so
-    their CPUs stay allocated.
+    """The same generation means the same containers. If the generation differs or the lease comes from a different
+    backend instance, the containers are unknown until the backend reports them. Until then, the view retains the
+    previous containers, so their CPUs stay allocated.
     """
     view.renew(status(1))
     assert (view.live, view.generation) == (True, 1)
@@ -100,7 +100,7 @@ def test_only_changed_containers_are_processed(view: BackendView) -> None:
 )
 def test_a_missing_backend_is_explained(clock: Clock, view: BackendView, changes: dict[str, Any], text: str) -> None:
     """The problem contains a hint for the operator. Before the first lease, the hint is to look for the cause in the
-    log of the backend's container.
+    backend container's log.
     """
     view.renew(status().model_copy(update=changes))
     assert text in view.problem
@@ -165,7 +165,7 @@ def test_a_newer_backend_is_understood() -> None:
 
 def test_an_unreadable_report_does_not_affect_others(view: BackendView, caplog: pytest.LogCaptureFixture) -> None:
     """The other reports are still used. If an unreadable report hides which CPUs its container uses, no claim is
-    prepared, and the problem states that.
+    prepared, and the reported problem says so.
     """
     bad: list[Any] = [container("b", claims="x"), 7, None, [], {}, container(unknownClaims=[{"uid": 1}])]
     for generation in (2, 3):

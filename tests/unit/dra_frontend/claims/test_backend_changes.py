@@ -189,7 +189,7 @@ def test_a_report_has_either_all_containers_or_changes(view: BackendView) -> Non
 
 
 def test_malformed_changes_are_rejected_quickly() -> None:
-    """A sender must not be able to make the frontend spend a hundred times the CPU time that it spends itself."""
+    """A sender must not be able to make the frontend use a hundred times as much CPU time as the sender itself."""
     body = json.dumps({"instance": "i", "changes": changes(1, 1, *[1] * 1_000_000)}).encode()
 
     def refused() -> None:

@@ -170,7 +170,7 @@ async def test_transient_states_are_not_written(node: Node, api: Api) -> None:
 
 
 async def test_a_lasting_problem_and_its_end_are_written(node: Node, api: Api) -> None:
-    """A status that keeps changing is written at most once per interval and claim."""
+    """A status that keeps changing is written at most once per interval for each claim."""
     await node.frontend.prepare("a")
     node.runs("a")
     await node.after(10)
@@ -200,8 +200,8 @@ async def test_many_changes_at_once_are_written_slowly(node: Node, api: Api) -> 
 
 
 async def test_a_restart_writes_only_missing_entries(node: Node, api: Api) -> None:
-    """The claims that the driver reads anyway contain their status on the server, so it writes only the missing
-    entries.
+    """The driver reads the claims anyway, and they contain the status stored on the server, so the driver writes only
+    the missing entries.
     """
     for uid in "ab":
         await node.frontend.prepare(uid)

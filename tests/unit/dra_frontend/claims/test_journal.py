@@ -192,7 +192,7 @@ def test_an_invalid_journal_is_replaced(path: Path, content: bytes) -> None:
 
 
 def test_a_fifo_or_a_symlink_in_the_journals_place_is_replaced(path: Path) -> None:
-    """Reading does not block on a FIFO and does not follow a symlink, and the next write replaces either."""
+    """Reading neither blocks on the FIFO nor follows the symlink, and the next write replaces it with a regular file."""
     path.parent.mkdir()
     for target in ("", "/dev/zero", path.name):
         path.unlink(missing_ok=True)
@@ -246,8 +246,8 @@ MANY = [f"{first}-8191" for first in range(1, 1600)]
     ids=["requests of a claim", "claims", "releases"],
 )
 def test_more_cpus_than_any_machine_has_are_not_read(path: Path, entries: list[Any]) -> None:
-    """Such a CPU list would expand to a gigabyte of memory. This process's entries overwrite it, and the next instance
-    reads these entries.
+    """Expanding such a CPU list would take a gigabyte of memory. This process's entries overwrite it, and the next
+    instance reads these entries.
     """
     journal = Journal(path)
     journal.write(Entries(NAMES))

@@ -43,7 +43,7 @@ class Machine:
         self.running: set[str] = set()
 
     async def begin(self) -> None:
-        """Starts the first frontend process, or the next one after it."""
+        """Starts a frontend process, either the first one or the successor of one that has ended."""
         self.node = Frontend(self.path, api=self.api)
         self.node.recovery.patience = self.node.claims.report_wait = 0.001
         await self.node.store.start()
@@ -146,7 +146,7 @@ class Machine:
 
 @pytest.mark.parametrize("seed", range(25))
 async def test_hugepages_are_allocated_once_and_every_claim_gets_its_record_back(tmp_path: Path, seed: int) -> None:
-    """This holds for any order of losses, as long as the journal is intact."""
+    """This is true for losses in any order, as long as the journal is intact."""
     machine = Machine(tmp_path, seed)
     await machine.begin()
     for _ in range(STEPS):

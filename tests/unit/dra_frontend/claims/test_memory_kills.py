@@ -74,8 +74,8 @@ async def test_a_kill_is_observed_once(tmp_path: Path) -> None:
 
 
 def test_kills_in_a_restarted_container_are_the_same_condition(tmp_path: Path) -> None:
-    """A container that is killed after every start causes a single Event with a count, although it has a new container
-    ID each time.
+    """A container that is killed after every start causes a single Event with a count, even though its container ID is
+    different each time.
     """
     node = Kills(tmp_path)
     observed = [one for number in range(5) for one in node.reported(report(1, f"c{number}"))]

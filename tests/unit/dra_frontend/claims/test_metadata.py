@@ -48,8 +48,8 @@ def told(*results: dict[str, Any], driver: str = "dra.cpu", inventory: Inventory
 
 
 def test_metadata_contains_device_attributes_and_allocated_capacity() -> None:
-    """KubeVirt and other programs read this format. It contains the claim, its requests, and their devices with
-    attributes by type.
+    """KubeVirt and other programs read this format. A document contains the claim, its requests, and the requests'
+    devices with typed attributes.
     """
     document = told(cpus(2))["cpus"]
     (device,) = document.pop("requests")[0]["devices"]
@@ -66,7 +66,7 @@ def test_metadata_contains_device_attributes_and_allocated_capacity() -> None:
     (device,) = told(memory("512Mi"), driver="dra.memory")["memory"]["requests"][0]["devices"]
     assert device["attributes"]["dra.memory/allocatedBytes"] == {"int": 512 << 20}
     assert device["attributes"]["dra.memory/pageSize"] == {"string": "4Ki"}
-    # A device that is allocated as a whole has no consumed capacity. Its CPU is an attribute.
+    # A device that is allocated as a whole has no consumed capacity. The number of its CPU is an attribute.
     single = told(result("one", "dra.cpu", "cpudev003"), inventory=offered(cpu_device_mode="individual"))
     (device,) = single["one"]["requests"][0]["devices"]
     assert device["attributes"]["dra.cpu/cpuID"] == {"int": 3}
@@ -171,7 +171,7 @@ async def test_the_file_of_another_claim_with_the_same_name_is_kept(node: Node) 
 
 @pytest.mark.parametrize("why", ["disk", "name"])
 async def test_a_failed_metadata_write_costs_only_the_mount(node: Node, why: str) -> None:
-    """The claim is prepared without metadata, a metric counts the failure, and the next Prepare tries again."""
+    """The claim is prepared without metadata, a metric counts the failure, and the next Prepare call tries again."""
     if why == "disk":
         node.plugins.parent.mkdir(parents=True)
         node.plugins.write_text("in the way")
@@ -231,7 +231,7 @@ async def test_metadata_without_a_claim_is_removed_at_startup(node: Node, peer: 
 async def test_an_unreadable_metadata_directory_does_not_affect_claims(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A foreign file in place of the directory costs the claim only its metadata."""
+    """If a foreign file is in place of the directory, the claim loses only its metadata."""
     node.plugins.parent.mkdir(parents=True, exist_ok=True)
     node.plugins.write_text("")
     await node.store.start()

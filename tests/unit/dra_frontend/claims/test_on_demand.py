@@ -69,7 +69,7 @@ class Kernel(KernelPools):
     silent = False
     checks = 0
     broken = ""
-    """NUMA nodes whose names (``node0``) are part of this string have unreadable pools."""
+    """Names of the NUMA nodes whose pools are unreadable, such as ``node0``, in one string."""
 
     def pages(self, node: int, page_bytes: int) -> int:
         """Reads the pool's page count."""
@@ -399,7 +399,7 @@ async def test_a_pool_that_cannot_be_written_is_tainted_immediately(tmp_path: Pa
 
 
 async def test_a_silent_helper_is_asked_about_one_pool_only(tmp_path: Path) -> None:
-    """While claims wait, each check of a hung helper takes until the timeout, so only one pool is checked. The devices
+    """While claims wait, each check on a hung helper takes the full timeout, so only one pool is checked. The devices
     of all pools are tainted.
     """
     entries = tuple(OnDemandPages(numa_node=node, size="1Gi", pages=3) for node in (0, 1))
@@ -416,7 +416,7 @@ async def test_a_silent_helper_is_asked_about_one_pool_only(tmp_path: Path) -> N
 
 async def test_a_failing_pool_is_retried_regardless_of_other_pools(tmp_path: Path) -> None:
     """A claim for pages from the failing pool gets no condition until the outcome is known. Claims for pages from the
-    other pool get theirs.
+    other pool get their conditions.
     """
     entries = tuple(OnDemandPages(numa_node=node, size="1Gi", pages=3) for node in (0, 1))
     node = Node(tmp_path, Api(), hugepages_on_demand=entries)

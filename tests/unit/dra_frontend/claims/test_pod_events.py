@@ -54,8 +54,8 @@ def pods(tmp_path: Path) -> Pods:
     ],
 )
 def test_a_best_effort_pod_is_observed_once(pods: Pods, cgroup: str) -> None:
-    """This holds for both of the kubelet's cgroup drivers. A restarted container from the same source counts as the
-    same condition.
+    """The pod is recognized with either of the kubelet's cgroup drivers. A container that restarts in the pod counts as
+    the same condition.
     """
     assert pods.see(report("p", cgroup)) == ["p"]
     assert pods.see(report("p", cgroup), report("p", cgroup, id="again")) == ["p"]

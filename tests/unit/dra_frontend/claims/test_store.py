@@ -308,7 +308,7 @@ async def test_two_releases_that_change_state_together_take_one_journal_write(no
 
 async def test_a_release_by_another_instance_is_sent_to_the_backend(tmp_path: Path) -> None:
     """A new instance finds the release in the journal. The instance's own backend must also have read the release
-    before the resources are free.
+    before the resources are freed.
     """
     former = Frontend(tmp_path, enforced=False)
     await write(former)

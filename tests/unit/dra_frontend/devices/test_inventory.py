@@ -55,7 +55,7 @@ def test_pool_and_device_names_are_part_of_the_contract() -> None:
 
 
 def test_memory_attributes_and_policies() -> None:
-    """Memory devices publish their page size in both spellings, their tier and their distance. Requests are in whole
+    """Memory devices publish their page size in two spellings, their tier and their distance. Requests are in whole
     pages, or in steps of 1 MiB by default.
     """
     inventory = offered(discover(small_machine()))
@@ -178,8 +178,8 @@ def test_nearest_cpus_on_more_nodes_than_a_device_can_list_are_left_out() -> Non
 
 
 def test_a_cpu_devices_nearest_nodes_are_its_own_nodes() -> None:
-    """A device that spans several nodes lists them in both attributes. If both lists together are too long, only the
-    standard attribute remains.
+    """A device that spans several nodes lists them in the standard attribute and in the driver's own one. If the two
+    lists together are too long, only the standard attribute remains.
     """
     for sockets, listed in ((2, True), (30, False)):
         (device,) = offered(machine(sockets), groupBy="machine").pools[0].devices
@@ -313,8 +313,8 @@ def test_a_node_name_that_makes_invalid_pool_names_is_rejected(name: str) -> Non
 
 
 def test_an_unknown_device_is_not_found() -> None:
-    """An allocation result that names a device of another node, another driver or an earlier inventory does not match
-    any device. The lookup uses an index.
+    """An allocation result that names a device from a different node, a different driver or an earlier inventory does
+    not match any device. The lookup uses an index.
     """
     inventory = offered(machine())
     object.__setattr__(inventory, "pools", None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one or more NUMA nodes that a CPU device lists, and the device's alignment with other devices (KEP-6072)."""
+"""The NUMA node or nodes that a CPU device lists, and the device's alignment with other devices (KEP-6072)."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from tests.fakes.scheduler import UnschedulableError, allocate
 from tests.rigs.trees import captured, small_machine
 
 TWO = discover(small_machine())
-"""Two sockets with one NUMA node each, which have CPUs 0-3 and CPUs 4-7."""
+"""Two sockets with one NUMA node each. The first node has CPUs 0-3, and the second has CPUs 4-7."""
 EIGHT = discover(captured("48amd64-4pa2n6c-sparse"))
 """Four sockets with two NUMA nodes each."""
 

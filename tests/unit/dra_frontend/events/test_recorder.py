@@ -66,7 +66,7 @@ class Rig:
         return list(self.server.store.select(EVENTS))
 
     def counts(self) -> list[int]:
-        """Returns the count of each Event."""
+        """Returns each Event's count."""
         return [one.get("series", {}).get("count", 1) for one in self.events()]
 
     def writes(self) -> list[str]:

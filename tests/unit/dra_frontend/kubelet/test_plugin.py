@@ -193,7 +193,7 @@ async def test_registration_is_served_last_and_removed_first(short_root: Path) -
             assert paths.dra.parent.stat().st_mode & 0o777 == 0o750
             call = group.create_task(prepare(paths.dra, "a"))
             await running.wait()
-        # The call in progress completed normally although the plugin was stopped.
+        # The call in progress completed normally even though the plugin was stopped.
         assert (await call)["a"].devices
     assert not list(paths.dra.parent.iterdir())
 

@@ -19,7 +19,7 @@ def look(changes: Changes) -> Machine:
 
 
 def each(path: str, *texts: str | None) -> Changes:
-    """Returns one file per CPU. If only one content is given, it is used for all CPUs."""
+    """Returns one file per CPU. If a single string is given, it is the content of all the files."""
     return {f"cpu{cpu}/{path}": texts[cpu % len(texts)] for cpu in range(8)}
 
 
@@ -175,8 +175,8 @@ def pmus(**cpus: str) -> Changes:
         (pmus(cpu_core="0-3\n", cpu_atom="4-5\n", cpu_lowpower="6-7\n"), 4),
         # A cpu_core PMU alone does not distinguish core types.
         (pmus(cpu_core="0-7\n"), 8),
-        # On Arm, a core whose capacity is far below the largest one is of another type. Favoured cores, which are only
-        # a few percent faster than the others, are not.
+        # On Arm, a core whose capacity is far below the highest has a different type. Favoured cores, which are only a
+        # few percent faster than the rest, do not.
         (each("cpu_capacity", "1024", "1017", "997", "1024", "731", "718", "250", "446"), 4),
         (each("cpu_capacity", "1024\n"), 8),
         # Without a type, base frequencies distinguish core types (i9-13900), whatever the maximum frequencies are.
@@ -186,7 +186,8 @@ def pmus(**cpus: str) -> Changes:
             4,
         ),
         (each("acpi_cppc/nominal_freq", *["2500"] * 4, *["1800"] * 4), 4),
-        # Otherwise, maximum frequencies distinguish them (i9-12900H). Favoured cores (i7-6950X) are not another type.
+        # Otherwise, maximum frequencies distinguish them (i9-12900H). Favoured cores (i7-6950X) do not have a different
+        # type.
         (each("cpufreq/cpuinfo_max_freq", *["5000000"] * 4, *["3800000"] * 4), 4),
         (each("cpufreq/cpuinfo_max_freq", "4000000", *["3500000"] * 7), 8),
         (each("cpufreq/base_frequency", *["2450000"] * 4, *["2445000"] * 4), 8),

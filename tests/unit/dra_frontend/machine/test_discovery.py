@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Discovery of whole machines, compared with hwloc and with damaged files, and the changes that a machine's fingerprint
-detects.
+"""Discovery of whole machines: its agreement with hwloc, its errors for damaged files, and the changes that a machine's
+fingerprint detects.
 """
 
 from functools import cache

@@ -78,7 +78,7 @@ def test_an_unknown_controllers_errors_may_belong_to_any_node(name: str, label: 
 
 
 def test_memory_outside_all_numa_nodes_is_left_out() -> None:
-    """The HBM of an MI200 accelerator is counted like a controller's memory, but is not system memory."""
+    """The HBM on an MI200 accelerator has error counters like those of a memory controller, but is not system memory."""
     assert counters(small_machine().changed(edac(1, "MI200", ue=5))) == {}
 
 

@@ -163,6 +163,6 @@ def test_base_page_size() -> None:
 
 @pytest.mark.parametrize(("text", "normal"), [(None, [0, 1, 2]), ("0-1\n", [0, 1]), ("\n", [])])
 def test_normal_memory_is_read_from_the_kernels_list(text: str | None, normal: list[int]) -> None:
-    """With an older kernel that does not have the file, all nodes count as having normal memory."""
+    """On an older kernel without this list, all nodes are treated as having normal memory."""
     machine = look({**far_node(2), "/sys/devices/system/node/has_normal_memory": text})
     assert [node.id for node in machine.numa_nodes.values() if node.normal_memory] == normal

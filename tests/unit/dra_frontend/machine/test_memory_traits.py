@@ -107,7 +107,7 @@ def test_hbm_and_cxl_next_to_dram() -> None:
             },
             {"bandwidth": None, "latency": 7, "initiators": frozenset({0})},
         ),
-        # Only one direction is given, and 0 means that the value is not stated.
+        # Only one of the read and write values is given. A value of 0 means that it is unknown.
         ({f"{ACCESS}/write_bandwidth": "0\n"}, {"bandwidth": 700_000}),
         ({f"{ACCESS}/read_latency": None, f"{ACCESS}/write_latency": "0\n"}, {"latency": None}),
         ({f"{ACCESS}/read_bandwidth": "500001\n"}, {"bandwidth": 600_000}),

@@ -359,7 +359,7 @@ class Restless(MemoryTree):
         self._pages = pages
 
     def read(self, path: str) -> str | None:
-        """Returns the content with the pod's next number of 2 MiB pages. No other pod uses any."""
+        """Returns the cgroup file's content. Each read of the 2 MiB file gives the next of the pod's page counts."""
         return f"total={(held := self._pages.pop(0) * PAGE)} N0={held}" if "2MB" in path else "total=0"
 
 
@@ -373,7 +373,7 @@ async def test_pages_that_a_pod_allocates_between_two_reads_are_not_the_hosts(pa
 
 
 async def test_a_reserve_for_a_page_size_without_pages_waits_for_them() -> None:
-    """Such a reservedMemory entry is valid, and takes effect as soon as there is a page."""
+    """A reservedMemory entry for such a page size is valid, and takes effect as soon as a page exists."""
     keys = {"reservedMemory": [{"numaNode": 0, "limits": {"hugepages-1Gi": "1Gi"}}]}
     rig = Rig(parse_config(keys, "test"))
     assert rig.capacity("hugepages-1g-numa000") == 0

@@ -24,8 +24,8 @@ CONFIG = Config(
 
 
 class Rig:
-    """A machine with one 1 GiB page on each of its two NUMA nodes, and a helper that may allocate three pages on node
-    0.
+    """A machine with one 1 GiB page on each of its two NUMA nodes, and a helper that may allocate up to three pages on
+    node 0.
     """
 
     def __init__(self, root: Path) -> None:
@@ -39,7 +39,7 @@ class Rig:
 
     @property
     def pages(self) -> list[int]:
-        """Returns the page count of each NUMA node."""
+        """Returns each NUMA node's page count."""
         return [int(file.read_text()) for file in self.files]
 
     def ask(self, node: int = 0, page_bytes: int = GIB, pages: int | None = None) -> tuple[int, str]:

@@ -59,8 +59,8 @@ def faults(config: Config, **more: str) -> list[Fault]:
 
 
 def test_a_pod_as_the_chart_renders_it_has_no_faults(config: Config) -> None:
-    """The same holds for a process outside a container, which has no mounts of its own, before any of the directories
-    exists.
+    """A process outside a container, which has no mounts of its own, has no faults either, even before any of the
+    directories exists.
     """
     assert faults(config) == []
     shutil.rmtree(config.run_dir)

@@ -322,7 +322,9 @@ def test_a_failed_publication_is_retried() -> None:
 
 
 def test_the_devices_of_a_node_in_observe_mode_are_tainted() -> None:
-    """Each device of both drivers has the taint, and also an attribute for API servers without device taints."""
+    """Every device from either driver has the taint, along with an attribute for API servers that do not support device
+    taints.
+    """
     inventory = offered(pages(4, 4), enforcement="observe")
     for pool in snapshot(inventory, ledger(), Snapshot()).pools:
         for document in slice_documents(pool, NODE):

@@ -218,7 +218,7 @@ async def test_a_body_is_bounded_before_it_is_read(endpoint: Endpoint) -> None:
 
 
 async def test_large_bodies_are_bounded_in_total_and_small_ones_are_read(endpoint: Endpoint) -> None:
-    """A flood of large bodies takes no more memory than two of them. The backend's lease is still accepted."""
+    """A flood of large bodies uses no more memory than two of them. The backend's lease is still accepted."""
     held, began = asyncio.Event(), asyncio.Semaphore(0)
 
     async def slow() -> AsyncIterator[bytes]:

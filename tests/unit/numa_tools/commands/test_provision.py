@@ -32,7 +32,7 @@ class Kernel(KernelPools):
     """Duration of a write in seconds."""
 
     def pages(self, node: int, page_bytes: int) -> int:
-        """Returns the pool's number of pages."""
+        """Returns the number of pages in the pool."""
         return self.pools.get((node, page_bytes), 0)
 
     def resize(self, node: int, page_bytes: int, pages: int) -> None:
@@ -91,7 +91,7 @@ def test_a_short_pool_is_compacted_and_retried() -> None:
 
 
 def test_pools_that_remain_short_are_reported() -> None:
-    """They are reported by page size and node, the other pools reach their targets, and the retries end."""
+    """Such pools are reported by page size and node. The other pools reach their targets, and the retries end."""
     kernel = Kernel({(0, M2): 4, (1, M2): 100})
     outcomes = kernel.provision(target(10), target(10, node=1))
     assert kernel.clock < 5

@@ -404,7 +404,7 @@ def test_long_evidence_is_cut_only_for_people() -> None:
 
 
 def test_checks_that_one_source_leaves_open_are_summarized() -> None:
-    """With a capture, nearly all checks are left open."""
+    """On a captured machine, nearly all checks are inconclusive."""
     unread = Unread("why", "remedy")
     verdicts_of = [Verdict(Check(f"a.b{number}", "Fine.", (), lambda: ()), (unknown(unread),)) for number in range(40)]
     assert "UNKNOWN  40 checks: a.b0, " in (shown := findings_text(verdicts_of, "n"))

@@ -115,7 +115,7 @@ async def test_k3s_next_to_docker_uses_its_own_file(version: str, node: AilingNo
 @pytest.mark.parametrize("version", ["cri-o://1.34.0", ""])
 @pytest.mark.parametrize("docker", [True, False])
 async def test_cri_o_uses_its_own_files(version: str, docker: bool, node: AilingNode) -> None:
-    """On such a node no message mentions containerd, except for a missing drop-in."""
+    """On a node with CRI-O, no message mentions containerd, except for a missing drop-in."""
     runs(node, version)
     node.host(PLAIN, DOCKER)
     if not docker:
@@ -171,7 +171,7 @@ async def test_connecting_plugins_need_a_socket_that_accepts_them(
 
 
 def test_standard_input_is_a_single_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The kubelet's and the runtime's document cannot both come from standard input."""
+    """The kubelet's document and the runtime's document cannot both come from standard input."""
     (tmp_path / "config.yaml").write_text("{}")
     both = ["--kubelet-config", "-", "--runtime-config", "-"]
     assert cli.main(["doctor", "--config", str(tmp_path / "config.yaml"), *both]) == 2

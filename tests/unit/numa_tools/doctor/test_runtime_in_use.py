@@ -377,7 +377,7 @@ HOSTILE: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_files_that_cannot_be_read_completely_leave_all_settings_unclear(what: str, tmp_path: Path) -> None:
-    """The files' number and sizes are limited, and the reason names the file."""
+    """The number and the sizes of the files are limited, and the reason names the file."""
     spoil, text, reason = HOSTILE[what]
     tree = write(tmp_path, {PLAIN: text})
     if spoil:

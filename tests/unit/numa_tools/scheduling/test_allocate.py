@@ -281,8 +281,8 @@ def test_constraints_are_considered_even_if_a_selector_is_unknown() -> None:
 
 
 def test_the_limit_per_claim_counts_the_devices_that_certainly_match() -> None:
-    """One request asks for all devices that match: 16 certainly match, and for the others that is unknown. The other
-    request asks for 16 or 17 more.
+    """One request asks for all devices that match: 16 certainly match, and whether the others match is unknown. The
+    other request asks for 16 or 17 more.
     """
     both = [wish("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}")), wish("s", count=17)]
     assert "number of requested devices 33 exceeds" in missing(searching(*MANY, device("z", 1)), *both)
@@ -458,7 +458,9 @@ def test_a_pod_with_too_many_requests_is_rejected() -> None:
 
 NAMES = [f"d/a{n}" for n in range(32)]
 PARTS = [wish(f"r{n}", **size("1Gi" if n < 28 else "5Gi")) for n in range(32)]
-"""Requests for more than four devices can provide, which becomes apparent only at the end of each combination."""
+"""Requests that together need more than four devices can provide, which becomes apparent only at the end of each
+combination.
+"""
 
 
 def listed(value: int) -> dict[str, Any]:

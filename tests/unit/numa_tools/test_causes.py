@@ -45,7 +45,7 @@ def test_remedies_do_not_depend_on_messages() -> None:
 
 
 def test_only_kernel_limitations_are_not_the_pods_fault() -> None:
-    """The doctor reports such a cause as a note, unless the configuration requires partitions."""
+    """The doctor reports a kernel limitation as a note, unless the configuration requires partitions."""
     kernel = {code for code, cause in CAUSES.items() if cause.kernel}
     assert kernel == {BackendCode.KERNEL_TOO_OLD, BackendCode.NODE_IS_CONTAINER}
 

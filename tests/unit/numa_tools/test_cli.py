@@ -215,7 +215,7 @@ def test_inspect_and_slices_load_no_service_library(host: str) -> None:
 
 
 def test_a_full_disk_is_reported_without_traceback(host: str) -> None:
-    """Output that cannot be written causes an error of its own, with exit code 1."""
+    """Output that cannot be written is reported as an error, with exit code 1."""
     with Path("/dev/full").open("w") as full:
         ran = run("-m", "numa_tools", "inspect", "--host-root", host, stdout=full)
     assert (ran.returncode, ran.stderr) == (1, "dra-frontend: No space left on device\n")

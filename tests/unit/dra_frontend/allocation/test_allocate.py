@@ -131,7 +131,9 @@ def test_a_lost_record_is_rebuilt_from_running_containers() -> None:
 
 
 def test_a_cpu_held_by_two_claims_is_free_for_neither() -> None:
-    """If two records overlap, a claim that is allocated again must not get the CPUs that the other claim also holds."""
+    """If two records overlap, a claim that is allocated again must not get the CPUs that are in the other claim's
+    record.
+    """
     files = {
         ("dra.cpu", uid): ClaimFile("dra.cpu", uid, None, cpus)
         for uid, cpus in (("a", frozenset({0, 1})), ("b", frozenset({1, 2})))
@@ -153,7 +155,9 @@ def test_each_request_is_allocated_with_its_own_parameters() -> None:
 
 
 def test_several_results_of_one_request_are_all_different() -> None:
-    """With `count: 2`, two results have the same request name. Both get CPUs, and both belong to the request."""
+    """With `count: 2`, two results have the same request name. Both results get CPUs, and the CPUs of both belong to
+    the request.
+    """
     record = decided(view("u", cpus(1, "a"), cpus(2, "a", "cpudevnuma001")))
     assert record.requests == ("a",)
     assert len(record.cpus_of(["a"])) == 3

@@ -169,8 +169,8 @@ def test_another_claim_with_the_same_name_is_refused() -> None:
 
 
 def test_unallocated_and_unreserved_claims_are_refused() -> None:
-    """The message distinguishes a claim that the scheduler has not finished allocating from a damaged one, and contains
-    the claim's namespace and name.
+    """The message distinguishes a claim that the scheduler has not finished allocating from a damaged one, and names
+    the claim with its namespace.
     """
     claim = document()
     claim["status"]["reservedFor"] = claim["status"]["reservedFor"][1:]
@@ -195,7 +195,7 @@ def test_a_refusal_of_damaged_results_names_the_field(path: str, value: object) 
 
 @pytest.mark.parametrize("value", ["4K", "", True, [], "nan", float("inf"), pytest.param(10**5000, id="huge")])
 def test_damaged_quantities_are_refused(value: object) -> None:
-    """The message names the capacity."""
+    """The message names the damaged capacity."""
     assert "consumedCapacity[dra.cpu/cpu]" in refusal(consuming(value))
 
 

@@ -110,7 +110,9 @@ def test_other_orders_are_tried_if_strictest_first_fails(isolated: str, free: se
 
 
 def test_the_refusal_names_conflicting_requests() -> None:
-    """If a request cannot be met even on its own, the refusal says so. Otherwise it names the claim's other requests."""
+    """If a request cannot be met even on its own, the refusal says so. Otherwise, the refusal names the claim's other
+    requests.
+    """
     inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
     (device,) = (device.name for device in inventory.pools[0].devices if device.name == "cpudevnuma000")
     alone = refused(asked({"a": (2, {}), "b": (4, {})}, "ab", device), inventory=inventory)

@@ -22,8 +22,8 @@ BUDGET_SECONDS = 0.1
 
 
 def test_a_claim_gets_at_most_the_configured_fraction_of_the_cpus() -> None:
-    """Half of the node's seven CPUs is rounded down to three. The refusal contains the configuration key, its value and
-    a remedy.
+    """Half of the node's seven CPUs is rounded down to three. The refusal gives the configuration key, its value and a
+    remedy.
     """
     two = (cpus(2, "a"), cpus(2, "b", "cpudevnuma001"))
     assert decided(view("u", cpus(3)), config=HALF).cpus_of() == {1, 4, 5}

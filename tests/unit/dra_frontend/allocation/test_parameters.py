@@ -111,8 +111,8 @@ def test_the_claim_overrides_the_class_field_by_field() -> None:
 
 
 def test_each_request_has_its_own_parameters() -> None:
-    """Parameters for other requests are ignored. A subrequest is matched by its own name and by its parent request's
-    name.
+    """Parameters for other requests are ignored. Parameters apply to a subrequest if they name it or its parent
+    request.
     """
     config = (opaque({"strategy": "spread"}, "other"), opaque({"isolcpus": "never"}, "cpus"))
     assert wish(*config) == wish(*config, request="cpus/big") == CpuParameters(isolcpus="never")
@@ -204,7 +204,7 @@ def test_unknown_cpu_parameters_are_refused(parameters: Any, text: str) -> None:
     ],
 )
 def test_unknown_memory_parameters_are_refused(fields: Entry, text: str) -> None:
-    """The message contains the source, the field, its value and the expected values."""
+    """The message names the source and the field, and gives the field's value and the expected values."""
     shown = fault(of_memory(memory_opaque(fields), kinds=(HUGE,)))
     assert shown.startswith("parameters of the claim: memoryConfig.")
     assert text in shown
@@ -228,7 +228,7 @@ def test_unknown_memory_parameters_are_refused(fields: Entry, text: str) -> None
     ],
 )
 def test_contradictory_parameters_are_refused(config: list[Entry], text: str) -> None:
-    """Two contradictory parameters are an error; neither takes precedence."""
+    """Two contradictory parameters are an error; neither of them takes precedence."""
     assert text in fault(of_cpus(*config))
 
 
@@ -265,7 +265,7 @@ def test_common_spellings_of_parameters_are_accepted() -> None:
 
 
 def test_deprecated_names_mean_the_same_as_their_replacements() -> None:
-    """This also holds if the class uses one name and the claim the other: the claim still overrides the field."""
+    """If the class uses one name and the claim uses the other, the claim still overrides the field."""
     for word in ("ignore", "only", "never"):
         assert wish(opaque({"isolated": word})) == wish(opaque({"isolcpus": word})) == CpuParameters(isolcpus=word)
     for former, present in (("none", "none"), ("pool", "all"), ("numa", "numa")):
@@ -300,7 +300,7 @@ def test_single_cpus_are_chosen_by_the_scheduler() -> None:
 
 @pytest.mark.parametrize("fields", [{"limit": "claim"}, {"protect": "low"}, {"protect": "min"}, {"high": 0.5}])
 def test_memory_limits_and_protection_are_refused_for_hugepages(fields: Entry) -> None:
-    """The refusal contains the source, the page size and a remedy. The value "none" is accepted."""
+    """The refusal names the source and the page size, and gives a remedy. The value "none" is accepted."""
     shown = fault(of_memory(memory_opaque(fields, from_class=True), kinds=(HUGE,)))
     (name,) = fields
     assert shown.startswith(f"parameters of the DeviceClass: memoryConfig.{name}: ")
@@ -375,7 +375,7 @@ _DIFFER = "parameters: sharing: applies to the whole claim, but its requests dif
     ],
 )
 def test_both_drivers_refuse_a_claim_with_the_same_message(config: list[Entry], expected: str) -> None:
-    """One container uses the whole claim, so either both drivers prepare the claim or neither does."""
+    """One container uses the whole claim, so either both drivers prepare the claim or both refuse it."""
     text, same = (refused(sharing(*config), driver, inventory=NUMA) for driver in DRIVERS)
     assert text == same
     assert text.startswith(f"claim ns/claim-u: {expected}")

@@ -322,8 +322,8 @@ async def test_a_slow_token_read_delays_only_one_call() -> None:
     "text", [None, "", "[1", "a: b", "current-context: x\ncontexts: []\nclusters: []\nusers: []\n", "just words"]
 )
 async def test_an_unreadable_kubeconfig_is_named(tmp_path: Path, text: str | None) -> None:
-    """Any damage to the file results in an error that contains the file's name, instead of a traceback from the
-    library. Outside a pod and without a kubeconfig, the error contains a remedy.
+    """Any damage to the file results in an error that names the file, instead of a traceback from the library. Outside
+    a pod and without a kubeconfig, the error gives a remedy.
     """
     path = tmp_path / "kubeconfig"
     if text is not None:
@@ -413,7 +413,7 @@ async def test_retry_after_is_honoured(pair: Pair) -> None:
 
 @pytest.mark.parametrize("code", [403, 404, 422])
 async def test_permanent_errors_are_raised_immediately(pair: Pair, code: int) -> None:
-    """A permanent error, or one that outlasts the retries, contains the server's reason."""
+    """A permanent error, or one that outlasts the retries, gives the server's reason."""
     server, client = pair
     server.fail_next(1, code)
     with pytest.raises(KubeError, match=f"injected fault {code}"):

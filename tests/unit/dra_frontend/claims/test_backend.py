@@ -99,8 +99,8 @@ def test_only_changed_containers_are_processed(view: BackendView) -> None:
     ],
 )
 def test_a_missing_backend_is_explained(clock: Clock, view: BackendView, changes: dict[str, Any], text: str) -> None:
-    """The problem contains a hint for the operator. Before the first lease, the hint is to look for the cause in the
-    backend container's log.
+    """The reported problem includes a hint for the operator. Before the first lease, the hint is to look for the cause
+    in the backend container's log.
     """
     view.renew(status().model_copy(update=changes))
     assert text in view.problem
@@ -263,8 +263,8 @@ def test_static_managers_cause_a_warning_while_the_lease_is_live() -> None:
 
 
 def test_observe_mode_and_an_empty_reserve_are_configuration_warnings() -> None:
-    """Both warnings appear even before the backend's first report. That report adds the number of files that would
-    change.
+    """The warnings about observe mode and about an empty reserve appear even before the backend's first report. That
+    report adds the number of files that would change.
     """
     silent = BackendView(Clock(), Config(enforcement="observe"))
     assert [one.code for one in silent.configured] == ["ObserveMode", "NoReservedCPUs"]
@@ -275,7 +275,7 @@ def test_observe_mode_and_an_empty_reserve_are_configuration_warnings() -> None:
 
 
 def test_a_deprecated_name_in_the_configuration_causes_a_warning() -> None:
-    """The warning contains the deprecated name and the one that replaces it."""
+    """The warning gives the deprecated name and its replacement."""
     (warning,) = BackendView(Clock(), parse_config({"reservedCPUs": "0", "irqs": "leave"}, "f")).configured
     assert (warning.code, warning.text) == ("SettingRenamed", "irqs: leave is the former word for keep")
 

@@ -117,8 +117,8 @@ def test_a_report_that_becomes_readable_keeps_its_position() -> None:
 
 @pytest.mark.parametrize("odd", [7, None, {}, {"id": 7}, container("a")])
 def test_reports_without_a_unique_id_are_not_merged(odd: Any) -> None:
-    """It is unclear which container such changes apply to. After the next report with all containers, changes can be
-    merged again.
+    """Without a unique ID, it is unclear which container the changes apply to. After the next report with all
+    containers, changes can be merged again.
     """
     view = BackendView(Clock())
     send(view, 1, containers=[container("a"), odd])
@@ -182,7 +182,7 @@ def test_malformed_changes_change_nothing(view: BackendView, body: Any) -> None:
 
 
 def test_a_report_has_either_all_containers_or_changes(view: BackendView) -> None:
-    """A body with both fields is rejected."""
+    """A body that has both fields is rejected."""
     with pytest.raises(MalformedError, match="both"):
         send(view, 6, containers=[], changes=changes(5, 3))
     assert names(view) == "abc"

@@ -128,7 +128,7 @@ def test_a_contradictory_record_can_be_removed(files: ClaimFiles, tmp_path: Path
 
 
 def test_content_that_could_not_be_read_back_is_not_written(files: ClaimFiles, tmp_path: Path) -> None:
-    """The claim keeps its existing file, and the error contains both sizes."""
+    """The claim keeps its existing file, and the error gives the size of the new content and the limit."""
     files.write(record())
     before = (tmp_path / "cdi" / NAME).read_bytes()
     pods = tuple(PodReference(uid=str(n), name="p" * 6000) for n in range(256))

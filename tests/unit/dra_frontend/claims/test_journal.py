@@ -55,7 +55,7 @@ def test_each_write_contains_the_current_names_cpus_and_releases(path: Path) -> 
 
 def test_another_instance_reads_what_was_written(path: Path) -> None:
     """The journal contains the names of claims with files and the records of claims that are being released. Each
-    instance sees the other's writes.
+    instance sees the other instance's writes.
     """
     first, second = Journal(path), Journal(path)
     assert (first.read(), first.was_read) == (Entries(), False)
@@ -192,7 +192,7 @@ def test_an_invalid_journal_is_replaced(path: Path, content: bytes) -> None:
 
 
 def test_a_fifo_or_a_symlink_in_the_journals_place_is_replaced(path: Path) -> None:
-    """Reading neither blocks on the FIFO nor follows the symlink, and the next write replaces it with a regular file."""
+    """Reading neither blocks on the FIFO nor follows the symlink. The next write replaces it with a regular file."""
     path.parent.mkdir()
     for target in ("", "/dev/zero", path.name):
         path.unlink(missing_ok=True)
@@ -246,8 +246,8 @@ MANY = [f"{first}-8191" for first in range(1, 1600)]
     ids=["requests of a claim", "claims", "releases"],
 )
 def test_more_cpus_than_any_machine_has_are_not_read(path: Path, entries: list[Any]) -> None:
-    """Expanding such a CPU list would take a gigabyte of memory. This process's entries overwrite it, and the next
-    instance reads these entries.
+    """Expanding such a CPU list would take a gigabyte of memory. This process overwrites the list with its own entries,
+    and the next instance reads them.
     """
     journal = Journal(path)
     journal.write(Entries(NAMES))
@@ -266,7 +266,7 @@ def test_more_cpus_than_any_machine_has_are_not_read(path: Path, entries: list[A
 
 
 def test_entries_that_cannot_come_from_a_claim_file_are_skipped(path: Path) -> None:
-    """If such entries were read, their CPUs would stay allocated forever, or their negative byte counts would allow
+    """If the entries were read, their CPUs would stay allocated forever, or their negative byte counts would allow
     another claim to get too many bytes.
     """
     Journal(path).write(Entries(NAMES))
@@ -278,7 +278,7 @@ def test_entries_that_cannot_come_from_a_claim_file_are_skipped(path: Path) -> N
 
 
 def test_entries_from_a_newer_release_are_skipped(path: Path) -> None:
-    """Each entry is on a line of its own, so the others can still be parsed."""
+    """Each entry is on a separate line, so the remaining ones can still be parsed."""
     journal = Journal(path)
     journal.write(Entries(NAMES))
     entries = [["dra.cpu", "a", "ns", "claim-a", {"": "1-2"}, "more"], {"invention": 1}, ["x"], 3]

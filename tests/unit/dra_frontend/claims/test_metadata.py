@@ -85,8 +85,8 @@ def test_each_request_has_its_own_file() -> None:
 
 
 def test_a_claim_from_a_template_is_named_as_in_the_pod() -> None:
-    """The pod's author does not know the generated name, so the path contains the name from the manifest, which an
-    annotation on the claim provides.
+    """The pod's author does not know the generated name, so the path contains the name from the manifest, which is in
+    an annotation on the claim.
     """
     file = described(parse_claim(document(cpus(1), pod_claim="pinned"))).metadata["cpus"]
     root = "/var/run/kubernetes.io/dra-device-attributes"
@@ -215,9 +215,7 @@ async def test_lost_files_are_restored_together(node: Node) -> None:
 
 @pytest.mark.parametrize(("peer", "left"), [(False, ["ns_claim-u"]), (True, ["ns_claim-u", "ns_gone"])])
 async def test_metadata_without_a_claim_is_removed_at_startup(node: Node, peer: bool, left: list[str]) -> None:
-    """A crash between two steps leaves such files behind. Without a record, it is unknown which claim a directory
-    belongs to.
-    """
+    """Output that cannot be written is reported as an error, with exit code 1."""
     await node.has(document(cpus(2)))
     (node.plugins / "ns_gone" / "cpus").mkdir(parents=True)
     if peer:

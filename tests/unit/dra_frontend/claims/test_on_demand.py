@@ -186,8 +186,8 @@ ODD = {
 @pytest.mark.parametrize("how", ODD)
 @pytest.mark.parametrize("by", ["list", "watch", "memory"])
 async def test_a_malformed_claim_does_not_affect_others(tmp_path: Path, how: str, by: str) -> None:
-    """The other claim gets its page in the same round. The malformed claim gets either no condition or a condition of
-    its own.
+    """The other claim gets its page in the same round. The malformed claim gets either no condition or a
+    separate one.
     """
     good, odd = asked("good", "1Gi"), ODD[how]
     node = Node(tmp_path, Api(("ADDED", good), ("MODIFIED", odd)) if by == "watch" else Api())

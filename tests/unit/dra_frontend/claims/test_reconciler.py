@@ -217,7 +217,7 @@ async def test_the_next_sweep_begins_minutes_later(node: Frontend, api: Claims) 
 
 
 async def test_a_malformed_claim_does_not_end_the_sweep(node: Frontend, api: Claims) -> None:
-    """A malformed response about one claim does not affect the check of the others."""
+    """A malformed response about one claim does not prevent the other claims from being checked."""
     api.add(claim("v", cpus(1)))
     await node.prepare("v")
     api.documents["claim-u"] = {"metadata": [], "status": "x"}

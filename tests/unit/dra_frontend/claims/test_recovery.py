@@ -153,7 +153,7 @@ async def test_lost_files_are_rebuilt_from_running_containers(node: Frontend, jo
 
 
 async def test_without_a_journal_all_claims_are_listed_once(node: Frontend) -> None:
-    """Nothing on the node refers to a claim without a container, so all claims that are allocated to this node are
+    """Nothing on the node refers to a claim without a container, so every claim that is allocated to this node is
     prepared again.
     """
     node.api.add(claim("elsewhere", cpus(1)))
@@ -324,7 +324,7 @@ async def test_a_lost_claim_that_was_deleted_is_released(node: Frontend, answer:
 
 async def allocated_again(node: Frontend) -> tuple[frozenset[int], dict[str, Any], Frontend]:
     """Removes claim u's file, makes u unreadable on the API server, and has another instance prepare v with u's CPUs.
-    Returns these CPUs, u's original document and the other instance.
+    Returns u's CPUs, u's original document and the other instance.
     """
     held = node.cpus("u")
     node.file("u").unlink()
@@ -692,8 +692,8 @@ def rebuilt(node: Frontend) -> set[str]:
 
 
 async def test_hugepage_claims_that_were_lost_together_are_rebuilt_together(lost: Frontend) -> None:
-    """Regression test: each claim was refused because of the other, but both counted as rebuilt, so 576 MiB were
-    allocated from a pool of 512 MiB.
+    """Regression test: each claim was refused because of the other one, but the two of them counted as rebuilt, so 576
+    MiB were allocated from a pool of 512 MiB.
     """
     again = await restarted(lost)
     async with asyncio.TaskGroup() as tasks:
@@ -738,8 +738,8 @@ async def test_a_lost_claims_pages_count_before_its_record_is_written(lost: Fron
 
 
 async def test_of_two_lost_claims_that_no_longer_fit_one_is_rebuilt_and_both_count(tmp_path: Path) -> None:
-    """The pool shrank while the frontend was down. If each claim waited for the other one to be rebuilt, neither would
-    be.
+    """The pool shrank while the frontend was down. If each claim waited until the other one had been rebuilt, neither
+    would ever be rebuilt.
     """
     api = Claims(_huge("a", 256), _huge("b", 512), _huge("c", 512))
     again = Frontend(tmp_path, api=api)

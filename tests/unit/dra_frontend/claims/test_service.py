@@ -64,7 +64,7 @@ async def test_claims_are_not_prepared_without_enforcement(tmp_path: Path, api: 
 
 
 async def test_a_refusal_is_logged(node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture) -> None:
-    """The log entry contains the claim and the reason, so the kubelet's log is not needed."""
+    """The log entry names the claim and gives the reason, so the kubelet's log is not needed."""
     api.add(claim("u", cpus(9)))
     await node.prepare("u")
     (logged,) = [record.__dict__ for record in caplog.records if record.msg == "prepare failed"]
@@ -117,7 +117,7 @@ async def test_a_repeated_prepare_gives_the_same_response(node: Frontend, api: C
 
 
 async def test_a_failed_read_or_write_changes_nothing(node: Frontend, api: Claims) -> None:
-    """The error names the server that did not respond, or contains the error from the disk. The CPUs stay free."""
+    """The error names the server that did not respond, or quotes the disk's error. The CPUs stay free."""
     api.add(claim("u", cpus(2)))
     api.away = UnavailableError("get resourceclaims", "connection refused")
     assert "connection refused" in str(await node.prepare("u"))
@@ -234,7 +234,7 @@ async def test_a_claim_is_parsed_before_the_lock_is_acquired(node: Frontend, api
 
 
 async def test_a_claim_that_is_being_released_is_restored_unchanged(node: Frontend, api: Claims) -> None:
-    """This also holds for an instance that has just started, since the claim's container still runs on the same
+    """Even an instance that has just started restores the claim, since the claim's container still runs on the same
     CPUs.
     """
     for name in ("x", "a", "b"):
@@ -307,9 +307,7 @@ async def test_prepared_claims_are_logged_with_their_resources(
 async def test_a_node_in_observe_mode_prepares_nothing_new(
     node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error contains a remedy. An already prepared claim gets the same response as before, and can be
-    unprepared.
-    """
+    """The error gives a remedy. An already prepared claim gets the same response as before, and can be unprepared."""
     api.add(claim("old", cpus(1)))
     api.add(claim("new", cpus(1)))
     first = await node.prepare("old")

@@ -180,7 +180,7 @@ async def test_another_instances_claims_are_read_before_an_allocation(tmp_path: 
 
 async def test_a_running_containers_cpus_stay_held(node: Frontend) -> None:
     """Unprepare removes the file, but the CPUs become free only when the last container is gone. The backend is
-    notified of both.
+    notified both when the claim is prepared and when it is released.
     """
     await write(node)
     node.report(**USES)
@@ -293,8 +293,8 @@ async def test_the_end_of_a_release_is_journaled_before_its_cpus_are_reallocated
 
 
 async def test_two_releases_that_change_state_together_take_one_journal_write(node: Frontend) -> None:
-    """The kubelet releases a pod's claims one driver after the other, and waits for each. The end of the first release
-    and the beginning of the second are written together.
+    """The kubelet releases a pod's claims one driver after the other, and waits for each release. The end of the first
+    release and the beginning of the second are written together.
     """
     for uid, held in (("u1", CPUS), ("v", frozenset({3}))):
         await write(node, uid, held)

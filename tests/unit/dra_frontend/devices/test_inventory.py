@@ -45,7 +45,7 @@ def memory_device(inventory: Inventory, pool: str, name: str) -> MemoryDevice:
 
 
 def test_pool_and_device_names_are_part_of_the_contract() -> None:
-    """Manifests and claims contain the names of pools and devices."""
+    """Manifests and claims refer to pools and devices by name."""
     assert pools(offered(discover(small_machine()))) == {
         "n": ["cpudevnuma000", "cpudevnuma001"],
         "n-memory": ["memory-numa000", "memory-numa001"],

@@ -60,7 +60,7 @@ def offered(found: Machine, kubelet: int | None, config: Config | None = None) -
 
 
 def test_the_kubelets_reserve_is_split_by_node_size() -> None:
-    """The reserve is split in whole capacity steps. Hugepages are excluded, since they have devices of their own."""
+    """The reserve is split in whole capacity steps. Hugepages are excluded, since they have their own devices."""
     reserve = memory_reserve(uneven(12 * GIB, 4 * GIB, huge=1024), Config(), 2 * GIB)
     assert (reserve.source, reserve.by_node) == ("kubelet", {0: 1536 * MIB, 1: 512 * MIB})
     assert offered(uneven(12 * GIB, 4 * GIB, huge=1024), 2 * GIB) == [8704 * MIB, 3584 * MIB]
@@ -93,7 +93,7 @@ def test_the_operators_reserve_takes_precedence(kubelet: int | None) -> None:
 
 
 def test_a_reserve_that_leaves_nothing_is_reported() -> None:
-    """This applies both to the operator's reserve and to the kubelet's."""
+    """Both the operator's reserve and the kubelet's reserve are checked."""
     inventory = build_inventory(uneven(GIB, GIB), Config(), "n", kubelet_reserve=4 * GIB)
     (warning,) = inventory.warnings
     assert warning.startswith("memory: none is left for claims; the reserve is the kubelet's reserve")

@@ -41,7 +41,7 @@ def test_subrequests_are_stripped() -> None:
 
 
 def test_share_id_is_sent_in_v1_and_unknown_to_v1beta1() -> None:
-    """Shares of one device differ only in their share ID. v1beta1 has no such field."""
+    """Shares of one device differ only in their share ID, and v1beta1 has no field for it."""
     (device,) = written(u=Answer((DEVICE,))).claims["u"].devices
     assert device.share_id == "share"
     assert list(device.cdi_device_ids) == ["dra.k8s.io/cpu=claim-u"]

@@ -98,8 +98,8 @@ POD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
 
 
 def test_the_error_for_a_long_root_contains_the_excess_length() -> None:
-    """A root that has been shortened as the message suggests is accepted. The message takes both of the driver's
-    sockets into account.
+    """A root that has been shortened as the message suggests is accepted. The message accounts for both of the driver's
+    sockets.
     """
     root = "/" + 59 * "k"
     with pytest.raises(SocketPathError, match=r"shorter by \d+") as refused:
@@ -265,7 +265,7 @@ async def test_long_paths_are_rejected_before_anything_is_opened() -> None:
 
 
 async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> None:
-    """When the plugin fails to start, the error contains the path, and nothing is left running or on disk."""
+    """When the plugin fails to start, the error names the path, and nothing is left running or on disk."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     paths.dra.parent.mkdir(parents=True)
     paths.dra.write_text("not a socket")
@@ -336,7 +336,7 @@ async def test_a_health_request_that_cannot_be_decoded_is_an_invalid_argument(sh
 async def test_an_error_outside_the_claims_is_an_internal_error(
     short_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The response cannot be built, which is not any claim's fault."""
+    """The response cannot be built, which is not the fault of any claim."""
     monkeypatch.setattr("dra_frontend.kubelet.dra.prepare_response", _fail)
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     async with (

@@ -59,9 +59,7 @@ def test_without_a_cpu_list_the_online_files_are_read() -> None:
     ],
 )
 def test_inconsistent_files_about_a_cpu_are_an_error(changes: Changes, path: str) -> None:
-    """If two files disagree about a CPU's state or core, or if a file is unreadable, the error contains the file's
-    name.
-    """
+    """If two files disagree about a CPU's state or core, or if a file is unreadable, the error names the file."""
     with pytest.raises(HostTreeError) as caught:
         look(changes)
     assert caught.value.path == f"{CPU}/{path}".rstrip("/")
@@ -112,7 +110,7 @@ IDS = "topology/physical_package_id"
         # POWER and s390 report -1, and s390 repeats IDs in each book, so packages are numbered by their lowest CPU.
         (each(IDS, "-1\n"), 1, ""),
         (each(IDS, "5\n"), 1, ""),
-        # Without masks, only the IDs count. They may have gaps.
+        # Without masks, only the IDs count, and the IDs may have gaps.
         ({**each("topology/package_cpus", None), **each(IDS, *["0"] * 4, *["36"] * 4)}, 36, ""),
     ],
 )

@@ -55,8 +55,8 @@ def _damaged(content: bytes, data: st.DataObject) -> bytes | None:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_damage_is_named_and_never_loses_a_cpu(name: str, data: st.DataObject) -> None:
-    """If a single file is damaged or missing, either all online CPUs are found or an error that contains a file name is
-    raised. No other exception is raised.
+    """If a single file is damaged or missing, either all online CPUs are found or an error that names a file is raised.
+    No other exception is raised.
     """
     files = {path: content for path, content in captured(name).files.items() if isinstance(content, bytes)}
     path = data.draw(st.sampled_from(sorted(files)))

@@ -72,13 +72,13 @@ def test_a_controllers_socket_is_derived_from_its_driver(name: str, label: str) 
 )
 def test_an_unknown_controllers_errors_may_belong_to_any_node(name: str, label: str) -> None:
     """On first-generation Zen, a die is not a socket. Some firmware exposes one controller for all memory, and HBM may
-    be a NUMA node of its own.
+    form a separate NUMA node.
     """
     assert nodes(small_machine(), name, label) == {0, 1}
 
 
 def test_memory_outside_all_numa_nodes_is_left_out() -> None:
-    """The HBM on an MI200 accelerator has error counters like those of a memory controller, but is not system memory."""
+    """The HBM on an MI200 accelerator has error counters like a memory controller's, but is not system memory."""
     assert counters(small_machine().changed(edac(1, "MI200", ue=5))) == {}
 
 
@@ -109,7 +109,7 @@ def test_a_negative_counter_is_read_as_a_large_number() -> None:
 
 
 def test_a_damaged_counter_does_not_hide_others() -> None:
-    """Each counter is read separately, and the error contains the name of its file."""
+    """Each counter is read separately, and the error names the counter's file."""
     tree = small_machine().changed(edac(0, "F19h") | edac(1, "F19h", ue=1))
     damaged = tree.changed({"/sys/devices/system/edac/mc/mc0/ce_count": "many"})
     found, problems = read_errors(Reader(damaged), discover(damaged))

@@ -136,7 +136,7 @@ def test_a_gpu_without_its_own_node_hides_no_memory(status: str) -> None:
     ],
 )
 def test_the_error_for_damage_names_the_file(changes: dict[str, str | None], path: str) -> None:
-    """Impossible and unreadable values raise errors that contain the file's name."""
+    """Impossible and unreadable values raise errors that name the file."""
     with pytest.raises(HostTreeError) as caught:
         look(changes)
     assert caught.value.path == (path if path[0] == "/" else f"{NODE}/{path}")

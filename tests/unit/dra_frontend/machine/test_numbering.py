@@ -30,8 +30,8 @@ def homes(machine: Machine) -> dict[str, dict[int, str]]:
 
 
 def assert_same_names(before: Machine, after: Machine) -> None:
-    """Asserts that every CPU that is offered both times is in a device with the same name, and that no two devices
-    share a name.
+    """Asserts that every CPU that is in both offers is in a device with the same name, and that no two devices share a
+    name.
     """
     old, new = homes(before), homes(after)
     for by in GROUPED:
@@ -108,8 +108,8 @@ def test_one_complete_group_completes_a_regular_machine(
 
 
 def test_numbers_are_never_shared() -> None:
-    """This holds for IDs that repeat on every socket and for remembered numbers. Irregular groups are used as they
-    are.
+    """No number is shared even if IDs repeat on every socket or numbers are remembered. Irregular groups are used as
+    they are.
     """
     two = [frozenset({0, 1}), frozenset({2, 3})]
     assert numbered(two, frozenset(range(4)), dict.fromkeys(two, 7), {}) == {0: 0, 1: 0, 2: 2, 3: 2}

@@ -47,7 +47,7 @@ def over(base: MemoryTree, **files: str) -> Machine:
     ],
 )
 def test_a_wrong_overlay_is_rejected(document: Any, fault: str) -> None:
-    """Each error contains the path and the reason."""
+    """Each error gives the path and the reason."""
     with pytest.raises(ConfigError) as caught:
         parse_overlay(document, "overlay.yaml")
     assert str(caught.value).startswith("overlay.yaml: ")
@@ -91,8 +91,8 @@ def test_overlaying_the_same_content_changes_nothing(data: st.DataObject) -> Non
 
 
 def test_commands_use_the_overlay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``--config`` with sysfsOverlay shows the other machine. An invalid overlay is reported with its file and path,
-    and with exit status 2.
+    """``--config`` with sysfsOverlay shows the other machine. For an invalid overlay, the command names the file and
+    the path and exits with status 2.
     """
     host = write_tree(small_machine(), tmp_path / "host")
     overlay = tmp_path / "overlay.yaml"

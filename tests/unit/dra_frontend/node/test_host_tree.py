@@ -80,8 +80,8 @@ def test_a_directory_without_links_is_resolved_once(tmp_path: Path, monkeypatch:
 
 
 def test_a_link_in_a_known_directory_never_leaves_the_root(tmp_path: Path) -> None:
-    """This also holds if a link replaces a file, or if it takes the place of a directory that did not exist on the
-    first read.
+    """The link may have replaced a file, or it may take the place of a directory that did not exist on
+    the first read.
     """
     root = tmp_path / "root"
     (tmp_path / "outside").mkdir()

@@ -158,7 +158,7 @@ async def test_error_counters_are_read_every_ten_seconds() -> None:
 
 
 async def test_a_counter_that_cannot_be_read_keeps_its_fault() -> None:
-    """The counter's last value is used, and a warning contains the file's name."""
+    """The counter's last value is used, and a warning names the file."""
     rig = Rig()
     rig.host.tree = rig.host.tree.changed(edac(0, "F19h", ue=1))
     errors = rig.watch.errors = ErrorWatch(rig.host, HardwareErrors(), lambda: 0.0)
@@ -288,7 +288,7 @@ async def test_the_watch_survives_an_unknown_exception(caplog: pytest.LogCapture
 @pytest.mark.parametrize("group_by", ["l3", "numanode"])
 async def test_an_inconsistent_reading_withdraws_no_device(group_by: Literal["l3", "numanode"]) -> None:
     """A mask that is read during a CPU hotplug may be inconsistent. Devices that depend on the mask stay as they are
-    until it is consistent again, and the other devices follow the machine. An inconsistency that persists causes only
+    until it is consistent again, and the other devices are updated as usual. An inconsistency that persists causes only
     one more discovery, not one per second.
     """
     rig = Rig(Config(group_by=group_by))

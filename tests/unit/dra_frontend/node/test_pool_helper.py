@@ -43,7 +43,7 @@ class Rig:
         return [int(file.read_text()) for file in self.files]
 
     def ask(self, node: int = 0, page_bytes: int = GIB, pages: int | None = None) -> tuple[int, str]:
-        """Sends a request and returns the page count and the problem from the response."""
+        """Sends a request, and returns the page count and the problem that the response contains."""
         request = PoolRequest(numa_node=node, page_bytes=page_bytes, pages=pages, seconds=1)
         answer = self.helper.answer(request.model_dump_json(exclude_none=True).encode())
         return answer.pages, ": ".join(filter(None, (answer.subject, answer.problem)))

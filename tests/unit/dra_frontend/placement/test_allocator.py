@@ -325,7 +325,7 @@ WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
     ],
 )
 def test_a_refusal_contains_the_free_cpus(wish: CpuParameters, count: int, taken: str, text: str) -> None:
-    """The message appears in the pod's events. It contains the request, the free CPUs, and the reason why they do not
+    """The message appears in the pod's events. It names the request, lists the free CPUs, and says why they do not
     suffice.
     """
     found = machine(sockets=1, nodes_per_socket=2)

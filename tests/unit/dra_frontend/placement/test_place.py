@@ -16,7 +16,9 @@ from tests.strategies.wishes import whole_cores
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=8), st.data())
 def test_every_sum_of_whole_cores_is_taken_in_whole_cores(threads: list[int], data: st.DataObject) -> None:
-    """This holds for each number of CPUs that a subset of the cores adds up to, whatever the cores' sizes."""
+    """For each number of CPUs that some of the cores add up to, only whole cores are taken, whatever the
+    cores' sizes.
+    """
     found = assemble([Core(threads=count) for count in threads], adjacent=True)
     [place] = Layout.of(found).within(found.online)
     possible = [need for need in range(1, sum(threads) + 1) if sums(threads) >> need & 1]

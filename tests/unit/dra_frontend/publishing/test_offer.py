@@ -107,8 +107,8 @@ def test_a_higher_reserve_does_not_affect_health() -> None:
 
 
 def test_a_device_smaller_than_its_claims_is_tainted() -> None:
-    """The device is published with its actual capacity, a taint, and a message that contains the difference. The taint
-    and the message disappear once the claims fit again.
+    """The device is published with its actual capacity, a taint, and a message that gives the difference. The taint and
+    the message disappear once the claims fit again.
     """
     books = ledger(page_claim("a", 4), page_claim("b", 2))
     seen = snapshot(offered(pages(5, 8)), books, Snapshot())
@@ -173,9 +173,7 @@ def test_a_device_removed_before_startup_is_only_reported() -> None:
 
 
 def test_a_claims_offline_cpu_makes_its_device_unhealthy() -> None:
-    """The message contains the CPU and the claim. The device is tainted only if claims hold more CPUs than it has
-    left.
-    """
+    """The message names the CPU and the claim. The device is tainted only if claims hold more CPUs than it has left."""
     books = ledger(cpu_claim("a", "cpudevnuma000", 0, 4), cpu_claim("b", "cpudevnuma001", 3))
     seen = snapshot(offered(machine(offline=frozenset({4}))), books, Snapshot())
     ill = health(seen, "cpudevnuma000")

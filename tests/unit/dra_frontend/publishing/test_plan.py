@@ -205,8 +205,8 @@ def test_foreign_documents_are_replaced_and_never_fatal(spec: Any, devices: Any)
 
 
 def test_omitted_fields_have_a_reason() -> None:
-    """A slice without optional fields has only one variant. A slice with lists and a mapping has variants that omit
-    nothing, the lists, the mapping, or both.
+    """A slice without optional fields has only one variant. A slice with lists and a mapping has four variants, which
+    omit nothing, the lists, the mapping, or both lists and mapping.
     """
     assert [len(left_out) for _, left_out in variants([A])] == [0]
     assert variants([]) == [([], ())]

@@ -121,8 +121,8 @@ async def test_a_cpus_enforcement_is_shown(endpoint: Endpoint) -> None:
 
 
 def test_the_page_and_the_cpu_list_use_the_same_words() -> None:
-    """The page distinguishes more uses than the list only for claimed CPUs. For a withheld CPU, for example, both use
-    the same word.
+    """The page distinguishes more uses than the list only for claimed CPUs. For a withheld CPU, for example, the page
+    and the list use the same word.
     """
     config = Config(reserved_cpus=frozenset({0}), withheld_cpus=2)
     books = ledger()
@@ -236,7 +236,7 @@ async def test_large_bodies_are_bounded_in_total_and_small_ones_are_read(endpoin
             await began.acquire()
         large = b" " * (MAX_STATE_BYTES // 2)
         refused = 0
-        while not refused:  # wait until both have arrived
+        while not refused:  # wait until both bodies have arrived
             try:
                 async with endpoint.client.put("http://node/v1/backend", data=io.BytesIO(large)) as answer:
                     refused = answer.status if answer.status == 503 else 0

@@ -88,12 +88,12 @@ def test_every_error_has_the_same_format() -> None:
 
 
 def test_no_field_is_an_enumeration() -> None:
-    """A client generated from this document therefore accepts values from a newer release."""
+    """As a result, a client generated from this document accepts values from a newer release."""
     assert [name for name, shown in fields() if "enum" in shown] == []
 
 
 async def test_requests_for_the_document_share_one_thread() -> None:
-    """If each request had a thread of its own, a flood of requests would leave idle threads behind, each with its own
+    """If each request ran in a separate thread, a flood of requests would leave idle threads behind, each with its own
     stack and heap.
     """
     app = state_app(_STATE, BackendLink(_STATE))

@@ -193,7 +193,7 @@ async def test_a_peer_that_does_not_read_is_cut_off() -> None:
 
 
 async def test_the_error_for_a_port_in_use_is_clear() -> None:
-    """The error contains the address and a remedy."""
+    """The error gives the address and a remedy."""
     async with serve_port(ANY, APP) as port:
         with pytest.raises(BindError, match=f"127.0.0.1:{port} .*--bind-address"):
             async with serve_port(("127.0.0.1", port), APP):

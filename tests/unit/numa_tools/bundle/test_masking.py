@@ -43,7 +43,7 @@ def test_every_kind_of_name_is_replaced_by_a_number() -> None:
 
 
 def test_a_name_that_is_also_one_of_the_drivers_words() -> None:
-    """Such a name is replaced only where it is used as a name. Elsewhere, the output must stay readable."""
+    """The word is replaced only where it is used as a name. Elsewhere, the output must stay readable."""
     document = RECORD.model_dump(mode="json") | {"reservedFor": [{"uid": "p1", "name": "packed"}]}
     document["parameters"] = {"r": {"strategy": "packed"}}
     masked = masks_of(document).document(document)
@@ -89,7 +89,7 @@ _gaps = st.sampled_from([" ", "/", ", ", '"', "_", ": "])
 
 @given(st.lists(_names, min_size=1, max_size=6, unique=True), st.lists(_gaps, min_size=12, max_size=12))
 def test_no_name_remains(names: list[str], gaps: list[str]) -> None:
-    """This holds for any names and any separators."""
+    """No name remains, whatever the names and the separators are."""
     masks = masks_of(*({"uid": "1", "name": name} for name in names))
     text = "".join(name + gap for name, gap in zip(names * 2, gaps, strict=False))
     words = re.split(r'[ /,"_:]+', masks.text(text))

@@ -97,7 +97,7 @@ def test_far_memory_is_never_a_default_target() -> None:
 
 @pytest.mark.parametrize("memory", [0, 8 * GIB])
 def test_a_far_node_without_memory_or_hugepages_gets_no_class_for_them(memory: int) -> None:
-    """No device would match such a class."""
+    """No device would match the class."""
     found = machine()
     far = NumaNode(2, frozenset(), memory)
     far_names = ["dra.memory-far"] if memory else []
@@ -105,8 +105,8 @@ def test_a_far_node_without_memory_or_hugepages_gets_no_class_for_them(memory: i
 
 
 def test_dra_driver_memorys_devices_match_too() -> None:
-    """These devices spell the page size differently and have no tier. They match, so nodes can be migrated one at a
-    time.
+    """dra-driver-memory's devices spell the page size differently and have no tier. They still match, so nodes can be
+    migrated one at a time.
     """
     page, huge = "resource.kubernetes.io/pageSize", "resource.kubernetes.io/hugeTLB"
     devices = [

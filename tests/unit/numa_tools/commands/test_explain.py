@@ -83,8 +83,8 @@ async def test_a_claim_that_is_being_released_holds_its_cpus(
 
 @pytest.mark.parametrize("serving", [True, False])
 async def test_a_damaged_claim_file_holds_its_cpus(serving: bool, node: AilingNode) -> None:
-    """This holds whether or not the service is running, although the service itself shows only claims that have a
-    record.
+    """The CPUs stay allocated whether or not the service is running, even though the service itself shows only claims
+    that have a record.
     """
     node.serving = serving
     file = write_claim(node.cdi, cpu_record("u8", "r=5-6"))

@@ -197,8 +197,8 @@ async def test_problem_subjects_are_masked(node: AilingNode, tmp_path: Path) -> 
 
 
 def test_only_its_owner_can_read_the_archive(host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """This also holds if the archive replaces a longer, world-readable file. A path that is not a regular file is left
-    as it is.
+    """If the archive replaces a longer, world-readable file, it is still readable only by its owner. A path that is not
+    a regular file is left as it is.
     """
     archive, fifo = tmp_path / "a.tar.gz", tmp_path / "fifo"
     archive.write_bytes(b"x" * (4 << 20))

@@ -71,7 +71,7 @@ FAR, BARE, OFF = node(2), node(1, frozenset({1}), memory=0), replace(node(3), on
             [file(ONE), file(TWO, ONE), file({"size": "1G", "count": 1})],
             {(M2, 0): 8, (M2, 1): 6, (G1, 0): 1, (G1, 1): 0},
         ),
-        # Version, status and the boot parameter are part of the original type. They change nothing at run time.
+        # Version, status and the boot parameter are part of the original type. They have no effect at run time.
         ([0], [{**SEVEN, "apiVersion": "v0", "status": {}, "spec": {**SEVEN["spec"], **BOOT}}], {(M2, 0): 7}),
     ],
 )
@@ -86,8 +86,8 @@ def test_the_planned_pages_for_each_node(
 
 
 def test_contradictory_plans_are_rejected() -> None:
-    """The error names both places in the files. A split and an explicit number for the same node also contradict each
-    other.
+    """The error names the places of both entries in the files. A split and an explicit number for the same node also
+    contradict each other.
     """
     text = fault(file({"size": "2M", "count": 8, "node": 0}), file({"size": "2048kB", "count": 9, "node": 0}))
     assert text.startswith("1.yaml: spec.pages.0: 9 pages of 2Mi on node 0, but 0.yaml: spec.pages.0 requests 8")

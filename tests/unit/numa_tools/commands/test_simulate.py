@@ -203,9 +203,7 @@ ODD = "device.odd() == 1"
 def test_the_exit_statuses_for_selectors(
     expressions: list[str], status: int, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A selector that cannot be evaluated results in an exit status of its own, unless the claim would not
-    fit anyway.
-    """
+    """A selector that cannot be evaluated has a separate exit status, unless the claim would not fit anyway."""
     selectors = [{"cel": {"expression": one}} for one in expressions]
     file = written(tmp_path / "c.yaml", claim("c", request("a", amount=2, selectors=selectors)))
     found, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)
@@ -277,7 +275,7 @@ def test_this_nodes_claims_count(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_another_drivers_class_must_be_given(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is assumed about a class that is not part of the input. The message gives the remedy."""
+    """Nothing is assumed about a class that is not part of the input. The message says how to add the class."""
     status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", str(EXAMPLES / "gpu-same-node.yaml"))
     remedy = "add it to the files, with its driver's ResourceSlices for this node"
     assert (status, reasons(outcome)) == (3, f"there is no DeviceClass gpu.nvidia.com; {remedy}")

@@ -118,7 +118,7 @@ UNREADABLE: dict[str, tuple[Callable[[AilingNode], object], str]] = {
 
 @pytest.mark.parametrize("what", UNREADABLE)
 async def test_unreadable_sources_are_reported(what: str, node: AilingNode) -> None:
-    """A missing or damaged source makes the checks that use it unknown, and no others. They report a reason and a
+    """If a source is missing or damaged, only the checks that use it are unknown. These checks report a reason and a
     remedy.
     """
     spoil, name = UNREADABLE[what]
@@ -166,7 +166,9 @@ async def test_remedies_contain_values_that_the_kubelet_accepts(node: AilingNode
 
 
 async def test_a_manager_that_is_off_is_not_blamed_for_pins(node: AilingNode) -> None:
-    """In this case, containers were pinned by another plugin, or started before the manager was switched off."""
+    """If the manager is off, pinned containers were pinned by another plugin or started before the manager was switched
+    off.
+    """
     node.status["kubeletPins"] = ["cpu"]
     found = await verdicts(node)
     (finding,) = found["kubelet.cpu-manager"].findings
@@ -320,7 +322,7 @@ def test_each_kind_of_misfit_has_a_remedy() -> None:
 
 
 async def test_a_pool_that_the_configuration_asks_for_is_healthy(node: AilingNode) -> None:
-    """In this case, the backend reports that it uses the pool, but gives no reason for a fallback."""
+    """The backend reports that it uses the pool, but gives no reason for a fallback."""
     node.status |= {"exclusivity": "pool"}
     assert (await verdicts(node))["driver.exclusivity"].result == "good"
 

@@ -147,7 +147,7 @@ def test_paths_are_taken_from_flags() -> None:
     "line", ["--feature-gates=A", "--feature-gates=A=on", "--reserved-memory=memory=1Gi", "--reserved-cpus"]
 )
 def test_flags_with_which_the_kubelet_does_not_start_are_errors(line: str) -> None:
-    """No conclusions are drawn from such a command line."""
+    """The kubelet cannot be running with such a command line, so no conclusions are drawn from it."""
     with pytest.raises(FlagError):
         parse_command([line])
 

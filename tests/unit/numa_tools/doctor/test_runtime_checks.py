@@ -165,7 +165,7 @@ async def test_the_runtimes_output_replaces_its_files(node: AilingNode, tmp_path
 async def test_connecting_plugins_need_a_socket_that_accepts_them(
     key: str, value: Any, check: str, node: AilingNode
 ) -> None:
-    """The backend is such a plugin."""
+    """The backend is one of the plugins that connect to the runtime."""
     node.nri[key] = value
     assert (await verdicts(node))[check].result == "problem"
 

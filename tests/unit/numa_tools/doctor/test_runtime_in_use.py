@@ -130,7 +130,7 @@ def test_every_location_has_a_command_that_prints_the_settings() -> None:
 @pytest.mark.parametrize("docker", [True, False])
 @pytest.mark.parametrize("reported", [None, CRIO_1_34])
 def test_cri_os_files_are_read(files: dict[str, str], docker: bool, reported: Reported | None, tmp_path: Path) -> None:
-    """They are read even if Docker's containerd is on the node too."""
+    """CRI-O's files are read even if Docker's containerd is also on the node."""
     found = in_use(write(tmp_path, {**files, **({PLAIN: DOCKER} if docker else {})}), reported)
     assert (found.software, found.settings["nri"], found.command) == (CRI_O, False, "crio status config")
 
@@ -151,7 +151,9 @@ def test_docker_alone_determines_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reported", [CRIO_1_34, Reported("docker", (24, 0, 0), "")])
 def test_files_of_a_runtime_that_the_kubelet_does_not_use_determine_nothing(reported: Reported, tmp_path: Path) -> None:
-    """The kubelet's own report is the strongest evidence. The remedy is for the runtime that the kubelet reports."""
+    """The kubelet's own report is the strongest evidence. The remedy applies to the runtime that the
+    kubelet reports.
+    """
     why = unread(write(tmp_path, {PLAIN: ON}), reported)
     assert "containerd config dump" not in why.remedy
     assert ("crio status config" in why.remedy) is (reported is CRIO_1_34)
@@ -211,7 +213,7 @@ def test_an_endpoint_that_may_be_replaced_is_not_evidence(unseen: str) -> None:
 
 @pytest.mark.parametrize("table", ["[grpc]", '[plugins."io.containerd.server.v1.grpc"]'])
 def test_the_socket_in_containerds_own_files_is_compared_with_the_kubelets(table: str, tmp_path: Path) -> None:
-    """A second containerd, such as the one for Bottlerocket's host containers, serves another socket."""
+    """A second containerd, such as the one for Bottlerocket's host containers, serves a different socket."""
     endpoint = "--container-runtime-endpoint=unix:///run/kubelets.sock"
     files = {PLAIN: f'{ON}{table}\naddress = "/run/kubelets.sock"\n', "srv/host.toml": OFF}
     running = {

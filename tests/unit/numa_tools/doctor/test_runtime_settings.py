@@ -71,7 +71,7 @@ def test_a_version_that_a_release_cannot_read_excludes_that_release() -> None:
 
 @pytest.mark.parametrize("release", [(1, 6, 8), (2, 9, 0), (3, 0, 0)])
 def test_a_release_with_unknown_rules_determines_nothing(release: Release) -> None:
-    """Nothing is assumed about such a release, whatever the files contain."""
+    """Nothing is assumed about the release, whatever the files contain."""
     found = of(release, f"version = 2\n{ON}")
     assert {type(one) for one in found.values()} == {Unclear}
     assert ".".join(map(str, release)) in found["nri"].reason
@@ -82,7 +82,7 @@ def test_a_release_with_unknown_rules_determines_nothing(release: Release) -> No
     ['disabled_plugins = ["cri"]', f'version = 2\ndisabled_plugins = ["{CRI_OF_1}"]'],
 )
 def test_a_containerd_without_cri_is_not_the_kubelets(text: str) -> None:
-    """Docker's package installs such a file."""
+    """Docker's package installs a file that disables CRI."""
     for release in (None, (1, 7, 27), (2, 1, 4)):
         with pytest.raises(NotTheKubeletsError):
             of(release, text)
@@ -108,7 +108,7 @@ def test_a_release_in_which_cri_is_disabled_is_not_the_one_that_runs() -> None:
     ],
 )
 def test_a_value_of_the_wrong_type_is_unclear(lines: str, name: str) -> None:
-    """With such a value, containerd does not load the plugin."""
+    """If the value has the wrong type, containerd does not load the plugin."""
     found = of((2, 2, 0), f"version = 3\n[plugins.'{NRI}']\n{lines}")
     assert isinstance(found[name], Unclear)
     assert found["cdi"] is True

@@ -100,7 +100,7 @@ def _listed(record: AllocationRecord) -> str:
 
 
 def test_the_reasons_after_a_change() -> None:
-    """A candidate that would be a better choice now is marked as such. There are no alternatives for CPUs that the
+    """A candidate that would now be a better choice is marked as better. There are no alternatives for CPUs that the
     claim names or that belong to a removed device.
     """
     first, second = prepared(asked(7), asked(2))
@@ -160,8 +160,8 @@ def test_deviations_are_problems(more: dict[str, Any], kernel: Any, text: str) -
 
 
 def test_a_claims_second_pod_is_reported_as_refused() -> None:
-    """The explanations of the claim and of the second pod both report the refusal, even before the record contains that
-    pod. The first pod has no problem.
+    """The explanations of the claim and of the second pod both report the refusal, even before the second pod is in the
+    record. The first pod has no problem.
     """
     (record,) = prepared(asked(2))
     text = "dra.cpu claim ns/claim-u0 (u0) belongs to container work of pod ns/p"

@@ -266,7 +266,7 @@ def test_a_claim_fits_if_the_scheduler_never_evaluates_the_unknown_part(
 def test_a_claim_does_not_fit_whatever_the_unknown_selector_evaluates_to(
     requests: list[dict[str, Any]], text: str
 ) -> None:
-    """The other cause, which prevents the allocation in any case, is reported as usual."""
+    """The cause that prevents the allocation whatever the selector's value is reported as usual."""
     assert text in missing(searching(device("a", 0), device("b", 1)), *requests)
 
 
@@ -380,7 +380,7 @@ def test_a_failed_attempt_leaves_nothing_allocated(first: dict[str, Any], second
 
 
 def test_faulty_requests_are_named_even_if_other_requests_do_not_fit() -> None:
-    """A missing class ends the attempt immediately. A faulty selector that was never evaluated is named as well."""
+    """A missing class ends the attempt immediately. A faulty selector that was never evaluated is also named."""
     search, large = searching(shared("a", 0)), wish("r", **size("9Gi"))
     assert missing(search, large, CLASSLESS) == "there is no DeviceClass none"
     either = {"name": "r", "firstAvailable": [ONE, {"name": "two", "deviceClassName": "none"}]}
@@ -538,8 +538,8 @@ _claims = st.builds(
 
 @given(_devices, st.lists(_claims, min_size=1, max_size=4))
 def test_the_result_agrees_with_the_fake_scheduler(devices: list[dict[str, Any]], claims: list[dict[str, Any]]) -> None:
-    """Both are independent implementations of the same rules. They allocate the same devices and amounts to every
-    claim, or both allocate none.
+    """The simulation and the fake scheduler are independent implementations of the same rules. For every claim, they
+    allocate the same devices and amounts, or neither allocates any.
     """
     search, published = searching(*devices), slices(*devices)
     before: list[dict[str, Any]] = []

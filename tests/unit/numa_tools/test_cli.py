@@ -185,8 +185,8 @@ def test_the_service_imports_the_command_line_but_no_tool() -> None:
 
 
 def test_importing_the_service_runs_no_full_garbage_collection() -> None:
-    """Otherwise, about a dozen full garbage collections would each visit all objects. The event loop is not started in
-    this test.
+    """By default, the import would run about a dozen full garbage collections, each of which visits all objects. The
+    event loop is not started in this test.
     """
     program = (
         "import asyncio, gc, sys; from numa_tools.__main__ import main\n"
@@ -362,7 +362,7 @@ def test_the_help_names_deprecated_flags_and_the_version(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("arguments", [["status"], ["inspect"]])
 def test_yaml_has_the_same_values_as_json(host: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """This includes a node whose service is down, in which case the node's files are read."""
+    """The values are also the same for a node whose service is down, in which case the node's files are read."""
     printed = []
     for form, read in (("json", json.loads), ("yaml", yaml.safe_load)):
         cli.main([*arguments, "--host-root", host, "-o", form])

@@ -90,7 +90,7 @@ def test_the_error_says_why_the_service_cannot_be_reached(short_root: Path) -> N
 
 
 def test_documents_are_read_as_models(short_root: Path) -> None:
-    """Fields from a newer release are ignored. For a response in another format, the error names the first invalid
+    """Fields from a newer release are ignored. For a response in a different format, the error names the first invalid
     field.
     """
     cpu = {"cpu": 1, "use": "pool", "fieldOfANewerRelease": 1}

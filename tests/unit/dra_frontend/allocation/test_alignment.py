@@ -165,7 +165,7 @@ def test_an_l3_that_spans_numa_nodes_gives_cpus_of_the_memorys_node() -> None:
 
 
 def test_a_numa_node_that_spans_sockets_gives_cpus_of_the_joined_socket() -> None:
-    """The device publishes only the socket of its lowest CPU."""
+    """The device publishes only the socket of its lowest-numbered CPU."""
     machine = assemble([Core(package=core // 4, node=0, l3=core // 4) for core in range(8)])
     view = joined([cpus(4), gpu()], match(attribute=SOCKET))
     found = prepared(view, node("numanode", machine), slice_of(gpu_1={SOCKET: {"int": 1}}))

@@ -99,7 +99,7 @@ def test_administrative_access_allocates_nothing() -> None:
     ],
 )
 def test_a_refusal_names_request_device_and_remedy(entry: dict[str, Any], text: str) -> None:
-    """The refusal contains the request, the device and a remedy, because it appears in the pod's Events."""
+    """The refusal names the request and the device and gives a remedy, because it appears in the pod's Events."""
     refusal = refused(view("u", entry))
     assert text in refusal
     assert "ns/claim-u" in refusal

@@ -71,9 +71,7 @@ def raw(parameters: Any, entry: Entry | None = None) -> Entry:
 
 
 def test_without_parameters_all_defaults_apply() -> None:
-    """Parameters are optional. By default, memory is bound by cpuset.mems, and is neither limited, protected nor
-    mounted.
-    """
+    """Parameters are optional. By default, memory is bound by cpuset.mems, and is not limited, protected or mounted."""
     assert wish() == wish(raw({})) == wish(opaque({})) == wish(opaque({"x": 1}, driver="gpu.example.com"))
     assert wish() == CpuParameters()
     default = MemoryParameters(binding="strict", limit="none", protect="none", high=None, mount=None)
@@ -161,7 +159,7 @@ SAID = {"apiVersion": "v1alpha1"}
     ],
 )
 def test_unknown_cpu_parameters_are_refused(parameters: Any, text: str) -> None:
-    """Unknown or invalid fields are never ignored. The message contains the field and the source, since only an
+    """Unknown or invalid fields are never ignored. The message names the field and the source, since only an
     administrator can correct a class.
     """
     shown = fault(of_cpus(raw(parameters)))

@@ -131,7 +131,7 @@ def test_the_end_of_a_long_error_message_is_kept() -> None:
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
 async def test_a_403_names_the_missing_rbac_rule(tmp_path: Path, verb: str) -> None:
-    """This also applies to a watch. The error for a 401 names the credentials instead."""
+    """The error for a watch names the rule too. The error for a 401 names the credentials instead."""
     options = Options(forbidden={(verb, "resourceslices")}, tokens={"good"})
     async with client_of(tmp_path, options) as (server, client):
         with pytest.raises(ForbiddenError, match=rf'\["resource.k8s.io"\].*\["resourceslices"\].*\["{verb}"\]'):
@@ -413,7 +413,7 @@ async def test_retry_after_is_honoured(pair: Pair) -> None:
 
 @pytest.mark.parametrize("code", [403, 404, 422])
 async def test_permanent_errors_are_raised_immediately(pair: Pair, code: int) -> None:
-    """A permanent error, or one that outlasts the retries, gives the server's reason."""
+    """If an error is permanent or outlasts the retries, the exception gives the server's reason."""
     server, client = pair
     server.fail_next(1, code)
     with pytest.raises(KubeError, match=f"injected fault {code}"):
@@ -856,7 +856,7 @@ async def test_a_rotated_ca_is_trusted_without_a_restart(tmp_path: Path) -> None
 
 
 def test_an_ipv6_service_address_is_put_in_brackets(tmp_path: Path) -> None:
-    """The kubelet sets the environment variable without brackets."""
+    """The kubelet writes the address to the environment variable without brackets."""
     (tmp_path / "token").write_text("secret")
     (tmp_path / "ca.crt").write_bytes((TLS / "ca.pem").read_bytes())
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -866,7 +866,9 @@ def test_an_ipv6_service_address_is_put_in_brackets(tmp_path: Path) -> None:
 
 
 async def test_the_kubeconfigs_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`proxy-url` in a kubeconfig takes precedence. The environment variable applies to HTTPS only."""
+    """`proxy-url` in a kubeconfig takes precedence. The HTTPS_PROXY environment variable is ignored for a server
+    without TLS.
+    """
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     asked: list[str] = []
 

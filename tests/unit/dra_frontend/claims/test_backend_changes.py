@@ -65,7 +65,7 @@ def test_changes_are_merged_with_the_known_containers(view: BackendView) -> None
         (4, 5, 3, "i"),
         (6, 5, 4, "i"),  # the number of merged containers differs from the backend's
         (6, 5, 2, "i"),
-        (6, 5, 3, "j"),  # the known containers come from another instance
+        (6, 5, 3, "j"),  # the known containers come from a different instance
     ],
 )
 def test_changes_that_do_not_fit_are_ignored_until_all_containers_are_sent(
@@ -83,7 +83,7 @@ def test_changes_that_do_not_fit_are_ignored_until_all_containers_are_sent(
 
 
 def test_a_backends_first_changes_cannot_be_merged() -> None:
-    """This includes changes since generation 0, which the backend sends before the runtime has reported its
+    """The same is true of changes since generation 0, which the backend sends before the runtime has reported its
     containers.
     """
     view = BackendView(Clock())
@@ -245,7 +245,7 @@ def test_an_overtaken_report_does_not_renew_the_lease_or_block_later_ones() -> N
 
 
 def test_counters_and_metrics_that_a_report_omits_are_retained(view: BackendView) -> None:
-    """Values from another instance are dropped. An empty list counts as present and replaces the earlier values."""
+    """Values from a different instance are dropped. An empty list counts as present and replaces the earlier values."""
     measured = BackendStatus(instance="i", generation=5, counters={"audits": 3}, metrics=(Metric(name="x"),))
     view.renew(measured)
     send(view, 5)

@@ -125,8 +125,8 @@ async def node(tmp_path: Path, api: Api) -> Node:
 
 
 async def test_a_claim_is_written_once_when_its_container_runs(node: Node, api: Api) -> None:
-    """Neither Prepare nor the container's start causes a write of its own. A single write shortly afterwards covers the
-    two of them.
+    """Neither Prepare nor the container's start causes an immediate write. A single write shortly afterwards covers
+    both events.
     """
     await node.frontend.prepare("a")
     await node.after(1)

@@ -77,7 +77,9 @@ def test_another_instance_reads_what_was_written(path: Path) -> None:
 
 @pytest.mark.parametrize("names", [("ns", "claim"), ("n" * 60, "c" * 250)], ids=["whole", "without names"])
 def test_the_cpus_of_claims_are_read_back_as_they_were_written(path: Path, names: tuple[str, str]) -> None:
-    """This includes claims whose names did not fit. For a claim that is not in the journal, no CPUs are read."""
+    """The CPUs are read back even for claims whose names did not fit. For a claim that is not in the journal, no CPUs
+    are read.
+    """
     present = dict.fromkeys([*CPUS, *[("dra.cpu", f"{n:036d}") for n in range(2000)]], names)
     Journal(path).write(Entries(present, cpus=CPUS))
     read = Journal(path).read()

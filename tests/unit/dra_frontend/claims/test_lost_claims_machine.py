@@ -146,7 +146,7 @@ class Machine:
 
 @pytest.mark.parametrize("seed", range(25))
 async def test_hugepages_are_allocated_once_and_every_claim_gets_its_record_back(tmp_path: Path, seed: int) -> None:
-    """This is true for losses in any order, as long as the journal is intact."""
+    """Claims may be lost in any order, as long as the journal is intact."""
     machine = Machine(tmp_path, seed)
     await machine.begin()
     for _ in range(STEPS):

@@ -192,8 +192,8 @@ async def test_a_failed_prepare_leaves_no_file(node: Node) -> None:
 
 
 async def test_lost_files_are_restored_together(node: Node) -> None:
-    """Both files are restored within a second with their previous content, and the CDI file never refers to a missing
-    metadata file.
+    """The metadata file and the CDI file are restored within a second with their previous content, and the CDI file
+    never refers to a metadata file that does not exist.
     """
     await node.has(document(cpus(2)))
     cdi = node.file("u")

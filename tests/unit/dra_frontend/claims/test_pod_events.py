@@ -88,8 +88,8 @@ BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podx.sli
 
 
 def test_a_fallback_to_the_pool_is_observed_with_its_reason(pods: Pods) -> None:
-    """Nothing is observed if the kernel enforces the claim or if the claim asked for the pool, because then the pod's
-    author has nothing to change.
+    """No condition is reported if the kernel enforces the claim or if the claim asked for the pool, because in either
+    case the pod's author has nothing to change.
     """
     pods.see(
         report("q", BURSTABLE, exclusivity="partition"),

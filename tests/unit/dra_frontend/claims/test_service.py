@@ -256,8 +256,8 @@ async def test_a_claim_that_is_being_released_is_restored_unchanged(node: Fronte
 
 
 async def test_whether_the_kubelet_counts_a_claim_is_fixed_when_it_is_prepared(node: Frontend, api: Claims) -> None:
-    """By then, the kubelet has set the pod's limits, so a change in the node's capability applies only to later
-    claims.
+    """When a claim is prepared, the kubelet has already set the pod's limits, so a change in the node's capability
+    applies only to later claims.
     """
     for uid, counted in (("u", True), ("v", False)):
         api.add(claim(uid, memory("64Mi")))

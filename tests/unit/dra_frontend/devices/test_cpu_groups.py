@@ -66,7 +66,7 @@ def test_cpus_without_an_l3_are_offered_by_numa_node() -> None:
 
 
 def test_a_node_that_spans_sockets_always_names_the_same_socket() -> None:
-    """The device names the socket of its lowest CPU, not an arbitrary one."""
+    """The device names the socket of its lowest-numbered CPU rather than an arbitrary socket."""
     found = assemble([Core(package=1), Core(package=0)])
     (group,) = groups(found, "numanode").values()
     assert group.attributes["dra.cpu/socketID"] == 1

@@ -240,8 +240,8 @@ def test_missing_resources_are_a_warning(keys: dict[str, Any], texts: list[str],
     ],
 )
 def test_an_impossible_configuration_disables_its_driver(keys: dict[str, Any], driver: str, text: str) -> None:
-    """The configuration was written for another machine. The other driver's devices are still offered, and claims can
-    still be released.
+    """The configuration was written for a different machine. The other driver's devices are still offered, and claims
+    can still be released.
     """
     found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
     inventory = offered(found, **keys)
@@ -280,8 +280,8 @@ def test_an_irrelevant_inconsistency_is_only_a_warning() -> None:
     ],
 )
 def test_the_configured_number_of_cpus_is_withheld(keys: dict[str, Any], withheld: set[int]) -> None:
-    """In addition to the reserved CPUs, N more stay in the pool. They come from the last groups, lowest CPU first, and
-    are whole cores if possible.
+    """In addition to the reserved CPUs, N more stay in the pool. These CPUs come from the last groups, lowest number
+    first, and are whole cores if possible.
     """
     inventory = offered(machine(), **keys)  # cores 0+4, 1+5 on node 0, 2+6, 3+7 on node 1
     assert inventory.withheld_cpus == withheld

@@ -107,7 +107,8 @@ IDS = "topology/physical_package_id"
         ({f"cpu2/{IDS}": "1\n"}, 1, f"cpu2/{IDS}: is 1, but CPU 0 of the same package has a different ID"),
         ({"cpu3/topology": None}, 1, ""),
         (each("topology", None), 0, ""),
-        # POWER and s390 report -1, and s390 repeats IDs in each book, so packages are numbered by their lowest CPU.
+        # POWER and s390 report -1, and s390 repeats IDs in each book, so packages are numbered by their lowest-numbered
+        # CPU.
         (each(IDS, "-1\n"), 1, ""),
         (each(IDS, "5\n"), 1, ""),
         # Without masks, only the IDs count, and the IDs may have gaps.

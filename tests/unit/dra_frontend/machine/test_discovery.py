@@ -26,8 +26,8 @@ def test_agrees_with_hwloc(name: str) -> None:
 
 
 def test_groups_are_named_even_if_ids_are_missing_or_repeated() -> None:
-    """Arm kernels do not assign cache IDs, so the lowest CPU's number is used. Two CPUs with the same core_id on two
-    sockets are two cores.
+    """Arm kernels do not assign cache IDs, so the lowest CPU number is used instead. Two CPUs that have the same
+    core_id on different sockets belong to different cores.
     """
     machine = discover(captured("128arm-2pa2n8cluster4co"))
     assert {cpu.l3_id for cpu in machine.cpus.values()} == {0, 32, 64, 96}

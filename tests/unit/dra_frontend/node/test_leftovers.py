@@ -61,8 +61,8 @@ def test_sockets_of_killed_instances_are_removed(places: Places) -> None:
 
 
 def test_sockets_of_running_instances_stay(places: Places) -> None:
-    """This includes the sockets of a frozen or flooded instance, whose connections stay pending because the instance
-    does not accept them.
+    """Even the sockets of a frozen or flooded instance stay, although new connections to them remain pending because
+    the instance does not accept them.
     """
     listening = [listen_unix(path)[0] for path in places.sockets(OTHER)]
     for path in places.sockets(ME):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each directory or mount of the frontend that is missing or unusable is reported with a remedy."""
+"""Each of the frontend's directories and mounts that is missing or unusable is reported with a remedy."""
 
 import json
 import os

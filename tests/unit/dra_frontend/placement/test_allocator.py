@@ -41,7 +41,7 @@ def allocate(
 def check(
     offered: frozenset[int], taken: frozenset[int], count: int, found: Machine, wish: CpuParameters
 ) -> frozenset[int] | None:
-    """Checks the invariants for every result, and that the result does not depend on the order of the free CPUs."""
+    """Checks that every result satisfies the invariants and does not depend on the order of the free CPUs."""
     answers = []
     for listed in (found, replace(found, cpus=dict(reversed(found.cpus.items())))):
         try:
@@ -122,8 +122,8 @@ def machine_named(name: str) -> Machine:
 @settings(max_examples=CLAIMS_PER_MACHINE // 20, deadline=None)
 @given(ASKS, st.sampled_from(["numanode", "socket", "machine", "l3", "coretype"]))
 def test_invariants_hold_for_any_history_on_every_machine(name: str, asks: list[Ask], group_by: str) -> None:
-    """In any sequence of claims, each one gets the requested number of CPUs, from its group and disjoint from the
-    others, in accordance with every parameter. No satisfiable claim is refused.
+    """In any sequence of claims, each claim gets the requested number of CPUs from its group. These CPUs are disjoint
+    from those of other claims and satisfy every parameter. No satisfiable claim is refused.
     """
     found = machine_named(name)
     groups = [group.cpus for group in cpu_groups(found, "grouped", group_by)]

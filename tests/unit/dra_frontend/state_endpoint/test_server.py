@@ -148,7 +148,7 @@ async def test_a_header_that_takes_long_to_parse_is_not_parsed(fields: bytes) ->
 
 
 async def test_a_connection_is_closed_after_a_few_seconds() -> None:
-    """This applies to a connection on which nothing is sent, or only a byte now and then."""
+    """The connection is closed if nothing is sent on it, or only a byte now and then."""
     async with (
         serve_port(ANY, APP, replace(PORT, single_request_seconds=0.2)) as port,
         peer(port) as (silent, _),

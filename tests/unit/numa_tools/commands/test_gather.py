@@ -219,7 +219,7 @@ def test_only_its_owner_can_read_the_archive(host: Path, tmp_path: Path, capsys:
 def test_the_archive_contains_no_secrets(
     host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The archive contains neither environment variables nor credentials, link targets or other drivers' CDI files."""
+    """The archive contains no environment variables, credentials, link targets or other drivers' CDI files."""
     monkeypatch.setenv("API_TOKEN", "s3cret")
     (tmp_path / "token").write_text("s3cret")
     (host / "var/run/cdi" / f"dra.k8s.io-memory_claim-{UID}.json").symlink_to(tmp_path / "token")

@@ -91,7 +91,9 @@ def test_a_short_pool_is_compacted_and_retried() -> None:
 
 
 def test_pools_that_remain_short_are_reported() -> None:
-    """Such pools are reported by page size and node. The other pools reach their targets, and the retries end."""
+    """Pools that remain short are reported by page size and node. The other pools reach their targets, and the retries
+    end.
+    """
     kernel = Kernel({(0, M2): 4, (1, M2): 100})
     outcomes = kernel.provision(target(10), target(10, node=1))
     assert kernel.clock < 5

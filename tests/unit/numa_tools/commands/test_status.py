@@ -23,8 +23,8 @@ def node() -> Iterator[AilingNode]:
 
 @pytest.mark.parametrize("serving", [True, False])
 async def test_devices_claims_and_cpus_are_shown(serving: bool, node: AilingNode) -> None:
-    """All three are shown whether or not the service is running. If the service is not running, the first line of the
-    screen says so.
+    """Devices, claims and CPUs are shown whether or not the service is running. If the service is not running, the
+    first line of the screen says so.
     """
     node.serving = serving
     async with node.up() as settings:

@@ -131,7 +131,7 @@ async def test_cri_o_uses_its_own_files(version: str, docker: bool, node: Ailing
 
 @pytest.mark.parametrize(("version", "command"), [("cri-o://1.34.0", "crio status config"), ("docker://24.0.0", "")])
 async def test_the_files_of_an_unused_containerd_are_ignored(version: str, command: str, node: AilingNode) -> None:
-    """The kubelet reports another runtime, so every check is unknown, with a remedy for that runtime."""
+    """The kubelet reports a different runtime, so every check is unknown, with a remedy for that runtime."""
     runs(node, version)
     node.host(PLAIN, IMPORTS + BOTH_ON)
     found = await verdicts(node)

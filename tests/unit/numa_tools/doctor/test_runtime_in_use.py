@@ -184,7 +184,7 @@ def test_an_existing_socket_decides(tmp_path: Path) -> None:
 
 
 def test_the_socket_on_the_kubelets_command_line_decides(tmp_path: Path) -> None:
-    """It overrides existing sockets."""
+    """The kubelet's flag takes precedence over existing sockets."""
     endpoint = "--container-runtime-endpoint=unix:///var/run/crio/crio.sock"
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF, **process(7, "/usr/bin/kubelet", endpoint)})
     listen(tmp_path, "run/containerd/containerd.sock")
@@ -192,7 +192,9 @@ def test_the_socket_on_the_kubelets_command_line_decides(tmp_path: Path) -> None
 
 
 def test_the_endpoint_in_the_kubelets_configuration_decides(tmp_path: Path) -> None:
-    """It overrides existing sockets and the running process's flag, which is an earlier part of the configuration."""
+    """The configured endpoint takes precedence over existing sockets and over the running process's flag, which is an
+    earlier part of the configuration.
+    """
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF, **process(7, "/usr/bin/kubelet")})
     listen(tmp_path, "run/containerd/containerd.sock")
     kubelet = kubelet_config({"containerRuntimeEndpoint": "unix:///var/run/crio/crio.sock"}, "configz")
@@ -426,7 +428,7 @@ def test_the_runtime_is_the_one_that_the_node_object_reports(
 
 @pytest.mark.parametrize("document", [{}, {"status": None}, {"status": {"nodeInfo": {"containerRuntimeVersion": 1}}}])
 def test_a_node_object_without_a_report_reports_nothing(document: dict[str, Any]) -> None:
-    """This is the case before the kubelet's first status update."""
+    """Before the kubelet's first status update, the Node object does not name a runtime."""
     found = reported_runtime(document, UNREAD)
     assert found is None or found.release is None
 
@@ -475,7 +477,7 @@ def test_a_dump_from_another_runtime_determines_nothing(text: str, reported: Rep
 
 
 def test_a_given_file_of_another_kind_is_a_usage_error(tmp_path: Path) -> None:
-    """The same applies to a missing file and to a file larger than 4 MiB."""
+    """A missing file and a file larger than 4 MiB are usage errors too."""
     given = tmp_path / "dump"
     with pytest.raises(ConfigError):
         read_given_runtime(str(given), None)

@@ -508,8 +508,8 @@ def test_the_total_cost_of_a_pods_selectors_is_limited() -> None:
 
 
 def test_a_request_that_cannot_be_met_on_its_own_is_named_without_a_search() -> None:
-    """This does not depend on the claim's earlier requests. If a single request is at fault, no combinations are
-    reported.
+    """The claim's earlier requests make no difference. If a single request is at fault, no combinations
+    are reported.
     """
     search = searching(*(shared(f"d{n}", 0) for n in range(4)))
     found = missing(search, *PARTS[:31], wish("large", **size("9Gi")))

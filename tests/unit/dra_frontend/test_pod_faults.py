@@ -22,7 +22,7 @@ def is_missed(faults: list[str]) -> bool:
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes the environment variable from which this process could tell that it is running in a pod."""
+    """Removes the environment variable that would show this process that it is running in a pod."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
 

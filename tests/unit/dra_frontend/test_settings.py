@@ -8,8 +8,8 @@ from dra_frontend.settings import add_run_arguments, load_settings
 
 
 def test_the_node_name_comes_from_the_downward_api(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The downward API takes precedence over the override, which applies to all nodes. Both take precedence over the
-    host name.
+    """The downward API takes precedence over the override, which applies to all nodes. The downward API and the
+    override both take precedence over the host name.
     """
     parser = argparse.ArgumentParser()
     add_run_arguments(parser)

@@ -173,7 +173,7 @@ def run(*arguments: str, **options: object) -> "subprocess.CompletedProcess[str]
 
 
 def test_the_service_imports_the_command_line_but_no_tool() -> None:
-    """The service runs on every node all the time, so it must not hold the tools in memory.
+    """The service runs on every node all the time, so it must not keep the tools in memory.
     tests/integration/test_service_imports.py checks a running service.
     """
     program = (

@@ -231,8 +231,8 @@ def test_machine_mode_checks_the_named_cpus(cpu_list: str, requests: str, invent
 
 @pytest.mark.parametrize("group_by", ["numanode", "socket", "l3", "coretype"])
 def test_named_cpus_must_belong_to_the_allocated_device(group_by: Any) -> None:
-    """The scheduler has consumed the allocated device's capacity. CPUs from another device would be counted twice or
-    not at all.
+    """The scheduler has subtracted the CPUs from the allocated device's capacity. CPUs from a different device would be
+    counted twice or not at all.
     """
     inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0}), group_by=group_by), NODE)
     device = inventory.pools[0].devices[0].name
@@ -357,7 +357,7 @@ def test_each_memory_request_has_its_parameters_in_the_record() -> None:
 
 @pytest.mark.parametrize(("one", "other"), [("/h", "/h"), ("/h", "/h/1g"), ("/h/1g", "/h")])
 def test_mounts_of_one_claim_must_not_hide_each_other(one: str, other: str) -> None:
-    """In a container that uses the whole claim, one mount would otherwise hide the other. Side-by-side mounts are
+    """Otherwise, one mount would hide the other in a container that uses the whole claim. Side-by-side mounts are
     allowed.
     """
 

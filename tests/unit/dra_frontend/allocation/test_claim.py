@@ -162,7 +162,7 @@ def test_node_selection() -> None:
 
 
 def test_another_claim_with_the_same_name_is_refused() -> None:
-    """The kubelet identifies a claim by UID. A claim recreated with the same name is a different claim."""
+    """The kubelet identifies a claim by its UID. A claim recreated with the same name is a different claim."""
     text = refusal(document(), "other-uid")
     assert text.startswith(f"claim default/pod-a-cpu-x7k2p: UID other-uid was replaced by {UID}; delete the pod")
     assert not read(document()).is_for(NODE, "other-uid")

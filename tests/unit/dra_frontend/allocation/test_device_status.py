@@ -65,7 +65,7 @@ def test_the_nodes_reason_applies_to_each_claim() -> None:
 
 
 def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
-    """A user can see where the claim's resources are without a shell on the node."""
+    """A user can see where the claim's resources are without opening a shell on the node."""
     cpus = entry(CPU_KEY, cpu_record("u", "r=1-2,5"))
     nodes = sorted({machine().cpus[cpu].numa_node for cpu in (1, 2, 5)})
     assert cpus.data == {"cpus": "1-2,5", "isolation": "exclusive", "numaNodes": nodes}
@@ -144,7 +144,7 @@ def test_a_memory_claim_is_enforced_if_the_container_is_bound_to_its_node(bindin
 
 
 def test_the_status_is_unknown_while_no_backend_reports() -> None:
-    """The last report from a backend that has gone silent may be outdated."""
+    """The last report from a backend that no longer reports may be out of date."""
     assert enforced(CPU_KEY, cpu_record("u", "r=1"), report(claims=[USE], cpus="1"), silent=True) == NO_BACKEND
 
 

@@ -321,7 +321,9 @@ def test_a_mount_is_for_hugepages_of_one_size() -> None:
 
 
 def test_memory_high_is_at_least_one_page() -> None:
-    """A fraction for memory.high that rounds to zero would block the container before its first instruction."""
+    """If a fraction for memory.high were rounded down to zero, the container would be blocked before its first
+    instruction.
+    """
     assert "is less than one page" in fault(of_memory(memory_opaque({"high": 0.5}), size="4Ki"))
     assert memory_wish(memory_opaque({"high": 0.5}), size="8Ki").high == 0.5
     assert memory_wish(memory_opaque({"high": 1}), size="4Ki").high == 1.0

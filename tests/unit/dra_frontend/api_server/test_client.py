@@ -82,7 +82,7 @@ MINE = ("example.com", "node-a")
 
 
 async def test_claims_and_nodes_are_read(pair: Pair) -> None:
-    """An existing object is returned as the server's document, and a missing claim is returned as None."""
+    """An existing object is returned as the document that the server sent, and a missing claim is returned as None."""
     server, client = pair
     claim = server.store.create(CLAIMS, "default", {"metadata": {"name": "c"}, "spec": {}})
     assert await client.get_claim("default", "c") == claim
@@ -111,8 +111,8 @@ async def test_observers_get_a_claim_after_its_reader(pair: Pair) -> None:
 
 
 async def test_only_a_404_for_the_claim_itself_means_that_it_is_gone(tmp_path: Path) -> None:
-    """A 404 for the whole API, or one from a proxy, does not prove that the claim is gone. Trusting it would release
-    the claim's CPUs.
+    """A 404 for the whole API, or one from a proxy, does not prove that the claim is gone. If the driver trusted such a
+    404, it would release the claim's CPUs.
     """
     async with client_of(tmp_path, Options(not_served={"resource.k8s.io"})) as (_, client):
         with pytest.raises(KubeError, match=r"resource\.k8s\.io/v1 served\? Kubernetes 1\.34"):
@@ -175,8 +175,8 @@ async def test_transient_errors_are_retriable(tmp_path: Path, fault: str) -> Non
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
 async def test_names_cannot_change_the_path(pair: Pair, name: str) -> None:
-    """An empty name or one with dots would address another resource, so the client rejects it before it sends a
-    request.
+    """An empty name, or a name with dots, would address a different resource, so the client rejects it before it sends
+    a request.
     """
     with pytest.raises(InvalidError, match="is not a name"):
         await pair[1].get_claim("default", name)
@@ -528,7 +528,7 @@ async def test_a_line_that_is_not_an_event_ends_the_watch(pair: Pair, line: str)
 
 @pytest.mark.parametrize("value", UNREADABLE, ids=range(len(UNREADABLE)))
 async def test_an_unreadable_claim_is_not_requested_again(pair: Pair, value: str) -> None:
-    """The next response would contain the same document."""
+    """The response to another request would contain the same document."""
     body = f'{{"kind": "ResourceClaim", "metadata": {{"name": "c", "uid": "u"}}, "spec": [{value}]}}'
     pair[0].fail_next(99, 200, body=body.replace("[" * 62, "[" * 66).replace("]" * 62, "]" * 66))
     with pytest.raises(UnreadableError) as caught:
@@ -727,8 +727,8 @@ async def connection_to(
     ],
 )
 async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: str | None, said: str) -> None:
-    """Following the redirect would send the request to whatever address the response contains, and on the same host it
-    would also send the token.
+    """If the client followed the redirect, it would send the request to whatever address the response contains and, on
+    the same host, the token as well.
     """
     asked: list[str] = []
 

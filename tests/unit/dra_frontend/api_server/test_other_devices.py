@@ -114,8 +114,8 @@ async def test_too_many_slices_are_a_problem() -> None:
 
 
 async def test_only_the_other_drivers_slices_are_listed(tmp_path: Path) -> None:
-    """The node's own slices are listed first. Slices that belong to no single node are listed only if the device is not
-    among the node's own.
+    """The node's own slices are listed first. Slices that do not belong to a single node are listed only if the device
+    is not in the node's own slices.
     """
     async with ApiServer() as server:
         slices = [slice_of("a", 1), slice_of("b", 0, node="node-b"), slice_of("c", 0, node="", pool="fabric")]
@@ -129,7 +129,7 @@ async def test_only_the_other_drivers_slices_are_listed(tmp_path: Path) -> None:
             found = await OtherDeviceReader(client, NODE).read(frozenset({GPU, far}))
             assert found.values(far, NUMA) == {(int, 0)}
             assert not (await OtherDeviceReader(client, NODE).read(frozenset({("a,spec.nodeName=b", "p", "d")}))).found
-        # The node's own slices are listed three times, and those that belong to no single node once.
+        # The node's own slices are listed three times, and those that do not belong to a single node are listed once.
         assert [one.verb for one in server.served] == ["list"] * 4
 
 

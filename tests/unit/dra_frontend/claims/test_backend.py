@@ -141,8 +141,8 @@ def test_a_missing_first_report_and_an_unreadable_one_have_codes(clock: Clock, v
 
 
 def test_a_standby_prepares_claims_while_another_instance_enforces_them(view: BackendView) -> None:
-    """During an upgrade, the new pod is not active yet. It must not become unready because its own backend enforces
-    nothing, or the rollout would stop.
+    """During an upgrade, the new pod is not active yet. If it became unready because its own backend does not enforce
+    anything yet, the rollout would stop.
     """
     view.renew(status(active=False))
     assert (view.live, view.leads) == (True, False)

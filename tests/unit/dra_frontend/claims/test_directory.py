@@ -139,8 +139,8 @@ def test_content_that_could_not_be_read_back_is_not_written(files: ClaimFiles, t
 
 
 def test_no_more_files_are_written_than_the_readers_accept(files: ClaimFiles, tmp_path: Path) -> None:
-    """The backend would not see a claim file beyond its own limit on the number of files. An existing file can still be
-    replaced.
+    """The backend has its own limit on the number of files and would not see a claim file beyond that limit. An
+    existing file can still be replaced.
     """
     (tmp_path / "cdi").mkdir()
     content = dump_claim_file(record("UID")).decode()

@@ -160,8 +160,8 @@ async def test_no_metadata_is_written_if_it_is_disabled(tmp_path: Path) -> None:
 
 
 async def test_the_file_of_another_claim_with_the_same_name_is_kept(node: Node) -> None:
-    """A claim that was force-deleted and recreated shares the directory with its predecessor, which the kubelet
-    unprepares late.
+    """A claim that was force-deleted and recreated shares the directory with its predecessor, and the kubelet
+    unprepares the predecessor late.
     """
     await node.has(document(cpus(1), name="same"))
     await node.has(document(cpus(2), uid="v", name="same"))

@@ -8,7 +8,9 @@ from dra_frontend.claims.store import RecordNews
 
 
 def said(news: RecordNews, after: int | None) -> list[str]:
-    """Returns the claims that have changed since the given generation. Fails if the response is not immediate."""
+    """Returns the claims that have changed since the given generation. Fails if the response does not arrive
+    immediately.
+    """
     answer = news.after(after, 60.0)
     try:
         answer.send(None)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugepages on demand for labelled claims. A claim may have any content: a malformed one affects only its own pages and
-never makes the frontend exit.
+"""Hugepages on demand for labelled claims. A claim may have any content. A malformed claim affects only its own pages
+and never makes the frontend exit.
 """
 
 import asyncio
@@ -85,8 +85,8 @@ class Kernel(KernelPools):
         super().check(node, page_bytes)
 
     def resize(self, node: int, page_bytes: int, pages: int) -> None:
-        """Allocates as many pages as fit into memory, and reports success even if that is fewer than requested, as the
-        kernel does.
+        """Allocates as many pages as fit into memory, and, as the kernel does, reports success even if these are fewer
+        than requested.
         """
         self.check(node, page_bytes)
         super().resize(node, page_bytes, min(pages, max(self.most, self.pages(node, page_bytes))))
@@ -330,7 +330,7 @@ async def test_a_claim_that_stays_allocated_is_retried_after_the_shortage(tmp_pa
 
 
 async def test_pages_that_records_need_are_requested_again_after_the_shortage(tmp_path: Path) -> None:
-    """The pages were freed while Prepare was allocating them, and at first the kernel has no memory to allocate them
+    """The pages were freed while Prepare was allocating them, and the kernel initially has no memory to allocate them
     again.
     """
     node = Node(tmp_path, Api())

@@ -89,9 +89,7 @@ async def test_no_container_becomes_owner_while_reports_are_incomplete(node: Fro
 
 @pytest.mark.parametrize("when", ["before the lock", "under the lock"])
 async def test_an_owner_is_stored_once_reports_are_complete_again(node: Frontend, when: str) -> None:
-    """The report about the claim's new user no longer changes, so no later report would make that container the
-    owner.
-    """
+    """Later reports contain no change to the claim's new user, so none of them would make that container the owner."""
     node.report(id="i", name="init", claims=[USE])
     await node.reconciler.follow_reports()
     node.report(id="i", name="init", claims=[USE], state="stopped")
@@ -160,8 +158,8 @@ async def test_a_pod_that_appears_later_is_read_from_the_api_server(node: Fronte
 
 @pytest.mark.parametrize("change", ["gone", "replaced", "unreadable namesake", "elsewhere", "deallocated"])
 async def test_a_forgotten_claim_is_released(node: Frontend, api: Claims, change: str) -> None:
-    """The claim's UID is no longer on the API server, or the claim is allocated to another node, and no container uses
-    it.
+    """No container uses the claim, and either its UID is no longer on the API server or it is allocated to a different
+    node.
     """
     api.forget("u", change)
     await node.reconciler.sweep_some()

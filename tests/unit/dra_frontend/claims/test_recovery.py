@@ -356,7 +356,7 @@ async def test_a_lost_record_is_not_restored_after_its_cpus_were_allocated_again
 
 
 async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated_again(node: Frontend) -> None:
-    """The container was started just before its claim's file was lost. The other claim, which got the same CPUs, is
+    """The container was started just before its claim's file was lost. The other claim had got the same CPUs and is
     prepared again with new ones.
     """
     held, good, _ = await allocated_again(node)
@@ -371,8 +371,8 @@ async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated
 
 @pytest.mark.parametrize("other", ["file vanished", "container runs"])
 async def test_a_lost_record_is_not_restored_if_the_file_with_its_cpus_vanished(node: Frontend, other: str) -> None:
-    """The file of the other claim, which got the CPUs, was removed right afterwards. That claim's CPUs are known from
-    memory or from a container's report.
+    """The other claim got the CPUs, and its file was removed right afterwards. That claim's CPUs are known from memory
+    or from a container's report.
     """
     held, good, second = await allocated_again(node)
     assert second.cpus("v") == held
@@ -498,8 +498,8 @@ async def late(request: pytest.FixtureRequest, tmp_path: Path) -> Frontend:
 
 
 async def test_a_finished_release_is_not_rebuilt_from_an_older_report(late: Frontend) -> None:
-    """The claim still exists. If its record were rebuilt from the report, the claim would get CPUs that now belong to
-    another claim.
+    """The claim still exists. If the record were rebuilt from the report, the claim would get CPUs that now belong to a
+    different claim.
     """
     for _ in range(3):
         await late.recovery.round()

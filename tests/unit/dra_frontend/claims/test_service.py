@@ -220,7 +220,7 @@ async def test_prepare_waits_for_the_report_about_an_ended_container(node: Front
 
 
 async def test_a_claim_is_parsed_before_the_lock_is_acquired(node: Frontend, api: Claims) -> None:
-    """A hostile claim is refused even while another process holds the lock."""
+    """A hostile claim is refused even while a different process holds the lock."""
     api.add(claim("u", cpus(1), config=[opaque({"cpuset": "0-8191," * 1400})] * 32))
     other = FileLock(node.root / "claims.lock")
     await other.acquire()

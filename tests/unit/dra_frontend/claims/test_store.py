@@ -46,7 +46,7 @@ def node(tmp_path: Path) -> Frontend:
 
 
 async def test_a_transactions_caller_continues_before_the_readers_of_changes(node: Frontend) -> None:
-    """The kubelet waits for the caller, whose response must not be delayed by the response to the backend."""
+    """The kubelet is waiting for the caller's response, which must not be delayed by the response to the backend."""
     order: list[str] = []
 
     async def follow() -> None:
@@ -328,7 +328,7 @@ async def test_a_release_by_another_instance_is_sent_to_the_backend(tmp_path: Pa
 
 
 async def test_a_lock_that_cannot_be_acquired_is_an_error(tmp_path: Path) -> None:
-    """If another instance holds the lock indefinitely, the result is an error instead of an endless wait."""
+    """If another instance holds the lock indefinitely, an error is raised instead of waiting forever."""
 
     class Taken(FileLock):
         async def acquire(self, limit: float | None = None) -> None:

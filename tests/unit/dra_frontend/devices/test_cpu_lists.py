@@ -85,7 +85,7 @@ def test_other_configurations_publish_no_cpu_lists(config: Config) -> None:
 
 
 def test_a_list_that_is_too_long_is_left_out_with_a_warning() -> None:
-    """The server rejects a slice with a string longer than 64 bytes, and a truncated CPU list would be wrong."""
+    """The server rejects a slice with a string longer than 64 bytes, and a truncated CPU list would be incorrect."""
     inventory = offered(EVERY_FOURTH)
     assert not any(CPU_IDS in device.attributes for device in inventory.pools[0].devices)
     assert {one.kind for one in inventory.misfits} == {MisfitKind.TOO_LONG}

@@ -119,8 +119,8 @@ def with_far_nodes(found: Machine, *far: int) -> Machine:
 
 @pytest.mark.parametrize("kubelet", [10 * GIB, None])
 def test_nodes_without_cpus_have_no_system_reserve(kubelet: int | None) -> None:
-    """Daemons allocate memory on the nodes where they run. Any part of the reserve on CXL memory or HBM would therefore
-    be missing on the nodes with daemons.
+    """Daemons allocate memory on the nodes where they run. If part of the reserve were on CXL memory or HBM, that part
+    would be missing on the nodes where daemons run.
     """
     found = with_far_nodes(uneven(480 * GIB, 480 * GIB), *[186 * GIB] * 4)
     reserve = memory_reserve(found, Config(), kubelet).by_node

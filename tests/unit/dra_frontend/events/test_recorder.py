@@ -222,7 +222,7 @@ async def test_an_event_that_the_server_has_deleted_is_created_again(rig: Rig) -
 
 @pytest.mark.parametrize("fault", ["503", "drop", "hang"])
 async def test_a_write_is_retried_once_the_server_is_back(rig: Rig, fault: str) -> None:
-    """One failed write ends the tick, because the other writes would wait for the same server."""
+    """A single failed write ends the tick, because the remaining writes would wait for the same server."""
     rig.server.fail_next(2, fault, resource="events")
     await rig.tick(retry(1), Observation(POD, "Other", "note"))
     assert len(rig.writes()) <= 1
@@ -465,7 +465,7 @@ async def test_a_namespace_whose_writes_fail_delays_no_other_namespace(error: Ku
 
 
 async def test_an_unreachable_server_is_tried_once_per_tick() -> None:
-    """Writes in other namespaces would take as long and fail too."""
+    """Writes in other namespaces would take just as long and would fail too."""
     flood = Flood()
     flood.api.failing = {f"ns-{number}": UnreachableError("create events", "refused") for number in range(50)}
     for number in range(50):

@@ -200,7 +200,7 @@ async def test_registration_is_served_last_and_removed_first(short_root: Path) -
 
 async def test_get_info_responds_while_prepare_waits(short_root: Path) -> None:
     """GetInfo responds within a second. The supported versions are given as short service names. v1 comes first,
-    because v1beta1 would lose share IDs.
+    because share IDs would be lost with v1beta1.
     """
     paths = PluginPaths.below(short_root, "dra.memory", POD)
     plugin = KubeletPlugin("dra.memory", Door(never), paths, grace_seconds=0)
@@ -217,8 +217,8 @@ async def test_get_info_responds_while_prepare_waits(short_root: Path) -> None:
 
 
 async def test_notify_never_returns_an_error(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An error in response to Notify(true) would make the kubelet drop the plugin. A failed registration is reported,
-    but not raised.
+    """If the plugin responded to Notify(true) with an error, the kubelet would drop the plugin. A failed registration
+    is reported, but not raised.
     """
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     status, answer = pluginregistration_pb2.RegistrationStatus, pluginregistration_pb2.RegistrationStatusResponse
@@ -306,7 +306,7 @@ async def test_removed_sockets_are_restored(short_root: Path) -> None:
 async def test_a_request_that_cannot_be_decoded_is_an_invalid_argument(
     short_root: Path, name: str, data: bytes
 ) -> None:
-    """The message is in plain English. gRPC's own response would be UNKNOWN with the name of a Python class."""
+    """The message is in plain English. By default, gRPC would respond with UNKNOWN and the name of a Python class."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     async with (
         KubeletPlugin("dra.cpu", Door(), paths),

@@ -51,7 +51,7 @@ def test_without_a_cpu_list_the_online_files_are_read() -> None:
         ({"online": None, "cpu5/topology": None}, "cpu5/online"),
         ({"isolated": "x"}, "isolated"),
         ({"/sys": None}, ""),
-        # If siblings' masks disagreed, one core would end up in two claims.
+        # If the masks of siblings disagreed, one core would end up in two claims.
         ({"cpu0/topology/core_cpus": "07\n"}, "cpu1/topology/core_cpus"),
         ({"cpu0/topology/core_cpus": "02\n"}, "cpu0/topology/core_cpus"),
         ({"cpu0/topology/core_cpus": "0c\n"}, "cpu0/topology/core_cpus"),

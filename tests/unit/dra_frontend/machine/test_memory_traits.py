@@ -188,7 +188,7 @@ _PERFORMANCE = [path for path in far_memory() if re.search(r"/access1/|/memory_t
 
 @given(st.sampled_from(_PERFORMANCE), st.none() | st.binary(max_size=24) | st.sampled_from([b"0x10", b"0-8191", b"-1"]))
 def test_no_performance_file_can_remove_memory(path: str, content: bytes | None) -> None:
-    """No content of a performance file, and no missing one, makes memory disappear."""
+    """No memory disappears, whatever a performance file contains and even if it is missing."""
     found = look({path: content})
     assert [node.memory_bytes >> 30 for node in found.numa_nodes.values()] == [4, 4, 8, 8, 8]
     assert found.doubts.keys() <= {"memory"}

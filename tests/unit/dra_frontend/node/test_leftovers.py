@@ -49,8 +49,8 @@ def dead(path: Path) -> Path:
 
 
 def test_sockets_of_killed_instances_are_removed(places: Places) -> None:
-    """The sockets are in the kubelet's directories and in the run directory, where the instance's subdirectory is
-    removed as well.
+    """The sockets are in the kubelet's directories and in the run directory, where the instance's subdirectory is also
+    removed.
     """
     for path in places.sockets(OTHER):
         dead(path)

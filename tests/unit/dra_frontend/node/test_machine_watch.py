@@ -49,7 +49,7 @@ class Host:
         return self.tree.names(path)
 
     def live_page_bytes(self) -> int | None:
-        """Returns None, as for a machine other than the running one."""
+        """Returns None, because this is not the running machine."""
         return None
 
 
@@ -81,7 +81,9 @@ ONE_READ = 2 + 2 * (1 + 2 * 3) - 2
 
 
 async def test_an_unchanged_machine_costs_one_fingerprint_per_read() -> None:
-    """After startup, the machine is not discovered again: a few dozen file reads result in the same inventory."""
+    """After startup, the machine is not discovered again: reading a few dozen files is enough to confirm
+    the inventory.
+    """
     rig = Rig()
     for _ in range(2):
         inventory, rig.host.reads = rig.watch.inventory, 0
@@ -223,7 +225,7 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
 
 
 async def test_an_unreadable_machine_is_waited_for_at_startup() -> None:
-    """Until the machine can be read, there is no inventory, which is not the same as an empty one. Every change after
+    """Until the machine can be read, there is no inventory, which differs from an empty inventory. Every change after
     startup is noticed.
     """
     rig = Rig()

@@ -246,7 +246,7 @@ SPREAD = CpuParameters(strategy="spread")
         (ONE_L3, "0", 3, None, "1,4-5"),
         # The smallest group that can hold the claim is used, so larger ones stay whole.
         (TWO_L3, "0,8", 6, None, "1-3,9-11"),
-        # Without the preference for a shared L3, a claim gets the lowest cores, whichever L3 they share.
+        # Without the preference for a shared L3, a claim gets the lowest-numbered cores, whichever L3 they share.
         (TWO_L3X, "0-1", 4, None, "4-7"),
         (TWO_L3X, "0-1", 4, CpuParameters(l3="ignore"), "2-5"),
         # One thread of each core is taken first, and then the second threads.
@@ -357,7 +357,7 @@ def test_a_feature_that_the_machine_lacks_is_named(whole: bool) -> None:
 
 @given(st.sampled_from(sorted(SYNTHETIC)), st.data())
 def test_the_suggested_multiple_can_be_allocated(name: str, data: st.DataObject) -> None:
-    """If the device is empty, it can provide the next possible amount, which the refusal suggests."""
+    """If the device is empty, it can provide the amount that the refusal suggests, which is the next one possible."""
     found = SYNTHETIC[name]
     count = data.draw(st.integers(1, len(found.cpus)))
     try:

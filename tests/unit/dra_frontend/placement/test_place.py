@@ -29,8 +29,8 @@ def test_every_sum_of_whole_cores_is_taken_in_whole_cores(threads: list[int], da
 
 
 def test_a_core_in_two_places_is_never_whole() -> None:
-    """No kernel reports a core that is split between two places. If there were one, its halves would be used as single
-    threads, never as a core.
+    """No kernel reports a core that is split between two places. If a kernel reported one, its halves would be used as
+    single threads, never as a core.
     """
     found = assemble([Core(threads=2), Core(threads=1)], adjacent=True)
     layout = Layout.of(replace(found, cpus=found.cpus | {1: replace(found.cpus[1], numa_node=1)}))

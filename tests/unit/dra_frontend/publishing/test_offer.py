@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The published devices and their reported health if claims hold more than the machine has left."""
+"""The devices and the health that the driver publishes if claims hold more than the machine has left."""
 
 from dataclasses import replace
 from typing import Any, Literal

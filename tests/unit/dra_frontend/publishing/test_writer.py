@@ -136,7 +136,9 @@ async def test_rejected_fields_are_retried_after_the_slices_are_listed(rig: Rig)
 
 
 async def test_an_empty_set_of_pools_is_not_published(rig: Rig) -> None:
-    """A machine that has never been read has no pools. Publishing that would delete the slices of running claims."""
+    """A machine that has never been read has no pools. Publishing an empty set would delete the slices for running
+    claims.
+    """
     publisher = Publisher(rig.client, "dra.cpu", "node-a", lambda _reason, _note: None)
     for pools, wakes in (({}, False), ({"p": [a_slice("p", "a")]}, True)):
         publisher.set_pools(pools)

@@ -393,7 +393,7 @@ assert "fastapi" in sys.modules
 
 
 def test_probes_and_the_backend_are_served_without_fastapi() -> None:
-    """FastAPI takes 9 MB of memory, which a node does not need until a client reads one of its documents."""
+    """FastAPI takes 9 MB of memory, and a node does not need it until a client reads one of the documents."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", _WITHOUT_FASTAPI], check=True, env=environment)
 

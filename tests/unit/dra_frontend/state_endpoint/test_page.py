@@ -140,8 +140,8 @@ def test_names_are_data_and_never_markup() -> None:
 
 
 def test_the_browser_must_not_load_anything_from_elsewhere() -> None:
-    """The content security policy in every response allows only this server's own files, and these refer to no other
-    server.
+    """The content security policy in every response allows only this server's own files, and these files do not refer
+    to any other server.
     """
     state = populated("2i386-2t-hugepagesizecount")
     for path in browser_endpoints(state):

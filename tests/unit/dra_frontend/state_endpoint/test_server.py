@@ -165,8 +165,8 @@ async def test_a_connection_is_closed_after_a_few_seconds() -> None:
 
 @pytest.mark.parametrize("sent", [b"", LINE, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"])
 async def test_the_oldest_connection_is_closed_to_make_room(sent: bytes) -> None:
-    """The newest connection, which is the kubelet's probe, gets its response however many other connections are open
-    and whatever was sent on them.
+    """The newest connection, which is the kubelet's probe, gets its response no matter how many other connections are
+    open and what was sent on them.
     """
     async with serve_port(ANY, APP) as port, contextlib.AsyncExitStack() as stack:
         first, _ = await stack.enter_async_context(peer(port))

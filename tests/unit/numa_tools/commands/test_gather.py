@@ -245,7 +245,7 @@ def test_an_archive_is_written_to_stdout(short_root: Path, capfdbinary: pytest.C
 
 
 def deep(path: Path) -> None:
-    """Creates an archive with directories nested so deeply that the extracted tree could not be removed again."""
+    """Creates an archive with directories nested so deeply that the extracted tree could not be removed."""
     with tarfile.open(path, "w:gz") as tar:
         entry = tarfile.TarInfo("node" + "/a" * 300)
         entry.type = tarfile.DIRTYPE

@@ -83,7 +83,7 @@ def test_pools_are_resized_to_their_targets() -> None:
 
 
 def test_a_short_pool_is_compacted_and_retried() -> None:
-    """Retries follow each other quickly until the pool is complete."""
+    """Retries follow one another quickly until the pool is complete."""
     kernel = Kernel({(0, M2): 4}, gain=3)
     assert facts(kernel.provision(target(10)), "got", "short") == [(10, 0)]
     assert kernel.acts.count("compact 0") == 2
@@ -129,8 +129,8 @@ def test_large_pools_are_resized_in_steps() -> None:
 
 
 def test_the_total_time_is_bounded() -> None:
-    """After the deadline, the remaining pools are reported as short, even if pages were available. No wait is started
-    that would exceed the deadline.
+    """After the deadline, the remaining pools are reported as short, even if pages were available. The command does not
+    start a wait that would exceed the deadline.
     """
     kernel = Kernel({(0, G1): 1000}, slow=10.0)
     assert facts(kernel.provision(target(1000, G1), seconds=25), "got") == [(3 * STEP_BYTES // G1,)]

@@ -19,7 +19,7 @@ NODES = "/sys/devices/system/node"
 
 
 class Host:
-    """A host's files, which are writable. Pages marked as surplus represent pages that the kernel cannot allocate."""
+    """A host's files, all of them writable. Pages marked as surplus represent pages that the kernel cannot allocate."""
 
     def __init__(self, path: Path, tree: MemoryTree | None = None) -> None:
         self.root = write_tree(tree or small_machine(), path / "host")

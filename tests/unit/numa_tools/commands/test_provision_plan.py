@@ -60,7 +60,7 @@ FAR, BARE, OFF = node(2), node(1, frozenset({1}), memory=0), replace(node(3), on
         *([[0, 1], [file({"size": size, "count": 4})], {(M2, 0): 2, (M2, 1): 2}] for size in SPELLINGS),
         # The remainder of a split goes to the lowest nodes, one page each.
         ([0, 2, 5, 7], [file({"size": "1G", "count": 10})], {(G1, 0): 3, (G1, 2): 3, (G1, 5): 2, (G1, 7): 2}),
-        # Nodes without memory get no pages, and by default far memory gets none if other nodes have CPUs.
+        # Nodes without memory get no pages. By default, nodes with far memory get none either if other nodes have CPUs.
         ([0, BARE, FAR, OFF], [SEVEN], {(M2, 0): 7}),
         ([BARE, FAR, node(4)], [SEVEN], {(M2, 2): 4, (M2, 4): 3}),
         # A node that is named explicitly gets its pages, even if it has far memory.

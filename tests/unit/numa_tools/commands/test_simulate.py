@@ -25,7 +25,7 @@ from tests.strategies.machines import machine
 EXAMPLES = Path(__file__).parents[4] / "examples"
 FITTING = "32intel64-2p8co2t+8ve"
 """Two NUMA nodes, each with 8 cores and two threads per core."""
-# The configuration that each example needs in addition to the machine, according to the example's README.
+# For each example, the configuration that it needs in addition to the machine, according to its README.
 CONFIGS: dict[str, dict[str, Any]] = {
     "slurm-bridge": {"cpuDeviceMode": "individual"},
     "named-cpus": {"allocator": "external"},
@@ -317,8 +317,8 @@ def nic_slice(name: str, **spec: Any) -> dict[str, Any]:
 
 
 def test_other_nodes_slices_do_not_count(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The input may contain all of the cluster's slices, but only those of one node and those that belong to no single
-    node are used. If several nodes are possible, the error asks for --node.
+    """The input may contain all of the cluster's slices, but only those of one node and those that do not belong to a
+    single node are used. If several nodes are possible, the error asks for --node.
     """
     selector = {"cel": {"expression": 'device.driver == "nic"'}}
     nics = {"kind": "DeviceClass", "metadata": {"name": "nic"}, "spec": {"selectors": [selector]}}
@@ -342,7 +342,7 @@ def test_other_nodes_slices_do_not_count(root: Path, tmp_path: Path, capsys: pyt
     assert devices(near, far, either, node="b") == {"nic-b", "two"}
     # The driver's own slices show that node c belongs to this cluster.
     assert devices(near, far, free, ours, node="c") == {"nic-all"}
-    # A captured machine rarely has the name of its node.
+    # A captured machine rarely contains its node's name.
     assert devices(near, free) == {"nic-a", "nic-all"}
     (refusal,) = devices(near, far, either)
     assert "belong to 2 nodes (a, b): select one of them with --node NAME" in refusal

@@ -253,7 +253,7 @@ async def test_a_record_in_another_format_is_skipped(node: AilingNode) -> None:
 
 @pytest.mark.parametrize("right", RIGHTS, ids=lambda right: " ".join(filter(None, right)))
 async def test_each_missing_permission_is_named(right: Right, node: AilingNode) -> None:
-    """The finding gives the rule that grants the missing permission, and the effect of its absence. No other check
+    """The finding gives the rule that grants the missing permission, and the effect of not having it. No other check
     reports a wrong cause.
     """
     verb, group, resource, _ = right

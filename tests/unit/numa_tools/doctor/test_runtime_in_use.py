@@ -175,7 +175,7 @@ def test_two_possible_runtimes_determine_nothing(tmp_path: Path) -> None:
 
 
 def test_an_existing_socket_decides(tmp_path: Path) -> None:
-    """/run is an in-memory file system, so a socket there belongs to a runtime that has run since the last boot."""
+    """/run is an in-memory file system, so a socket in it belongs to a runtime that has run since the last boot."""
     tree = write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF})
     listen(tmp_path, "run/crio/crio.sock")
     assert in_use(tree).software == CRI_O
@@ -289,7 +289,7 @@ def test_cri_o_reads_the_directory_on_its_command_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("changed", "clear"), [(1_000_100, True), (1_000_500, False)])
 def test_a_file_that_is_newer_than_the_process_is_not_in_effect(changed: int, clear: bool, tmp_path: Path) -> None:
-    """The process was started 200 s after the boot, which was at time 1,000,000."""
+    """The machine was booted at time 1,000,000, and the process was started 200 s later."""
     stat = f"9 (containerd) S {' '.join(['0'] * 18)} {200 * os.sysconf('SC_CLK_TCK')} 0\n"
     running = {**process(9, "containerd"), "proc/9/stat": stat, "proc/stat": "cpu 1\nbtime 1000000\n"}
     tree = write(tmp_path, {PLAIN: ON, **running})

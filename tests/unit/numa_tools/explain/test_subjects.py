@@ -75,7 +75,7 @@ def verdicts(reasons: dict[str, Any]) -> dict[str, str]:
 
 def test_the_reasons_for_the_chosen_cpus() -> None:
     """The tightest L3 group or node that can hold the claim is chosen. Every other candidate is listed with the reason
-    against it, and the device's other claims are listed too.
+    why it was not chosen, and the device's other claims are listed too.
     """
     first, second, third = prepared(asked(6, fullPhysicalCores=True), asked(2), asked(4, l3="required"))
     known = knowing([first, second, third])

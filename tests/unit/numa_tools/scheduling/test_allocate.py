@@ -99,7 +99,7 @@ def test_the_first_fitting_device_is_chosen() -> None:
         "request r: a is allocated to a claim; b 2Gi of 8Gi size free, 3Gi requested; "
         "c 2Gi of 8Gi size free, 3Gi requested"
     )
-    # An empty request gets the policy's default. A fraction is rounded up to the step.
+    # An empty request gets the policy's default. A fraction of a step is rounded up to a whole step.
     assert chosen(search, wish("r"), wish("s", **size("512Mi"))) == {"r": ["b"], "s": ["b"]}
 
 
@@ -209,7 +209,7 @@ def alternative(name: str, *expressions: str, **more: Any) -> dict[str, Any]:
         # The second alternative fits, but the scheduler may choose the first one.
         [either(alternative("first", UNKNOWN), alternative("second", ON_0))],
         [either(alternative("first", UNKNOWN, count=3), alternative("second", ON_0))],
-        # A false selector after the unknown one does not help, because the unknown one may fail, which would end the
+        # A false selector after the unknown one makes no difference, because the unknown one may fail and end the
         # attempt.
         [either(alternative("first", UNKNOWN, "false"), alternative("second", ON_0))],
         # The first alternative may fit, in which case the second one, which fails, is never tried.

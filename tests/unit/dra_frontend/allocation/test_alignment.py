@@ -427,8 +427,8 @@ def foreign_attributes(draw: st.DrawFn, machine: Machine) -> dict[str, Any]:
 def joined_claims(draw: st.DrawFn, mode: str, machine: Machine) -> dict[str, Any]:
     """Draws a claim for CPUs, memory and other drivers' devices, with one or two constraints.
 
-    A request may ask for two devices. With one device per CPU, a request gets as many devices as it would otherwise get
-    CPUs from one larger device.
+    A request may ask for two devices. With one device per CPU, a request asks for as many devices as it would otherwise
+    ask for CPUs from one larger device.
     """
 
     def amount() -> dict[str, str]:

@@ -113,7 +113,7 @@ def test_a_cpu_claims_enforcement_is_judged_by_the_kernels_state(
 
 
 def test_containers_of_several_claims_are_not_intruders() -> None:
-    """A container may hold two claims, each with its own CPUs."""
+    """A container may use two claims, each with its own CPUs."""
     both = report(claims=[USE, {"uid": "v", "driver": "dra.cpu"}], cpus="1-4")
     assert enforced(CPU_KEY, cpu_record("u", "r=1-2"), cpu_record("v", "r=3-4"), both).reason == "Exclusive"
     beyond = report(claims=[{"uid": "v", "driver": "dra.cpu"}], cpus="2-4")

@@ -31,7 +31,7 @@ def test_a_container_is_entitled_to_the_requests_that_it_names() -> None:
 
 
 def test_a_container_can_be_entitled_to_the_pool() -> None:
-    """A container that names the request with the pool option gets the unclaimed pool CPUs in addition."""
+    """A container that names the request with the pool option also gets the unclaimed pool CPUs."""
     ledger = Ledger(files_of(BESIDE, OTHER))
     assert entitled_cpus(user("a"), ledger) == {0, 1, 4, 5, 7}
     assert (own_cpus(user("a"), ledger), shares_pool(user("a"), ledger)) == ({0, 1}, True)
@@ -39,7 +39,7 @@ def test_a_container_can_be_entitled_to_the_pool() -> None:
 
 
 def test_a_container_without_a_cpu_request_has_no_cpus_of_its_own() -> None:
-    """A container without a CPU request uses the shared pool, even if other containers hold CPUs of the same claim."""
+    """A container without a CPU request uses the shared pool, even if other containers use CPUs from the same claim."""
     ledger = Ledger(files_of(TWO, memory_record("u1", ("m", 0, 1 << 20, 4096))))
     assert entitled_cpus(user("m", driver="dra.memory"), ledger) == frozenset()
     assert entitled_cpus(user("r", uid="unknown"), ledger) == frozenset()

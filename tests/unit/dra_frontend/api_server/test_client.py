@@ -219,7 +219,7 @@ async def test_many_slices_are_listed_in_pages(pair: Pair) -> None:
 
 
 async def test_an_endless_list_of_slices_is_an_error(pair: Pair) -> None:
-    """The publisher holds all slices in memory, so the number of slices is bounded."""
+    """The publisher keeps all slices in memory, so the number of slices is bounded."""
     server, client = pair
     for number in range(MAX_SLICES + 1):
         server.store.create(SLICES, "", a_slice(f"s{number}"))

@@ -48,7 +48,7 @@ class Api:
     async def watch_labelled_claims(
         self, label: str, resource_version: str
     ) -> AsyncGenerator[tuple[str, Document], None]:
-        """Yields the changes, and then waits."""
+        """Yields the changes and then waits."""
         for event in self.events:
             yield event
         self.watched.set()
@@ -159,7 +159,7 @@ def asked(uid: str, *sizes: str | None, pool: str = f"{NODE}-hugepages-1g", devi
 
 
 def changed(document: Document, **status: Any) -> Document:
-    """Returns the claim with another status."""
+    """Returns the claim with a different status."""
     return document | {"status": document["status"] | status}
 
 
@@ -233,7 +233,7 @@ async def test_a_claim_that_is_allocated_again_gets_a_new_condition(tmp_path: Pa
 
 
 async def test_no_claim_causes_more_pages_than_the_device_offers(tmp_path: Path) -> None:
-    """One claim's status requests more pages than the device has. Another claim still gets its pages."""
+    """The allocation in one claim's status is larger than the device. Another claim still gets its pages."""
     node = Node(tmp_path, Api())
     node.api.listed = [asked("big", "900Gi"), asked("good", "2Gi")]
     await node.follow()

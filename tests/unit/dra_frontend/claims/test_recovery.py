@@ -935,7 +935,7 @@ async def test_a_listed_claim_counts_even_if_its_device_is_not_currently_offered
 async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(
     node: Frontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim gets no CPUs that went offline while it was being read."""
+    """The claim gets no CPUs that went offline while the claim was being read."""
     held = node.cpus("u")
     node.file("u").unlink()
     node.remove_journaled_cpus()
@@ -953,7 +953,9 @@ async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(
 
 
 async def test_a_rebuilt_claim_on_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
-    """The rule for whether the kubelet counts a claim is the same for a rebuilt claim as for one that is prepared."""
+    """The rule for whether the kubelet counts a claim is the same for a rebuilt claim as for a claim that is prepared
+    normally.
+    """
     config = Config(reserved_cpus=frozenset({0}))
     node = Frontend(tmp_path, api=api, config=config)
     await node.store.start()

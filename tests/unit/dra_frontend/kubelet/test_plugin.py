@@ -59,7 +59,9 @@ class Counted:
 
 @asynccontextmanager
 async def calling(path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Yields a function that makes a unary call on the socket: (method, request, response type, timeout)."""
+    """Yields a function that makes a unary call on the socket. Its arguments are the method, the request, the response
+    type and the timeout.
+    """
     async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
 
         async def call(method: str, request: Any, answer: Any, limit: float | None = 10) -> Any:

@@ -48,8 +48,8 @@ def test_a_machine_without_counters_has_no_errors() -> None:
     ],
 )
 def test_a_controllers_socket_is_derived_from_its_driver(name: str, label: str) -> None:
-    """If the socket has a single NUMA node, the errors belong to that node. If it has several, they may belong to any
-    of them, since sysfs does not report which.
+    """If the socket has a single NUMA node, the errors belong to that node. If the socket has several nodes, the errors
+    may belong to any of these nodes, since sysfs does not report which one.
     """
     assert nodes(small_machine(), name, label) == {1}
     sockets = discover(captured(EIGHT_NODES))
@@ -126,7 +126,7 @@ def kinds(rates: ErrorRates, now: float, ce: int = 0, ue: int = 0) -> list[str]:
 
 
 def test_uncorrected_errors_count_from_the_start_of_the_kernels_counter() -> None:
-    """Errors from before a restart of this process count too. Resetting the counter ends the fault."""
+    """Errors that occurred before this process was restarted count too. Resetting the counter ends the fault."""
     for threshold, seen in ((1, ["uncorrected"]), (3, []), (0, [])):
         assert kinds(ErrorRates(HardwareErrors(uncorrected=threshold)), 0, ue=2) == seen
     rates = ErrorRates(HardwareErrors())

@@ -77,8 +77,8 @@ _BUSES = {MemoryKind.CXL, MemoryKind.PERSISTENT}
 
 @given(_NODES, st.integers(1, 9))
 def test_a_kind_needs_its_evidence(nodes: dict[int, MemoryFacts], factor: int) -> None:
-    """Every node gets exactly one kind. CXL and persistent memory are recognized only by their bus, and HBM only if it
-    is faster than all DRAM.
+    """Every node gets exactly one kind. CXL and persistent memory are recognized only by their bus, and HBM is
+    recognized only if it is faster than all DRAM.
     """
     kinds = memory_kinds(nodes)
     assert kinds.keys() == nodes.keys()

@@ -361,7 +361,7 @@ class Restless(MemoryTree):
         self._pages = pages
 
     def read(self, path: str) -> str | None:
-        """Returns the cgroup file's content. Each read of the 2 MiB file gives the next of the pod's page counts."""
+        """Returns the cgroup file's content. Each read of the 2 MiB file returns the pod's next page count."""
         return f"total={(held := self._pages.pop(0) * PAGE)} N0={held}" if "2MB" in path else "total=0"
 
 

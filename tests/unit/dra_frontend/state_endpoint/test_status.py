@@ -90,8 +90,8 @@ def test_a_backend_problem_has_the_code_of_its_cause(
 
 
 def test_node_problems_come_first(state: NodeState) -> None:
-    """Problems that make the pod unready come first, followed by those of the node, of individual claims, of containers
-    and of files.
+    """Problems that make the pod unready come first, followed by problems with the node, with individual claims, with
+    containers and with files.
     """
     state.problems = ["dra.cpu: not registered with the kubelet"]
     state.watch.problem = "sysfs is gone"

@@ -42,7 +42,9 @@ SPARSE = {"pax_headers": {"GNU.sparse.map": "0,1,67108864,0", "GNU.sparse.size":
 
 
 def test_files_and_directories_can_be_unpacked(tmp_path: Path) -> None:
-    """Unpacked files have the same paths as on the node, and equal content gives byte-identical archives."""
+    """Unpacked files have the same paths as on the node, and packing the same content again produces a byte-identical
+    archive.
+    """
     files = ("manifest.json", "{}"), ("/sys/a/b", "0-3\n"), ("/var/run/cdi/x.json", "ü")
     root = extract(packed(*files), tmp_path)
     assert [(root / path.strip("/")).read_text() for path, _ in files] == [text for _, text in files]

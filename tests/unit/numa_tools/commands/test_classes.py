@@ -62,7 +62,7 @@ def chosen(found: Machine, device_class: str, size: str = "2Mi", slices: list[di
     ("base", "pages", "words"),
     [
         (4 << 10, {}, []),
-        # With or without pages.
+        # A supported page size has a class even if there are no pages of that size.
         (4 << 10, {2 << 20: 0, 1 << 30: 0}, ["2m", "1g"]),
         # arm64 with 4 KiB and with 64 KiB pages.
         (4 << 10, dict.fromkeys((64 << 10, 2 << 20, 32 << 20, 1 << 30), 16 * GIB), ["64k", "2m", "32m", "1g"]),

@@ -209,7 +209,7 @@ def test_only_its_owner_can_read_the_archive(host: Path, tmp_path: Path, capsys:
     assert archive.stat().st_size < 1 << 20
     os.mkfifo(fifo)
     fifo.chmod(0o644)
-    # If it is opened for reading and writing, the FIFO blocks neither side, and its buffer holds the small content.
+    # A FIFO that is opened for reading and writing blocks neither side, and its buffer holds the small content.
     reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     assert run(capsys, "gather", "--host-root", str(host), "-o", str(fifo))[0] == 0
     os.close(reader)

@@ -226,7 +226,7 @@ def test_an_unknown_selector_makes_the_outcome_unknown(requests: list[dict[str, 
 @pytest.mark.parametrize(
     ("requests", "devices"),
     [
-        # The scheduler tries the first device first.
+        # The scheduler tries device a first.
         ([wish("r", **selecting(f"{ON_0} || {UNKNOWN}"))], ["a"]),
         ([wish("r", **selecting(f"true || {UNKNOWN}"))], ["a"]),
         # The first alternative fits, so the second one is not tried.

@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_each_write_contains_the_current_names_cpus_and_releases(path: Path) -> None:
-    """The lines for unchanged entries are reused, and each part of an entry can change."""
+    """The lines for unchanged entries are reused, and a change to any part of an entry is written."""
     journal = Journal(path)
     for entries in (
         Entries(NAMES, LEAVING, cpus=CPUS),

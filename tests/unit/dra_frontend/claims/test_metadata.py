@@ -74,8 +74,8 @@ def test_metadata_contains_device_attributes_and_allocated_capacity() -> None:
 
 
 def test_each_request_has_its_own_file() -> None:
-    """The path contains the request's base name, and the document contains its full name. Results with adminAccess and
-    other drivers' results are left out.
+    """The path contains the request's base name, and the document contains the request's full name. Results with
+    adminAccess and other drivers' results are left out.
     """
     watched = result("w", "dra.cpu", "cpudevnuma000", adminAccess=True)
     found = (cpus(1, "a"), cpus(1, "b/big"), memory("1Mi", "m"), watched)

@@ -665,7 +665,7 @@ async def test_hugepages_of_an_unreadable_lost_claim_are_not_allocated_to_others
 
 
 HUGE = {"a": 256, "b": 64, "new": 256}
-"""Sizes in MiB of claims that use one hugepage pool of 512 MiB. Their sum exceeds the pool."""
+"""Sizes in MiB of claims that use one hugepage pool of 512 MiB. The sum of the sizes exceeds the pool's size."""
 
 
 @pytest.fixture

@@ -313,7 +313,9 @@ async def test_the_conditions_per_object_are_bounded(rig: Rig, caplog: pytest.Lo
 
 
 async def test_the_total_number_of_conditions_is_bounded(rig: Rig) -> None:
-    """Beyond the limits per namespace and in total, new conditions are dropped until old ones are an hour old."""
+    """Beyond the limits per namespace and in total, new conditions are dropped until existing conditions are an hour
+    old.
+    """
     for number in range(MAX_PER_NAMESPACE + 100):
         rig.recorder.observe(killed("evil", number))
     assert len(rig.recorder._conditions) == MAX_PER_NAMESPACE

@@ -20,7 +20,7 @@ class BackendCode(StrEnum):
     USER_NAMESPACE = "UserNamespace"
     """The backend runs in a user namespace, where the kernel creates no partitions."""
     SECURITY_MODULE = "SecurityModule"
-    """The kernel denies partitions to the backend although the backend has the capability ``SYS_ADMIN``."""
+    """The kernel denies partitions to the backend even though the backend has the capability ``SYS_ADMIN``."""
     CLAIMS_DIRECTORY_MISSING = "ClaimsDirectoryMissing"
     """The CDI directory does not exist in the backend's container."""
     # The machine and its kernel.

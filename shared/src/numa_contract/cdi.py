@@ -51,7 +51,7 @@ class ClaimFile:
     cpus: frozenset[int]
     problem: str = ""
     memory: Mapping[str, int] = field(default_factory=dict)
-    """Bytes by memory device."""
+    """Allocated bytes by memory device."""
     cpus_by_request: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """CPUs by request name, as it appears in the CDI device's name: "" in a claim with only one request. Without a
     record, the CPUs come from the environment.

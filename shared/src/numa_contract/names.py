@@ -49,7 +49,7 @@ FAULT_TAINTS: Final = {driver: f"{driver}/hardware-errors" for driver in DRIVERS
 NRI_PLUGIN_NAME: Final = "dra-driver-numa"
 NRI_PLUGIN_INDEX: Final = "00"
 TOLERATE_MISSING_ANNOTATION: Final = "dra-driver-numa/tolerate-missing"
-"""Annotation of pods that may start without the plugin although the runtime requires it."""
+"""Annotation of pods that may start without the plugin even if the runtime requires it."""
 
 RUN_DIRECTORY: Final = "/run/dra-driver-numa"
 CDI_DIRECTORY: Final = "/var/run/cdi"
@@ -71,7 +71,7 @@ CDI_VENDOR: Final = "dra.k8s.io"
 CDI_CLASSES: Final = {CPU_DRIVER: "cpu", MEMORY_DRIVER: "memory"}
 CDI_KINDS: Final = {driver: f"{CDI_VENDOR}/{name}" for driver, name in CDI_CLASSES.items()}
 
-# Prefix, UID, request and item have at most 15, 128, 63 and about 20 characters.
+# Prefix, UID, request and item have at most 15, 128, 63 and about 20 characters, respectively.
 _MAX_KEY: Final = 256
 CPU_ENV_PREFIX: Final = "DRA_CPUSET_"
 MEMORY_ENV_PREFIX: Final = "DRAMEMORY_"

@@ -37,7 +37,7 @@ _MAX_RESULTS: Final = 32
 _MAX_PODS: Final = 256
 """Maximum number of entries in reservedFor (ResourceClaimReservedForMaxSize)."""
 _MAX_SETS: Final = 1024
-"""Maximum number of cached field sets. In practice, each model has few different sets."""
+"""Maximum number of cached field sets. In practice, each model has only a few different sets."""
 _SMALLEST_PAGE: Final = 1 << 10
 _MAX_PAGE: Final = 1 << 40
 
@@ -57,7 +57,7 @@ CpuSet = Annotated[
     WrapValidator(_cpu_set, json_schema_input_type=str),
     PlainSerializer(format_cpu_list, return_type=str),
 ]
-"""A set of CPUs or NUMA nodes; in JSON the kernel's list format."""
+"""A set of CPUs or NUMA nodes, written in JSON in the kernel's list format."""
 
 
 def _page_size(value: int) -> int:
@@ -249,7 +249,7 @@ class CpuParameters(RecordPart):
     l3: str = "preferred"
     """Placement in one L3 cache: ``preferred``, ``required`` or ``ignore``."""
     numa: str = "group"
-    """CPUs of one NUMA node (``group``), or of several in equal parts (``distribute``)."""
+    """Distribution of the CPUs: all from one NUMA node (``group``), or equal numbers from several (``distribute``)."""
     isolcpus: Annotated[str, Field(alias="isolcpus", validation_alias=AliasChoices("isolcpus", "isolated"))] = "ignore"
     """Use of the CPUs in the kernel's boot parameter ``isolcpus=``: ``ignore``, ``only`` or ``never``."""
     core_type: str = "any"
@@ -291,7 +291,7 @@ class MemoryMount(RecordPart):
 
 
 def hiding_mounts(paths: Iterable[str]) -> tuple[str, str] | None:
-    """Returns two mount paths such that the first would hide or equals the second, or None if there is no such pair."""
+    """Returns two mount paths of which the first equals or would hide the second, or None if there is no such pair."""
     # In this order, the paths under a directory directly follow the directory itself.
     ordered = sorted(f"{path}/" for path in paths)
     return next(((a[:-1], b[:-1]) for a, b in pairwise(ordered) if b.startswith(a)), None)
@@ -367,7 +367,7 @@ class AllocationRecord(RecordPart):
     counted: bool = False
     """True if the kubelet adds the claim to the limits of its pod and of the containers that name it (KEP-5517)."""
     owner: Owner | None = None
-    """The container that first used the claim; null before that."""
+    """The container that first used the claim; null before the first use."""
     rebuilt: bool = False
     """True if the record was rebuilt from the API server and the kernel after its file was lost."""
 

@@ -139,11 +139,11 @@ class ContainerReport(Document):
     ``pool`` (the driver); empty without a claim.
     """
     fallback_reason: Text = ""
-    """Reason why the pool enforces the claims although the kernel could; empty otherwise."""
+    """Reason why the pool enforces the claims even though the kernel could; empty otherwise."""
     fallback_code: Code = ""
     """Code for the cause, as in ``cause`` in ``/v1/status``; empty if there is none or the backend is too old."""
     pool_requested_by: Text = ""
-    """Setting in the container's claims that requests the pool although the kernel could otherwise enforce them; empty
+    """Setting in the container's claims that requests the pool even though the kernel could enforce the claims; empty
     if there is none.
     """
     mems: CpuSet = frozenset()
@@ -161,7 +161,7 @@ class ContainerReport(Document):
     """Code for the cause, as in ``cause`` in ``/v1/status``; empty if there is none or the backend is too old."""
     memory_kills: int = 0
     """Number of the container's processes that the kernel has killed because the container was out of memory; counted
-    only if it uses a memory claim.
+    only if the container uses a memory claim.
     """
 
     @property
@@ -304,7 +304,7 @@ class BackendStatus(Document):
     driver). A container's report contains the value for its own CPUs. Empty if the backend does not report it.
     """
     exclusivity_reason: Text = ""
-    """Reason why the pool isolates claimed CPUs although the configuration allows or requires partitions, with the
+    """Reason why the pool isolates claimed CPUs even though the configuration allows or requires partitions, with the
     remedy; otherwise empty. With ``cpuExclusivity: partition``, CPU claims for one container are then refused.
     """
     exclusivity_code: Code = ""

@@ -106,7 +106,9 @@ class ClaimDirectory:
         self._stamp: _Stamp = ()
         self._scanned_ns = 0
         self.settled = True
-        """True if the directory's time stamp will show every later change. Otherwise it must be scanned again."""
+        """True if the directory's time stamp will show every later change. Otherwise the directory must be scanned
+        again.
+        """
         self.view = DirectoryView()
         """View as of the last refresh."""
 
@@ -146,7 +148,8 @@ class ClaimDirectory:
         return self._show({"": problem} if problem else {})
 
     def note(self, key: ClaimKey, file: ClaimFile | None) -> None:
-        """Updates the view with a file that this process has written, or removed (None), which saves the next scan.
+        """Updates the view with a file that this process has written, or removed (None), which makes the next scan
+        unnecessary.
 
         A change by another process within the same clock tick is then seen only by the next thorough refresh. Writers
         exclude each other with a lock and learn of each other's changes by other means. Never raises.

@@ -51,7 +51,7 @@ def replace_file(path: str, data: bytes, mode: int, *, sync: bool = False) -> No
     """Replaces a file atomically: a reader sees either the old or the new content. Raises OSError if that fails; the
     file is then unchanged.
 
-    The temporary file is in the same directory and has a hidden name with another extension. So container runtimes,
+    The temporary file is in the same directory and has a hidden name with a different extension. So container runtimes,
     which watch for renames inside the directory, see the new file, and no process reads it half written.
     """
     directory, _, name = path.rpartition("/")

@@ -36,7 +36,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _dots_too_deep(structure: str) -> bool:
-    """Returns True if a key or the header of a table has too many parts.
+    """Returns True if a key or a table header has too many parts.
 
     Each part is a nesting level without a bracket, and tomllib's run time grows with the square of the number of parts.
     """

@@ -62,13 +62,13 @@ class CpuDocument(StateDocument):
     driver). Omitted if none of the claim's containers is running.
     """
     fallback_reason: str | None = None
-    """Reason why the shared pool enforces the claim although the kernel could; otherwise omitted."""
+    """Reason why the shared pool enforces the claim even though the kernel could; otherwise omitted."""
     pool_requested_by: str | None = None
     """Setting in the claim that requests the shared pool; omitted if there is none."""
 
 
 class MemoryDocument(StateDocument):
-    """One memory device, or memory that a claim still has although the node no longer has the device."""
+    """One memory device, or memory that a claim still has even though the node no longer has the device."""
 
     device: str
     """Name of the device."""

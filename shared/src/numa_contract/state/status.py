@@ -149,7 +149,9 @@ class Notice(StateDocument):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> JsonSchemaValue:
-        """Returns the schema with the meaning of each code. It allows other codes, which newer releases may add."""
+        """Returns the schema with the meaning of each code. The schema allows other codes, which newer releases may
+        add.
+        """
         reference = super().__get_pydantic_json_schema__(schema, handler)
         properties = handler.resolve_ref_schema(reference)["properties"]
         for field, codes in (("code", StatusCode), ("cause", BackendCode)):
@@ -181,6 +183,6 @@ class StatusDocument(StateDocument):
     a missing registration or an unusable journal, are listed only after they have lasted for 10 s.
     """
     warnings: tuple[Notice, ...]
-    """Conditions that an operator should know about although the driver works."""
+    """Conditions that an operator should know about even though the driver is working."""
     left_out: int = 0
     """Number of omitted problems and warnings: at most 100 of each are listed."""

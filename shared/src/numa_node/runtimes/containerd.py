@@ -135,9 +135,7 @@ class Effective:
         return self.nri not in self.disabled
 
     def value(self, plugin: str, *path: str) -> Any:
-        """Returns the value of a key, or None. Raises UndeterminedError if the section contains another spelling of the
-        key.
-        """
+        """Returns the value of a key, or None. Raises UndeterminedError if the section spells the key differently."""
         found: Any = self.plugins.get(plugin)
         for part in path:
             if found is None:

@@ -17,8 +17,8 @@ Therefore every hook is answered in time, with an error if necessary, and the ku
 * The last 0.3 s before the deadline are reserved for the hook's own job in the cgroup worker. The hook's job may have
   to wait for one audit job, which takes JOB_SECONDS, or PASS_BY_SECONDS if it hangs. The hook's own job takes
   1 to 5 ms.
-* A container may run although its hook was cancelled (CRI-O starts it despite the error). A container with a claim is
-  then killed within KILL_SECONDS of the deadline.
+* A container may run even though its hook was cancelled (CRI-O starts it despite the error). A container with a claim
+  is then killed within KILL_SECONDS of the deadline.
 * The remaining quarter of a second allows for sending the answer and for stalls in this process.
 
 The audit's intervals determine how long a fault that no event reports can last: see "What only polling finds" in
@@ -37,8 +37,8 @@ KILL_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = 0.05
 """Interval between repeated requests to move the same containers while a hook waits for them to leave."""
 MAX_TRIES: Final = 3
-"""Maximum number of jobs that a container start runs if its plan keeps changing: the first job, plus one for each time
-that the plan changes during a job. Retries for other reasons are not counted.
+"""Maximum number of jobs that are run for one container start if its plan keeps changing: the first job, plus one for
+each time that the plan changes during a job. Retries for other reasons are not counted.
 """
 
 JOB_SECONDS: Final = 0.01

@@ -63,7 +63,7 @@ def code_of(error: BaseException, otherwise: BackendCode) -> BackendCode:
 
 
 def joined(problems: Sequence[Problem]) -> Problem:
-    """Joins several problems with one cgroup into one problem. Returns NO_PROBLEM for an empty sequence.
+    """Joins several problems that concern the same cgroup into one. Returns NO_PROBLEM for an empty sequence.
 
     The joined problem has the first code other than SETTINGS_NOT_APPLIED, which names only the effect.
     """

@@ -224,7 +224,7 @@ def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Cl
     if user.pod_uid not in held.share.pods:
         return _not_reserved(held.record, variables)
     # The backend adds the variables in share.env to the container, so all of the runtime's later messages about the
-    # container contain them.
+    # container include these variables.
     stated = {(variable.name, variable.value) for variable in variables}
     if stated - held.share.env.items() != held.share.expected.items():
         requests = _requests(held.record, variables)

@@ -140,7 +140,7 @@ class Held:
 
 
 def share_of(record: AllocationRecord, requests: Sequence[str]) -> Share:
-    """Returns the share that a container has of a claim if it holds these of the claim's requests (base names)."""
+    """Returns a container's share of a claim if the container uses the given requests (base names) of that claim."""
     for_cpus = record.driver == CPU_DRIVER
     cpus, memory = record.cpus_of(requests), record.memory_of(requests)
     parts = tuple((record.claim.uid, one, record.memory_parameters_of(one.request)) for one in memory)
@@ -216,7 +216,7 @@ class Entitlement:
     """Environment variables to set in addition to those that CDI sets."""
 
     def unbounded(self) -> "Entitlement":
-        """Returns a copy without NUMA nodes and upper memory limits.
+        """Returns a copy without NUMA nodes or upper memory limits.
 
         The copy is used while another of the container's memory claims is unknown, since that claim may allow more
         nodes and higher limits.

@@ -28,7 +28,8 @@ class AuditScope:
         self.ended = Derived(state, lambda: [one for one in state if one.phase in ENDED])
         """Containers that have ended, or whose cgroup is gone."""
         self.ending = Derived(state, lambda: _cgroups_of_ending(state))
-        """Cgroups that may still contain a process although the runtime has reported that the container has ended."""
+        """Cgroups that may still contain a process even though the runtime has reported that the container has ended.
+        """
         self.needs_ticks = Derived(state, lambda: any(map(_needs_ticks, state)))
         """True if ticks are needed to keep any container's CPUs, memory or limits in sync."""
         self.problems = Derived(state, lambda: tuple(state.problems))

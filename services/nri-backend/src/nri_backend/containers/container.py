@@ -110,8 +110,9 @@ class Tracked:
     enforced: tuple[Held, ...] = ()
     """Claims that have been applied to the container's cgroup, as in its enforcement record."""
     fallback: Problem = NO_PROBLEM
-    """Reason why the container's cgroup is not a partition although it holds CPUs; the shared pool excludes them
-    instead."""
+    """Reason why the container's cgroup is not a partition even though the container holds CPUs; the shared pool
+    excludes them instead.
+    """
     excluded: frozenset[int] = frozenset()
     """CPUs of other claims and partitions in the container's pod, which the container must not use: a partition ends
     when a sibling's cpuset overlaps with it.
@@ -190,7 +191,7 @@ class Tracked:
 
     @property
     def fallback_reason(self) -> Problem:
-        """Reason why the pool enforces the container's claims although a partition could; empty if the pool does
+        """Reason why the pool enforces the container's claims even though a partition could; empty if the pool does
         not.
         """
         return self.fallback if self.entitlement.partition else NO_PROBLEM

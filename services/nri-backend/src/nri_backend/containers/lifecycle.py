@@ -52,7 +52,8 @@ class Phase(_HashedByIdentity):
     """
     LISTED = auto()
     """The runtime listed the container as created when this instance connected. It may start at any time without an
-    event, so it is treated as running. A cgroup that has never been seen does not mean that the container has ended.
+    event, so it is treated as running. If its cgroup has never been seen, the absence of the cgroup does not mean that
+    the container has ended.
     """
     RUNNING = auto()
     """The container's process may run."""
@@ -207,6 +208,6 @@ OCCUPYING: Final = MAY_RUN | {Phase.ENDING, Phase.LINGERING}
 ENDED: Final = frozenset({Phase.ENDING, Phase.LINGERING, Phase.VANISHED})
 """Phases in which reap() asks the kernel whether the container still has a process."""
 OVER: Final = frozenset({Phase.ABSENT, Phase.VANISHED, Phase.STOPPED})
-"""Phases in which the container has no process, and will have none without another event."""
+"""Phases in which the container has no process, and will not get one without another event."""
 ALIVE: Final = frozenset(Phase) - OVER
 """Phases in which the container has, or may still get, a running process."""

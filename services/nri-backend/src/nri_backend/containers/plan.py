@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes plans (the desired files of a container's cgroup and of the cgroups above it), and compares observed files
-with them.
+"""Computes plans (the desired contents of the files in a container's cgroup and in the cgroups above it), and compares
+observed files with them.
 
 A plan is computed from the state when its job begins, not when the job was requested. It is then applied in a thread,
 while the state may change. It is therefore immutable and contains everything that the thread needs.
 
 A container's plan contains its desired cpuset (``cpuset_of``), the limits of its claims, its partition type and the
 page sizes that it must not reserve. A limit has no effect while a cgroup above has a lower one, so a container's claims
-also change the cgroups above it (``groups_above``). Their plans are *raises* relative to the kubelet's original limits
-(limits/claimed.py), which only the thread can read: the limits of a pod's cgroup are raised by the sum of its live
-containers' claims, and every cgroup up to the root passes on memory protection. While a running container's claims are
-unknown, because their record is missing, the sums are too low. Raises with ``lower=False`` are then applied: limits are
-raised for known claims and never lowered.
+also change the cgroups above it (``groups_above``). Their plans are increases (``Raises``) relative to the kubelet's
+original limits (limits/claimed.py), which only the thread can read: the limits of a pod's cgroup are raised by the sum
+of its live containers' claims, and every cgroup up to the root passes on memory protection. While a running container's
+claims are unknown, because their record is missing, the sums are too low. Increases with ``lower=False`` are then
+applied: limits are raised for known claims and never lowered.
 
 Starts and audits compare a plan with the observed files of each cgroup (``differences``). Between audits, ``misplaced``
 compares every container's desired CPUs with the CPUs on which it was last seen.
@@ -51,7 +51,7 @@ _ABSENT: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """The desired content of one cgroup's files. A file whose value is empty here is not written."""
+    """The desired contents of one cgroup's files. A file whose value is empty here is not written."""
 
     cpus: frozenset[int] = frozenset()
     """CPUs for ``cpuset.cpus``."""
@@ -90,7 +90,7 @@ NOTHING_DESIRED: Final = Desired()
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The observed content of one cgroup's files. A value is None if its file does not exist or was not read.
+    """The observed contents of one cgroup's files. A value is None if its file does not exist or was not read.
 
     A file does not exist if its controller is not enabled in the parent.
     """
@@ -139,7 +139,7 @@ class Raises:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A container, with the desired content of its cgroup's files. Page sizes and hugepages are in bytes."""
+    """A container, with the desired contents of its cgroup's files. Page sizes and hugepages are in bytes."""
 
     tracked: Tracked
     desired: Desired
@@ -147,7 +147,9 @@ class Plan:
     enforcement/apply.py adds them.
     """
     groups: Mapping[str, Raises | None] = field(default_factory=dict)
-    """Raises to apply first to the cgroups above, by path; None for a cgroup that no longer belongs to its pod."""
+    """Limit increases for the cgroups above the container's, by path, to be applied first; None for a cgroup that no
+    longer belongs to its pod.
+    """
     claimed: Mapping[int, int] | None = None
     """Claimed hugepages by page size; None for a container without a memory claim."""
     guarded: tuple[int, ...] = ()
@@ -223,7 +225,7 @@ def misplaced(state: NodeState) -> list[Tracked]:
 
 
 def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Plan:
-    """Returns a container's plan without the raises for the cgroups above it. ``again`` is as in
+    """Returns a container's plan without the limit increases for the cgroups above it. ``again`` is as in
     NodeState.partition_for().
     """
     return _plan(state, tracked, cpuset_of(state, tracked), full=full, again=again)
@@ -238,7 +240,7 @@ def _plan(
     full: bool,
     again: bool = False,
 ) -> Plan:
-    """Returns a container's plan, including the given cpuset and the given raises for the cgroups above it."""
+    """Returns a container's plan, including the given cpuset and the given limit increases for the cgroups above it."""
     partition = state.partition_for(tracked, again=again)
     if tracked.identity.own_pod:
         return Plan(tracked, desired, full=full, online=state.host.online)
@@ -270,7 +272,7 @@ def _plan(
 
 
 def plan_at_start(state: NodeState, tracked: Tracked) -> Plan:
-    """Returns the plan of a container that is being started, with the raises for the cgroups above it."""
+    """Returns the plan of a container that is being started, with the limit increases for the cgroups above it."""
     groups: Mapping[str, Raises | None] = {}
     affected = tracked.identity.evidence.claims or tracked.excluded or tracked.identity.own_pod
     if not affected and state.pool.constant:
@@ -325,8 +327,8 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
 
 
 def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises | None]:
-    """Returns the raises that the claims of all containers on the node require for the cgroups in ``groups``, which is
-    as returned by groups_above().
+    """Returns the limit increases that the claims of all containers on the node require for the cgroups in ``groups``,
+    which is as returned by groups_above().
 
     The value is None for a cgroup that no longer belongs to its pod; its limits are not changed.
     """
@@ -352,14 +354,15 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
     if not state.config.hugepage_guard:
         return ()
     if any(other.unsettled for other in state.containers.of_pod(tracked.identity.pod.uid)):
-        # The unsettled container may have a memory claim that is unknown here, and pages that it has reserved but not
-        # used yet. Without the reservation, its first access to such a page would kill it (SIGBUS).
+        # A container whose claims are unknown may have a memory claim without a record on this node, and may have
+        # reserved pages that it has not used yet. Without that reservation, its first access to such a page would kill
+        # it (SIGBUS).
         return ()
     return tuple(size for size in state.host.page_sizes if not tracked.stated.hugepages.get(size))
 
 
 def _pod_raises(state: NodeState, path: str, pod_uid: str, passed_on: Mapping[str, Raise]) -> Raises | None:
-    """Returns the raises that the claims of a pod's live containers require for the pod's cgroup."""
+    """Returns the limit increases that the claims of a pod's live containers require for the pod's cgroup."""
     members = state.containers.of_pod(pod_uid)
     # Since the cgroups were listed, the pod may have been removed, or the runtime may have reported another cgroup for
     # it.

@@ -57,7 +57,7 @@ class NodeClaims(Claims):
         self.cpus = claimed_cpus(())
         """CPUs of all claims."""
         self.fallbacks: dict[ClaimKey, Problem] = {}
-        """For each CPU claim that the shared pool enforces although a partition could: the reason why."""
+        """For each CPU claim that the shared pool enforces even though a partition could: the reason why."""
         self.cpus_by_pod: Mapping[str, frozenset[int]] = {}
         """For each pod UID, the CPUs of the claims that are reserved for the pod."""
         self.counted_by_pod: Mapping[str, Mapping[ClaimKey, Counted]] = {}
@@ -232,7 +232,7 @@ def divide(
     """Divides the node's CPUs between claims and the shared pool.
 
     ``weights`` contains the weight of each container with exclusive CPUs. ``fallbacks`` contains the claims that the
-    pool enforces although a partition could.
+    pool enforces even though a partition could.
     """
     # This is called whenever a container with a partition starts, so it must not loop over the claim files.
     by_kernel = host.partitions and not host.obstacle and config.cpu_exclusivity != "pool"

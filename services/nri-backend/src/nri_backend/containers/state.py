@@ -142,7 +142,7 @@ class ChangeLog:
         """Function to call after each change while the audit's ticks are IDLE_SECONDS apart, otherwise None."""
         self._changed = changed
         self._ids = deque[str](maxlen=MAX_TOUCHED)
-        """Ids of the containers and attempts of the latest changes, oldest first."""
+        """Ids of the containers and attempts affected by the latest changes, oldest first."""
 
     def report(self, *ids: str) -> None:
         """Reports a state change, and stores the ids of the containers and attempts that have changed."""
@@ -414,7 +414,7 @@ class NodeState:
 
     @property
     def kubelet_pins(self) -> frozenset[str]:
-        """The kubelet's static managers, as detected in requests for live containers."""
+        """The kubelet's static managers, as detected from requests for live containers."""
         pinned = [self.containers.by_id[container_id] for container_id in self.containers.with_pins]
         return frozenset[str]().union(*(one.stated.kubelet_pins for one in pinned if one.phase in ALIVE))
 

@@ -83,13 +83,13 @@ class Outcome:
     partition: PartitionKind = ""
     """Partition type that the plan requested, if the cgroup now has it; otherwise empty."""
     fallback: Problem = NO_PROBLEM
-    """Reason why the cgroup is not a partition although the plan requested one."""
+    """Reason why the cgroup is not a partition even though the plan requested one."""
     released: bool = False
     """True if the plan sets ``releases``, and the cgroup is no longer a partition."""
     desired: Desired = NOTHING_DESIRED
     """Desired cpuset and limits of the container's own cgroup."""
     seen: Seen | None = None
-    """Content of the files that were read, if no problem remains; the next audit compares the files with it."""
+    """Contents of the files that were read, if no problem remains; the next audit compares the files with them."""
     occupants: dict[str, frozenset[int] | None] = field(default_factory=dict)
     """Other containers that are, or may be, on the container's CPUs, with their effective CPUs. If there are any,
     nothing was written.
@@ -175,7 +175,7 @@ def apply_at_start(
 
 
 def audit(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
-    """Applies a container's plan as apply() does, and records the content of the files. Never raises."""
+    """Applies a container's plan as apply() does, and records the contents of the files. Never raises."""
     recording = tree.recording()
     try:
         done = apply(recording, notes, plan)
@@ -323,7 +323,7 @@ def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
 
 
 def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None) -> Outcome:
-    """Applies the raises to one cgroup above containers, and records the content of its files. Never raises."""
+    """Applies the limit increases to one cgroup above containers, and records the contents of its files. Never raises."""
     done, recording = Outcome(path), tree.recording()
     try:
         _raise_limits(recording, notes, path, raises, done)
@@ -339,7 +339,9 @@ def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Rais
 
 
 def _unforeseen(error: Exception, known: str = "") -> Problem:
-    """Returns an error as a problem, and logs it with its traceback unless the known problem contains the message."""
+    """Returns an error as a problem, and logs it with its traceback unless the known problem already contains its
+    message.
+    """
     text = f"internal error ({type(error).__name__}: {shown(error)}); nri-backend's log has the details"
     if text not in known:
         _log.error("internal error while applying a cgroup", exc_info=error)
@@ -387,7 +389,7 @@ def _pod_own(
     sizes = {hugepage_files(size)[0]: size for size in plan.page_sizes}
     if original is None or not original.keys() >= sizes.keys():
         original = tree.read_limits(path, sizes)
-        # A raise never creates or lowers a limit, so a missing limit or a limit of 0 is the original one.
+        # An increase never creates or lowers a limit, so a missing limit or a limit of 0 is the original one.
         if any(original.values()):
             noted = notes.load(path)
             original = {file: own_limit(limit, noted.get(file)) for file, limit in original.items()}
@@ -460,8 +462,8 @@ def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *,
 
 
 def _raise_above(tree: CgroupTree, notes: OriginalLimits, plan: Plan, done: Outcome) -> Mapping[str, Limit] | None:
-    """Applies the raises to the cgroups above a container. Returns the original limits of its pod, or None if they are
-    unknown.
+    """Applies the limit increases to the cgroups above a container. Returns the original limits of its pod, or None if
+    they are unknown.
 
     Raises CgroupGoneError or CgroupAccessError.
     """
@@ -482,8 +484,8 @@ def _raise_above(tree: CgroupTree, notes: OriginalLimits, plan: Plan, done: Outc
 def _raise_limits(
     tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None, done: Outcome
 ) -> Mapping[str, Limit]:
-    """Applies the raises to one cgroup, and stores its original limits. Returns the original limits of the files that
-    were read.
+    """Applies the limit increases to one cgroup, and stores its original limits. Returns the original limits of the
+    files that were read.
 
     Raises CgroupGoneError or CgroupAccessError.
     """

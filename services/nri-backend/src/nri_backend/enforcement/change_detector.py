@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the cgroups that an audit can skip, because neither their plan nor the content of their files has changed.
+"""Finds the cgroups that an audit can skip, because neither their plan nor the contents of their files have changed.
 
-An audit that leaves no problem stores a *reading*: the content of the files that it has read, with the plan that it has
-applied. The next audit computes the current plan. If it equals the stored one, the audit compares the files with the
-stored content, without parsing them, and skips the cgroup if they are the same: applying the same plan to the same
+An audit that leaves no problem stores a *reading*: the contents of the files that it has read, with the plan that it
+has applied. The next audit computes the current plan. If it equals the stored one, the audit compares the files with
+the stored content, without parsing them, and skips the cgroup if they are the same: applying the same plan to the same
 content would have the same result. In all other cases the audit reads the cgroup.
 
 A container's plan includes its state (``Plan.tracked``), so every change to the container makes the audit read its
@@ -38,7 +38,7 @@ each step becomes a separate job, and the switch to a thread and back takes as l
 _Batches = dict[str, list[str]]
 """Batches of cgroups, each to be compared in one step and keyed by its first cgroup."""
 Plans = Mapping[str, object]
-"""Plans by container id, or raises by the path of a cgroup above containers."""
+"""Plans by container id, or limit increases by the path of a cgroup above the containers."""
 
 
 class ChangeDetector:
@@ -71,7 +71,7 @@ class ChangeDetector:
         plan: Callable[[], tuple[Plans, Sequence[Step[Outcome]]]],
         late: Callable[[list[Outcome]], object],
     ) -> list[Outcome]:
-        """Runs an audit's steps as CgroupWorker.work() does, and stores the content of the files that the steps have
+        """Runs an audit's steps as CgroupWorker.work() does, and stores the contents of the files that the steps have
         read.
 
         ``plan`` returns the plans and the steps that apply them. ``late`` is called with the outcome of a hung step
@@ -103,7 +103,7 @@ class ChangeDetector:
         return [i for i in ids if i not in known]
 
     def _stored(self, outcomes: list[Outcome], plans: Plans) -> list[Outcome]:
-        """Stores the content of the files that were read, with the plans; returns the outcomes."""
+        """Stores the contents of the files that were read, with the plans; returns the outcomes."""
         for outcome in outcomes:
             if outcome.seen is not None:
                 self._readings.store(outcome.id, plans[outcome.id], outcome.seen)

@@ -257,7 +257,7 @@ class Enforcer:
         self._auditor.request_audit()
 
     async def _recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
-        """Returns the containers with the content of their enforcement records and their current partition types."""
+        """Returns the containers with the contents of their enforcement records and their current partition types."""
         return await self._auditor.partitions.recall(await self.reconciler.recorder.recall(containers))
 
     async def _end(self, container_id: str, event: Event) -> None:

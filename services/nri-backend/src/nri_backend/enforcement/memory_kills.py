@@ -93,7 +93,7 @@ class KillWatch:
         self._claimed = Derived(state, lambda: _claimed_pods(state))
         self._uids = Derived(state, lambda: {one.identity.pod.uid for one in state})
         self._last: tuple[int, Mapping[str, bytes]] = -1, {}
-        """For the last look_at_all() call that succeeded: the number of state changes and the content of the pods'
+        """For the last look_at_all() call that succeeded: the number of state changes and the contents of the pods'
         files when the call began.
         """
         self._looking = asyncio.Lock()

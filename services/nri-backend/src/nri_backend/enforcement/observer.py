@@ -54,7 +54,7 @@ class Observer:
 
     def __init__(self, enforcer: Enforcer, tree: CgroupTree, files: ObservedFiles, host_passes: Passes) -> None:
         self.observation = Observation()
-        """The changes of the last complete pass."""
+        """The changes from the last complete pass."""
         self._enforcer = enforcer
         self._state = enforcer.state
         self._tree = tree

@@ -154,7 +154,7 @@ class PartitionManager:
         without this check, a partition that becomes invalid after its container has ended would be considered valid
         until the container's last process has ended, and other containers would run on CPUs of a claim that is still in
         use. A partition becomes invalid if a sibling's cpuset overlaps with it, or if all of its CPUs go offline. In
-        the second case it stays invalid when the CPUs are online again.
+        the second case it stays invalid even after the CPUs are online again.
 
         With ``every``, this includes ended containers whose partition was invalid before this instance started.
         """

@@ -93,7 +93,7 @@ class EnforcementRecord(BaseModel):
     """
     claims: tuple[Held, ...] = ()
     fallback_reason: str = ""
-    """Reason why the pool enforces the CPU claims although the cgroup should be a partition; empty if the pool does
+    """Reason why the pool enforces the CPU claims even though the cgroup should be a partition; empty if the pool does
     not.
     """
     fallback_code: str = ""
@@ -278,7 +278,7 @@ class Recorder:
         self._state = state
         self._records = records
         self._written: dict[str, _Content] = {}
-        """Content of the written records, by container."""
+        """Contents of the written records, by container."""
         self._answered: set[str] = set()
         """Containers for which the limits that the runtime stores include the claimed hugepages.
 
@@ -410,7 +410,8 @@ class Recorder:
     async def keep_pins(self) -> None:
         """Stores the pins of live containers if they have changed; a failed write is retried at the next audit.
 
-        Does nothing until the runtime has listed its containers, since their pins would be lost.
+        Does nothing until the runtime has listed its containers, since the stored pins of these containers would
+        otherwise be lost.
         """
         pins = self._living_pins.value
         if not self._state.told or pins == self._pins:

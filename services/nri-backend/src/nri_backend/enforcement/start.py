@@ -125,7 +125,7 @@ class Starter:
                 return self._verified(tracked, outcome)
 
     def _is_up_to_date(self, tracked: Tracked, outcome: Outcome) -> bool:
-        """Returns True if the job has applied the current plan, although the state has changed."""
+        """Returns True if the job has applied the current plan, even if the state has changed."""
         return tracked.rejection is None and plan_at_start(self._state, tracked).desired == outcome.desired
 
     def _verified(self, tracked: Tracked, outcome: Outcome) -> tuple[Tracked, Rejection | None]:

@@ -33,7 +33,7 @@ class FrontendError(Exception):
 
 
 TRANSIENT_ERRORS: Final = (OSError, h11.ProtocolError, FrontendError)
-"""Errors caused by a frontend that is absent, restarting or from another release. The caller reconnects."""
+"""Errors caused by a frontend that is absent, restarting or from a different release. The caller reconnects."""
 
 
 class _Reader(asyncio.StreamReader):

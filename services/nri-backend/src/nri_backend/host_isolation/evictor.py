@@ -50,8 +50,8 @@ class Movables(Protocol):
     """
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> Mapping[str, Cpus | None]:
-        """Returns the affinities of the interrupts or slices named in ``moved``, and of at least those others that use
-        CPUs to vacate.
+        """Returns the affinities of the interrupts or slices named in ``moved``, and at least of every other one that
+        uses a CPU to be vacated.
 
         The value is None if an interrupt or slice exists but its affinity cannot currently be read.
         """

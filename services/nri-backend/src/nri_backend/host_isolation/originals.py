@@ -23,7 +23,8 @@ class OriginalsFile:
         self._path = path
         self._read_only = read_only
         self._cached_stamp: tuple[int, int] | None = None
-        """Inode and modification time of the cached content. Parsing thousands of CPU sets takes 0.1 s."""
+        """Inode and modification time of the file whose content is cached. Parsing thousands of CPU sets takes 0.1 s.
+        """
         self._cached: Originals = {}
 
     def load(self) -> Originals:
@@ -44,7 +45,7 @@ class OriginalsFile:
     def save(self, originals: Originals) -> None:
         """Replaces the file, or removes it if there are no originals. Does nothing if ``read_only`` is set.
 
-        If this fails, it raises OSError, and the file is unchanged.
+        Raises OSError if this fails; the file is then unchanged.
         """
         if self._read_only:
             return

@@ -7,7 +7,7 @@ they are overwritten, so that a later instance can restore them. Two rules make 
 other programs:
 
 * The file contains each original together with the last two affinities that the backend expects to read back: the one
-  before its latest write and the one that it wrote. If the process dies between two writes, either of them may be in
+  before its latest write and the one that it wrote. If the process dies between two writes, either affinity may be in
   effect, and the stored original is still valid.
 * If the current affinity is neither of these two, another program has written it. That program's affinity becomes the
   new original. The movable is moved again only if the new original contains CPUs to vacate; it is counted as contested
@@ -98,5 +98,5 @@ def plan_eviction(
 
 
 def revert_failed(after: Originals, before: Originals, failed: Collection[str]) -> Originals:
-    """Returns ``after``, but with the entries of ``before`` for the names whose write failed."""
+    """Returns ``after``, but with the entries from ``before`` for the names whose write failed."""
     return {**{n: m for n, m in after.items() if n not in failed}, **{n: before[n] for n in failed if n in before}}

@@ -110,7 +110,7 @@ class Raise:
     lifted: bool = False
     """True if the limit is removed."""
     needed: bool = False
-    """True if it is a problem that the limit's file does not exist."""
+    """True if the absence of the limit's file is a problem."""
     counted: int = 0
     """Amount that the kubelet has already added to the original limit for the pod's claims."""
 
@@ -161,7 +161,7 @@ def raised_limits(
         raised = raises.get(file, Raise())
         if file not in present:
             if raised.needed:
-                # The value is desired although it cannot be written, so that the next reading reports the file as
+                # The value is desired even though it cannot be written, so that the next reading reports the file as
                 # missing.
                 wanted |= {name: DesiredLimit(raised.plus, needed=True) for name in with_reservation(file)}
             continue
@@ -252,7 +252,9 @@ def protections(containers: Iterable[tuple[str, Mapping[Protected, int]]]) -> di
 
 
 def _sums(shares: Iterable[Mapping[tuple[_Kind, str, str], int]]) -> dict[_Kind, int]:
-    """Returns the sum of bytes by file or page size. A request that several containers share is added only once."""
+    """Returns the total number of bytes for each file or page size. A request that several containers share is added
+    only once.
+    """
     distinct: dict[tuple[_Kind, str, str], int] = {}
     for share in shares:
         distinct |= share

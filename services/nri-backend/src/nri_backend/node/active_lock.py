@@ -23,8 +23,8 @@ instance becomes the holder or the standby reconnects. Then the standby creates 
 heartbeat into it, and renames it to ``active.lock``. The old holder still has a lock, but on a file that no longer has
 a name. When that holder runs again, it notices from the inode that it has lost the lock, and exits with LockLostError.
 
-Both ways to acquire the lock are guarded by a second flock on ``takeover.lock``; an instance that holds it checks again
-whether it may acquire the active lock. Otherwise, two standbys could become active at the same time, one with the
+Both ways of acquiring the lock are guarded by a second flock on ``takeover.lock``; an instance that holds it checks
+again whether it may acquire the active lock. Otherwise, two standbys could become active at the same time, one with the
 released old file and one with a new file.
 """
 
@@ -231,7 +231,8 @@ class ActiveLock:
             os.pwrite(fd, self._own.encode(), 0)
             self._last_warning = ""
         except OSError as error:
-            # On a full disk, the first heartbeat cannot be written. Other instances trust a holder that has none.
+            # On a full disk, the first heartbeat cannot be written. Other instances trust a holder that has not written
+            # one.
             self._warn_once("the heartbeat cannot be written", error)
 
     def _warn_once(self, text: str, error: OSError) -> None:

@@ -40,7 +40,7 @@ class CgroupWatch:
         self._reported: dict[str, float] = {}
 
     def listen(self, changed: Callable[[set[str]], None]) -> None:
-        """From now on, calls ``changed`` with the paths of the cgroups whose file has changed."""
+        """Starts calling ``changed`` with the paths of the cgroups whose file has changed."""
 
         def ready() -> None:
             if paths := self.take_changed():
@@ -121,4 +121,4 @@ class CgroupWatch:
         descriptor = self._descriptors.pop(path)
         del self._paths[descriptor]
         self._reported.pop(path, None)
-        os.close(descriptor)  # which also ends its registration with epoll
+        os.close(descriptor)  # this also ends its registration with epoll

@@ -2,7 +2,7 @@
 """Reads and writes cgroup files (cgroup-v2.rst), and the kubelet's original limits, which are stored as an attribute of
 the cgroup.
 
-Plans with the desired content of the files are computed elsewhere (containers/plan.py). Every call blocks.
+Plans with the desired contents of the files are computed elsewhere (containers/plan.py). Every call blocks.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ class CgroupTree:
         self.observes = self.files.observes
         """True if writes are recorded and not made (``enforcement: observe``)."""
         self.seen: Seen | None = None
-        """Content of the files that were read, if this is a recording tree; else None."""
+        """Contents of the files that were read, if this is a recording tree; else None."""
         self.writes_cpusets = True
         """False for a view that must not write cpuset files."""
         self._capable = False

@@ -63,7 +63,8 @@ class FileCache:
         """Descriptors of ``_Reading.opened``, by file name and cgroup."""
         self._closings = 0
         """Number of descriptors closed so far. If it changes during a read, one of the descriptors may already refer to
-        another file, so the read is repeated."""
+        a different file, so the read is repeated.
+        """
         self._comparisons: dict[str, _Comparison] = {}
         """Comparisons by their first key. The dictionary is replaced whenever a reading or descriptor changes, so that
         a thread can see that its comparison is out of date."""
@@ -211,7 +212,7 @@ class FileCache:
                 return all(self._read(*file) == data for file, data in reading.seen.items())
             # Each descriptor is stored immediately, so if the process cannot open more files, those opened so far are
             # closed when the reading is discarded. If another thread discards the reading in the meantime, a descriptor
-            # may already refer to another file; then the contents differ.
+            # may already refer to a different file; then the contents differ.
             for file, data in reading.seen.items():
                 if (descriptor := reading.opened.get(file)) is None:
                     descriptor = self._open_for(reading, file)

@@ -31,8 +31,8 @@ class Heartbeat:
 
     instance: str
     at: float
-    """Time of writing in seconds on the monotonic clock, which is the same for all processes until the next reboot
-    (clock_gettime(2)).
+    """Time at which the heartbeat was written, in seconds on the monotonic clock, which is the same for all processes
+    until the next reboot (clock_gettime(2)).
     """
     serving: bool
     """True if the holder was synchronized with the container runtime."""

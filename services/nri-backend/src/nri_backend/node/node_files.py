@@ -3,7 +3,7 @@
 
 `NodeFiles` makes the changes. `ObservedFiles` has the same methods but makes no changes: it records each one with the
 current content of the file (``enforcement: observe``). The lock, the heartbeat and the enforcement records in the
-driver's own directories do not count as files of the node here. tests/unit/test_node_writers.py lists every module that
+driver's own directories do not count as the node's files here. tests/unit/test_node_writers.py lists every module that
 writes a file, and fails if any other module does. Every method blocks.
 
 The mode is selected in one place: app.py creates an instance of one of the two classes and passes it to `CgroupTree`,

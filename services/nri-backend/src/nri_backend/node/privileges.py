@@ -302,7 +302,7 @@ def remove_leftovers(tree: CgroupTree) -> None:
                 tree.remove(f"{parent}/{child}")
             tree.remove(parent)
         except FileNotFoundError:
-            continue  # another instance has removed it
+            continue  # another instance has already removed the cgroup
         except (OSError, CgroupAccessError) as error:
             text = "a cgroup from an earlier start cannot be removed; remove it with rmdir"
             _log.warning(text, extra={"cgroup": f"{tree.root}/{parent}", "error": str(error)})

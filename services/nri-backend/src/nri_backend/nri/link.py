@@ -61,7 +61,7 @@ class Link:
         # Errors are stored as results: asyncio would log the exception of a future that is never awaited.
         self._answer: asyncio.Future[bytes | TtrpcError] = asyncio.get_running_loop().create_future()
         self._running: set[asyncio.Task[None]] = set()
-        """Calls from the runtime in progress."""
+        """Calls from the runtime that are in progress."""
         self._end = ""
         """Reason why the connection ended. Empty while it is open."""
 

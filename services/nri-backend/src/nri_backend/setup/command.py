@@ -4,9 +4,9 @@ contains them.
 
 With ``--write`` it creates one new file. It changes no existing file and restarts nothing.
 
-An operator runs it from the image with ``ctr run``. There, two things differ from running a program on the node. ctr
-does not forward the end of its standard input, so the dump is mounted as a file, and reading standard input has a
-timeout. Also, the process is the first in its PID namespace, so the kernel ignores signals for which it has no handler
+An operator runs it from the image with ``ctr run``. Two things then differ from running a program on the node. ctr does
+not forward the end of its standard input, so the dump is mounted as a file, and reading standard input has a timeout.
+Also, the process is the first in its PID namespace, so the kernel ignores signals for which it has no handler
 (signal(7)); therefore it installs handlers for SIGTERM and SIGINT.
 """
 

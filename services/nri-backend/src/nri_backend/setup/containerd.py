@@ -60,7 +60,7 @@ def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) 
 
 
 def _changes(names: Sequence[str], dump: Dump, cdi_dir: str) -> list[Change]:
-    """Returns a Change for each of these settings, including settings that already have the required value."""
+    """Returns a Change for each of the given settings, including those that already have the required value."""
     changes = []
     for setting in (one for one in SETTINGS if one.name in names and matters(one, dump)):
         path = setting.path(dump.cri)

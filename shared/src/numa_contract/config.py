@@ -204,8 +204,8 @@ class OnDemandPages(Section):
 
 
 class HardwareErrors(Section):
-    """Numbers of errors, as counted by the kernel, at which memory and CPUs are withheld from new claims. 0 disables
-    the check.
+    """Error counts, as reported by the kernel, at which memory and CPUs are withheld from new claims. 0 disables the
+    check.
     """
 
     uncorrected: Annotated[int, Field(ge=0)] = 1

@@ -346,9 +346,9 @@ class AllocationRecord(RecordPart):
     results.
     """
     cpus: Annotated[tuple[CpuAllocation, ...], Field(max_length=_MAX_RESULTS)] = ()
-    """Allocated CPUs by result; empty in a record of ``dra.memory``."""
+    """Allocated CPUs by result; empty in a ``dra.memory`` record."""
     memory: Annotated[tuple[MemoryAllocation, ...], Field(max_length=_MAX_RESULTS)] = ()
-    """Allocated memory by result; empty in a record of ``dra.cpu``."""
+    """Allocated memory by result; empty in a ``dra.cpu`` record."""
     parameters: dict[str, CpuParameters] = Field(default_factory=dict)
     """Parameters of the requests for ``dra.cpu``, by base name of the request."""
     memory_parameters: dict[str, MemoryParameters] = Field(default_factory=dict)

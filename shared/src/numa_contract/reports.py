@@ -19,8 +19,8 @@ together must be below LEASE_SECONDS, so that one lost report does not end the l
 docs/adr/0031-changes-of-reports.md has the figures.
 """
 FORMER_RENEW_SECONDS: Final = 2.0
-"""Interval for a frontend from a release that does not accept ContainerChanges. Such a frontend closes connections that
-are idle for 5 s.
+"""Interval between reports to a frontend whose release does not accept ContainerChanges. Such a frontend closes
+connections that are idle for 5 s.
 """
 MAX_STATE_BYTES: Final = 4 << 20
 """Maximum size of a request body in bytes. The report of a node with 500 containers takes up 5 % of this."""

@@ -64,7 +64,7 @@ class PageMemory(MemoryDocument):
 
 
 class EnforcedDocument(StateDocument):
-    """A claim's ``Enforced`` condition, for the device with the worst status."""
+    """A claim's ``Enforced`` condition, taken from the device with the worst status."""
 
     status: str
     """Status of the condition: ``True``, ``False`` or ``Unknown``."""
@@ -82,7 +82,7 @@ class PageClaimMemory(StateDocument):
     bytes: int
     """Memory in bytes."""
     page_size: str
-    """Size of one hugepage, such as ``2Mi``; empty for memory without hugepages."""
+    """Size of one hugepage, such as ``2Mi``; empty for plain memory."""
 
 
 class PageClaim(StateDocument):

@@ -97,7 +97,9 @@ def is_named(descriptor: int, path: str | Path) -> bool:
 
 
 class FileLock:
-    """An inter-process lock that never blocks the event loop. Coroutines of this process acquire it in order."""
+    """An inter-process lock that never blocks the event loop. This process's coroutines acquire it in the order in
+    which they request it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

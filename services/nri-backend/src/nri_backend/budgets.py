@@ -8,7 +8,7 @@ Therefore every hook is answered in time, with an error if necessary, and the ku
   0 s                                                          1.2 s       1.5 s             2 s
   ├── CLEAR: wait for other containers to leave the CPUs ────────┤           │                 │
   │                                                              ├─ the job ─┤                 │
-  ├── DEADLINE: after it the hook is cancelled and answered ─────────────────┤                 │
+  ├── DEADLINE: then the hook is cancelled and answered ─────────────────────┤                 │
   │                                                                          ├─ KILL ──┤       │
   └── the runtime's request timeout ───────────────────────────────────────────────────────────┘
 

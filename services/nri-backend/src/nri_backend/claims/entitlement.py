@@ -63,7 +63,7 @@ class MemoryGrant:
     protected: Mapping[Protected, int] = field(default_factory=dict)
     """Protected bytes by file, claim and request."""
     hugepages: Mapping[int, int] = field(default_factory=dict)
-    """Bytes of claimed hugepages by page size in bytes, rounded down to whole pages."""
+    """Claimed hugepages in bytes, by page size in bytes, rounded down to whole pages."""
     fault: str = ""
     """Reason why the memory claims cannot be enforced; empty if they can."""
 

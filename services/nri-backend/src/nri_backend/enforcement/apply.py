@@ -323,7 +323,7 @@ def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
 
 
 def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Raises | None) -> Outcome:
-    """Applies the limit increases to one cgroup above containers, and records the contents of its files. Never raises."""
+    """Applies the limit increases to one cgroup above containers, and records its files' contents. Never raises."""
     done, recording = Outcome(path), tree.recording()
     try:
         _raise_limits(recording, notes, path, raises, done)

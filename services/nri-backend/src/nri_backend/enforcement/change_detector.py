@@ -113,7 +113,7 @@ class ChangeDetector:
         return outcomes
 
     def contents(self, paths: Mapping[str, str], name: str) -> dict[str, bytes]:
-        """Returns one file's content for several containers' cgroups, as FileCache.contents() does. Blocks."""
+        """Returns the content of the same file in several containers' cgroups, as FileCache.contents() does. Blocks."""
         return self._readings.contents(paths, name)
 
     async def unsettled(self, ids: Sequence[str]) -> list[str]:

@@ -40,7 +40,7 @@ def kill_count(text: str) -> int:
 
 
 def _claimed_pods(state: NodeState) -> dict[str, str]:
-    """Returns the UIDs of pods with memory claims, by the pod's cgroup."""
+    """Returns the UIDs of pods with memory claims, keyed by the pod's cgroup."""
     of_claims = [one.identity for one in state if one.entitlement.memory is not None]
     return {identity.pod_cgroup: identity.pod.uid for identity in of_claims if identity.pod_cgroup}
 

@@ -3,10 +3,10 @@
 
 Amounts are in bytes; hugepages are keyed by page size in bytes.
 
-Raises. A container's limit has no effect while a cgroup above it has a lower one, so a pod's claims also raise the
-limits that the kubelet has set on the pod's cgroup. A ``Raise`` is the amount that claims add to one such limit.
-``raised_limits()`` computes the new limits of one cgroup: original limit plus raise, or the original limit if no claim
-needs a raise any longer. enforcement/apply.py writes the new limits.
+Limit increases. A container's limit has no effect while a cgroup above it has a lower one, so a pod's claims also raise
+the limits that the kubelet has set on the pod's cgroup. A ``Raise`` is the amount that claims add to one such limit.
+``raised_limits()`` computes the new limits of one cgroup: the original limit plus the increase, or just the original
+limit once no claim requires an increase. enforcement/apply.py writes the new limits.
 
 Original limits. To restore the original limit later, the backend stores it on the cgroup together with the values that
 it writes (``Note``, node/cgroups.py), always before it writes them. A limit that equals none of the stored values was
@@ -17,12 +17,12 @@ written by the kubelet and becomes the new original limit:
   a claim of 2 GiB: store, then write   6 GiB    (4, 6)
   another claim of 1 GiB: store         6 GiB    (4, 7, 6)   6 or 7 are recognized after a crash
                           write         7 GiB    (4, 7)
-  the kubelet resizes the pod           5 GiB    (4, 7)      5 was not written here: the new original
+  the kubelet resizes the pod           5 GiB    (4, 7)      5 was not written by the backend: the new original
   the next audit                        8 GiB    (5, 8)
   both claims end                       5 GiB    none
 
-Therefore a backend restart, or a crash in the middle of a write, never adds a raise to a limit that already includes
-it.
+Therefore a backend restart, or a crash in the middle of a write, never adds an increase to a limit that already
+includes it.
 
 Hugepages. The kubelet limits a container's hugepages to the amount in the pod spec, which does not include claims. A
 container with a claim gets that limit plus the claimed bytes, and its pod's cgroup gets the original limit plus the
@@ -30,11 +30,11 @@ claims of all its live containers:
 
   pod spec: container a 2 MiB, container b 0; claims: a 4 MiB, b 8 MiB
                        kubelet   with claims
-  pod                  2         14            one raise of 12
+  pod                  2         14            one increase of 12
     container a        2          6
     container b        0          8
 
-The kubelet's limit for a container is only known from the runtime (``asked_limits()``). Once this plugin has answered
+The kubelet's limit for a container is known only from the runtime (``asked_limits()``). Once this plugin has answered
 CreateContainer, the limit that the runtime stores includes the claimed bytes. Stock containerd drops the kubelet's
 limit; the pod's original limit is then used instead. The usage limit and the reservation limit are set to the same
 value. If too few pages are free, mmap then fails; without the reservation limit, a later access would kill the process.
@@ -200,8 +200,8 @@ def quota_raise(
 ) -> dict[str, Raise]:
     """Returns the increase to a pod's quota that its unthrottled containers require.
 
-    ``unthrottled`` contains each of these containers' entitlement and CPU limit. ``counted`` is the number of CPUs that
-    the kubelet has added for claims.
+    ``unthrottled`` contains the entitlement and CPU limit of each of these containers. ``counted`` is the number of
+    CPUs that the kubelet has added for claims.
     """
     found = tuple(unthrottled)
     if choice == "keep" or not found:

@@ -38,7 +38,7 @@ _VERSION_3: Final = 0x20080522
 _BITS: Final = 32
 _IDENTITY_MAP: Final = ["0", "0", "4294967295"]
 _PROBE: Final = "dra-driver-numa-probe"
-"""Prefix of the names of the probe's cgroups."""
+"""Name prefix of the probe's cgroups."""
 _PROBE_ATTEMPTS: Final = 3
 # perr_strings in kernel/cgroup/cpuset.c: PERR_ACCESS (since Linux 6.12) and PERR_INVCPUS.
 NOT_PERMITTED: Final = "not permitted"

@@ -27,7 +27,7 @@ class BackendCode(StrEnum):
     NODE_IS_CONTAINER = "NodeIsContainer"
     """The node is itself a container, where the kernel creates no partitions."""
     KERNEL_TOO_OLD = "KernelTooOld"
-    """The kernel is too old: it does not support partitions, or it lacks another cgroup file."""
+    """The kernel is too old: it does not support partitions, or it lacks some other cgroup file."""
     CPUS_LOST = "CPUsLost"
     """The kernel has lost CPUs: those of an ended partition are in no cgroup. No more partitions are created."""
     KERNEL_CALL_HANGS = "KernelCallHangs"

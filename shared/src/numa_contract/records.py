@@ -155,7 +155,7 @@ class PodReference(RecordPart):
 
 
 class Owner(RecordPart):
-    """The container that first used a claim. After a restart, the container has another ID but is still the same
+    """The container that first used a claim. After a restart, the container has a different ID but is still the same
     owner.
     """
 

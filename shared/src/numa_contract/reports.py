@@ -49,8 +49,8 @@ _MAX_CODE: Final = 64
 _MAX_PATH: Final = 4096
 """Maximum length of a path in the kernel."""
 Text = Annotated[str, AfterValidator(cut_answer)]
-"""Text for people. It is truncated to 1 KiB, because an overlong string from another release should not make a report
-invalid.
+"""Text for people. It is truncated to 1 KiB, because an overlong string from a different release should not make a
+report invalid.
 """
 Texts = Annotated[tuple[Text, ...], BeforeValidator(lambda value: _first(value, _MAX_PROBLEMS))]
 """List of strings, of which at most 64 are read."""

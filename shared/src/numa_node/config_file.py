@@ -9,7 +9,7 @@ reads. Both use Go's go.yaml.in/yaml/v2 and convert the values to JSON. PyYAML r
 So ``_StrictLoader`` replaces PyYAML's table of implicit resolvers, which assign a type to a plain scalar by its first
 character and a regular expression, and the constructors of the types in that table. A scalar for which no resolver
 matches, such as a date, is a string. ``PortableDumper`` does the opposite: it uses the resolvers of both PyYAML and
-``_StrictLoader``, so that it quotes every string that one of the readers would read as another value.
+``_StrictLoader``, so that it quotes every string that one of the readers would read as a different value.
 tests/chart/test_yaml_reading.py compares the loader with the real Helm.
 """
 
@@ -176,8 +176,9 @@ for _first in "+-.":
 
 
 class PortableDumper(yaml.SafeDumper):
-    """A safe dumper that quotes every string that PyYAML, kubectl or Helm would read as another value, such as
-    ``n``."""
+    """A safe dumper that quotes every string that PyYAML, kubectl or Helm would read as a different value, such as
+    ``n``.
+    """
 
 
 PortableDumper.yaml_implicit_resolvers = {

@@ -44,7 +44,9 @@ each time that the plan changes during a job. Retries for other reasons are not 
 JOB_SECONDS: Final = 0.01
 """Time after which an audit job leaves its remaining steps to the next job."""
 HOLD_SECONDS: Final = 0.002
-"""Maximum time for which the event loop blocks on a hook's job. A container start's job takes half as long."""
+"""Maximum time for which the event loop blocks on a hook's job. The job for a container start takes about half of this
+time.
+"""
 PASS_BY_SECONDS: Final = 0.1
 """Time after which the worker continues without a job that is hung in the kernel."""
 MAX_STUCK: Final = 4

@@ -119,8 +119,8 @@ async def serve_pages(address: tuple[str, int], pages: Pages, *, seconds: float 
     connections: dict[_Connection, None] = {}
     listening = listen_tcp(*address)
     loop = asyncio.get_running_loop()
-    # asyncio uses one number for both: how many connections may wait in the kernel, and how many are accepted in one
-    # iteration of the event loop.
+    # asyncio uses one number for two limits: how many connections may wait in the kernel, and how many are accepted in
+    # one iteration of the event loop.
     server = await loop.create_server(
         lambda: _Connection(pages, connections, seconds), sock=listening, backlog=_CONNECTIONS_PER_TURN
     )

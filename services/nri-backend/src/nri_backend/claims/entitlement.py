@@ -328,6 +328,6 @@ def _fault(parts: Sequence[_Part]) -> str:
         return "its claims ask for binding: preferred and binding: interleave, but a process has only one memory policy"
     mounts = {(uid, a.request): parameters.mount.path for uid, a, parameters in parts if parameters.mount}
     if pair := hiding_mounts(mounts.values()):
-        # The runtime would mount both, but only one of the two mounts would be visible.
+        # The runtime would create both mounts, but only one of them would be visible.
         return f"one claim's mount at {pair[0]} would hide another's at {pair[1]}; give each its own directory"
     return ""

@@ -143,7 +143,7 @@ class Tracked:
         It is used for a container whose own cgroup does not exist.
 
         Claims are enforced only through the container's own cgroup. The kubelet puts a pod's UID into the name of the
-        pod's cgroup; a cgroup with another name may belong to other pods as well.
+        pod's cgroup; a cgroup with a different name may belong to other pods as well.
         """
         identity = self.identity
         name, uid = identity.pod_cgroup.rpartition("/")[2], identity.pod.uid
@@ -184,7 +184,7 @@ class Tracked:
         """CPUs that no other container may use: those of this container's claims, or those of a partition without a
         claim record.
 
-        If only some of its claims have a record, the CPUs are the union of both sets.
+        If only some of its claims have a record, the result is the union of both sets.
         """
         exclusive = self.observed.exclusive
         return self.entitlement.cpus | exclusive if self.unsettled else self.entitlement.cpus or exclusive

@@ -364,8 +364,8 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
 def _pod_raises(state: NodeState, path: str, pod_uid: str, passed_on: Mapping[str, Raise]) -> Raises | None:
     """Returns the limit increases that the claims of a pod's live containers require for the pod's cgroup."""
     members = state.containers.of_pod(pod_uid)
-    # Since the cgroups were listed, the pod may have been removed, or the runtime may have reported another cgroup for
-    # it.
+    # Since the cgroups were listed, the pod may have been removed, or the runtime may have reported a different cgroup
+    # for it.
     if all(tracked.identity.pod_cgroup != path for tracked in members):
         return None
     alive, counted = [tracked for tracked in members if tracked.phase in ALIVE], state.counted_of(pod_uid)

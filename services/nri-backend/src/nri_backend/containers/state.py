@@ -7,7 +7,7 @@ siblings.
 
 Containers are also indexed by cpuset class. A node has hundreds of containers and few classes: two containers are in
 the same class if they were last seen on the same CPUs and have the same desired CPUs. The class alone decides whether a
-container is misplaced or occupies a claim's CPUs, so both are computed once per class (plan.py, admission.py).
+container is misplaced or occupies a claim's CPUs, so both facts are determined once per class (plan.py, admission.py).
 """
 
 import logging
@@ -227,7 +227,7 @@ class NodeState:
         self.changes += 1
         self.change_log.report(container_id)
         alive = tracked.phase in ALIVE
-        # An ended container with another id is an earlier run, and does not replace the rejected attempt.
+        # An ended container with a different id is an earlier run, and does not replace the rejected attempt.
         if attempt is not None and (alive or attempt.id == container_id):
             self.change_log.report(attempt.id)
             del self.rejected[identity.user]

@@ -3,7 +3,7 @@
 
 The counts are reported to the frontend. A cgroup's ``memory.events`` includes the events in all cgroups below it
 (cgroup-v2.rst). A container's cgroup is removed when its last process has ended, and the container's own count is lost
-with it, but the pod's count still includes its kills. So both are read, and the difference is attributed to the
+with it, but the pod's count still includes its kills. So both counts are read, and the difference is attributed to the
 container that has ended.
 
 This requires that the pod has been read before the container runs. CreateContainer therefore wakes the audit, which

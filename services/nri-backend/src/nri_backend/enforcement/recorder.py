@@ -13,8 +13,8 @@ sources are lost while the container runs:
 
 Since a record is enough to entitle its container to CPUs, records are kept in one of the backend's own directories,
 where no pod can write. A record contains the cgroup's inode, which no other cgroup has until the next reboot. A
-container with the same id after a reboot, or one that was deliberately given this id, has another inode, so the record
-does not apply to it.
+container with the same id after a reboot, or one that was deliberately given this id, has a different inode, so the
+record does not apply to it.
 
 A record is written by the job that has applied the settings of a starting container with a claim and has read them
 back. It is written again, by the hook or an audit, if the claims, the ``answered`` mark or the fallback change. For a

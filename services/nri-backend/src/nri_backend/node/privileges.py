@@ -247,7 +247,8 @@ def _probe(tree: CgroupTree, host_root: str) -> str:
 
 
 def _probe_once(tree: CgroupTree, cpu: str) -> str:
-    """Creates a cgroup and a nested one, requests a partition of one CPU in the nested one, and removes both.
+    """Creates a cgroup and a nested one, requests a partition of one CPU in the nested cgroup, and removes both
+    cgroups.
 
     The order of the checks in kernel/cgroup/cpuset.c determines what has to be written. update_prstate() first rejects
     a cgroup that has neither ``cpuset.cpus`` nor ``cpuset.cpus.exclusive`` (PERR_CPUSEMPTY), whether or not the thread

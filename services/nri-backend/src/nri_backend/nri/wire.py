@@ -14,10 +14,10 @@ Therefore ``frame_message()`` writes a message of up to 4096 bytes as one frame,
 and body. Splitting it into many small frames instead could overrun the queue of 256 frames that the reader holds.
 
 ttrpc. A message is a frame in ttrpc's own format: a 10-byte header (length, stream id, type, flags; big endian) and a
-body. A stream consists of a request and its response. After the response its id is forgotten; only the highest id so
-far is stored, since a client must use increasing ids. Each cause of an error has its own exception: OversizedError for
-a message from this process that is too long, PeerError for invalid bytes from the peer, StatusError for a method that
-has failed.
+body. A stream consists of a request and its response. After the response the stream's id is forgotten; only the highest
+id so far is stored, since a client must use increasing ids. Each kind of failure has its own exception: OversizedError
+for a message from this process that is too long, PeerError for invalid bytes from the peer, StatusError for a method
+that has failed.
 """
 
 from collections.abc import Iterator

@@ -99,7 +99,7 @@ class Document(BaseModel):
         _share_fields(self)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Returns a copy with changes, which are not validated."""
+        """Returns a copy with the given changes, without validating them."""
         copied = super().model_copy(update=update, deep=deep)
         _share_fields(copied)
         return copied

@@ -268,7 +268,7 @@ class BackendStatus(Document):
     software: Text = ""
     """Version of the backend."""
     instance: str
-    """ID of the backend instance, which changes when the process restarts."""
+    """ID of the backend instance; it changes when the process restarts."""
     generation: int = 0
     """Generation of the containers' state: a number that grows each time a container's report changes; 0 before the
     runtime has sent its state.
@@ -341,7 +341,7 @@ class StateAnswer(Document):
     """The answer to a report from the backend."""
 
     instance: str
-    """ID of the frontend instance, which changes when the process restarts."""
+    """ID of the frontend instance; it changes when the process restarts."""
     generation: int
     """Generation of the containers' state that the frontend has from this backend; 0 if it has none. If this is not the
     current generation, the backend sends the containers.

@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-# Nearly every sysfs file fits into one buffer, and an empty read marks its end. A larger buffer would be mapped and
-# unmapped for each file, which took a seventh of an idle frontend's CPU time in the node tests' virtual machine.
+# Nearly every sysfs file fits into one buffer, and an empty read marks its end. A larger buffer is mapped and unmapped
+# for each file; that took a seventh of an idle frontend's CPU time in the node tests' virtual machine.
 _READ_BYTES = 1 << 16
 _FIRST_DELAY: Final = 0.002
 _MAX_DELAY: Final = 0.1

@@ -14,7 +14,7 @@ class Mount:
     point: str
     kind: str
     options: frozenset[str]
-    """Options of the file system itself, which are the same at all its mounts."""
+    """Options of the file system itself; they are the same for all of its mounts."""
     read_only: bool = False
     """True if this mount or the whole file system is read-only."""
 

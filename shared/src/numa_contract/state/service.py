@@ -26,7 +26,7 @@ class VersionDocument(StateDocument):
     node: str
     """Name of the node."""
     instance: str
-    """ID of the frontend instance, which changes when the process restarts: the pod's UID and a random part."""
+    """ID of the frontend instance: the pod's UID and a random part. It changes when the process restarts."""
     formats: FormatsDocument
     """Versions of the formats of records, reports and documents."""
 

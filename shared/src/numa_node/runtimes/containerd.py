@@ -66,7 +66,7 @@ class Dump:
     version: int
     plugins: Table
     disabled: tuple[str, ...]
-    """Plugins that are disabled as a whole, which have no section in a dump. 1.7 may print short names."""
+    """Plugins that are disabled as a whole; a dump has no section for them. 1.7 may print short names."""
     of_2_0: bool = False
     """True if containerd 2.0 printed the dump. 2.0.0 to 2.0.5 omit settings that the files contain under their 1.7
     names.

@@ -148,7 +148,7 @@ class Schedule:
 
 
 class GroupAuditor:
-    """Audits the cgroups above containers, whose limits depend on the claims of the containers below them."""
+    """Audits the cgroups above containers. Their limits depend on the claims of the containers below them."""
 
     def __init__(
         self, state: NodeState, reconciler: Reconciler, count_repairs: Callable[[Iterable[Outcome]], None]

@@ -53,7 +53,7 @@ class RuntimeLimits:
     """
 
     def updated(self, wanted: Resources, *, requested: bool = False) -> "RuntimeLimits":
-        """Returns the limits after an update, which contains only the values that change.
+        """Returns the limits after an update. The update contains only the values that change.
 
         ``requested`` is as in stated().
         """

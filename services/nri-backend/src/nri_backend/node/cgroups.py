@@ -129,7 +129,7 @@ class CgroupTree:
             return leaf
 
     def inode(self, path: str) -> int | None:
-        """Returns the inode of a cgroup, which is unique until the next reboot, or None if there is no such cgroup."""
+        """Returns a cgroup's inode, which is unique until the next reboot, or None if there is no such cgroup."""
         try:
             return os.stat(f"{self.root}/{path}").st_ino if path else None  # noqa: PTH116
         except OSError:

@@ -72,7 +72,7 @@ from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
 _THREADS: Final = 16
 """Number of threads for file I/O. It is set explicitly because Python's default varies: Python 3.13 derives it from the
-CPUs that the process may use, 3.11 from all of the machine's CPUs.
+CPUs that the process may use, Python 3.11 from all of the machine's CPUs.
 """
 _PREFLIGHT_SECONDS: Final = 2.0
 """Interval between preflights while the pod has faults."""
@@ -142,7 +142,7 @@ class Service:
             shortages=self.shortages,
         )
 
-        # The parts for the kubelet, the scheduler and Prometheus.
+        # The parts that serve the kubelet, the scheduler and Prometheus.
         boards = {driver: HealthBoard() for driver in DRIVERS}
         mapped = config.publish_node_allocatable_resource_mapping
         self.offer = Offer(node, boards, self.publishers, counted=mapped)
@@ -320,8 +320,8 @@ class Service:
         self.node_events.observe_lasting(self._lasting_conditions())
 
     def _lasting_conditions(self) -> list[NodeCondition]:
-        """Returns the Node's conditions. While the backend is not reporting, the conditions that it last reported still
-        apply.
+        """Returns the Node's lasting conditions. While the backend is not reporting, the conditions that it last
+        reported still apply.
         """
         if self.backend.live:
             self._reported = [NodeCondition(one.code, one.text, one.code) for one in self.backend.conditions]
@@ -338,8 +338,8 @@ class Service:
         ]
 
     async def offer_claims(self, stack: AsyncExitStack) -> None:
-        """Serves the kubelet and publishes devices forever, once the backend enforces claims. Until then, claims would
-        be refused.
+        """Serves the kubelet and publishes devices forever, as soon as the backend enforces claims. Before that, claims
+        would be refused.
         """
         for plugin in self.plugins.values():
             await stack.enter_async_context(plugin)

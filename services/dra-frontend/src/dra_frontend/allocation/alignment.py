@@ -46,7 +46,7 @@ class OtherDevices:
     found: Mapping[Key, Mapping[str, Values]] = field(default_factory=dict)
     """For each device, its attribute values by attribute name; the name includes the domain."""
     problem: str = ""
-    """The error if the slices could not be read, in which case devices may be missing."""
+    """Error message if the slices could not be read, in which case some devices may be missing."""
 
     def values(self, key: Key, attribute: str) -> Values:
         """Returns an attribute's values. Raises Refused if the device or the attribute is unknown."""
@@ -60,7 +60,7 @@ class OtherDevices:
 
 
 NO_OTHERS: Final = OtherDevices()
-"""Default if no other drivers' devices were looked up."""
+"""Value to use when no other drivers' devices have been looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def with_value(inventory: Inventory, device: CpuDevice, attribute: str) -> dict[
 
 
 def narrowed(inventory: Inventory, device: CpuDevice, values: Mapping[str, Sequence[Value]]) -> frozenset[int]:
-    """Returns the device's CPUs that have all the given attribute values."""
+    """Returns those of the device's CPUs that have all the given attribute values."""
     cpus = device.cpus
     for attribute, wanted in values.items():
         table = with_value(inventory, device, attribute)
@@ -159,7 +159,7 @@ class _Covered:
         if not common:
             shown = "; ".join(f"{name} has {_listed(one for _, one in values)}" for name, values in (*own, *partners))
             raise Refused(f"matchAttribute {self.attribute}: the claim's devices have no value in common: {shown}")
-        # Values that have the same CPUs form a single choice, since a NUMA node often has several PCIe roots.
+        # Values with the same CPUs form a single choice, because a NUMA node often has several PCIe roots.
         choices: dict[tuple[frozenset[int], ...], Choice] = {}
         for _, value in sorted(common, key=lambda one: (one[0].__name__, one[1])):
             cpus = {place: table[value] for place, table in self.tables.items()}
@@ -223,7 +223,7 @@ def ways(
 ) -> Iterator[Way]:
     """Yields the combinations of values that leave each result enough free CPUs, those with the fewest free CPUs first.
 
-    ``offered`` contains the CPUs of each result's device, ``counts`` the number of CPUs that each result needs.
+    ``offered`` contains the CPUs in each result's device, and ``counts`` the number of CPUs that each result needs.
     """
     left = _MAX_STEPS
 
@@ -302,8 +302,8 @@ def _listed(values: Iterable[Any]) -> str:
 
 
 def read_attributes(documents: Iterable[Any], wanted: frozenset[Key]) -> dict[Key, Mapping[str, Values]]:
-    """Returns the wanted devices' attributes. Skips slices, devices and attributes that cannot be parsed, since another
-    driver wrote them.
+    """Returns the wanted devices' attributes. Skips slices, devices and attributes that cannot be parsed, since they
+    were written by other drivers.
     """
     pools: dict[tuple[str, str], tuple[int, list[Any]]] = {}
     names = {(driver, pool) for driver, pool, _ in wanted}

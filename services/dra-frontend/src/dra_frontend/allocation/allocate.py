@@ -30,7 +30,7 @@ class DriverClaim:
     blank: AllocationRecord
     """The record before anything is allocated: no CPUs, no memory and, if the claim is refused, no parameters."""
     refusal: Refused | None
-    """Reason why the claim cannot be allocated. A claim that already has a record keeps it anyway."""
+    """Reason why the claim cannot be allocated. A claim that already has a record keeps that record even so."""
     config: Config
     others: OtherDevices = NO_OTHERS
 
@@ -66,7 +66,9 @@ def parse_driver_claim(
 
 
 def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> AllocationRecord:
-    """Returns the record with a new reservedFor. Drops the owner if reservedFor no longer contains the owner's pod."""
+    """Returns the record with a new reservedFor, and without its owner if reservedFor no longer contains the owner's
+    pod.
+    """
     gone = record.owner is not None and record.owner.pod_uid not in {pod.uid for pod in pods}
     known = {pod: pod for pod in record.reserved_for}  # Reuse entries that may contain fields from a newer release.
     kept = tuple([known.get(pod, pod) for pod in pods])
@@ -134,7 +136,8 @@ def _with_shared(blank: AllocationRecord, cpus: tuple[CpuAllocation, ...], inven
 
 
 def _check_named(blank: AllocationRecord) -> None:
-    """Raises Refused if a request does not list its CPUs although an external allocator chooses CPUs on this node."""
+    """Raises Refused if a request does not list its CPUs even though an external allocator chooses this node's CPUs.
+    """
     for request, parameters in blank.parameters.items():
         if parameters.cpuset is None:
             raise Refused(
@@ -144,8 +147,8 @@ def _check_named(blank: AllocationRecord) -> None:
 
 
 def _same_parameters(old: AllocationRecord, parsed: DriverClaim) -> bool:
-    """Returns True if the claim's parameters equal those in its record, or if either are unknown. In both cases the
-    claim keeps its allocation.
+    """Returns True if the claim's parameters equal those in its record, or if either set of parameters is unknown. If
+    this function returns True, the claim keeps its allocation.
     """
     if parsed.refusal is not None or not (old.parameters or old.memory_parameters):
         return True
@@ -155,7 +158,7 @@ def _same_parameters(old: AllocationRecord, parsed: DriverClaim) -> bool:
 
 def _rebuilt(parsed: DriverClaim, inventory: Inventory, ledger: Ledger) -> AllocationRecord:
     """Rebuilds the record of a claim whose file was lost while its containers were running, from the resources that
-    they hold.
+    these containers hold.
 
     The claim keeps these resources even if this release or configuration would refuse its parameters.
     """

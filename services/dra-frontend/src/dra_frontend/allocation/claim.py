@@ -58,7 +58,7 @@ def covers(requests: frozenset[str], request: str) -> bool:
 
 
 class Source(StrEnum):
-    """The source of an opaque configuration."""
+    """Where an opaque configuration comes from."""
 
     DEVICE_CLASS = "FromClass"
     CLAIM = "FromClaim"
@@ -129,11 +129,11 @@ class ClaimView:
     results: Mapping[str, tuple[AllocationResult, ...]]
     """Allocation results by driver name, in the order in which the scheduler wrote them."""
     watched: Mapping[str, tuple[AllocationResult, ...]]
-    """Results with administrative access by driver name. Administrative access is for monitoring: the device stays
+    """Results with administrative access, by driver name. Administrative access is for monitoring: the device stays
     available to other claims, and none of its capacity is consumed (KEP-5018).
     """
     configs: tuple[OpaqueConfig, ...]
-    """Opaque parameters for both our drivers. Later entries override earlier ones: device classes first, then the
+    """Opaque parameters for both of our drivers. Later entries override earlier ones: device classes first, then the
     claim.
     """
     matches: tuple[Match, ...] = ()
@@ -299,7 +299,9 @@ def _configs(devices: Mapping[str, Any]) -> tuple[OpaqueConfig, ...]:
 
 
 def _field(document: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    """Returns a field of the given type, or the default if it is absent or null. Without a default, "" is refused."""
+    """Returns a field of the given type, or the default if it is absent or null. If there is no default, "" is also
+    refused.
+    """
     value = document.get(key)
     if value is None and default is not None:
         return default

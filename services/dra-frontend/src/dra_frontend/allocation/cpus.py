@@ -100,9 +100,11 @@ def no_cpu_device(result: AllocationResult, inventory: Inventory) -> Refused:
 
 
 def cpu_count(result: AllocationResult, device: CpuDevice | None) -> int:
-    """Returns a result's number of CPUs. ``device`` is None if the device no longer exists. Raises Refused."""
-    # Only a device that is a single CPU is allocated without an amount, so a device that is gone was a single CPU if
-    # the result has no amount.
+    """Returns the number of CPUs that a result consumes. ``device`` is None if the device no longer exists. Raises
+    Refused.
+    """
+    # Only a device that is a single CPU is allocated without an amount, so if the result has no amount, the missing
+    # device was a single CPU.
     single = device.kind is DeviceKind.CPU if device else amount_of(CPU_DRIVER, result) is None
     return 1 if single else count_of(CPU_DRIVER, result)
 
@@ -293,7 +295,7 @@ def seen_cpus(
     """Rebuilds the results' CPU allocations from the CPUs to which each request's running containers are pinned.
 
     The keys of ``seen`` are the requests' base names; "" is accepted for a claim with one request. Raises Refused if a
-    request's containers hold more or fewer CPUs than the request has.
+    request's containers hold more or fewer CPUs than were requested.
     """
     chosen: dict[int, frozenset[int]] = {}
     requests = dict.fromkeys(result.base for result in results)
@@ -320,7 +322,7 @@ def pool_cpus(
     """Returns, by base name, the shared-pool CPUs that each request with ``poolCPUs`` may use in addition to its own
     CPUs.
 
-    The backend applies only those CPUs that are currently in the pool.
+    The backend uses only those CPUs that are currently in the pool.
     """
     if all(wanted.pool_cpus == "none" for wanted in parameters.values()):
         return {}

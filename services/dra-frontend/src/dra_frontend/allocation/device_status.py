@@ -2,7 +2,7 @@
 """Computes the entries of a claim's ``status.devices`` (KEP-4817).
 
 An entry's ``data`` contains the claim's allocation from the device. There are two conditions: ``Ready`` means that the
-claim is prepared, ``Enforced`` that its containers' cgroups match the record.
+claim is prepared, and ``Enforced`` that its containers' cgroups match the record.
 """
 
 from collections import defaultdict
@@ -45,7 +45,7 @@ class Condition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Content of one ``status.devices`` entry."""
+    """Contents of one ``status.devices`` entry."""
 
     data: Document
     conditions: Mapping[str, Condition]
@@ -134,8 +134,8 @@ def status_entries(ledger: Ledger, machine: Machine, *, silent: bool, node_reaso
     """Returns each claim's entries by the claim's UID.
 
     ``silent`` is True if no backend reports the node's containers. ``node_reason`` is the reason why the kernel cannot
-    isolate any claim's CPUs on this node, in which case the shared pool excludes them instead; it is "" if the kernel
-    can isolate CPUs.
+    isolate any claim's CPUs on this node, in which case those CPUs are excluded from the shared pool instead; it is ""
+    if the kernel can isolate CPUs.
     """
     shown = _Shown.of(ledger, node_reason)
     entries: defaultdict[str, dict[Key, Entry]] = defaultdict(dict)
@@ -168,7 +168,7 @@ class _Shown:
     users: Mapping[str, list[ContainerReport]]
     """The containers that name each claim, by claim UID. Rejected containers are included."""
     intruders: frozenset[int]
-    """CPUs on which a container is running although no claim entitles it to them."""
+    """CPUs on which a container is running even though no claim entitles it to use them."""
     node_reason: str
     """The ``node_reason`` argument to status_entries()."""
 
@@ -204,7 +204,7 @@ class _Shown:
 
     def _not_exclusive(self, part: CpuAllocation, running: Sequence[ContainerReport]) -> Condition | None:
         # If the kernel isolates the CPUs, the cpusets of other containers do not matter. Before the claim's own
-        # container has started there is no partition yet, so other containers may still be running on them.
+        # container has started there is no partition yet, so other containers may still be running on the claim's CPUs.
         by_kernel = all(one.exclusivity in _BY_KERNEL for one in running)
         if not by_kernel and (common := part.cpus & self.intruders):
             text = f"other containers run on its CPUs {format_cpu_list(common)}"
@@ -236,7 +236,9 @@ def _uses(report: ContainerReport, record: AllocationRecord, request: str) -> bo
 
 
 def _nodes_of(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
-    """Returns the NUMA nodes of all the container's memory claims, or an empty set if no request has strict binding."""
+    """Returns the NUMA nodes of all memory claims that the container uses, or an empty set if no request has strict
+    binding.
+    """
     nodes, strict = set[int](), False
     for use in report.claims:
         record = ledger.record(MEMORY_DRIVER, use.uid) if use.driver == MEMORY_DRIVER else None

@@ -11,7 +11,9 @@ from dra_frontend.allocation.ledger import Ledger
 
 
 def _held(report: ContainerReport, ledger: Ledger) -> Iterator[tuple[AllocationRecord, tuple[str, ...]]]:
-    """Yields the records of a container's CPU claims, each with the claim's requests that the container uses."""
+    """Yields the records of a container's CPU claims, each with the subset of the claim's requests that the container
+    uses.
+    """
     for use in report.claims:
         record = ledger.record(CPU_DRIVER, use.uid) if use.driver == CPU_DRIVER else None
         if record is not None:
@@ -44,7 +46,7 @@ def entitled_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
 
 
 def use_of_claimed(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
-    """Returns how a claimed CPU is used: a key in ``numa_contract.state.words.USES``.
+    """Returns the use of a claimed CPU as a key in ``numa_contract.state.words.USES``.
 
     ``exclusivity`` is reported for one of the claim's running containers; it is "" if no container is running.
     """

@@ -45,8 +45,8 @@ class Ledger:
     absent: frozenset[ClaimKey] = frozenset()
     """Claims that were prepared and have not been released but have no file, so their devices are unknown."""
     answered: Mapping[ClaimKey, Mapping[str, int]] = field(default_factory=dict)
-    """For each lost claim, its bytes per memory device as reported by the API server; empty if the claim no longer
-    exists.
+    """For each lost claim, its bytes per memory device as reported by the API server; an empty mapping if the claim no
+    longer exists.
     """
     unlisted: bool = False
     """True if there may be prepared claims that are in neither a file nor the journal, because both were lost."""
@@ -59,7 +59,7 @@ class Ledger:
     """
 
     def record(self, driver: str, uid: str) -> AllocationRecord | None:
-        """Returns the claim's record, or None if there is no readable one."""
+        """Returns the claim's record, or None if the claim has no readable record."""
         file = self.files.get((driver, uid))
         return file.record if file else None
 
@@ -78,7 +78,7 @@ class Ledger:
         found = []
         known = self.files.keys() | {key for key, file in self.releasing.items() if not is_tombstone(file)}
         for report in self.containers:
-            # For most claims that have a record, the backend does not report the CPUs: they are those of the
+            # For most claims that have a record, the backend does not report the CPUs: they are the CPUs in the
             # container's cgroup.
             for uses, shown in ((report.claims, report.cpus), (report.unknown_claims, frozenset[int]())):
                 for use in uses[:_MAX_USES] if report.alive and not report.refused else ():
@@ -101,7 +101,7 @@ class Ledger:
         return {key: namespace for key, namespace in lost.items() if key not in released}
 
     def unanswered(self, driver: str, ignoring: str) -> list[str]:
-        """Returns the sorted UIDs of a driver's lost claims whose resources are unknown, without the claim
+        """Returns the sorted UIDs of a driver's lost claims whose resources are unknown, excluding the claim
         ``ignoring``.
 
         A claim's resources are known from the environment in its damaged file or from the API server's response. A
@@ -122,7 +122,7 @@ class Ledger:
                 yield use.uid, cpus
 
     def cpu_holders(self, ignoring: str = "") -> dict[int, str]:
-        """Returns, for each held CPU, the UID of the claim that holds it; the claim ``ignoring`` is left out. If two
+        """Returns, for each held CPU, the UID of the claim that holds it; the claim ``ignoring`` is excluded. If two
         claims hold a CPU, the lower UID wins.
         """
         held: dict[int, str] = {}

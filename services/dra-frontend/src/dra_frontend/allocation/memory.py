@@ -4,7 +4,7 @@
 The scheduler has already chosen devices and amounts. The remaining checks are that hugepage amounts are whole pages,
 that the amounts fit alongside all other claims, and that on-demand pages already exist:
 
-  unclaimed = device amount - bytes of other records - bytes of lost claims (as the API server reports them)
+  unclaimed = device amount - bytes in other records - bytes held by lost claims (as the API server reports them)
   on demand: the claimed bytes including this claim must not exceed the pages that the kernel has allocated
 
 While the size of a lost hugepage claim is unknown, no other claim gets hugepages, since any page may belong to it. For
@@ -60,7 +60,7 @@ def memory_device(result: AllocationResult, inventory: Inventory, *, gone: bool 
 def allocate_memory(
     uid: str, results: Sequence[AllocationResult], inventory: Inventory, ledger: Ledger, *, rebuilding: bool = False
 ) -> tuple[MemoryAllocation, ...]:
-    """Returns each result's memory, in the order of the results. A hugepage belongs to one claim only. Raises Refused.
+    """Returns each result's memory, in the order of the results. A hugepage belongs to only one claim. Raises Refused.
 
     A claim whose lost record is being rebuilt (``rebuilding``) must fit alongside all existing records. It does not
     wait for other lost claims, because two lost claims would wait for each other.

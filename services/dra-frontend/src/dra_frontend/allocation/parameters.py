@@ -62,7 +62,7 @@ class Section(Fields):
     ONCE: ClassVar[frozenset[str]] = frozenset()
     """Fields that may only be set in the claim, once for each request."""
     FORMER: ClassVar[tuple[FormerName, ...]] = ()
-    """Earlier names of fields and of their values."""
+    """Earlier names of the fields and their values."""
 
     sharing: Literal["container", "pod"] | None = None
 
@@ -219,7 +219,7 @@ def _read(config: OpaqueConfig) -> Section:
 
 
 def _place(section: type[Section], fields: Any, location: Sequence[int | str]) -> list[str]:
-    """Returns the keys that lead to a fault. A field's earlier name is shown as the user wrote it."""
+    """Returns the path of keys to the faulty field. A field's earlier name is shown as the user wrote it."""
     former = present_names(fields, section.FORMER).former if isinstance(fields, dict) else {}
     return [_key(former.get(str(key), key)) for key in location]
 

@@ -4,8 +4,8 @@ Pure.
 
 The kernel has one pool for each NUMA node and page size. The size of an on-demand pool follows the claims:
 
-  needed pages = bytes of records + reserved bytes + bytes of waiting claims, divided by the page size, rounded up
-  requested    = needed, but at most the configured limit; a pool that already exceeds the limit is not grown
+  needed pages = bytes in records + reserved bytes + bytes requested by waiting claims, divided by the page size,
+  rounded up requested    = needed, but at most the configured limit; a pool that already exceeds the limit is not grown
 
 A waiting claim is allocated to this node and has no record yet: its pages must exist before it is prepared. Existing
 pages that belong neither to a record nor to the reserve are assigned to waiting claims one after another; a claim that
@@ -99,5 +99,5 @@ def shares(target: PoolTarget, outcome: PoolOutcome) -> Iterator[tuple[Key, str,
 
 
 def has_unknown_pages(ledger: Ledger) -> bool:
-    """Returns True if pages may belong to a claim whose record was lost."""
+    """Returns True if some pages may belong to a claim whose record was lost."""
     return ledger.unlisted or bool(ledger.unanswered(MEMORY_DRIVER, ignoring=""))

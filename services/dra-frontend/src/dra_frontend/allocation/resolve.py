@@ -29,7 +29,7 @@ _EXCLUSIVE: Final = (
     (("numa", "distribute"), ("l3", "required")),
     (("isolation", "isolated"), ("sharing", "pod")),
 )
-"""Pairs of CPU fields with values that contradict each other."""
+"""Pairs of CPU fields, with the values that contradict each other."""
 _CHARGED: Final = ("limit", "protect", "high")
 """Fields that only apply to memory charged by the memory cgroup controller, and therefore not to hugepages."""
 _ONLY: Final = "list only requests to which the field applies under config[].requests"
@@ -50,7 +50,8 @@ def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: Memo
                 with _about(result.request):
                     parameters[request] = cpu_parameters(stated[driver, result.request], device.kind)
         else:
-            # The device's name is enough here, so the device may be gone. Only allocation refuses such a claim.
+            # Only the device's name is needed here, so the device itself may be gone. Only allocation refuses such a
+            # claim.
             devices = [memory_device(result, inventory, gone=True) for result in results]
             size = sum(count_of(MEMORY_DRIVER, result) for result in results)
             with _about(request):

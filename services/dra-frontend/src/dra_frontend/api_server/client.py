@@ -155,7 +155,7 @@ class KubeClient:
         return found, version
 
     async def list_slices_of(self, driver: str, node_name: str) -> AsyncGenerator[Document, None]:
-        """Yields another driver's ResourceSlices on a node, page by page; "" selects the slices that belong to no
+        """Yields another driver's ResourceSlices on a node, page by page; "" selects the slices that do not belong to a
         single node.
 
         Malformed slices are skipped.
@@ -173,9 +173,10 @@ class KubeClient:
     ) -> AsyncGenerator[tuple[list[Document], Document], None]:
         """Yields the items and the metadata of each page in a list.
 
-        ``pace`` limits the rate of the first request, ``later`` (if given) that of the others. A page that is too large
-        is requested again in smaller pages, and a single object that is too large is skipped. The number of items, the
-        time and the tokens are limited: it is an error if the server never stops announcing another page.
+        ``pace`` limits the rate of the first request, and ``later`` (if given) that of all subsequent requests. A page
+        that is too large is requested again in smaller pages, and a single object that is too large is skipped. The
+        number of items, the time and the tokens are limited: a server that keeps announcing another page causes an
+        error.
         """
         page, token, seen, left = _PAGE, "", set[str](), self._most_listed
         clock = asyncio.get_running_loop().time

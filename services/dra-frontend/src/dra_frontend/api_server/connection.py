@@ -109,8 +109,8 @@ class Connection:
         """The current client and the previous one, which may still have open requests."""
 
     async def open(self) -> None:
-        """Reads the address and credentials without connecting. Raises KubeConfigError, or OSError for unreadable
-        files.
+        """Reads the address and credentials without connecting. Raises KubeConfigError, or OSError if a file is
+        unreadable.
         """
         self._read_at = self._clock()
         configuration, trust = await asyncio.to_thread(read_configuration, self._load)
@@ -165,7 +165,7 @@ class Connection:
 
         Returns None if only client certificates are used.
         """
-        if self._is_due(refused):  # one caller reads the token; others use the old token unless it was refused
+        if self._is_due(refused):  # one caller reads the token; other callers use the old token unless it was refused
             async with self._reading:
                 if self._is_due(refused):
                     # A read may fail while the kubelet replaces the token's symlink, or when only one of a

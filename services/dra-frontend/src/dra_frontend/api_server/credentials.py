@@ -19,7 +19,7 @@ _UNREADABLE: Final = (
 
 
 Load = Callable[[Configuration], None]
-"""Sets the address and credentials in a configuration. Blocks. Raises KubeConfigError."""
+"""Writes the address and credentials to a configuration. Blocks. Raises KubeConfigError."""
 _CONNECTIONS: Final = 16
 """Maximum number of simultaneous connections to the server."""
 

@@ -22,7 +22,7 @@ class UnavailableError(KubeError):
 
 
 class UnreachableError(UnavailableError):
-    """The connection failed or broke, so another call would fail as well."""
+    """The connection could not be established or broke, so another call would fail as well."""
 
 
 class UnreadableError(UnavailableError):
@@ -45,7 +45,7 @@ class TooLargeError(UnavailableError):
 
 
 class ForbiddenError(KubeError):
-    """The server denied the call (403) or does not accept the credentials (401). The message names the missing
+    """The server denied the call (403) or did not accept the credentials (401). The message names the missing
     permission.
     """
 

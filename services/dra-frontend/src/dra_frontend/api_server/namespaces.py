@@ -35,7 +35,7 @@ class NamespaceFailures:
         return failing is not None and failing.until > self._clock()
 
     def fail(self, namespace: str, least: float = 0.0) -> bool:
-        """Postpones writes in a namespace. Returns True if writes in other namespaces would probably fail as well."""
+        """Postpones writes in a namespace. Returns True if writes in other namespaces would probably also fail."""
         failing = self._failing.setdefault(namespace, _Failing())
         failing.failures += 1
         failing.until = self._clock() + max(self._pause(failing.failures), least)

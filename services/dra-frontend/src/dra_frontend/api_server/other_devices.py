@@ -17,14 +17,16 @@ from dra_frontend.api_server.errors import KubeError, UnavailableError
 SECONDS: Final = 8.0
 """Time limit for a lookup, including its retries. The kubelet retries only after a minute."""
 _MAX_SLICES: Final = 2000
-"""Maximum number of slices of one driver that are read for a claim."""
+"""Maximum number of slices from one driver that are read for a claim."""
 
 
 class SliceSource(Protocol):
     """Source of other drivers' ResourceSlices."""
 
     def list_slices_of(self, driver: str, node_name: str) -> AsyncGenerator[dict[str, Any], None]:
-        """Yields a driver's slices on a node; "" selects the slices that belong to no single node. Raises KubeError."""
+        """Yields a driver's slices on a node; "" selects the slices that do not belong to a single node. Raises
+        KubeError.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ async def _read_all(
     source: SliceSource, node: str, wanted: frozenset[Key], found: dict[Key, Mapping[str, Values]]
 ) -> None:
     """Adds the wanted devices that ``found`` does not contain yet. Raises KubeError."""
-    # The node's own slices come first, since there are few of them. Network-attached devices may have many.
+    # The node's own slices come first, since there are few of them. There may be many for network-attached devices.
     for place in (node, ""):
         for driver in sorted({driver for driver, _, _ in wanted - found.keys()}):
             missing = frozenset(key for key in wanted - found.keys() if key[0] == driver)

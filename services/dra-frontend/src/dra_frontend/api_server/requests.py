@@ -71,7 +71,7 @@ class Call:
 class Pace:
     """Token bucket for a process's calls, which protects the API server from bugs in this driver.
 
-    The limit is generous, since a burst of pods needs one read for each claim. client-go's default of 5 calls per
+    The limit is generous, since a burst of new pods causes one read for each claim. client-go's default of 5 calls per
     second would delay the pods.
     """
 

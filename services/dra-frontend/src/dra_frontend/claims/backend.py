@@ -78,8 +78,9 @@ class Changes(NamedTuple):
 def read_state(data: bytes) -> tuple[BackendStatus, list[Any] | Changes | None]:
     """Parses the body of ``PUT /v1/backend``: the lease and the containers' reports.
 
-    The second value is a list of all reports, a Changes, or None if the body contains neither. Raises MalformedError if
-    the body cannot be parsed. The reports in the list are not parsed here, but by :meth:`BackendView.renew`.
+    The second value is a list of all reports, a Changes object, or None if the body contains neither. Raises
+    MalformedError if the body cannot be parsed. The reports in the list are not parsed here, but by
+    :meth:`BackendView.renew`.
     """
     document = parse_json(data, MAX_STATE_BYTES, _KIND, "")
     if not isinstance(document, dict) or not isinstance(reports := document.pop(CONTAINERS, None), list | None):
@@ -116,7 +117,7 @@ def _check_count(containers: Sequence[Any]) -> None:
 
 
 def _with_measurements(status: BackendStatus, before: BackendStatus) -> BackendStatus:
-    """Returns the status. Counters and metrics that it does not contain are copied from the previous status."""
+    """Returns the status, with any counters and metrics that it does not contain copied from the previous status."""
     left_out = MEASUREMENTS - status.model_fields_set
     return status.model_copy(update={name: getattr(before, name) for name in left_out}) if left_out else status
 
@@ -158,7 +159,7 @@ class Sent(NamedTuple):
 
 @dataclass(slots=True)
 class ContainerReports:
-    """Reports of all containers."""
+    """Reports on all containers."""
 
     by_id: dict[str, ContainerReport] = field(default_factory=dict)
     """Readable reports in the backend's order. For a container whose latest report is unreadable, contains the last
@@ -232,7 +233,8 @@ class BackendView:
     generation: int = 0
     """Generation of the state that the reports describe, or 0 until this backend has sent reports."""
     complete: bool = False
-    """True if the reports are this backend's current state, in which case a missing container does not exist."""
+    """True if the reports are this backend's current state, in which case a container without a report does not exist.
+    """
     unreadable: str = ""
     """Reason why a report could not be parsed, or ""."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -243,7 +245,7 @@ class BackendView:
     def renew(self, status: BackendStatus, reports: Iterable[Any] | Changes | None = None) -> None:
         """Stores a lease and the reports in the request body, if there are any.
 
-        Ignores a report that arrives after a later one.
+        Ignores a report that arrives after a newer one.
         """
         if self._is_overtaken(status):
             return
@@ -376,7 +378,7 @@ class BackendView:
 
     @property
     def live(self) -> bool:
-        """True if claims may be prepared."""
+        """True if claims may currently be prepared."""
         return not self.problem
 
     @property

@@ -59,7 +59,7 @@ _DENIED: Final = (300.0, 3600.0)
 unreachable or denies the writes.
 """
 _MAX_DENIALS: Final = 3
-"""Number of consecutive denied claims in a namespace after which the whole namespace is paused."""
+"""Number of claims in a namespace whose writes must be denied in a row before the whole namespace is paused."""
 _NOT_WRITTEN: Final = "claim statuses not written; the claims work without them"
 
 
@@ -96,8 +96,8 @@ class DeviceStatus:
     _claims: dict[str, ClaimReference] = field(default_factory=dict)
     _wanted: Mapping[str, Entries] = field(default_factory=dict)
     _present: dict[str, Entries] = field(default_factory=dict)
-    """Status on the server, by claim UID. A claim that was prepared before this process started has no entry until the
-    claim is read.
+    """The server's copy of each status, by claim UID. A claim that was prepared before this process started has no
+    entry until the claim is read.
     """
     _from: tuple[object, ...] | None = None
     """Inputs from which ``_wanted`` was computed."""

@@ -60,8 +60,8 @@ class ClaimFiles(ClaimDirectory):
         """Returns all claim files. Copies unusable files to quarantine, but leaves them in place, since a pod may need
         them.
 
-        Unless ``thorough``, skips the scan if the directory's modification time is unchanged. A skipped scan misses
-        another instance's change if that happened in the same clock tick as a change by this instance. Does not raise.
+        Unless ``thorough``, skips the scan if the directory's modification time is unchanged. A skipped scan misses a
+        change that another instance made in the same clock tick as this instance's own change. Does not raise.
         """
         view = self.refresh(thorough=thorough)
         for name, problem in view.problems.items():
@@ -101,7 +101,7 @@ class ClaimFiles(ClaimDirectory):
         self.note((driver, uid), None)
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
-        """Removes the file of a record that conflicts with a record in use. A copy goes to quarantine."""
+        """Removes the file of a record that conflicts with a record in use. A copy is kept in quarantine."""
         name = cdi_file_name(record.driver, record.claim.uid)
         self._copy(name)
         self.remove(record.driver, record.claim.uid)
@@ -186,7 +186,7 @@ class Transaction:
     """Claims that must have a file."""
     releasing: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
     vanished: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Content of files that another program removed or damaged. The claims' CPUs and memory stay held until the files
+    """Contents of files that another program removed or damaged. The claims' CPUs and memory stay held until the files
     are rewritten.
     """
     changes: list[Change] = field(default_factory=list)

@@ -60,7 +60,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The journal's content."""
+    """The journal's contents."""
 
     present: Mapping[ClaimKey, Name] = field(default_factory=dict)
     """Claims that have a file. If such a claim's file is missing, the claim was not released: it is lost."""

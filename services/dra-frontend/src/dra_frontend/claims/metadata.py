@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes device metadata for containers (KEP-5304): one JSON file for each request, mounted through CDI.
 
-A record contains its files' content, so that a lost file can be rewritten. The files are written before the CDI file
-that names them, and removed together with the CDI file. A file that cannot be written is not mounted, because a
+A record includes the contents of its files, so that a lost file can be rewritten. The files are written before the CDI
+file that names them, and removed together with the CDI file. A file that cannot be written is not mounted, because a
 container does not start if a mount has no source. Metadata errors never cause a claim to fail.
 """
 
@@ -67,7 +67,7 @@ def _document(record: AllocationRecord, view: ClaimView, request: str, inventory
 
 def _cpu_attributes(record: AllocationRecord, request: str) -> dict[str, Any]:
     """Returns attributes for the claimed CPUs and for the pool's CPUs if containers that use the request also use the
-    shared pool. Otherwise returns an empty dict.
+    shared pool, or an empty dict if they do not.
     """
     pool = record.pool_cpus.get(request)
     sets = {_OWN_CPUS: record.cpus_of([request]), _POOL_CPUS: pool.cpus} if pool else {}

@@ -56,11 +56,11 @@ _MAX_CLAIMS: Final = 10_000
 _GROWTH_SECONDS: Final = 30.0
 """Time limit for growing one pool; the scheduler waits 600 s."""
 _CHECK_SECONDS: Final = 10.0
-"""Interval between checks whether the helper can write the pools. A check takes less time than this interval."""
+"""Interval between checks of whether the helper can write the pools. A check takes less time than this interval."""
 
 
 class ClaimApi(Protocol):
-    """Reads labelled claims and writes whether their pages are allocated."""
+    """Reads labelled claims, and records in their status whether their pages are allocated."""
 
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[dict[str, Any]], dict[str, Any] | None]
@@ -82,7 +82,7 @@ class Pools(Protocol):
     """This machine's hugepage pools. Calls block, and raise HostTreeError or HelperError."""
 
     def pages(self, node: int, page_bytes: int) -> int:
-        """Returns a pool's number of pages, without surplus pages."""
+        """Returns the number of pages in a pool, excluding surplus pages."""
 
     def check(self, node: int, page_bytes: int) -> None:
         """Raises HostTreeError if the pool cannot be written, or HelperError if the helper does not respond in time."""
@@ -224,7 +224,7 @@ class HugepagesOnDemand:
         self._publish_shortages(before)
 
     async def _check_helper(self) -> None:
-        """Checks whether the helper can write each pool. Stops if it does not respond."""
+        """Checks whether the helper can write each pool. Stops if the helper does not respond."""
         devices = [device for _, device in self._devices()]
         for number, device in enumerate(devices):
             try:
@@ -239,7 +239,7 @@ class HugepagesOnDemand:
                 self._shortages.helper_answered(device.name)
 
     def _publish_shortages(self, before: object) -> None:
-        """Publishes the shortages if they have changed."""
+        """Publishes the shortages if there has been a change."""
         if self._shortages.by_device is not before:
             for notice in self._shortages.notices:
                 _log.warning("hugepages on demand unavailable", extra={"warning": notice.text})

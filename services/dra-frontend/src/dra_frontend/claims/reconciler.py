@@ -104,7 +104,7 @@ class Reconciler:
         """Updates the records of a container's claims. Returns False if an owner cannot be determined until the reports
         are complete.
 
-        The report itself may never change again, so the caller retries it.
+        The report itself may never change again, so the caller must retry.
         """
         ledger, decided = self._store.ledger, True
         # No owner is stored between a container's creation and its start, since the backend would then have to scan the

@@ -146,7 +146,7 @@ class NodeClaims:
             view.check_usable(claim.uid)
             if not view.results[driver]:
                 return _prepared(view, driver, None)
-            # After the mapping has been turned off, published slices from the earlier configuration may still contain
+            # After the mapping has been turned off, slices published under the earlier configuration may still contain
             # it.
             mapped = self.config.publish_node_allocatable_resource_mapping
             counted = mapped and await self.kubelet.counts_claims(driver)
@@ -268,7 +268,7 @@ def _with_shortage(error: Exception, shortages: Shortages) -> Exception:
 
 
 def _failure(claim: object, error: Exception, unusable: str = "the CDI directory cannot be used") -> Answer:
-    """Returns a failed claim's error; ``unusable`` describes what an OSError means in this context."""
+    """Returns a failed claim's error; ``unusable`` explains what an OSError means in this context."""
     match error:
         case Refused():
             text = str(error)

@@ -274,8 +274,8 @@ class ClaimStore:
         has_freed = self._load(transaction, unacked, thorough=thorough, reads_changes=reads_changes)
         if has_freed and allocates:
             # The journal is written before the CPUs and pages are allocated again. Otherwise, if this instance died,
-            # the next one would find the release in the journal and, if the released claim is prepared again, return
-            # the resources to that claim.
+            # the next instance would find the release in the journal and, if the released claim were prepared again,
+            # would return the resources to it.
             self._write_journal(transaction)
         try:
             # Only a thorough scan looks for missing metadata files.
@@ -379,7 +379,7 @@ class ClaimStore:
 def _vanished(
     files: Mapping[ClaimKey, ClaimFile], known: Mapping[ClaimKey, ClaimFile], entries: Entries
 ) -> dict[ClaimKey, ClaimFile]:
-    """Returns the content of claim files that disappeared: from this instance's memory or, failing that, from the
+    """Returns the contents of claim files that have disappeared: from this instance's memory or, failing that, from the
     journal.
 
     Memory contains whole records, but may be older than the journal: if a file is lost twice, another instance may have

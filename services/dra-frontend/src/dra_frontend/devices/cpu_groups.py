@@ -24,7 +24,7 @@ device, the value is the device's own node; for a memory device, it is the node 
 
 def numa_attributes(node: int) -> dict[str, int | bool | str]:
     """Returns the attributes whose value is the NUMA node, for a device on a node with CPUs."""
-    # The first is the standard name. Older manifests select by the second and third.
+    # The first attribute has the standard name. Older manifests select devices by the second and third.
     return dict.fromkeys((NUMA_NODE, "dra.cpu/numaNodeID", "dra.net/numaNode", NEAREST_NUMA_NODE), node)
 
 
@@ -61,7 +61,7 @@ def _common(cpus: list[Cpu]) -> dict[str, AttributeValue]:
 
 def _by_numa_node(machine: Machine) -> _Groups:
     for node, cpus in _split(machine, attrgetter("numa_node")).items():
-        # Uses the lowest CPU's socket, so that a node that spans sockets has the same value after every start.
+        # Uses the lowest CPU's socket, so that the value for a node that spans sockets is the same after every start.
         yield f"cpudevnuma{node:03d}", cpus, {**numa_attributes(node), "dra.cpu/socketID": cpus[0].package}
 
 

@@ -62,7 +62,7 @@ class MisfitKind(StrEnum):
     ABSENT = "absent"
     """A setting names CPUs or a NUMA node that are offline or absent."""
     NOTHING_LEFT = "nothing left"
-    """The settings leave nothing for claims."""
+    """The settings leave no resources for claims."""
     DOUBT = "doubt"
     """Files in sysfs are missing or contradict each other."""
     NO_PAGE_SIZE = "no page size"
@@ -122,7 +122,7 @@ class Inventory:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The misfits' messages."""
+        """Messages that describe the misfits."""
         return tuple(one.text for one in self.misfits)
 
 

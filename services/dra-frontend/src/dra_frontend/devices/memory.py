@@ -58,7 +58,7 @@ def plain_memory(machine: Machine, node: NumaNode, config: Config, reserve: Memo
 def hugepages(
     machine: Machine, node: NumaNode, page_bytes: int, config: Config, host_pages: int
 ) -> MemoryDevice | None:
-    """Returns a node's pages of one size, without reserved and surplus pages, or None if no pages are left.
+    """Returns a node's pages of one size, excluding reserved and surplus pages, or None if no pages are left.
 
     Reserved pages are meant for host processes, so the pages that host processes hold reduce the device further only if
     they exceed the reserve. ``host_pages`` is the number of all pages that host processes hold.

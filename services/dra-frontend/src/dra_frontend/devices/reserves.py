@@ -53,8 +53,8 @@ def reserved_by_kubelet(node: Mapping[str, Any], resource: str) -> Fraction | No
     unknown.
 
     This is the Node's capacity minus its allocatable amount: kubeReserved, systemReserved and the hard eviction
-    threshold. Hugepages reduce allocatable memory although they are not a reserve (pkg/kubelet/nodestatus/setters.go in
-    Kubernetes), so they are subtracted. A negative amount is returned as 0.
+    threshold. Hugepages reduce allocatable memory even though they are not a reserve (pkg/kubelet/nodestatus/setters.go
+    in Kubernetes), so they are subtracted. A negative amount is returned as 0.
     """
     status = node.get("status") or {}
     try:

@@ -20,7 +20,7 @@ SILENCE_SECONDS: Final = 10.0
 """Time from the first unanswered request until a shortage is reported. It allows for a restart of the helper container,
 which takes a few seconds.
 
-For a request that the helper accepts but does not answer, this time starts at the request's timeout
+For a request that the helper accepts but does not answer, this time starts when the request times out
 (``node/pool_client.py``).
 """
 
@@ -78,7 +78,7 @@ class Shortages:
         self._remove(device)
 
     def helper_silent(self, device: str, text: str) -> bool:
-        """Records that the helper did not respond. Returns True if the silence has lasted long enough to be a
+        """Records that the helper did not respond. Returns True if the silence has lasted long enough to count as a
         shortage.
         """
         lasts = self._clock() - self._silent_since.setdefault(device, self._clock())

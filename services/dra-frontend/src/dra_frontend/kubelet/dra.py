@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DRA service: parses the kubelet's requests, limits the time of each call, and returns a result for every
+"""The DRA service: parses the kubelet's requests, enforces a time limit on each call, and returns a result for every
 claim.
 """
 

@@ -15,15 +15,16 @@ from dra_frontend.machine.memory import NODE_DIRECTORY, NodeMemory, read_base_pa
 from dra_frontend.machine.model import MEMORY_STEP, Cpu, Machine
 
 _DEVICES: Final = "/sys/devices"
-# A PCI domain has more than four digits if the kernel numbers it because the firmware does not (Intel VMD, Hyper-V).
+# The number of a PCI domain has more than four digits if the firmware assigns none and the kernel chooses one (Intel
+# VMD, Hyper-V).
 _PCIE_ROOT = re.compile(r"pci([0-9a-f]{4,8}:[0-9a-f]{2})", re.ASCII)
 
 
 def discover(tree: FileTree, before: Machine | None = None) -> Machine:
     """Discovers the machine. Raises HostTreeError with the file's path if a required file cannot be used.
 
-    ``before`` is the previous result for the same machine. Sockets and L3 caches keep the numbers that they have there,
-    and CPUs that have since gone offline remain known, because they may come back.
+    ``before`` is the previous result for the same machine. Sockets and L3 caches keep the numbers that they had in that
+    result, and CPUs that have since gone offline remain known, because they may come back.
     """
     reader = Reader(tree)
     before = before or Machine({}, {})
@@ -77,7 +78,7 @@ def _read_pcie_roots(reader: Reader) -> dict[str, frozenset[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Content of the fingerprint files. As long as :attr:`shape` stays the same, the machine has not changed."""
+    """Contents of the fingerprint files. As long as :attr:`shape` stays the same, the machine has not changed."""
 
     cpus: tuple[str | None, str | None]
     """Online and isolated CPUs as printed by the kernel."""

@@ -40,7 +40,7 @@ class ErrorRates:
             last_hour = self._follow(one, now)
             if 0 < self._limits.uncorrected <= one.uncorrected:
                 found.append(_fault(one, "uncorrected", f"{one.uncorrected} uncorrected errors"))
-            # The message does not contain the number of errors, since each new message would cause another report to
+            # The message omits the number of errors, since every change to the message would cause another report to
             # the kubelet.
             if 0 < self._limits.corrected_per_hour <= last_hour:
                 text = f"{self._limits.corrected_per_hour} corrected errors or more within an hour"

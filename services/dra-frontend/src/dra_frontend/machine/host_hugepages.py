@@ -25,8 +25,8 @@ PageKey = tuple[int, int]
 # Number of consecutive samples for which an increase must last before it counts, since a program may allocate pages as
 # a test and release them. While the samples differ from the smoothed count, they are taken two seconds apart.
 RISE_SAMPLES: Final = 2
-# The same for a decrease. This number is higher, because pages that were just released may be allocated again, and
-# published capacity should rarely be withdrawn.
+# Number of consecutive samples for which a decrease must last. It is higher than for an increase, because pages that
+# were just released may be allocated again, and published capacity should rarely be withdrawn.
 FALL_SAMPLES: Final = 5
 
 # Name of the cgroup with the cgroupfs driver, and with the systemd driver. The kubelet's --cgroup-root (used by kind)
@@ -67,7 +67,7 @@ def find_pods_groups(tree: FileTree) -> list[str]:
 def read_pod_pages(tree: FileTree, sizes: Collection[int]) -> dict[int, PodPages]:
     """Returns the hugepages used by pods for each page size (bytes).
 
-    A size is missing if the kernel does not report it (before Linux 5.17, or without the hugetlb controller). The
+    A page size is absent if the kernel does not report it (before Linux 5.17, or without the hugetlb controller). The
     result is empty if the tree cannot be read.
     """
     try:

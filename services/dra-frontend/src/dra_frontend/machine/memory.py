@@ -69,8 +69,8 @@ def _read_node_cpus(reader: Reader, nodes: list[int], online: frozenset[int]) ->
             seen |= found
         elif found not in cpus.values():
             raise HostTreeError(f"{NODE_DIRECTORY}/node{node}/cpumap", "contains another node's CPUs")
-        # Otherwise broken firmware has assigned the same CPUs to several nodes. Like hwloc, assign them to the first of
-        # these nodes only.
+        # If neither branch applies, broken firmware has assigned the same CPUs to several nodes. As in hwloc, they
+        # belong only to the first of these nodes.
     for cpu in sorted(online - seen):
         # The link in the CPU's directory names its node even if that node has no memory and is not online.
         links = reader.names(f"/sys/devices/system/cpu/cpu{cpu}", r"node(\d+)")

@@ -15,7 +15,8 @@ _log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Runs tasks whose failures must not end the process, since a single object's content can cause them.
+    """Runs tasks whose failures must not end the process, because the contents of a single object may cause such a
+    failure.
 
     A failure is logged with its traceback and reported as a warning, and the step is repeated.
     """

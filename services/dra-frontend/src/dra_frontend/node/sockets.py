@@ -48,8 +48,8 @@ class PlacedSocket:
     def is_gone(self) -> bool:
         """Returns True if another process removed the file or replaced it with something other than a socket.
 
-        Raises OSError. This does not wait for a disk while the file exists: the kernel keeps the directory entry of a
-        bound socket, and those of the directories above it, in memory (unix_bind() in net/unix/af_unix.c).
+        Raises OSError. The check does not wait for a disk while the file exists: the kernel keeps the directory entry
+        of a bound socket, and those of the directories above it, in memory (unix_bind() in net/unix/af_unix.c).
         """
         there = _status(self.path)
         return there is None or not stat.S_ISSOCK(there.st_mode)

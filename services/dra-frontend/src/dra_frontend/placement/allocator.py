@@ -9,7 +9,7 @@
 4. ``strategy: spread`` takes one thread from each core before it takes a second thread from any core.
 
 Cores are sets of sibling threads, so nothing depends on raw core IDs, sockets of equal size or the number of threads.
-The time is linear in the number of CPUs. If no set is found, the error contains a cause that would remain even if CPUs
+The time is linear in the number of CPUs. If no set is found, the error names a cause that would remain even if CPUs
 were released, or else lists the free CPUs.
 """
 
@@ -46,7 +46,7 @@ _CORE_TYPES: Final = {"performance": CoreType.PERFORMANCE, "efficiency": CoreTyp
 
 
 class NoCpusError(Exception):
-    """Raised if no free set of CPUs satisfies the request. The message contains the free CPUs."""
+    """Raised if no free set of CPUs satisfies the request. The message lists the free CPUs."""
 
 
 @dataclass(frozen=True, slots=True)

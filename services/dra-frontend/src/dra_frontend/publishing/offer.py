@@ -6,7 +6,7 @@ and reported as unhealthy, so that the scheduler and the kubelet react:
 
   cause                                   taint (new claims avoid it)   health (pods of its claims see it)
   claims hold more than the device has    yes                           Unhealthy
-  a CPU of a claim is offline             if claims then exceed it      Unhealthy
+  a claim's CPU is offline                if claims then exceed it      Unhealthy
   hardware errors above the limit         yes                           Unhealthy
   hugepages on demand are not available   yes                           unchanged
   enforcement: observe                    yes (attribute and taint)     unchanged
@@ -66,7 +66,7 @@ class Holding:
         return ""
 
     def named(self) -> str:
-        """Returns the claims for a message: the first few by name, then the number of the others."""
+        """Returns the claims for a message: the first few by name, then the number of remaining claims."""
         first, more = sorted(self.claims)[:_CLAIMS_NAMED], len(self.claims) - _CLAIMS_NAMED
         return f"claims: {', '.join(first)}" + (f" and {more} more" if more > 0 else "")
 
@@ -77,7 +77,7 @@ class Snapshot:
 
     pools: tuple[Pool, ...] = ()
     health: Mapping[str, Sequence[DeviceHealth]] = field(default_factory=dict)
-    """Health of devices by driver."""
+    """Device health, by driver."""
     holdings: Mapping[_Key, Holding] = field(default_factory=dict, compare=False)
 
     def unhealthy(self) -> list[DeviceHealth]:

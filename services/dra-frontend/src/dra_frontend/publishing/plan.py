@@ -76,9 +76,8 @@ def canonical(value: Any) -> Any:
 
 
 def differences(sent: Any, received: Any, path: str = "") -> Iterator[str]:
-    """Yields the paths of values that are missing or different in ``received``, for two canonical specs.
-
-    List positions become ``[*]``, so a path may occur several times.
+    """Compares two canonical specs, and yields the paths of the values that are missing from ``received`` or differ in
+    it. List positions become ``[*]``, so a path may occur several times.
     """
     if isinstance(sent, dict) and isinstance(received, dict):
         for key, value in sent.items():

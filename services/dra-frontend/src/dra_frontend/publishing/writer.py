@@ -35,7 +35,7 @@ class GateOffError(KubeError):
 
 
 class SliceWriter:
-    """Tracks the server's slices from a list, watch events and the responses to its own writes."""
+    """Tracks the server's slices, based on a list, on watch events and on the responses to its own writes."""
 
     def __init__(self, client: KubeClient, driver: str, node_name: str) -> None:
         self._client = client

@@ -175,7 +175,7 @@ def _add_common_arguments(command: argparse.ArgumentParser, outputs: Sequence[st
         shown = [one for one in outputs if one != "table"]
         text = f"output format: {', '.join(shown)} (default: {'a table' if 'table' in outputs else outputs[0]})"
         command.add_argument("-o", "--output", choices=outputs, default=outputs[0], metavar="FORM", help=text)
-    # SUPPRESS: an absent flag must not override the same flag before the command.
+    # SUPPRESS: an absent flag must not override the same flag given before the command.
     text = "configuration file (YAML; default: the file that the chart mounts)"
     command.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=text)
     text = "read the host's /sys and /proc under DIR (default: /)"
@@ -243,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         if arguments.command is None:
-            add_lazy_modules("google.protobuf.internal.python_message")  # protobuf runs its C code instead
+            add_lazy_modules("google.protobuf.internal.python_message")  # so protobuf uses its C code
             from dra_frontend.app import main as run_service  # noqa: PLC0415 - costs a command 1 s
 
             return run_service(load_settings(arguments))

@@ -74,20 +74,20 @@ class StateClient:
         return body
 
     def document(self, path: str) -> Any:
-        """Returns the JSON value of ``GET path``, such as ``/v1/claims``. Raises NoServiceError."""
+        """Returns the JSON value in the response to ``GET path``, such as ``/v1/claims``. Raises NoServiceError."""
         try:
             return parse_json(self.text(path).encode(), _MAX_BYTES, "response to", path)
         except MalformedError as error:
             raise NoServiceError(f"{self.socket}: {error}") from error
 
     def read(self, path: str, model: type[_Model]) -> _Model:
-        """Returns the document of ``GET path``. Raises NoServiceError if it cannot be read or does not match
-        ``model``.
+        """Returns the document in the response to ``GET path``. Raises NoServiceError if it cannot be read or does not
+        match ``model``.
         """
         return self._validated(path, model, self.document(path))
 
     def read_list(self, path: str, model: type[_Model]) -> tuple[_Model, ...]:
-        """Returns the list of documents of ``GET path``. Raises NoServiceError as ``read`` does."""
+        """Returns the list of documents in the response to ``GET path``. Raises NoServiceError as ``read`` does."""
         found = self.document(path)
         if not isinstance(found, list):
             raise NoServiceError(f"{self.socket}: the response to {path} is not a list")

@@ -380,7 +380,8 @@ def build_parser() -> argparse.ArgumentParser:
                 help=f"name of the {argument.rstrip('?')}" + (" (default: all)" if optional else ""),
             )
         _add_flags(one, name, command)
-        _add_passed_flags(one, default=argparse.SUPPRESS)  # must not hide a flag that was given before the command
+        # SUPPRESS: an absent flag must not override the same flag given before the command.
+        _add_passed_flags(one, default=argparse.SUPPRESS)
     return parser
 
 

@@ -48,7 +48,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a device that is allocated to a claim."""
+    """Part of a device that is allocated to a claim."""
 
     key: Key
     request: str
@@ -120,7 +120,7 @@ class Cluster:
     used: Mapping[Key, int] = field(default_factory=dict)
 
     def free(self, key: Key) -> int:
-        """Returns a device's free amount, in CPUs or bytes."""
+        """Returns the amount of a device that is free, in CPUs or bytes."""
         return max(0, self.devices[key].total - self.used.get(key, 0))
 
     def node_of(self, claim: Claim) -> str:
@@ -129,7 +129,7 @@ class Cluster:
 
 
 def read_cluster(slices: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, Any]]) -> Cluster:
-    """Returns the devices and claims, with each device's allocated amount."""
+    """Returns the devices and claims, and the amount of each device that is allocated."""
     devices: dict[Key, Device] = {}
     generations: dict[tuple[str, str], int] = {}
     for one in sorted(slices, key=_generation):
@@ -216,7 +216,7 @@ def read_pod(document: object) -> Pod:
 
 
 def _waiting(status: Mapping[str, Any]) -> Waiting | None:
-    """Returns why a container is not running, or None if it is running, has succeeded, or is being created."""
+    """Returns the reason why a container is not running, or None if it is running, has succeeded or is being created."""
     state = _dict(status.get("state"))
     ended = [_dict(_dict(status.get(key)).get("terminated")) for key in ("state", "lastState")]
     found = [_dict(state.get("waiting")), *ended]

@@ -136,8 +136,7 @@ def _with_shared(blank: AllocationRecord, cpus: tuple[CpuAllocation, ...], inven
 
 
 def _check_named(blank: AllocationRecord) -> None:
-    """Raises Refused if a request does not list its CPUs even though an external allocator chooses this node's CPUs.
-    """
+    """Raises Refused if a request lists no CPUs even though an external allocator chooses CPUs on this node."""
     for request, parameters in blank.parameters.items():
         if parameters.cpuset is None:
             raise Refused(

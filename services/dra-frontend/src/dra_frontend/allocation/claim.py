@@ -58,7 +58,7 @@ def covers(requests: frozenset[str], request: str) -> bool:
 
 
 class Source(StrEnum):
-    """Where an opaque configuration comes from."""
+    """Source of an opaque configuration."""
 
     DEVICE_CLASS = "FromClass"
     CLAIM = "FromClaim"

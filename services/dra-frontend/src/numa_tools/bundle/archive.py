@@ -23,8 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
 MAX_BYTES: Final = 128 << 20
-"""Maximum total size of all files. The archive of a machine with 512 CPUs and 500 containers has about 5 % of this
-size.
+"""Maximum total size of all files. The archive of a machine with 512 CPUs and 500 containers is about 5 % of this size.
 """
 MAX_ENTRIES: Final = 200_000
 _MAX_HEADER: Final = 64 << 10

@@ -33,7 +33,7 @@ class RecordingTree:
         return names
 
     def live_page_bytes(self) -> int | None:
-        """Returns the base page size and records it in a file, from which a copy of the tree reads it."""
+        """Returns the base page size. Also records it in a file, from which it can be read in a copy of the tree."""
         size = self._base.live_page_bytes()
         if size is not None:
             self._files[_SMAPS] = f"KernelPageSize: {size >> 10:8} kB\n"
@@ -44,7 +44,9 @@ class RecordingTree:
         yield from sorted(self._files.items())
 
     def directories(self) -> list[str]:
-        """Returns directories for all other names that were listed, so that a copy's listings are the same."""
+        """Returns the directories to create in a copy. Every listed name that has no recorded file is among them, so
+        that listing the copy gives the same names as listing the original.
+        """
         inner = {f"{path}/{name}" for path, names in self._listed.items() for name in names}
         above = {path.rpartition("/")[0] for path in self._files}
         return sorted((inner | above | self._listed.keys()) - self._files.keys() - {""})

@@ -314,4 +314,4 @@ METHODS: Final[Mapping[str, Function]] = {
     "value": _typed(Maybe)(_value),
 }
 WITHOUT_OFFSET: Final = ("indexOf", "lastIndexOf")
-"""Methods that are supported only without their optional offset argument."""
+"""Methods that are supported only if their optional offset argument is omitted."""

@@ -49,7 +49,7 @@ class Lazy:
         self._failed: CelError | CelUnsupportedError | None = None
 
     def get(self) -> Any:
-        """Returns the value. Raises CelError and CelUnsupportedError."""
+        """Returns the value, evaluating it on first use. Raises CelError and CelUnsupportedError."""
         if self._failed is None and self._value is _MISSING:
             try:
                 self._value = self._node(self._scope)
@@ -95,7 +95,9 @@ class Outcomes:
         return False
 
     def rest(self) -> bool:
-        """Returns the result if no operand decided it. Raises CelUnsupportedError or CelError if an operand failed."""
+        """Returns the result of an expression that no single operand decided. Raises CelUnsupportedError or CelError if
+        an operand failed.
+        """
         failed = self._unknown or self._error
         if failed is not None:
             raise failed

@@ -205,7 +205,7 @@ class Parser:
         return self._applied(METHODS[name], target, *arguments, cost=COSTS.get(name))
 
     def _unknown(self, what: str) -> Node:
-        """Returns a node whose value is unknown. The expression still has a value if other operands decide it."""
+        """Returns a node whose value is unknown. Other operands may still decide the result."""
 
         def fail(_: Scope) -> Any:
             raise CelUnsupportedError(f"{what} is not supported")

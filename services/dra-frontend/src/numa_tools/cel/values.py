@@ -59,7 +59,7 @@ class MapLiteral(dict[str, Any]):
 
 
 def weights(values: Iterable[Any]) -> Iterator[int]:
-    """Yields the number of values, then a weight for each list, map and long string among them or nested inside
+    """Yields the number of values, then a weight for each list, map and long string among these values or nested inside
     them.
     """
     waiting = [*values]

@@ -119,7 +119,7 @@ def _releasing(settings: Settings) -> dict[ClaimKey, ClaimFile]:
 
 
 def _as_published(node: NodeFiles, devices: Iterable[PublishedDevice]) -> Inventory:
-    """Returns the inventory with the taints that the service published."""
+    """Returns the inventory with the taints that the service has published."""
     taints = {(one.driver, one.name): one.taints for one in devices}
 
     def tainted(driver: str, device: Device) -> Device:
@@ -200,7 +200,9 @@ def _belongs(document: Mapping[str, Any], pod: str) -> bool:
 
 
 def _class_names(document: Mapping[str, Any]) -> set[str]:
-    """Returns the classes that a claim names, or none if its spec cannot be read, which explain_pending reports."""
+    """Returns the classes that a claim names, or none if the claim's spec cannot be read; explain_pending reports that
+    error.
+    """
     with suppress(ManifestError):
         wanted = read_wanted(mapping(document, "spec"))
         return {wish.device_class for request in wanted.requests for wish in request.wishes}

@@ -70,7 +70,7 @@ _PAGES: Final = ("readyz", "metrics")
 
 
 class Bundle:
-    """Content of the archive, by path on the node."""
+    """Contents of the archive, by path on the node."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -80,7 +80,7 @@ class Bundle:
         """Files and documents that could not be read, with the reason."""
 
     def collect(self) -> None:
-        """Reads all files and documents. Those that cannot be read are listed as missing."""
+        """Reads all files and documents. Any that cannot be read are listed as missing."""
         config = self._settings.config
         # The copied files already contain the overlay. The path of the credentials is left out to keep it private.
         shown = config.model_copy(update={"sysfs_overlay": "", "kubeconfig": ""})
@@ -120,7 +120,7 @@ class Bundle:
             except NoServiceError as error:
                 self.missing[f"/v1/{name}"] = str(error)
                 if name == _DOCUMENTS[0]:
-                    return  # all other documents would fail after the same wait
+                    return  # reading any other document would fail after the same wait
         for name in _PAGES:
             try:
                 self.files[f"{STATE}/{name}.txt"] = client.text(f"/{name}", also=503)

@@ -12,7 +12,7 @@ from numa_tools.scheduling.reading import ManifestError
 
 
 def read_manifests(files: Sequence[str]) -> Manifests:
-    """Reads the files. ``-`` stands for standard input. Raises ConfigError that names the file and the object."""
+    """Reads the files. ``-`` stands for standard input. Raises a ConfigError that names the file and the object."""
     found = Manifests()
     for file in files:
         add_manifests(found, _read(file), "standard input" if file == "-" else file)

@@ -28,7 +28,7 @@ PageSize = Annotated[int, BeforeValidator(_page_bytes)]
 
 
 class Pages(Input):
-    """Pages of one size, on one NUMA node or on all of them together."""
+    """Pages of one size, on one NUMA node or on all NUMA nodes together."""
 
     size: PageSize
     count: Annotated[int, Field(ge=0)]
@@ -50,7 +50,7 @@ class _File(Input):
 
 
 Requested = tuple[str, Pages]
-"""An entry, preceded by the file and the position at which it was found."""
+"""An entry, preceded by the file in which it was found and its position in that file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ def read_requested(document: Any, source: str) -> list[Requested]:
 def plan(machine: Machine, requested: Iterable[Requested]) -> list[Target]:
     """Returns the targets from all entries, by page size and NUMA node. Raises ConfigError for contradictory entries.
 
-    An entry without a node is split evenly, with the remainder on the lowest nodes. NUMA nodes without CPUs (CXL, HBM)
-    are used only if there are no other nodes.
+    An entry without a node is split evenly, with the remainder on the lowest-numbered nodes. NUMA nodes without CPUs
+    (CXL, HBM) are used only if there are no other nodes.
     """
     targets: dict[tuple[int, int], Target] = {}
     for target in (target for source, pages in requested for target in _targets(machine, source, pages)):

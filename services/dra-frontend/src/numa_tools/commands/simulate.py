@@ -34,11 +34,11 @@ _NO_PODS = (
 def prepared(
     claims: Sequence[str], pods: Sequence[str], node: NodeFiles, config: Config, name: str
 ) -> tuple[Simulation, list[Workload]]:
-    """Reads the files with the claims and the files with the pods to simulate. Raises ConfigError that describes the
+    """Reads the files with the claims and the files with the pods to simulate. Raises a ConfigError that describes the
     fault.
 
-    Templates, classes and other drivers' slices may be in any of the files. If the files contain the slices of several
-    nodes, only the slices of the node ``name`` are used.
+    Templates, classes and other drivers' slices may be in any of these files. If the files contain the slices of
+    several nodes, only the slices of the node ``name`` are used.
     """
     of_claims, of_pods = read_manifests(claims), read_manifests(pods)
     everything = of_claims.with_all(of_pods)

@@ -182,7 +182,7 @@ def _notice(one: Document) -> str:
 
 
 def _kept_apart(status: Document) -> str:
-    """Returns how claims are enforced if the kernel does not keep processes off claimed CPUs, or "" if it does.
+    """Returns how claims are enforced if the kernel does not keep other processes off claimed CPUs, or "" if it does.
 
     The CPUs that the kernel does keep free of other processes are in the list of CPUs by use.
     """

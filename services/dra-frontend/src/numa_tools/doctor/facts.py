@@ -31,13 +31,13 @@ class Kernel:
     """Major and minor version."""
     nohz_full: frozenset[int]
     rcu_nocbs: frozenset[int]
-    """CPUs in the boot option ``rcu_nocbs``."""
+    """CPUs listed in the boot option ``rcu_nocbs``."""
     clocksource: str
     """Current clock source, or "" if the kernel does not report it."""
     workqueues: frozenset[int]
     """CPUs on which unbound kernel workers may run. Empty if the kernel does not report them."""
     open_files: tuple[int, int]
-    """Number of open files on the node, and the maximum."""
+    """Number of open files on the node, and the maximum number."""
     interrupts: Mapping[int, frozenset[int]]
     """Effective CPU affinity of each device interrupt."""
 
@@ -50,9 +50,9 @@ class Cgroups:
     controllers: frozenset[str] | None
     """Available controllers, or None if the tree is not version 2."""
     passed_on: frozenset[str]
-    """Content of ``cgroup.subtree_control`` at the root."""
+    """Contents of ``cgroup.subtree_control`` at the root."""
     pods: Mapping[str, frozenset[str]]
-    """Content of ``cgroup.subtree_control`` by path, for the cgroups above the pods."""
+    """Contents of ``cgroup.subtree_control`` by path, for the cgroups above the pods."""
     can_kill: bool
     """True if cgroups have ``cgroup.kill`` (Linux 5.14)."""
     partitions: bool
@@ -60,7 +60,7 @@ class Cgroups:
     options: frozenset[str]
     """Mount options."""
     slices: Mapping[str, frozenset[int]]
-    """CPUs that the processes of ``system.slice`` and similar cgroups may use. Cgroups without processes are
+    """CPUs that the processes in ``system.slice`` and similar cgroups may use. Cgroups without processes are
     omitted."""
     host_pages: Mapping[PageKey, int] | None
     """Hugepages in use outside pods, or None if the kernel does not report the pods' usage."""
@@ -82,9 +82,9 @@ class KubeletConfig:
     origins: Mapping[str, str] = field(default_factory=dict)
     """File or command line that sets each setting."""
     running: Mapping[str, str] = field(default_factory=dict)
-    """Policies of the managers (``cpu``, ``memory``) in their state files."""
+    """Policies that the managers (``cpu``, ``memory``) have recorded in their state files."""
     configured: Mapping[str, str] = field(default_factory=dict)
-    """Policies of the managers in the files and flags that could be read."""
+    """Policies set for the managers in the files and flags that could be read."""
     runtime_endpoint: str = ""
     """``containerRuntimeEndpoint``.
 
@@ -96,7 +96,7 @@ class KubeletConfig:
 
 @dataclass(frozen=True, slots=True)
 class PodFault:
-    """A resource that is missing from the driver's pod."""
+    """A resource that the driver's pod does not have."""
 
     what: str
     remedy: str
@@ -126,7 +126,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Free space in a file system."""
+    """Free space on a file system."""
 
     path: str
     free_bytes: int

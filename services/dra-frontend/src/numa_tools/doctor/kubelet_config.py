@@ -22,7 +22,7 @@ from numa_tools.doctor.model import Unread
 API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
 KIND: Final = "KubeletConfiguration"
 POLICIES: Final = {"cpu": "cpuManagerPolicy", "memory": "memoryManagerPolicy"}
-"""Policy settings of the managers that write a state file."""
+"""Policy settings of those managers that write a state file."""
 _GATES: Final = "featureGates"
 _RESERVED_CPUS: Final = "reservedSystemCPUs"
 _RESERVED_MEMORY: Final = "reservedMemory"
@@ -138,7 +138,7 @@ def kubelet_config(settings: object, source: str) -> KubeletConfig:
 
 
 def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
-    """Returns the configuration from a reading, or None if the node has no trace of a kubelet.
+    """Returns the configuration from a reading, or None if there is no trace of a kubelet on the node.
 
     ``remedy`` is the remedy for checks that cannot be decided because the reading is incomplete. A value that the
     kubelet would reject also makes the reading incomplete.
@@ -165,7 +165,7 @@ def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
         origins=merged.origins,
         running=reading.running,
         configured=configured,
-        # A part that could not be read may set another endpoint.
+        # A part that could not be read may set a different endpoint.
         runtime_endpoint="" if unseen else found.runtime_endpoint,
         unseen=Unread(f"not all of the kubelet's configuration was seen: {unseen}", remedy) if unseen else None,
     )

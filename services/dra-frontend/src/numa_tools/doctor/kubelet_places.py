@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths to the kubelet's configuration in common distributions. Pure.
+"""Paths of the kubelet's configuration in common distributions. Pure.
 
-The paths are those of kubeadm, nodeadm of awslabs/amazon-eks-ami, k3s-io/k3s and rancher/rke2, siderolabs/talos,
+The paths are those of kubeadm, nodeadm from awslabs/amazon-eks-ami, k3s-io/k3s and rancher/rke2, siderolabs/talos,
 openshift/machine-config-operator, k0sproject/k0s, GKE, Azure/AgentBaker and canonical/microk8s.
 """
 

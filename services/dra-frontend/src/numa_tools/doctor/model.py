@@ -11,7 +11,7 @@ class Level(StrEnum):
     """Severity of a finding."""
 
     PROBLEM = "problem"
-    """Something does not work, or a guarantee is not kept."""
+    """Something does not work, or a guarantee is not met."""
     NOTE = "note"
     """Information. The node works as configured."""
     UNKNOWN = "unknown"
@@ -26,7 +26,7 @@ class Finding:
     what: str
     """Cause, in one or two sentences."""
     why: str
-    """Consequence of the fault. For UNKNOWN, the reason why the check could not be run."""
+    """Consequence of the fault or, for UNKNOWN, the reason why the check could not be run."""
     remedy: str
     evidence: tuple[str, ...] = ()
     """Facts that prove the cause and are not in ``what``, such as one for each affected NUMA node."""

@@ -97,7 +97,7 @@ class Candidate:
 
     place: Place
     documents: Documents
-    """The configuration files, in the order in which the runtime reads them."""
+    """The configuration files, in the order that the runtime reads them."""
     fault: str = ""
     """Reason why these files do not determine the settings, or "" if they do."""
     remedy: str = ""
@@ -118,7 +118,7 @@ class FoundRuntimes:
 
     candidates: tuple[Candidate, ...]
     sockets: frozenset[str] = frozenset()
-    """Existing sockets of the known distributions and the candidates."""
+    """Those sockets of the known distributions and the candidates that exist."""
     endpoint: str = ""
     """The kubelet's runtime endpoint, with or without ``unix://``, or "" if it is unknown."""
 
@@ -204,7 +204,9 @@ def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unrea
 
 
 def _doubt_of(dump: Dump, release: Release | None) -> Unread | None:
-    """Returns the reason why a dump does not show the settings of the kubelet's containerd, or None if it does."""
+    """Returns the reason to doubt that a dump shows the settings of the kubelet's containerd, or None if there is no
+    doubt.
+    """
     first, end = _DUMP_OF[dump.version]
     if dump.is_off(dump.cri) or dump.is_off(CRI_OF_1):
         why = "the given dump is from a containerd without CRI service, which the kubelet cannot use"

@@ -33,7 +33,7 @@ class PublishedDevice(Document):
     health: str = "healthy"
     message: str = ""
     taints: tuple[str, ...] = ()
-    """The taints' keys."""
+    """Keys of the device's taints."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,15 @@ class Known:
 
     @property
     def exclusivity_reason(self) -> str:
-        """Reason why the pool enforces all of the node's claims, or "" if the kernel does or the reason is unknown."""
+        """Reason why the pool enforces all of the node's claims, or "" if the kernel enforces them or the reason is
+        unknown.
+        """
         status = self.backend.status if self.backend else None
         return status.exclusivity_reason if status else ""
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Returns the allocations to all claims."""
+        """Returns the allocations of all claims."""
         releasing = {key: file for key, file in self.releasing.items() if key not in self.files}
         return Ledger(self.files, releasing, self.containers)
 

@@ -36,7 +36,7 @@ def shape(machine: Machine, cpus: frozenset[int]) -> dict[str, Any]:
 
 
 def stated(parameters: CpuParameters) -> dict[str, Any]:
-    """Returns the parameters for the choice: the strategy, and all other parameters that differ from the default."""
+    """Returns the parameters for the choice: the strategy, and all other parameters that differ from their defaults."""
     given = parameters.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return {"strategy": parameters.strategy, **given}
 
@@ -105,7 +105,7 @@ def _again(
 def _places(
     inventory: Inventory, device: CpuDevice, held: frozenset[int], mine: frozenset[int], parameters: CpuParameters
 ) -> list[dict[str, Any]]:
-    """Returns the device's places from which the request could have been given CPUs, each with a verdict."""
+    """Returns the places on the device whose CPUs the request could have been given, each with a verdict."""
     places = suitable(device.cpus, held, inventory.layout, parameters, mine)
     own = [place for place in places if not mine.isdisjoint(place.cpus)]
     return [

@@ -102,8 +102,8 @@ class Search:
     def allocate(self, claims: Sequence[Wanted]) -> list[Choice]:
         """Allocates devices to every request and marks them as in use.
 
-        Raises UnschedulableError if the requests cannot be met, and UndecidedError if that is unknown. In both cases
-        the devices in use are unchanged.
+        Raises UnschedulableError if the requests cannot be met, and UndecidedError if it cannot be determined whether
+        they can be met. After either error, the devices in use are unchanged.
         """
         self._claims = claims
         try:
@@ -146,7 +146,9 @@ class Search:
         raise UnschedulableError([f"each request can be met, but not all together{self._limits()}"])
 
     def _search(self, *, exact: bool, keep: bool = True) -> bool:
-        """Returns True if the requests can be met together, and then marks their devices as in use if ``keep``."""
+        """Returns True if the requests can be met together. In that case, also marks their devices as in use if
+        ``keep`` is true.
+        """
         self._steps, self._effort, self._limited = 0, Effort(), False
         self._agreements = [Agreement(one.constraints, self._effort) for one in self._claims]
         self._chosen, self._taken, self._exact = [], Counter(), exact
@@ -177,7 +179,7 @@ class Search:
         return [replace(each, unknown="" if each.why else one.unknown) for one, each in judged]
 
     def _from(self, place: int) -> bool:
-        """Returns True if all requests from an index on can be met, and then marks their devices as in use."""
+        """Returns True if all requests from an index on can be met. If so, also marks their devices as in use."""
         if place == len(self._requests):
             return True
         request = self._requests[place]

@@ -37,12 +37,12 @@ class Way:
 
     @property
     def unknown(self) -> str:
-        """A selector that cannot be evaluated for some device, or "" if there is none."""
+        """A selector that cannot be evaluated for some device, or "" if there is no such selector."""
         return next((one.unknown for one in self.found if one.unknown), "")
 
     @property
     def failed(self) -> str:
-        """A selector whose evaluation fails for some device, or "" if there is none."""
+        """A selector whose evaluation fails for some device, or "" if there is no such selector."""
         return next((one.failed for one in self.found if one.failed), "")
 
     @property
@@ -116,7 +116,8 @@ def unmet(requests: Sequence[Asked], in_use: InUse) -> list[str]:
 
 
 def room(requests: Sequence[Asked]) -> list[int]:
-    """Returns, for each request, the maximum number of devices for it and the claim's earlier requests together.
+    """Returns, for each request, the maximum number of devices for that request and the claim's earlier requests
+    together.
 
     The rest of the claim's maximum is reserved for the minimum numbers of its later requests.
     """

@@ -62,7 +62,7 @@ class Workload:
 
 @dataclass(slots=True)
 class Manifests:
-    """The objects from all files."""
+    """The objects in all files."""
 
     claims: dict[Name, Claim] = field(default_factory=dict)
     templates: dict[Name, Claim] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Manifests:
     """Number of objects of each kind with the same generated name."""
 
     def add(self, document: Any) -> None:
-        """Adds a document, or each item of a List. Raises ManifestError that names the object."""
+        """Adds a document, or each item of a List. Raises a ManifestError that names the object."""
         if document is None:
             return
         if not isinstance(document, dict):
@@ -132,7 +132,7 @@ class Manifests:
             raise ManifestError(f"the files have more than {_MAX_PODS} pods and pod templates")
 
     def with_all(self, other: "Manifests") -> "Manifests":
-        """Returns new Manifests with the objects of this instance and ``other``."""
+        """Returns new Manifests with the objects from this instance and from ``other``."""
         return Manifests(
             self.claims | other.claims,
             self.templates | other.templates,
@@ -146,7 +146,7 @@ class Manifests:
         return [Workload(claim.name, (claim,)) for claim in (*self.claims.values(), *self.templates.values())]
 
     def of_pods(self, definitions: "Manifests", classes: Mapping[str, DeviceClass]) -> list[Workload]:
-        """Returns the pods with their claims from ``definitions``. Raises ManifestError that names the pod."""
+        """Returns the pods with their claims from ``definitions``. Raises a ManifestError that names the pod."""
         found = []
         for name, template in self.pods:
             try:

@@ -48,7 +48,7 @@ def mapping(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 def items(
     document: Mapping[str, Any], key: str, read: Callable[[Mapping[str, Any]], T], most: int = MAX_ITEMS
 ) -> tuple[T, ...]:
-    """Applies ``read`` to each map in a list of at most ``most`` entries. Raises ManifestError that contains the
+    """Applies ``read`` to each map in a list of at most ``most`` entries. Raises a ManifestError that contains the
     path.
     """
     found = value(document, key, list, [])

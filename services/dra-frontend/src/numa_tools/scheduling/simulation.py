@@ -61,7 +61,7 @@ class Simulation:
     _made: int = 0
 
     def __post_init__(self) -> None:
-        """Makes all devices available that no prepared claim uses."""
+        """Marks the devices that prepared claims use as in use."""
         devices = [*own_devices(self.inventory, NODE), *self.others]
         self.search = Search(devices, self.classes, in_use(Ledger(self.files), devices))
 
@@ -114,9 +114,7 @@ class Simulation:
         return {"name": claim.name, "devices": [_given(one, records) for one in choices]}, records
 
     def pool(self) -> str:
-        """Returns the CPUs for containers without a claim, which are the online reserved CPUs if no other CPUs are
-        left.
-        """
+        """Returns the CPUs for containers without a claim, or the online reserved CPUs if no other CPUs are left."""
         online, reserved = self.inventory.machine.online, self.inventory.reserved_cpus
         return format_cpu_list(online - reserved - Ledger(self.files).held_cpus() or online & reserved)
 

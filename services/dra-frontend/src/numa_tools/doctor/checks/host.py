@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the rest of the node: host processes that run on claimed CPUs or use hugepages, disk space, and open files.
+"""Checks the rest of the node: host processes that run on claimed CPUs or use hugepages, disk space and open files.
 Pure.
 """
 
@@ -19,7 +19,8 @@ this.
 """
 _MIN_FILES: Final = 1024
 _MIN_OPEN: Final = 4096
-"""Minimum open-file limit per process. Each kubelet call, connection, watch and container cgroup takes an open file."""
+"""Minimum open-file limit per process. Each kubelet call, connection, watch and container cgroup requires an open file.
+"""
 _FULL: Final = 0.9
 _MAX_SHOWN: Final = 20
 

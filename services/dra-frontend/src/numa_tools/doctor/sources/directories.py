@@ -17,7 +17,7 @@ _MAX_ENTRIES: Final = 256
 
 
 def read_space(path: Path) -> Space:
-    """Returns the free space in a directory's file system. Raises OSError."""
+    """Returns the free space on a directory's file system. Raises OSError."""
     status = os.statvfs(path)
     return Space(str(path), status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None)
 
@@ -50,7 +50,7 @@ def read_claims(path: Path) -> Claims | Unread:
 
 
 def read_sockets(kubelet_root: Path) -> dict[str, str] | Unread:
-    """Returns, for each driver, the reason why the kubelet cannot reach it, or "" if it can."""
+    """Returns, for each driver, the reason why the kubelet cannot reach the driver's socket, or "" if it can."""
     if not (kubelet_root / "plugins_registry").is_dir():
         return Unread(f"{kubelet_root}/plugins_registry is not visible from here", "correct kubeletRootDir")
     found = {}

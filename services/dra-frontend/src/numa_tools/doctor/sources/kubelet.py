@@ -48,7 +48,7 @@ def read_given_kubelet(path: str, node: str) -> KubeletConfig:
     """Reads a KubeletConfiguration or a ``configz`` response. The path ``-`` stands for standard input. Raises
     ConfigError.
     """
-    # Opening /dev/stdin would fail if the runtime passes a socket as standard input.
+    # Opening /dev/stdin fails if the runtime passes a socket as standard input.
     document = parse_yaml(sys.stdin.buffer.read(MAX_FILE), "standard input") if path == "-" else read_yaml(path)
     try:
         if isinstance(document, dict) and "kubeletconfig" in document:

@@ -50,7 +50,8 @@ class _Started(NamedTuple):
 
 
 def find_launch(files: HostFiles, root: str) -> Launch | None:
-    """Returns the command line, or None if the node has no trace of a kubelet. Raises UnseenError if it is ambiguous.
+    """Returns the command line, or None if there is no trace of a kubelet on the node. Raises UnseenError if the
+    command line is ambiguous.
 
     A running process settles the question. Without one, exactly one unit or distribution must be installed, since a
     node may have leftovers from another installation. Environment files whose unit is not visible may contain only

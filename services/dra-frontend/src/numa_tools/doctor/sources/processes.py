@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the programs that run on a node, from /proc under a host root. Every call blocks.
 
-The driver's containers see none of these programs in their own /proc, since they have their own PID namespaces.
+The driver's containers see none of these programs in /proc, since each container has its own PID namespace.
 """
 
 import posixpath
@@ -15,7 +15,7 @@ from dra_frontend.node.host_tree import HostTree
 from numa_node.files import read_regular
 
 START_SLACK_SECONDS: Final = 2.0
-"""Uncertainty of a process's start time, because the kernel reports the boot time in whole seconds."""
+"""Uncertainty in a process's start time: the kernel reports the boot time only in whole seconds."""
 _MAX_PROCESSES: Final = 1 << 17
 _MAX_BYTES: Final = 2 << 20
 """Maximum size of a process's file. With the default stack limit, execve(2) accepts a command line of 2 MiB."""

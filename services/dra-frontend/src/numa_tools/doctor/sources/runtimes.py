@@ -62,7 +62,7 @@ def read_given_runtime(path: str, reported: Reported | None) -> RuntimeConfig | 
     ConfigError.
     """
     try:
-        # Opening /dev/stdin would fail if the runtime passes a socket as standard input.
+        # Opening /dev/stdin fails if the runtime passes a socket as standard input.
         data = sys.stdin.buffer.read(_MAX_GIVEN + 1) if path == "-" else read_regular(path, _MAX_GIVEN, follow=True)
         if len(data) > _MAX_GIVEN:
             raise RuntimeConfigError(f"is larger than {_MAX_GIVEN >> 20} MiB")

@@ -80,7 +80,7 @@ _LEFTOVERS_SECONDS: Final = 300.0
 _THRESHOLDS: Final = (700, 10, 10)
 """Garbage collector thresholds after startup, as passed to gc.set_threshold()."""
 _SETTLE_SECONDS: Final = 5.0
-"""Delay before the garbage left over from startup is collected. The collection takes 30 ms, so it runs after the
+"""Delay before the garbage from startup is collected. The collection takes 30 ms, so it runs after the
 kubelet has registered the driver.
 """
 _log = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ class Service:
         """Notifies the other parts that the backend has sent a new report."""
         self.backend.changed()
         for events in self.pod_events:
-            # The backend must get a response even if Events cannot be created from one container's report.
+            # The backend must get a response even if Events cannot be created for one container's report.
             with self._complaints.about(type(events).__name__, "no Events created from container reports"):
                 events.backend_changed()
 
@@ -361,7 +361,7 @@ def _unready(code: StatusCode, text: str, subject: str = "") -> Notice:
 
 
 def _settle_memory() -> None:
-    """Collects the garbage left over from startup. Later collections skip the objects that remain, since they stay in
+    """Collects the garbage from startup. Later collections skip the objects that remain, since they stay in
     use until the process ends.
     """
     gc.collect()

@@ -216,7 +216,7 @@ def read_pod(document: object) -> Pod:
 
 
 def _waiting(status: Mapping[str, Any]) -> Waiting | None:
-    """Returns the reason why a container is not running, or None if it is running, has succeeded or is being created."""
+    """Returns the reason why a container is not running, or None if it is running, has succeeded or is starting."""
     state = _dict(status.get("state"))
     ended = [_dict(_dict(status.get(key)).get("terminated")) for key in ("state", "lastState")]
     found = [_dict(state.get("waiting")), *ended]

@@ -69,7 +69,7 @@ class Choice:
 
     value: Value
     cpus: Mapping[int, frozenset[int]]
-    """For each CPU result, by its index in the claim, the CPUs in its device that have the value."""
+    """For each CPU result, by its index in the claim, those CPUs in the result's device that have the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Way:
     """One choice for each constraint."""
 
     cpus: Sequence[frozenset[int]]
-    """CPUs that each result may use, by the result's index."""
+    """CPUs that each result may use, by result index."""
     chosen: tuple[tuple[str, Choice], ...] = ()
     """(attribute, choice) for each constraint."""
 
@@ -104,7 +104,7 @@ def with_value(inventory: Inventory, device: CpuDevice, attribute: str) -> dict[
     """Returns a device's CPUs grouped by their value for an attribute, or an empty dict if the device does not have the
     attribute.
 
-    A CPU close to several PCIe roots is in several sets.
+    A CPU that is close to several PCIe roots is in several sets.
     """
     machine = inventory.machine
     if attribute == PCIE_ROOT:
@@ -134,9 +134,9 @@ class _Covered:
 
     attribute: str
     tables: Mapping[int, Mapping[Value, frozenset[int]]]
-    """For each CPU result, by index, its device's CPUs grouped by attribute value."""
+    """The CPUs of each CPU result's device, grouped by attribute value; the key is the result's index."""
     is_open: bool
-    """True if the choice of the value restricts a result's CPUs. The scheduler cannot enforce such a constraint,
+    """True if the choice of a value restricts a result's CPUs. The scheduler cannot enforce such a constraint,
     because it only compares lists of values.
     """
     ours: tuple[tuple[str, AllocationResult], ...]
@@ -221,7 +221,7 @@ def joins(view: ClaimView, inventory: Inventory, others: OtherDevices) -> tuple[
 def ways(
     constraints: Sequence[Join], offered: Sequence[frozenset[int]], counts: Sequence[int], held: frozenset[int]
 ) -> Iterator[Way]:
-    """Yields the combinations of values that leave each result enough free CPUs, those with the fewest free CPUs first.
+    """Yields the combinations of values that leave each result enough free CPUs, in ascending order of free CPUs.
 
     ``offered`` contains the CPUs in each result's device, and ``counts`` the number of CPUs that each result needs.
     """
@@ -265,7 +265,7 @@ def no_way(
     counts: Sequence[int],
     held: frozenset[int],
 ) -> Refused:
-    """Returns the error for a claim for which :func:`ways` yields nothing."""
+    """Returns the error for a claim if :func:`ways` yields nothing for it."""
     texts = []
     for join in constraints[:_MAX_LISTED]:
         free = ", ".join(_free(choice, held) for choice in join.choices[:_MAX_SHOWN])

@@ -28,7 +28,9 @@ class DriverClaim:
 
     view: ClaimView
     blank: AllocationRecord
-    """The record before anything is allocated: no CPUs, no memory and, if the claim is refused, no parameters."""
+    """The record before anything has been allocated: it has no CPUs, no memory and, if the claim is refused, no
+    parameters.
+    """
     refusal: Refused | None
     """Reason why the claim cannot be allocated. A claim that already has a record keeps that record even so."""
     config: Config
@@ -78,7 +80,8 @@ def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> Alloc
 def allocate_claim(
     parsed: DriverClaim, inventory: Inventory, ledger: Ledger, *, rebuilding: bool = False
 ) -> AllocationRecord:
-    """Returns the claim's record: the existing one if its results are unchanged, else a new one. Raises Refused.
+    """Returns the claim's record: the existing record if its results are unchanged, or else a new record. Raises
+    Refused.
 
     A claim is allocated as a whole or not at all. A claim with running containers keeps the resources that they hold.
     ``rebuilding`` is True if the claim was prepared before and its record was lost.

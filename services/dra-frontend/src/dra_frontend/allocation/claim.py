@@ -115,7 +115,7 @@ class OtherDevice:
 
 @dataclass(frozen=True, slots=True)
 class ClaimView:
-    """Immutable snapshot of the ResourceClaim fields that the driver uses."""
+    """Immutable snapshot of those ResourceClaim fields that the driver uses."""
 
     claim: ClaimReference
     pod_claim_name: str | None
@@ -184,7 +184,7 @@ def count_of(driver: str, result: AllocationResult) -> int:
 
 
 def uid_of(document: object) -> str:
-    """Returns a claim document's UID, even if the rest cannot be parsed, or "" if it has none."""
+    """Returns a claim document's UID, even if the rest of the document cannot be parsed, or "" if it has no UID."""
     match document:
         case {"metadata": {"uid": str(uid)}}:
             return uid
@@ -192,7 +192,9 @@ def uid_of(document: object) -> str:
 
 
 def name_of(document: object) -> tuple[str, str]:
-    """Returns a claim document's namespace and name, even if the rest cannot be parsed, or two empty strings."""
+    """Returns a claim document's namespace and name, even if the rest of the document cannot be parsed, or two empty
+    strings if it has none.
+    """
     match document:
         case {"metadata": {"namespace": str(namespace), "name": str(name)}}:
             return namespace, name
@@ -294,7 +296,8 @@ def _configs(devices: Mapping[str, Any]) -> tuple[OpaqueConfig, ...]:
         if source not in list(Source):
             raise Refused(f"field 'source' is {shown(source)}, neither {Source.DEVICE_CLASS} nor {Source.CLAIM}")
         found.append(OpaqueConfig(Source(source), opaque["driver"], requests, _field(opaque, "parameters", dict, {})))
-    # Only the source decides precedence. An entry that names a subrequest does not override one that names its request.
+    # Precedence depends only on the source. An entry that names a subrequest does not override one that names its
+    # request.
     return tuple(sorted(found, key=lambda config: config.source is Source.CLAIM))
 
 

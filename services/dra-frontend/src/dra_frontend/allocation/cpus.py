@@ -45,7 +45,7 @@ class _Request:
     index: int
     """Index among the claim's results."""
     name: str
-    """The request's full name, for messages."""
+    """Full name of the request, for messages."""
     device: CpuDevice
     parameters: CpuParameters
     count: int
@@ -79,7 +79,7 @@ class _Request:
 
     @property
     def place(self) -> str:
-        """Device and required attribute values, for messages."""
+        """The device and the required attribute values, for messages."""
         values = [f"{name} {' and '.join(map(str, values))}" for name, values in self.joined.items()]
         return f"device {self.device.name}" + (f" with {', '.join(values)} (matchAttribute)" if values else "")
 
@@ -210,7 +210,7 @@ class _Choice:
         except Refused as error:
             refusal = error
         for request in requests:
-            self._one(request, frozenset())  # a result that fails even on its own raises its own error
+            self._one(request, frozenset())  # if a result fails even on its own, this raises that result's error
         if sum(request.count for request in requests) <= len(
             frozenset[int]().union(*(request.device.cpus for request in requests)) - self.held
         ):
@@ -242,7 +242,7 @@ class _Choice:
             text += f"; other requests in this claim have CPUs {format_cpu_list(mine)}"
         with suppress(NoCpusError):
             allocate(offered, mine, request.count, layout, wanted)
-            # Suggest waiting only if the device would have enough CPUs without other claims.
+            # Suggest waiting only if the device would have enough CPUs if there were no other claims.
             text += "; CPUs of a claim that is being released become free when its last container has ended"
         raise Refused(text)
 
@@ -284,7 +284,7 @@ class _Choice:
 
 def _fault(text: str, cpus: frozenset[int], named: frozenset[int]) -> str:
     """Returns the error message followed by the CPUs that it applies to; the CPUs are omitted if the error applies to
-    all named CPUs.
+    all CPUs that the claim names.
     """
     return text.rstrip(": ") if cpus == named else text + format_cpu_list(cpus)
 

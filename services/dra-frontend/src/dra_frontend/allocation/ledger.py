@@ -39,7 +39,7 @@ class Ledger:
     """Claims that were unprepared while one of their containers may still be running. Their files are gone.
 
     A claim that had no file when it was unprepared has an entry without a record, CPUs or memory, so that the release
-    is not mistaken for a loss. The claim's running containers are then the only source for its resources.
+    is not mistaken for a loss. The claim's running containers are then the only record of its resources.
     """
     containers: tuple[ContainerReport, ...] = ()
     absent: frozenset[ClaimKey] = frozenset()
@@ -174,7 +174,7 @@ class Ledger:
         return dict(claimed)
 
     def _counts_by_limits(self, use: ClaimUse) -> bool:
-        """Returns True for a memory claim that has no file and whose size the API server has not reported."""
+        """Returns True if a memory claim has no file and the API server has not reported its size."""
         return use.driver == MEMORY_DRIVER and not self.answered.get((use.driver, use.uid))
 
     def protected_bytes(self, ignoring: str = "") -> dict[int, int]:

@@ -45,7 +45,7 @@ class Fields(BaseModel):
     """Base class for a group of fields; a field that is not set is None."""
 
     # Building validators takes 5 ms. They are built when the first claim with parameters arrives, because many nodes
-    # never receive such a claim.
+    # never get such a claim.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel, defer_build=True)
 
 

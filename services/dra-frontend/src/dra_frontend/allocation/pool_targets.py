@@ -64,7 +64,7 @@ class PoolOutcome:
 
     pages: int = 0
     grown: bool = False
-    """True if growth was requested."""
+    """True if more pages were requested."""
     problem: str = ""
     helper_silent: bool = False
     """True if the helper did not respond, in which case the state of the kernel's pool is unknown."""

@@ -31,7 +31,7 @@ _EXCLUSIVE: Final = (
 )
 """Pairs of CPU fields, with the values that contradict each other."""
 _CHARGED: Final = ("limit", "protect", "high")
-"""Fields that only apply to memory charged by the memory cgroup controller, and therefore not to hugepages."""
+"""Fields that apply only to memory charged by the memory cgroup controller, and therefore not to hugepages."""
 _ONLY: Final = "list only requests to which the field applies under config[].requests"
 
 

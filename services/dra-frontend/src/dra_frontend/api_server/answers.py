@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 MAX_BYTES: Final = 4 << 20
 """Maximum size in bytes of a response or a watch event. etcd stores objects of up to 1.5 MiB."""
 _STATUS_BYTES: Final = 64 << 10
-"""Maximum size in bytes of a Status. The limit is low because only part of the message is shown and failures may be
-frequent.
+"""Maximum size in bytes of a Status. The limit is low because only part of the message is shown, and because failures
+may be frequent.
 """
 _DIGITS: Final = 20
 _SHOWN: Final = 700
@@ -163,8 +163,8 @@ def _parsed(call: Call, data: bytes) -> Any:
 
 
 def _is_json(data: bytes) -> bool:
-    """Returns True for valid JSON that contains a value that this driver does not accept. The depth has already been
-    checked.
+    """Returns True if the text is valid JSON that contains a value that this driver rejects. The nesting depth has
+    already been checked.
     """
     if len(data) > MAX_BYTES:
         return False
@@ -207,7 +207,7 @@ def _not_found(call: Call, status: Document, said: str) -> KubeError:
     match status:
         case {"reason": "NotFound", "details": {"name": name}} if call.name and name == call.name:
             return NotFoundError(call.operation, said)
-    # The response is not about the object: either the server does not serve this API, or a proxy responded.
+    # The response does not concern the object: either the server does not serve this API, or a proxy responded.
     where = f"{call.group}/v1" if call.group else "v1"
     return KubeError(call.operation, f"{said}; is {where} served? Kubernetes 1.34 or later is needed")
 

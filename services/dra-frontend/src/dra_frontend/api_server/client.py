@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 # kubelet retries only after a minute.
 PATIENCE_SECONDS: Final = 20.0
 _LAST_SECONDS: Final = 1.0
-"""Minimum time limit for each attempt."""
+"""Shortest time limit for any attempt."""
 _PAGE: Final = 500
 MAX_LISTED: Final = 250_000
 """Maximum number of items requested for one list. Kubernetes supports 150,000 pods in a cluster."""
@@ -66,7 +66,7 @@ async def connect(load: Load, *, call_seconds: float = CALL_SECONDS) -> AsyncIte
 
 
 class KubeClient:
-    """The API calls that the frontend makes. Documents are dicts with the structure of the API's JSON.
+    """The API calls that the frontend makes. Documents are dicts with the same structure as the API's JSON.
 
     Reads set no resourceVersion, because they must include what the scheduler or another instance has just written.
     Since Kubernetes 1.34 such lists are served from the server's cache (KEP-2340).
@@ -76,10 +76,10 @@ class KubeClient:
         self._connection = connection
         self._most_listed = most_listed
         self._pace = Pace()
-        # A node should list its slices only a few times a minute, whatever the server responds. Both drivers share this
-        # limit.
+        # A node should list its slices only a few times a minute, no matter how the server responds. Both drivers share
+        # this limit.
         self._list_pace = Pace(per_second=1 / 15, burst=6.0)
-        # Other drivers' slices are read only if they restrict a claim's choice of CPUs.
+        # Other drivers' slices are read only if their devices restrict a claim's choice of CPUs.
         self._others_pace = Pace(per_second=5.0, burst=20.0)
         # Events have their own rate limit, so they never delay reading a claim.
         self._event_pace = Pace(per_second=1.0, burst=20.0)
@@ -348,5 +348,5 @@ def _watching(version: str) -> dict[str, str]:
 
 
 def _selector(driver: str, node_name: str) -> dict[str, str]:
-    # Selects only this node's slices, since a large cluster has tens of thousands.
+    # Selects only this node's slices, since a large cluster has tens of thousands of slices.
     return {"fieldSelector": f"spec.driver={driver},spec.nodeName={node_name}"}

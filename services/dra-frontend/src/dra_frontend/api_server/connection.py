@@ -139,9 +139,8 @@ class Connection:
             raise UnavailableError(call.operation, f"no response within {seconds:.3g} s") from error
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
-        """Yields the lines of an endless response. Drops an incomplete last line.
-
-        An event that is too long is skipped, since the object's author controls the event's length.
+        """Yields the lines of an endless response. Drops an incomplete last line. Skips an event that is too long,
+        since the object's author controls the event's length.
         """
         async with self._answered(call, self._watch_limits) as response:
             # readline() would copy the incomplete line for each received chunk, and a chunk may have only a few bytes.
@@ -205,7 +204,7 @@ class Connection:
             # The exception's text is the URL, which may contain the proxy's password.
             text = "the URL of the server or of its proxy is not valid: check server and proxy-url in the kubeconfig"
             raise UnreachableError(call.operation, text) from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: the token is not valid in a header
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: the token is invalid in a header
             raise UnreachableError(call.operation, str(error) or type(error).__name__) from error
         finally:
             if response is not None:

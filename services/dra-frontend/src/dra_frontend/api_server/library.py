@@ -4,7 +4,7 @@
 The ``__init__`` of ``kubernetes_asyncio`` imports every API and all 767 models, which takes 36 MB of memory. The driver
 exchanges plain JSON documents and uses none of these models. This module therefore registers ``kubernetes_asyncio`` and
 its packages ``client``, ``client.api`` and ``client.models`` as lazy packages. If kubernetes_asyncio has already been
-imported, it is used as it is.
+imported, it is used unchanged.
 
 ``urllib3`` and ``dateutil.tz`` are lazy as well, which saves another 1.7 MB. The library needs them for basic
 authentication and for models with timestamps, neither of which the driver uses.

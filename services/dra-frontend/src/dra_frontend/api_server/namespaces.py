@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_FAILING_NAMESPACES: Final = 3
-"""If writes fail in this many namespaces without a success in between, the cause is assumed to be the server."""
+"""If writes fail in this many namespaces without a success in between, the server is assumed to be the cause."""
 
 
 @dataclass(slots=True)

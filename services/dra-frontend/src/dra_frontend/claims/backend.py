@@ -173,7 +173,7 @@ class ContainerReports:
     """True if each report has a unique ID, so that changes can be merged."""
 
     def replaced(self, documents: Iterable[Any]) -> "ContainerReports":
-        """Parses the reports of all containers. A report that has not changed remains the same object."""
+        """Parses the reports of all containers. Reuses the existing object for each report that has not changed."""
         result, documents = ContainerReports(), list(documents)
         for document in documents:
             result._read(document, self)
@@ -236,7 +236,7 @@ class BackendView:
     """True if the reports are this backend's current state, in which case a container without a report does not exist.
     """
     unreadable: str = ""
-    """Reason why a report could not be parsed, or ""."""
+    """Reason why a report could not be parsed, or "" if all of them could."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Event that :meth:`changed` sets and replaces."""
     _reports: ContainerReports = field(default_factory=ContainerReports)
@@ -334,7 +334,7 @@ class BackendView:
 
     @property
     def problem(self) -> str:
-        """Message of ``fault``, or ""."""
+        """The message of ``fault``, or "" if there is no fault."""
         fault = self.fault
         return fault.text if fault else ""
 
@@ -366,7 +366,7 @@ class BackendView:
         return tuple(found)
 
     def _no_partitions(self, reason: str) -> str:
-        """Returns the consequences for this node if the backend cannot create partitions."""
+        """Returns the consequences for this node if its backend cannot create partitions."""
         if self.config.cpu_exclusivity == "partition":
             return _REFUSED.format(reason)
         return _BY_POOL.format(reason) + ("" if self.config.host_slices else _BESIDE_DAEMONS)

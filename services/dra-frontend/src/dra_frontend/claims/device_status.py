@@ -48,7 +48,7 @@ PATIENCE_SECONDS: Final = 10.0
 PAUSE_SECONDS: Final = 15.0
 """Minimum time between two writes for one claim."""
 SILENT_SECONDS: Final = 60.0
-"""How long the backend must be inactive before the status mentions this. A backend restart only takes seconds."""
+"""How long the backend must be inactive before the status mentions it. A backend restart only takes seconds."""
 MAX_WRITES_PER_TICK: Final = 4
 """Maximum number of writes in one two-second tick."""
 _REFUSED_SECONDS: Final = 600.0
@@ -108,7 +108,7 @@ class DeviceStatus:
     _waits: Backoff = field(default_factory=partial(Backoff, *_FAILED))
     _denied_waits: Backoff = field(default_factory=partial(Backoff, *_DENIED))
     _denials: Counter[str] = field(default_factory=Counter)
-    """Denied writes by namespace since the last successful write there."""
+    """Number of denied writes in each namespace since the last successful write in that namespace."""
     _failures: NamespaceFailures = field(init=False)
     _denied: NamespaceFailures = field(init=False)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError))
@@ -253,7 +253,7 @@ class DeviceStatus:
 
 
 def _doubled(first: float, last: float, failures: int) -> float:
-    """Returns the pause after the given number of failures."""
+    """Returns the length of the pause after the given number of failures."""
     return Backoff(min(first * 2.0 ** min(failures - 1, 16), last), last).next()
 
 

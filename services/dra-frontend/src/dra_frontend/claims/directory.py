@@ -120,7 +120,9 @@ class ClaimFiles(ClaimDirectory):
             _log.warning("cannot sync CDI directory", extra={"error": str(error)})
 
     def _copy(self, name: str) -> None:
-        """Copies a file to quarantine, once per distinct content. Does not raise, since the disk may be full."""
+        """Copies a file to quarantine, unless an identical copy already exists. Does not raise, since the disk may be
+        full.
+        """
         try:
             content = read_regular(str(self._directory / name), MAX_CLAIM_FILE)
             self._quarantine.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -171,13 +173,13 @@ class Transaction:
     certain: bool
     """True if the reports are complete, in which case a container that is missing from them is not running."""
     answered: Mapping[ClaimKey, Mapping[str, int]]
-    """The API server's responses about lost claims, as in the ledger. A claim's entry is dropped once the claim has a
-    record or is released.
+    """The API server's responses about lost claims, in the same form as in the ledger. A claim's entry is dropped once
+    the claim has a record or is released.
     """
     unlisted: bool = False
-    """Same as the ledger's ``unlisted``."""
+    """Has the same meaning as ``unlisted`` in the ledger."""
     ended: frozenset[ClaimKey] = frozenset()
-    """Same as the ledger's ``ended``, as of the beginning of the transaction."""
+    """Has the same meaning as ``ended`` in the ledger, as of the beginning of the transaction."""
     unconfirmed: frozenset[ClaimKey] = frozenset()
     """Lost CPU claims that may have a running container that is not in the reports. No CPUs are allocated while there
     are any such claims.
@@ -201,7 +203,7 @@ class Transaction:
 
     @property
     def ledger(self) -> Ledger:
-        """Ledger at this point in the transaction. Computed on first use, and again after each change."""
+        """The ledger at this point in the transaction. Computed on first use, and again after each change."""
         if self._ledger is None:
             files, releasing = self.files, dict(self.releasing)
             absent = frozenset(self.present.keys() - files.keys())

@@ -71,7 +71,7 @@ class Entries:
     prepared claims that are missing from ``present``.
     """
     cpus: Mapping[ClaimKey, Mapping[str, frozenset[int]]] = field(default_factory=dict)
-    """For each claim in ``present``, its CPUs by request, if known (``ClaimFile.cpus_by_request``)."""
+    """The CPUs of each claim in ``present``, by request, if known (``ClaimFile.cpus_by_request``)."""
 
 
 class Journal:

@@ -181,7 +181,7 @@ class MetadataFiles:
 
 
 def _has(path: str, data: bytes) -> bool:
-    """Returns True if a file has exactly this content. Reads only as much of the file as necessary."""
+    """Returns True if a file has exactly the given contents. Reads only as much of the file as necessary."""
     try:
         return read_regular(path, len(data)) == data
     except OSError:

@@ -187,7 +187,7 @@ class HugepagesOnDemand:
         self._complaints = Complaints(_log, KubeError, Refused)
 
     def _forget(self, uid: str) -> None:
-        """Drops the result that was written for a claim's previous allocation."""
+        """Forgets the result that was written for a claim's previous allocation."""
         self._answered.pop(uid, None)
 
     async def provide(self) -> bool:
@@ -369,13 +369,13 @@ def _entry(problem: str, present: Entry | None) -> Entry:
 
 
 def _is_present(entry: Entry, present: Entry | None) -> bool:
-    """Returns True if the server has the entry's conditions with the same statuses, regardless of their messages."""
+    """Returns True if the server has the entry's conditions with the same statuses, ignoring their messages."""
     had = present.conditions if present is not None else {}
     return all(kind in had and had[kind].status == one.status for kind, one in entry.conditions.items())
 
 
 def _uses(claim: WaitingClaim, devices: set[str]) -> bool:
-    """Returns True if any of a claim's results is on one of the devices."""
+    """Returns True if any of a claim's results is for one of the given devices."""
     return any(one.device in devices for one, _ in claim.sizes)
 
 

@@ -200,7 +200,9 @@ class Reconciler:
 
 
 def _only_scan(_: Transaction) -> None:
-    """Changes nothing. Every transaction reads the directory before its change runs, so this transaction only scans."""
+    """Changes nothing. Every transaction reads the directory before it runs its change, so a transaction with this
+    change only scans.
+    """
 
 
 def _is_free(record: AllocationRecord, user: ContainerReport, containers: Sequence[ContainerReport] | None) -> bool:

@@ -69,7 +69,7 @@ class ClaimReader(Protocol):
 
 
 class NodeDevices(Protocol):
-    """This node's devices (``node/machine_watch``, MachineWatch)."""
+    """This node's devices, as provided by MachineWatch in ``node/machine_watch``."""
 
     @property
     def inventory(self) -> Inventory:
@@ -79,7 +79,7 @@ class NodeDevices(Protocol):
 
 
 class KubeletCapabilities(Protocol):
-    """Properties of this node's kubelet that concern claims (``publishing/capabilities``)."""
+    """Properties of this node's kubelet that concern claims; see ``publishing/capabilities``."""
 
     async def counts_claims(self, driver: str) -> bool:
         """Returns True if the kubelet adds claims to pod limits, for devices that publish a node-allocatable mapping.
@@ -131,7 +131,7 @@ class Recovery:
                     async with asyncio.timeout(until_tick(TICK_SECONDS if self._due else QUIET_SECONDS)):
                         await self._wanted.wait()
                 self._wanted.clear()
-                # Whatever went wrong, the next round may succeed.
+                # Regardless of what went wrong, the next round may succeed.
                 with self._complaints.about("round", "recovery postponed"):
                     await self.round()
 

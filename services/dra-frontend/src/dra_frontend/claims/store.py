@@ -250,7 +250,7 @@ class ClaimStore:
     def _finish(self, transaction: Transaction, unacked: frozenset[ClaimKey], job: "asyncio.Future[T]") -> None:
         self._lock.release()
         if not job.cancelled():
-            job.exception()  # raised in the caller, if it is still waiting
+            job.exception()  # this error is raised in the caller, if the caller is still waiting
         kept = self._ledger.releasing.keys() | unacked | transaction.ended
         self._released_at = {key: at for key, at in self._released_at.items() if key in kept}
         for change in transaction.changes:

@@ -32,8 +32,8 @@ def _add(name: str) -> None:
     package, loader, source = importlib.util.module_from_spec(spec), spec.loader, Path(spec.origin)
 
     def load(attribute: str) -> Any:
-        """Imports a submodule, or a name that the ``__init__`` imports on a separate line. Otherwise executes the
-        ``__init__``.
+        """Imports a submodule, or a name that the ``__init__`` imports on a line of its own. For any other name,
+        executes the ``__init__``.
         """
         line = re.search(rf"^from (\S+) import {re.escape(attribute)}$", source.read_text(), re.MULTILINE)
         try:
@@ -45,7 +45,7 @@ def _add(name: str) -> None:
                 del vars(package)["__getattr__"]
                 loader.exec_module(package)
                 return getattr(package, attribute)
-        except ImportError as error:  # the image has no generated modules (hack/image/install.sh)
+        except ImportError as error:  # the image does not contain any generated modules (hack/image/install.sh)
             vars(package)["__getattr__"] = load
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}") from error
         setattr(package, attribute, value)

@@ -13,11 +13,11 @@ _Key = TypeVar("_Key", bound=Any)
 _Groups = Iterator[tuple[str, list[Cpu], Attributes]]
 """Name, CPUs and attributes of each group."""
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
-"""Attribute that lets a claim match devices that are close to the same NUMA node. The value is a list if the CPUs are
+"""Attribute that lets a claim select devices close to the same NUMA node. The value is a list if the CPUs are
 on several nodes (KEP-6072).
 """
 NEAREST_NUMA_NODE: Final = "dra.cpu/nearestNumaNode"
-"""Attribute that lets a claim match CPUs with the closest memory, which may be a NUMA node without CPUs. For a CPU
+"""Attribute that lets a claim combine CPUs with the closest memory, which may be a NUMA node without CPUs. For a CPU
 device, the value is the device's own node; for a memory device, it is the node with the nearest CPUs.
 """
 
@@ -36,7 +36,7 @@ ATTRIBUTES_OF_CPU: Final[Mapping[str, Callable[[Cpu], int | str]]] = {
     "dra.cpu/coreID": attrgetter("core_id"),
     "dra.cpu/cpuID": attrgetter("id"),
 }
-"""Functions that return an attribute's value for a single CPU. Other attributes belong to the whole device."""
+"""Functions that return an attribute's value for a single CPU. All other attributes apply to the whole device."""
 
 
 def _split(machine: Machine, key: Callable[[Cpu], _Key]) -> dict[_Key, list[Cpu]]:
@@ -48,7 +48,7 @@ def _split(machine: Machine, key: Callable[[Cpu], _Key]) -> dict[_Key, list[Cpu]
 
 
 def _common(cpus: list[Cpu]) -> dict[str, AttributeValue]:
-    """Returns the attributes that have the same value for all CPUs in a group."""
+    """Returns those attributes that have the same value for all CPUs in a group."""
     found: dict[str, AttributeValue] = {}
     if len({cpu.numa_node for cpu in cpus}) == 1:
         found |= numa_attributes(cpus[0].numa_node)
@@ -83,7 +83,7 @@ def _by_l3(machine: Machine) -> _Groups:
 
 
 _CORE_TYPE_NAMES: Final = {
-    CoreType.STANDARD: "cpudevmachine",  # machine with one kind of core
+    CoreType.STANDARD: "cpudevmachine",  # the machine has only one kind of core
     CoreType.PERFORMANCE: "cpudevpcore",
     CoreType.EFFICIENCY: "cpudevecore",
 }

@@ -48,7 +48,7 @@ def smt_layout(machine: Machine) -> str:
 
 
 def left_out(machine: Machine, devices: list[CpuDevice]) -> Iterator[str]:
-    """Yields a message about each attribute that had to be omitted."""
+    """Yields a message for each attribute that had to be omitted."""
     if long := [device.name for device in devices if CPU_IDS not in device.attributes]:
         yield f"{', '.join(long)}: {CPU_IDS} is omitted, as it would exceed {_MAX_BYTES} bytes; use a smaller groupBy"
     if any(SMT_LAYOUT not in device.attributes for device in devices):

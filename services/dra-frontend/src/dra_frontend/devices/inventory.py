@@ -46,7 +46,7 @@ from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import Layout
 
 PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
-"""Attribute that lets a claim match CPUs with another driver's device on the same PCIe root (KEP-5491)."""
+"""Attribute that lets a claim combine CPUs with another driver's device on the same PCIe root (KEP-5491)."""
 _MAX_POOL_NAME_LENGTH: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 _INSTEAD: Final = {
@@ -68,7 +68,7 @@ class MisfitKind(StrEnum):
     NO_PAGE_SIZE = "no page size"
     """A setting names a hugepage size that the kernel does not support."""
     TOO_LONG = "too long"
-    """An attribute would be too long for a ResourceSlice and is omitted or cut."""
+    """An attribute is too long for a ResourceSlice, so it is omitted or truncated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,16 @@ class Inventory:
     """Current mismatches, including settings that leave nothing to offer."""
     reserve: MemoryReserve = field(default_factory=MemoryReserve)
     refused: Mapping[str, str] = field(default_factory=dict)
-    """For each driver that publishes no devices because a setting does not fit this machine, the reason."""
+    """For each driver that publishes no devices because a setting does not fit this machine, the reason why it does not
+    fit.
+    """
     observes: bool = False
     """True if the node refuses every claim because ``enforcement`` is ``observe``."""
     layout: Layout = field(init=False, repr=False, compare=False)
     devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
     """Devices by driver, pool and name, the key used in an allocation result."""
     attributes: Mapping[tuple[str, str, str], Mapping[str, Any]] = field(init=False, repr=False, compare=False)
-    """The devices' attributes in the API's form, by the same key. Equal values share one object."""
+    """The devices' attributes in the API's form, keyed like ``devices``. Equal values share one object."""
 
     def __post_init__(self) -> None:
         """Builds the indexes, since a claim may have hundreds of results, and searching hundreds of devices for each
@@ -248,8 +250,8 @@ def _offered(
     nodes = tuple(sorted({machine.cpus[cpu].numa_node for cpu in cpus}))
     if NUMA_NODE not in attributes and len(nodes) <= (room := MAX_ATTRIBUTE_VALUES - len(attributes)):
         attributes[NUMA_NODE] = nodes[0] if len(nodes) == 1 else nodes
-    # The list is truncated, since the server would reject the whole slice because of a longer list. A partial list is
-    # still correct.
+    # The list is truncated, since a longer list would make the server reject the whole slice. A partial list is still
+    # correct.
     room = MAX_ATTRIBUTE_VALUES - sum(len(value) if isinstance(value, tuple) else 1 for value in attributes.values())
     if near := _near(roots, cpus)[:room]:
         attributes[PCIE_ROOT] = near

@@ -19,8 +19,8 @@ REMOTE_DISTANCE: Final = 20
 
 
 def nearest_nodes(machine: Machine, node: NumaNode) -> tuple[int, ...]:
-    """Returns the nodes with the CPUs closest to a node's memory, in ascending order; several if they are equally
-    close.
+    """Returns the nodes with the CPUs closest to a node's memory, in ascending order. There may be several equally
+    close nodes.
 
     A node with CPUs is its own nearest node. For any other node, the nearest nodes are the initiators that the firmware
     (HMAT) names for it or, if it names none, the nodes at the smallest distance.

@@ -53,8 +53,8 @@ class Capacity:
         return cls(key, value, default, step, step if 2 * step <= value else None, binary)
 
     def consumed(self, asked: Fraction | None) -> Fraction:
-        """Returns the amount that the scheduler allocates for a request. Returns invalid amounts (0 and below)
-        unchanged.
+        """Returns the amount that the scheduler allocates for a requested amount. Invalid amounts (0 and below) are
+        returned unchanged.
         """
         if asked is None:
             return Fraction(self.default)
@@ -73,7 +73,7 @@ class CpuDevice:
     kind: DeviceKind
     name: str
     attributes: Attributes
-    """The group's attributes (cpu_groups.py), and those that depend on the offered CPUs (inventory.py)."""
+    """The group's attributes (cpu_groups.py), and the attributes that depend on the offered CPUs (inventory.py)."""
     capacity: Capacity | None
     """Capacity, or None for a single CPU, which is allocated as a whole."""
     cpus: frozenset[int]
@@ -102,7 +102,7 @@ class MemoryDevice:
     on_demand: bool = False
     """True if the capacity is a limit, and pages are allocated when a claim needs them."""
     kept: int = 0
-    """Bytes of pages that claims never get: the reserve or pages held by host processes, whichever is larger."""
+    """Bytes in pages that claims never get: the reserve or the pages held by host processes, whichever is larger."""
     overclaimed: bool = False
     failing: str = ""
     shortage: str = ""
@@ -121,7 +121,7 @@ def taints(driver: str, device: Device) -> dict[str, str]:
     """Returns the values of a device's taints by key. All taints have the effect NoSchedule."""
     found = {OVERCLAIMED_TAINTS[driver]: "true"} if device.overclaimed else {}
     found |= {FAULT_TAINTS[driver]: device.failing} if device.failing else {}
-    # The node refuses every claim, so the scheduler must avoid the device.
+    # The node refuses all claims, so the scheduler must avoid the device.
     found |= {name: "true"} if device.attributes.get(name := OBSERVE_ATTRIBUTES[driver]) else {}
     shortage = device.shortage if isinstance(device, MemoryDevice) else ""
     return found | ({SHORTAGE_TAINT: shortage} if shortage else {})

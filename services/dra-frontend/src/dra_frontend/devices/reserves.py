@@ -38,13 +38,13 @@ class MemoryReserve:
     source: str = "default"
     """Source of the figures: ``reservedMemory``, ``kubelet`` or ``default``."""
     by_node: Mapping[int, int] = field(default_factory=dict)
-    """Reserved bytes by NUMA node."""
+    """Number of reserved bytes, by NUMA node."""
     kubelet_bytes: int | None = None
     """Number of bytes that the kubelet reserves on the whole node, or None if the kubelet is not the source."""
 
     @property
     def text(self) -> str:
-        """Description of the source, for messages."""
+        """Description of the figures' source, for messages."""
         return _SOURCES[self.source]
 
 
@@ -73,8 +73,8 @@ def is_explicit(config: Config) -> bool:
 
 
 def _system_nodes(machine: Machine) -> list[NumaNode]:
-    """Returns the NUMA nodes from which the kernel and daemons allocate, or all nodes if the kernel's files exclude
-    every node.
+    """Returns the NUMA nodes from which the kernel and daemons allocate, or all nodes if the kernel's files would
+    exclude every node.
     """
     filled = [node for node in machine.numa_nodes.values() if node.memory_bytes]
     usual = [node for node in filled if node.cpus and node.normal_memory]

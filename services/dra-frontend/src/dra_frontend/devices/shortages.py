@@ -36,7 +36,7 @@ class ShortageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Reason why a device should currently not get new claims."""
+    """Reason why a device should not currently get new claims."""
 
     kind: ShortageKind
     text: str
@@ -50,7 +50,7 @@ class _Failures:
 
 
 class Shortages:
-    """This node's device shortages, by device name. They are lost on a restart."""
+    """This node's device shortages, by device name. The shortages are lost on a restart."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

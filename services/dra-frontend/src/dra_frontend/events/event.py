@@ -17,7 +17,7 @@ from numa_contract.errors import cut_answer
 
 CONTROLLER: Final = "dra-driver-numa"
 COUNTED: Final = f"{CONTROLLER}/counted"
-"""Annotation with the value ``source=total``: the source whose total was added last, and that total."""
+"""Annotation with the value ``source=total``: the source whose total was added last, and the total itself."""
 _MAX_DIGITS: Final = 9
 """Maximum number of digits in a total. A longer total is read as 0."""
 MAX_COUNT: Final = (1 << 31) - 1
@@ -46,12 +46,12 @@ class Observation:
     reason: str
     note: str
     subject: str = ""
-    """Part of the object that the condition concerns. Observations with the same subject are the same condition even if
-    their notes differ. If the subject is empty, conditions are distinguished by their notes, ignoring container and pod
-    IDs.
+    """Part of the object that the condition concerns. Observations with the same subject concern the same condition
+    even if their notes differ. If the subject is empty, conditions are distinguished by their notes, ignoring container
+    and pod IDs.
     """
     source: str = ""
-    """Identity of the counter that provides ``total``: a container's ID, or an instance of the frontend."""
+    """Identity of the counter from which ``total`` comes: a container's ID, or an instance of the frontend."""
     total: int | None = None
     """Number of occurrences that the source has counted so far. If None, this observation is one more occurrence."""
     urgent: bool = False
@@ -132,7 +132,7 @@ def _now() -> str:
 
 
 class Recorded(NamedTuple):
-    """An Event's state as stored by the API server."""
+    """The state of an Event as stored by the API server."""
 
     version: str
     occurrences: int

@@ -64,7 +64,9 @@ MAX_OF_NODE: Final = 100
 MAX_WRITES: Final = 10
 """Maximum number of Events written in a tick."""
 RESERVED_WRITES: Final = 2
-"""Writes per tick that are reserved for Events about the Node, and as many for pods' Events that are not urgent."""
+"""Writes per tick that are reserved for Events about the Node. The same number is reserved for pods' Events that are
+not urgent.
+"""
 MAX_LINES: Final = 20
 """Maximum number of pods' conditions logged per minute."""
 FORGET_SECONDS: Final = 3600.0
@@ -101,7 +103,7 @@ class _Condition:
     """An observed condition and the state of its Event."""
 
     observation: Observation
-    """The first observation, because the Event contains its note, but with the source of the latest observation."""
+    """The first observation, since its note is the one in the Event, but with the source of the latest observation."""
     last_seen: float
     totals: dict[str, int] = field(default_factory=dict)
     """Each source's latest total, newest last."""
@@ -125,7 +127,7 @@ class _Condition:
 
     @property
     def total(self) -> int:
-        """Total of the source that was observed last."""
+        """Total from the source that was observed last."""
         return self.totals[self.observation.source]
 
     @property
@@ -198,7 +200,7 @@ class EventRecorder:
         self._conditions[key] = condition
 
     def _no_room(self, regarding: ObjectReference) -> str:
-        """Returns the limit that one more condition for an object would exceed, or ""."""
+        """Returns the limit that one more condition for an object would exceed, or "" if it would exceed none."""
         if self._per_object[regarding] >= (MAX_PER_OBJECT if regarding.namespace else MAX_OF_NODE):
             return "too many different events about one object"
         if not regarding.namespace:
@@ -276,7 +278,7 @@ class EventRecorder:
         return ordered[:MAX_WRITES]
 
     def _in_turn(self, conditions: Iterable[_Condition]) -> list[_Condition]:
-        """Orders conditions so that namespaces take turns, and so do the objects within each namespace."""
+        """Orders conditions so that namespaces take turns, as do the objects within each namespace."""
         by_object: Counter[ObjectReference] = Counter()
         rounds: defaultdict[str, list[tuple[int, _Condition]]] = defaultdict(list)
         for one in conditions:
@@ -339,7 +341,7 @@ class EventRecorder:
         """Decides when, if at all, a failed write is retried."""
         now = self._clock()
         if isinstance(error, NotFoundError) and condition.recorded is not None:
-            # The API server deleted the Event after an hour: the next write recreates it.
+            # The API server has deleted the Event, as it does after an hour. The next write recreates the Event.
             condition.recorded = None
         elif error.retriable or isinstance(error, NotFoundError):
             condition.failures += 1

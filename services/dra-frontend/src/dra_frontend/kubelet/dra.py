@@ -31,7 +31,9 @@ during which no other claim can be prepared or released. gRPC itself would accep
 
 @dataclass(frozen=True, slots=True)
 class ClaimName:
-    """A ResourceClaim as the kubelet identifies it. The object may be deleted before the claim is unprepared."""
+    """A ResourceClaim as the kubelet identifies it. The ResourceClaim object may be deleted before the claim is
+    unprepared.
+    """
 
     namespace: str
     name: str
@@ -55,7 +57,7 @@ class PreparedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A call's result for one claim."""
+    """The result of a call for one claim."""
 
     devices: tuple[PreparedDevice, ...] = ()
     """Devices of a prepared claim; never empty, because the container would otherwise start with nothing injected."""
@@ -95,7 +97,7 @@ class DraService:
         """Runs a call and returns the results by claim UID. gRPC's ``context`` provides the remaining time."""
         remaining = context.time_remaining()
         limit = min(_RPC_SECONDS, _RPC_SECONDS if remaining is None else remaining)
-        limit -= min(1.0, limit / 10)  # so that the response still arrives in time
+        limit -= min(1.0, limit / 10)  # leaves time for the response to arrive
         ask = self._claims.prepare if call == "prepare" else self._claims.unprepare
         answers: Mapping[str, Answer] = {}
         missing = f"{self._driver} returned no result for {call}; report this bug"
@@ -159,7 +161,7 @@ def prepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2) 
             error = f"claim {uid}: prepared without any device; report this bug"
         try:
             devices = [_device(device, messages) for device in answer.devices]
-        except (TypeError, ValueError):  # protobuf only accepts valid text, and one claim must not fail the others
+        except (TypeError, ValueError):  # protobuf accepts only valid text, and one claim must not make the others fail
             _log.exception("cannot encode response", extra={"claim": uid})
             error = f"claim {uid}: its result cannot be encoded; see the log"
         said = "" if error is None else _error_text(error)

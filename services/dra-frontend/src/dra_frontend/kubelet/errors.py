@@ -21,7 +21,7 @@ class RequestRejectedError(Exception):
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc has no types
     """Responds to a failed call with a status code and a plain-text message.
 
-    A request that cannot be parsed or is rejected gets INVALID_ARGUMENT; any other exception of the method gets
+    A request that cannot be parsed or is rejected gets INVALID_ARGUMENT; any other exception in the method results in
     INTERNAL. Without this interceptor, gRPC would respond with UNKNOWN and the Python exception's message.
     """
 
@@ -35,7 +35,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc
         """
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        """Returns a handler that parses the request and serializes the response, or None if there is no such method."""
+        """Returns a handler that parses the request and serializes the response, or None if the service has no such
+        method.
+        """
         if call.method not in self._handlers:
             handler = await continuation(call)
             if handler is None:

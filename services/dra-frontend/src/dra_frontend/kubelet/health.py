@@ -26,12 +26,12 @@ from dra_frontend._pb import (
     dra_health_v1beta1_pb2_grpc,
 )
 
-# v1alpha1 up to Kubernetes 1.36, then v1beta1, then v1 (KEP-4680). The fields are the same.
+# v1alpha1 up to Kubernetes 1.36, then v1beta1, then v1 (KEP-4680). All versions have the same fields.
 HEALTH_SERVICES: Final = ("v1.DRAResourceHealth", "v1beta1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 
 RESEND_SECONDS: Final = 12.0
 """Interval at which the list is repeated, aligned to the event loop's clock at quiet ticks (numa_node/ticks.py)."""
-# Time without a report after which the kubelet shows the device as unknown. One lost report is tolerated.
+# Time without a report after which the kubelet shows the device as unknown. The loss of one report is tolerated.
 STALE_SECONDS: Final = 30
 
 
@@ -64,7 +64,7 @@ class HealthBoard:
         self._closed = False
 
     def show(self, devices: Iterable[DeviceHealth]) -> None:
-        """Replaces the list. Subscribers receive it only if it differs."""
+        """Replaces the list. Subscribers receive the new list only if it differs from the previous one."""
         shown = tuple(devices)
         if shown != self.devices:
             self.devices = shown
@@ -94,7 +94,7 @@ class HealthBoard:
 
 
 class _Servicer(dra_health_v1_pb2_grpc.DRAResourceHealthServicer):
-    """One version of the service. The versions differ only in their messages' package."""
+    """One version of the service. The versions differ only in the package of their messages."""
 
     def __init__(self, board: HealthBoard, messages: Any) -> None:
         self._board = board

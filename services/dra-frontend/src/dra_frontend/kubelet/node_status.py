@@ -46,8 +46,8 @@ class NodeStatus:
     ) -> None:
         """``waits`` contains the first and the longest delay in seconds after consecutive failures.
 
-        ``needed`` is True if the memory reserve is used. Otherwise the Node is only read to find out whether claims are
-        counted.
+        ``needed`` is True if the memory reserve is used. If it is False, the Node is read only to find out whether
+        claims are counted.
         """
         self._get_node = get_node
         self._clock = clock
@@ -71,7 +71,7 @@ class NodeStatus:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings for the operator."""
+        """Warnings to show to the operator."""
         return [_UNKNOWN] if self._needed and self.settled.is_set() and self.reserved_memory is None else []
 
     async def read(self) -> None:

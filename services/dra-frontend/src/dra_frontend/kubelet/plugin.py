@@ -75,7 +75,7 @@ class Services:
 
 @dataclass(slots=True)
 class ServedSocket:
-    """A gRPC server with its socket file. Only the instance that placed the file removes it."""
+    """A gRPC server with its socket file. Only the instance that placed the file removes that file."""
 
     path: Path
     services: Services
@@ -128,7 +128,7 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
     error: str = ""
     """Reason why the kubelet refused the plugin, or ""."""
     problem: str = ""
-    """Path of a socket that cannot be placed, with the reason, or ""."""
+    """Path of a socket that cannot be placed, with the reason, or "" if there is no such socket."""
     _served: list[ServedSocket] = field(default_factory=list)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 
@@ -142,9 +142,8 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
         return self
 
     async def register(self) -> None:
-        """Creates the registration socket. The kubelet then registers the plugin and starts to call it.
-
-        The socket remains: a restarted kubelet registers the plugin again.
+        """Creates the registration socket. The kubelet then registers the plugin and starts to call it. The socket
+        remains, so that a restarted kubelet can register the plugin again.
         """
         # An error response to the notification would make the kubelet drop a plugin that it has just registered.
         interceptor = ErrorInterceptor(self._driver, {"NotifyRegistrationStatus": pb.RegistrationStatusResponse()})

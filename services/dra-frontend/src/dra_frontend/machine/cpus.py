@@ -24,9 +24,9 @@ _CORE_FILES = ("core_cpus", "thread_siblings")
 _PACKAGE_FILES = ("package_cpus", "core_siblings")
 
 Files = list[tuple[str, str]]
-"""Paths of a CPU mask and of the equivalent list."""
+"""Paths of a CPU mask and the equivalent list."""
 Groups = dict[int, Group]
-"""Maps each CPU that belongs to a group to that group."""
+"""For each CPU that belongs to a group, that group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
         raise HostTreeError(path, f"{flag[:40]!r} is neither 0 nor 1")
     if listed is not None and (flag or cpu in listed):
         return flag != "0"  # a CPU without this file cannot be taken offline
-    # If there is no list, the CPU's topology directory is compared with the flag, since an offline CPU has no such
-    # directory.
+    # If the kernel provides no list, the flag is compared with the existence of the CPU's topology directory, since an
+    # offline CPU has no such directory.
     has_topology = reader.all_names(f"{CPU_DIRECTORY}/cpu{cpu}/topology") is not None
     others_have = reader.all_names(f"{CPU_DIRECTORY}/cpu0/topology") is not None
     if listed is None and flag != "0" and others_have and not has_topology:
@@ -93,7 +93,7 @@ def read_cores(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int
 
 
 def read_packages(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> dict[int, int]:
-    """Returns each CPU's package number: the kernel's ID if IDs distinguish the packages.
+    """Returns each CPU's package number, which is the kernel's ID if IDs distinguish the packages.
 
     If masks contradict each other or the IDs, a doubt is recorded, and only the IDs are used.
     """
@@ -171,7 +171,7 @@ def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[G
     named = {
         groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True) if cpu in groups and number is not None
     }
-    # CPUs without an L3 (low-power cores) do not belong to any group and are excluded when groups are completed.
+    # CPUs without an L3 (low-power cores) do not belong to any group, so they are excluded when groups are completed.
     bare = cpus.online - set(groups)
     return groups, numbered(set(groups.values()), cpus.present - bare, named, earlier)
 
@@ -255,7 +255,7 @@ def _slow(reader: Reader, online: frozenset[int]) -> frozenset[int]:
 
 
 def read_core_types(reader: Reader, online: frozenset[int]) -> dict[int, CoreType]:
-    """Returns the type of every CPU; all are standard if the machine has only one kind."""
+    """Returns the type of every CPU; all CPUs are standard if the machine has only one kind of core."""
     has_performance = reader.cpu_list("/sys/devices/cpu_core/cpus") is not None
     # cpu_lowpower: the cores outside the ring on Arrow Lake H (arch/x86/events/intel/core.c).
     small = [reader.cpu_list(f"/sys/devices/{name}/cpus") for name in ("cpu_atom", "cpu_lowpower")]

@@ -39,7 +39,7 @@ class ErrorCounter:
     """One kernel counter. Its errors occurred on one of ``numa_nodes`` or in one of ``cpus``."""
 
     source: str
-    """Name in sysfs: ``mc0``, ``node0`` or ``cpu0``."""
+    """Name of the source in sysfs: ``mc0``, ``node0`` or ``cpu0``."""
     what: str
     """Description of the source, for messages."""
     corrected: int
@@ -49,7 +49,7 @@ class ErrorCounter:
 
 
 def read_errors(reader: Reader, machine: Machine) -> tuple[tuple[ErrorCounter, ...], dict[str, str]]:
-    """Returns the readable counters, and for each source that cannot be read, the reason. If the sources of a kind
+    """Returns the readable counters, and for each source that cannot be read, the reason. If all sources of one kind
     cannot be listed, the key is ``mc`` or ``cpu``.
     """
     counters: list[ErrorCounter | None] = []
@@ -77,7 +77,7 @@ def _sources(reader: Reader, machine: Machine, problems: dict[str, str]) -> Iter
 
 
 def _node(reader: Reader, _machine: Machine, number: int, source: str) -> ErrorCounter | None:
-    """Returns the number of pages that the kernel disabled after uncorrected errors (Linux 6.4)."""
+    """Returns the number of pages that the kernel has disabled because of uncorrected errors (since Linux 6.4)."""
     total = reader.integer(f"{NODE_DIRECTORY}/{source}/memory_failure/total")
     nodes = frozenset({number})
     return None if total is None else ErrorCounter(source, f"pages of NUMA node {number}", 0, total, nodes)
@@ -111,7 +111,9 @@ def _counts(reader: Reader, path: str) -> tuple[int, int] | None:
 
 
 def _nodes(number: int, name: str, label: str, machine: Machine) -> frozenset[int]:
-    """Returns the NUMA nodes that may belong to a controller: those of its socket, or all if the socket is unknown."""
+    """Returns the NUMA nodes that may belong to a controller: the nodes of its socket, or all nodes if the socket is
+    unknown.
+    """
     every = frozenset(node.id for node in machine.numa_nodes.values() if node.memory_bytes)
     socket = number if _AMD.fullmatch(name) else None
     if match := _SOCKET.search(name) or _SOCKET.search(label):

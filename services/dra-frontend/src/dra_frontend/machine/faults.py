@@ -48,12 +48,12 @@ class ErrorRates:
         return tuple(found)
 
     def _follow(self, counter: ErrorCounter, now: float) -> int:
-        """Returns the number of corrected errors within the last hour."""
+        """Returns the number of corrected errors in the last hour."""
         steps, count = self._steps[counter.source], counter.corrected
         before = self._before.get(counter.source, count)
         self._before[counter.source] = count
         if count != before:
-            # A lower count means that the counter was reset.
+            # A lower count than before means that the counter was reset.
             steps.append((now, count - before if count > before else count))
         while steps and steps[0][0] <= now - _WINDOW_SECONDS:
             steps.popleft()

@@ -32,11 +32,13 @@ class FileTree(Protocol):
         """Returns the sorted names in a directory, or None if it does not exist."""
 
     def live_page_bytes(self) -> int | None:
-        """Returns the base page size if the tree belongs to the running machine, else None."""
+        """Returns the base page size if the tree belongs to the running machine, or else None."""
 
 
 class Reader:
-    """Typed reads from a tree. None means that the file does not exist; any other problem raises HostTreeError."""
+    """Typed reads from a tree. A return value of None means that the file does not exist; any other problem raises
+    HostTreeError.
+    """
 
     def __init__(self, tree: FileTree) -> None:
         self._tree = tree
@@ -54,7 +56,7 @@ class Reader:
         return None if text is None else text.strip()
 
     def names(self, path: str, pattern: str) -> dict[int, str] | None:
-        """Returns the entries of a directory that match a pattern, by the number that the pattern's first group
+        """Returns the entries of a directory that match a pattern, keyed by the number that the pattern's first group
         matches.
         """
         names = self._tree.names(path)

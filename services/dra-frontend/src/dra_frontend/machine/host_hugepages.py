@@ -29,8 +29,8 @@ RISE_SAMPLES: Final = 2
 # were just released may be allocated again, and published capacity should rarely be withdrawn.
 FALL_SAMPLES: Final = 5
 
-# Name of the cgroup with the cgroupfs driver, and with the systemd driver. The kubelet's --cgroup-root (used by kind)
-# adds a level and, for slices, a prefix.
+# Names of the cgroup that contains all pods, with the cgroupfs driver and with the systemd driver. The kubelet's
+# --cgroup-root (used by kind) adds a level and, for slices, a prefix.
 _PODS_GROUP = re.compile(r"kubepods(\.slice)?|.+-kubepods\.slice", re.ASCII)
 _NUMA_STAT = re.compile(r"total=(\d{1,20})((?: N\d{1,5}=\d{1,20})*)", re.ASCII)
 # The kernel's counters have 64 bits; decrementing below zero wraps around.
@@ -55,7 +55,8 @@ class PodPages:
 def find_pods_groups(tree: FileTree) -> list[str]:
     """Returns the cgroups that contain all pods. The tree's root is the cgroup2 mount.
 
-    There are two if the kubelet's cgroup driver was changed without a reboot: the old cgroup remains, but it is empty.
+    There are two such cgroups if the kubelet's cgroup driver was changed without a reboot: the old cgroup remains, but
+    is empty.
     """
     top = tree.names("/") or []
     groups = [f"/{name}" for name in top if _PODS_GROUP.fullmatch(name)]

@@ -28,7 +28,7 @@ class MemoryFacts:
     normal: bool = True
     """True if the kernel can use the memory for itself (``has_normal_memory``)."""
     bus: MemoryKind | None = None
-    """Kind according to the bus of the providing device, or None if the device or bus is unknown."""
+    """Kind of memory according to the bus of the device that provides it, or None if the device or bus is unknown."""
     special_purpose: bool = False
     """True if the firmware marked the memory as special-purpose and a driver added it to the system (dax/kmem)."""
     side_cache: bool = False
@@ -62,13 +62,16 @@ def _kind(facts: MemoryFacts, ordinary: Collection[MemoryFacts]) -> MemoryKind:
         if facts.bandwidth > 2 * max(known):
             return MemoryKind.HBM
         return MemoryKind.DRAM if any(_is_alike(facts, one) for one in ordinary) else MemoryKind.UNKNOWN
-    # The kernel ranks memory above DRAM only if it knows its performance, for example from a source other than HMAT.
+    # The kernel ranks memory above DRAM only if it knows the memory's performance, for example from a source other than
+    # HMAT.
     tiers = [one.tier for one in ordinary if one.tier is not None]
     faster = facts.tier is not None and tiers and facts.tier < min(tiers)
     return MemoryKind.HBM if faster else MemoryKind.UNKNOWN
 
 
 def _is_alike(facts: MemoryFacts, other: MemoryFacts) -> bool:
-    """Returns True if both values are known and differ by at most a tenth, the kernel's tolerance among DRAM nodes."""
+    """Returns True if both values are known and differ by at most a tenth, which is the kernel's tolerance for DRAM
+    nodes.
+    """
     pairs = (facts.bandwidth, other.bandwidth), (facts.latency, other.latency)
     return all(mine and its and 10 * abs(mine - its) <= its for mine, its in pairs)

@@ -50,7 +50,7 @@ def read_traits(
     for node in cpus:
         path = _tolerant(reader, _access_path, node) or ""
         initiators[node] = (_tolerant(reader, _read_initiators, path) or frozenset()) & with_cpus
-        # The values apply to the listed initiators, all of which may be devices without CPUs.
+        # The values apply to the listed initiators, which may all be devices without CPUs.
         measured = bool(initiators[node])
         facts[node] = MemoryFacts(
             has_cpus=node in with_cpus,

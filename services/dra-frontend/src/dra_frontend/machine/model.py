@@ -45,8 +45,8 @@ class MemoryTraits:
     kernel_tier: int | None = None
     """Number of the kernel's memory tier (``memory_tierN``); lower is faster."""
     initiators: frozenset[int] = frozenset()
-    """NUMA nodes with CPUs that have the best access to the memory according to the firmware (HMAT). Empty if not
-    reported.
+    """NUMA nodes with CPUs that have the best access to the memory according to the firmware (HMAT). Empty if the
+    firmware does not report any.
     """
 
 
@@ -59,7 +59,7 @@ class Cpu:
 
     id: int
     core: int
-    """Core identity: the core's lowest online CPU. Unique on the machine, unlike the raw ``core_id``."""
+    """Identity of the core: its lowest online CPU. Unlike the raw ``core_id``, it is unique on the machine."""
     core_id: int
     """``topology/core_id`` as reported by the kernel, which repeats on every socket. -1 if the file is missing."""
     package: int
@@ -100,7 +100,7 @@ class NumaNode:
     """The node's total memory, including hugepages (``MemTotal`` in its meminfo)."""
     hugepages: tuple[HugepagePool, ...] = ()
     distances: dict[int, int] = field(default_factory=dict)
-    """Distance to every node by ID (10 is local). Empty if the kernel provides none."""
+    """Distance to every node, by the node's ID (10 is local). Empty if the kernel provides no distances."""
     online: bool = True
     """False for a memoryless node without a directory in sysfs, which is known only from its CPUs' links."""
     normal_memory: bool = True
@@ -131,7 +131,7 @@ class Machine:
     pcie_roots: dict[str, frozenset[int]] = field(default_factory=dict)
     """CPUs close to each PCIe root complex, including offline CPUs, by the complex's name in sysfs (``pci0000:00``)."""
     doubts: Mapping[str, str] = field(default_factory=dict)
-    """Contradictions in the kernel's files by topic (``socket``, ``l3``), each with file and reason."""
+    """Contradictions in the kernel's files by topic (``socket``, ``l3``), each with the file and the reason."""
     known: Mapping[int, Cpu] = field(default_factory=dict, compare=False, repr=False)
     """Every CPU that this process has ever read as online, in its last known state."""
 

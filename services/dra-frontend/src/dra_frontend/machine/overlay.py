@@ -67,5 +67,5 @@ class OverlayTree:
         return found if own is None else sorted(own.union(found or ()))
 
     def live_page_bytes(self) -> int | None:
-        """Returns the base's page size, since an overlay does not change the running kernel."""
+        """Returns the page size of the base tree, since an overlay does not change the running kernel."""
         return self._base.live_page_bytes()

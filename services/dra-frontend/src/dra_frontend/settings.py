@@ -16,7 +16,7 @@ from dra_frontend.machine.file_tree import FileTree
 from dra_frontend.machine.overlay import OverlayTree, parse_overlay
 from dra_frontend.node.host_tree import HostTree
 
-# Flags that each override one key in the configuration file.
+# Flags, each of which overrides one key in the configuration file.
 _CONFIG_FLAGS = {
     **DEPRECATED_FLAGS,
     "--group-by": "groupBy",
@@ -41,7 +41,7 @@ class Settings:
     pod_uid: str
     host_root: str
     bind: tuple[str, int] | None
-    """Host ("" for all addresses) and TCP port for metrics and probes. None disables them."""
+    """Host ("" for all addresses) and TCP port for metrics and probes, or None to disable both."""
     in_pod: bool = False
     """True if this process runs in a container started by a kubelet."""
 

@@ -186,7 +186,7 @@ def _families(metric: reports.Metric) -> Iterable[Metric]:
 
 
 class Telemetry:
-    """One process's metrics, in a separate registry."""
+    """The metrics of one process, in their own registry."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -227,7 +227,7 @@ class Telemetry:
         self.status_writes.labels(result).inc()
 
     def show(self, *collectors: Collector) -> None:
-        """Adds collectors that are called at each scrape."""
+        """Registers collectors that are called at each scrape."""
         for collector in collectors:
             self._registry.register(collector)
 

@@ -18,7 +18,7 @@ class Guard:
     """Runs tasks whose failures must not end the process, because the contents of a single object may cause such a
     failure.
 
-    A failure is logged with its traceback and reported as a warning, and the step is repeated.
+    A failure is logged with its traceback and reported as a warning, and the failed step is repeated.
     """
 
     def __init__(self, waits: tuple[float, float] = (1.0, 60.0)) -> None:

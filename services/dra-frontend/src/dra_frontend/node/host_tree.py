@@ -11,12 +11,12 @@ from numa_node.files import read_regular
 from dra_frontend.machine.file_tree import HostTreeError
 
 # Maximum number of bytes that are read from a file, since the kernel's seq_files do not report their size. All files
-# read here are far smaller.
+# that are read here are far smaller.
 _MAX_BYTES = 4 << 20
 # The kernel's own limit is 40 (MAXSYMLINKS).
 _MAX_LINKS = 40
 _MAX_PLAIN = 256
-"""Maximum number of directories that a tree caches as plain. The frontend's regular reads need about 30."""
+"""Maximum number of plain directories that a tree caches. The frontend's regular reads need about 30."""
 # Unique for each boot of each machine (drivers/char/random.c).
 BOOT = "/proc/sys/kernel/random/boot_id"
 
@@ -24,9 +24,9 @@ BOOT = "/proc/sys/kernel/random/boot_id"
 class HostTree:
     """A host's file tree as seen from ``root``. Symbolic links resolve as if ``root`` were ``/``.
 
-    Resolving the links in a path takes one system call for each component, which takes longer than reading the file.
-    The tree therefore caches *plain* directories: those that were read through a path without links. sysfs, procfs and
-    cgroup2 never replace a directory with a link, and the content of a captured tree does not change.
+    Resolving the links in a path takes one system call for each component, which together take longer than reading the
+    file. The tree therefore caches *plain* directories: those that were read through a path without links. sysfs,
+    procfs and cgroup2 never replace a directory with a link, and the content of a captured tree does not change.
     """
 
     def __init__(self, root: str | Path = "/") -> None:
@@ -124,8 +124,8 @@ class HostTree:
 
 
 def on_node(host_root: str, path: str) -> str:
-    """Returns the path at which this process finds one of the node's files: under the host root, or the same path on
-    the node itself.
+    """Returns the path at which this process finds one of the node's files: under the host root, or at the same path as
+    on the node.
 
     The service's pod mounts the node's sysfs and procfs under the host root, and the driver's own directories at the
     same paths as on the node.

@@ -23,7 +23,7 @@ from dra_frontend.node.host_tree import HostTree
 # Delays in seconds after each compaction that follows a step without new pages. Pages that block the allocation are
 # usually written back or freed soon.
 WAITS: Final = (0.2, 0.5, 1.0, 2.0)
-# The kernel does not stop allocating after a timeout, so only this much is requested at a time.
+# The kernel does not stop allocating after a timeout, so no more than this is requested at a time.
 STEP_BYTES: Final = 8 << 30
 _WHOLE_MACHINE: Final = "/sys/kernel/mm/hugepages"
 OBSERVED: Final = "this node only observes (enforcement: observe)"
@@ -31,7 +31,7 @@ _COMPACT_ALL: Final = "/proc/sys/vm/compact_memory"
 
 
 class KernelPools:
-    """The hugepage pools in sysfs under a root."""
+    """The kernel's hugepage pools, in sysfs under a given root."""
 
     def __init__(self, tree: HostTree, *, observes: bool = False) -> None:
         self._tree = tree
@@ -47,7 +47,7 @@ class KernelPools:
         return total - (self._reader.integer(f"{directory}/surplus_hugepages") or 0)
 
     def check(self, node: int, page_bytes: int) -> None:
-        """Opens the file that resizes a pool, but writes nothing. Raises HostTreeError if that fails."""
+        """Opens the file that resizes a pool, but writes nothing. Raises HostTreeError if the file cannot be opened."""
         path = f"{self._directory(node, page_bytes)}/nr_hugepages"
         try:
             os.close(os.open(Path(self._tree.real(path)), os.O_WRONLY | os.O_CLOEXEC))
@@ -67,8 +67,8 @@ class KernelPools:
         self.resize(node, page_bytes, pages)
 
     def compact(self, node: int) -> None:
-        """Compacts one NUMA node's memory, or that of all nodes if the kernel has no file for a single node. Ignores
-        errors.
+        """Compacts one NUMA node's memory, or the memory of all nodes if the kernel has no file for a single node.
+        Ignores errors.
         """
         for path in (f"{NODE_DIRECTORY}/node{node}/compact", _COMPACT_ALL):
             try:

@@ -28,7 +28,9 @@ from dra_frontend.node.sockets import hidden_name
 _log = logging.getLogger(__name__)
 
 _HIDDEN: Final = re.compile(r"\.[0-9a-f]{6}", re.ASCII)
-"""Name of a socket that is bound but not yet renamed into place (node/sockets.py), or of a link in the same state."""
+"""Name of a socket that is bound but not yet renamed into place (node/sockets.py), or of a link that is not yet renamed
+into place.
+"""
 _UNFINISHED_SECONDS: Final = 60.0
 """Age in seconds at which a hidden socket is treated as a leftover. A younger socket may be bound but not listening
 yet.
@@ -86,7 +88,7 @@ class Leftovers:
 def remove_hidden_links(run_directory: Path) -> None:
     """Removes temporary links left by instances that were killed before renaming them.
 
-    Requires the claims lock, which is held while such links are created.
+    Requires the claims lock, since instances hold it while they create such links.
     """
     for path in _entries(run_directory):
         if _HIDDEN.fullmatch(path.name) and path.is_symlink():
@@ -152,7 +154,7 @@ def _remove_dead(path: Path) -> bool:
 
 
 def _is_refused(path: Path) -> bool:
-    """Returns True if no process listens on a socket. Does not wait."""
+    """Returns True if no process is listening on a socket. Does not wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         return asking.connect_ex(os.fspath(path)) == errno.ECONNREFUSED

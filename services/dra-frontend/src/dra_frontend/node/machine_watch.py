@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[Fingerprint, dict[PageKey, int], bool]:
-    """Returns the fingerprint, the hugepages that no pod holds, and whether the pods' hugepages of all sizes are known.
+    """Returns the fingerprint, the hugepages that no pod holds, and True if the pods' hugepages of every size are
+    known.
 
     The pods are read before and after the fingerprint, so that pages that a pod allocates or frees in between are
     treated as the pod's pages. If no page is in use, the pods are not read again.
@@ -106,7 +107,7 @@ class MachineWatch:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warning messages."""
+        """Warning messages about the machine and its inventory."""
         return tuple(notice.text for notice in self.notices)
 
     @property

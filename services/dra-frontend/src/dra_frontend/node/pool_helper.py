@@ -32,7 +32,7 @@ _CALLER_SECONDS: Final = 5.0
 
 
 class _StoppedError(Exception):
-    """Raised when SIGTERM or SIGINT is received."""
+    """Raised when the process receives SIGTERM or SIGINT."""
 
 
 class PoolHelper:
@@ -82,8 +82,8 @@ class PoolHelper:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Listens at a path to which only processes of the same user can connect, and replaces a killed helper's socket.
-    Raises OSError.
+    """Listens at a path to which only processes of the same user can connect, and replaces the socket of a helper that
+    was killed. Raises OSError.
     """
     check_socket_path(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

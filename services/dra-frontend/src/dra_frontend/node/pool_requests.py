@@ -41,7 +41,7 @@ class PoolRequest(_Message):
     pages: Annotated[int, Field(ge=0, le=1 << 32)] | None = None
     """Number of pages; None checks that the pool can be written, and changes nothing."""
     seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)] = 0
-    """Maximum time in seconds during which missing pages are requested again."""
+    """Time limit in seconds for requesting missing pages again."""
 
 
 class PoolAnswer(_Message):
@@ -52,7 +52,7 @@ class PoolAnswer(_Message):
     subject: str = ""
     """File or setting that the problem concerns."""
     problem: str = ""
-    """Reason why the request was rejected or failed, or ""."""
+    """Reason why the request was rejected or failed, or "" if it succeeded."""
 
     @classmethod
     def of_problem(cls, subject: str, problem: str) -> "PoolAnswer":
@@ -61,5 +61,5 @@ class PoolAnswer(_Message):
 
 
 def pool_socket() -> socket.socket:
-    """Returns an unconnected socket of the type that both sides use."""
+    """Returns an unconnected socket of the type that both the frontend and the helper use."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

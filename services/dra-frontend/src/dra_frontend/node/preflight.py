@@ -25,11 +25,11 @@ _EMPTY_DIR: Final = "/volumes/kubernetes.io~empty-dir/"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A resource that the pod needs but does not have or cannot use."""
+    """A resource that the pod needs but either does not have or cannot use."""
 
     what: str
     remedy: str = ""
-    """Remedy; empty if ``what`` contains it."""
+    """Remedy for the fault; empty if ``what`` already contains it."""
     fatal: bool = True
     """True if the service cannot work without it."""
 
@@ -50,7 +50,7 @@ class Needed:
 
 
 def needed_directories(config: Config) -> tuple[Needed, ...]:
-    """Returns the directories in the order in which faults are reported."""
+    """Returns the directories, in the order in which their faults are reported."""
     root = config.kubelet_root_dir.rstrip("/")
     plugins = [
         Needed(
@@ -78,7 +78,7 @@ def read_mounts() -> tuple[Mount, ...]:
 
 
 def check_pod(config: Config, host_root: str = "/", *, contained: bool, mounts: tuple[Mount, ...]) -> list[Fault]:
-    """Returns the faults of the node's directories as this process sees them. Blocks.
+    """Returns the faults in the node's directories, as seen by this process. Blocks.
 
     ``contained`` is True if this process runs in a pod's container; ``mounts`` are that container's mounts.
     """
@@ -126,7 +126,7 @@ def _nearest(path: Path) -> Path:
 
 
 def _container_faults(config: Config, mounts: tuple[Mount, ...]) -> Iterator[Fault]:
-    """Yields non-fatal faults that only a container can have."""
+    """Yields those non-fatal faults that only a container can have."""
     lock = Path(config.run_dir, "backend", "active.lock")
     if os.path.exists(lock):  # noqa: PTH110 - Path.exists raises PermissionError
         yield Fault(

@@ -58,7 +58,7 @@ class RunDirectory:
 
     def _make(self) -> None:
         self._root.mkdir(0o700, parents=True, exist_ok=True)
-        # The kubelet creates a missing hostPath directory with mode 0755.
+        # If a hostPath directory is missing, the kubelet creates it with mode 0755.
         self._root.chmod(0o700)
         self._own.mkdir(0o700, exist_ok=True)
 
@@ -72,7 +72,7 @@ class RunDirectory:
         try:
             return listen_unix(self.state_socket)
         except FileNotFoundError:
-            # Another instance mistook the empty directory for a dead instance's and removed it.
+            # Another instance mistook the empty directory for that of a dead instance and removed it.
             self._make()
             return listen_unix(self.state_socket)
 
@@ -117,7 +117,7 @@ class RunDirectory:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Removes the link, socket and directory if they still belong to this instance."""
+        """Removes the link, socket and directory provided that they still belong to this instance."""
         with suppress(OSError):
             async with self.claims_lock.hold(_LEAVE_SECONDS):
                 await asyncio.to_thread(self._remove_link)

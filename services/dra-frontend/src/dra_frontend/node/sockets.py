@@ -34,8 +34,8 @@ class PlacedSocket:
 
     @classmethod
     def place(cls, bound: Path, path: Path) -> Self:
-        """Renames a bound socket to its final path, replacing a stale socket. Raises FileExistsError for any other file
-        there.
+        """Renames a bound socket to its final path, replacing a stale socket. Raises FileExistsError if any other file
+        exists at that path.
         """
         there = _status(path)
         if there is not None and not stat.S_ISSOCK(there.st_mode):

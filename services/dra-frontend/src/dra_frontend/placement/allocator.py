@@ -54,7 +54,7 @@ class Layout:
     """A machine's topology in the form that the allocator uses, computed once."""
 
     places: tuple[tuple[frozenset[int], Place], ...]
-    """For each place, the set of its CPUs, and the place itself with all of these CPUs free."""
+    """For each place, the set of its CPUs and the place itself, with all of these CPUs free."""
     isolcpus: frozenset[int]
     by_type: Mapping[CoreType, frozenset[int]]
     by_node: Mapping[int, frozenset[int]]
@@ -80,7 +80,7 @@ class Layout:
         )
 
     def spread(self, cpus: frozenset[int]) -> tuple[int, int]:
-        """Returns the number of sockets and the number of NUMA nodes across which the CPUs are spread."""
+        """Returns the number of sockets, and the number of NUMA nodes, across which the CPUs are spread."""
         mine = [place for all_cpus, place in self.places if not cpus.isdisjoint(all_cpus)]
         return len({place.package for place in mine}), len({place.node for place in mine})
 
@@ -90,7 +90,7 @@ class Layout:
         """
         found = []
         for all_cpus, place in self.places:
-            # A place that is completely taken or free costs two comparisons, instead of two for each core.
+            # A place that is completely taken or completely free costs two comparisons instead of two for each core.
             if cpus.isdisjoint(all_cpus):
                 continue
             part = place if cpus >= all_cpus and not atomic else _within(place, cpus & all_cpus, atomic)
@@ -143,7 +143,7 @@ def allocate(
 
 
 def kinds(offered: frozenset[int], layout: Layout) -> list[frozenset[int]]:
-    """Returns the CPUs of each kind of core, the fastest first, or an empty list if all are of the same kind."""
+    """Returns the CPUs of each kind of core, the fastest first, or an empty list if all CPUs are of the same kind."""
     if len(layout.by_type) == 1:
         return []
     found = [offered & layout.by_type[kind] for kind in CoreType if kind in layout.by_type]
@@ -210,7 +210,8 @@ class _Search:
             levels = (*levels, L3)
         if self._parameters.strategy != "spread":
             return build(places, levels).take(need)
-        # Places that no level separates are merged first, so that the cores' later threads are taken in core order.
+        # Places that are not separated by any level are merged first, so that the later threads of their cores are
+        # taken in core order.
         places = [merged(group) for group in split(places, levels)]
         taken: list[int] = []
         while True:
@@ -310,7 +311,7 @@ def _listed(cpus: Iterable[int], how: str) -> str:
 def even_shares(amounts: Sequence[int], need: int, widest: int) -> list[int] | None:
     """Returns one share for each bit set, as equal as possible, or None if they must differ by more than ``widest``.
 
-    Each share is an amount in its bit set, the shares add up to ``need``, and the first bit sets get the larger shares.
+    Each share is an amount in its bit set, the shares add up to ``need``, and larger shares go to the first bit sets.
     """
     mean = need // len(amounts)
     for width in range(widest + 1):

@@ -23,7 +23,7 @@ from typing import Final, Literal, TypeAlias
 Core = tuple[int, ...]
 """Available CPUs of one physical core, in ascending order."""
 Rank = tuple[int, bool, int]
-"""A part's sort key for a request, lowest first: levels within the part, whether a whole core is split, size of the
+"""Sort key of a part for a request, lowest first: levels within the part, whether a whole core is split, size of the
 part.
 """
 Level = Literal["package", "node", "l3"]
@@ -117,7 +117,7 @@ class Place:
     atomic: bool = False
     """True if cores may only be taken as a whole; ``broken`` is then empty."""
     key: int = field(init=False)
-    """Lowest CPU, which decides between equally good parts."""
+    """Lowest CPU, which is used to choose between equally good parts."""
     size: int = field(init=False)
     """Number of CPUs."""
     amounts: int = field(init=False)
@@ -146,7 +146,7 @@ class Place:
         return self.holding([], rest) if rest else None
 
     def holding(self, whole: Iterable[Core], broken: Iterable[Core], *, atomic: bool = False) -> "Place":
-        """Returns a copy of the place with the given cores instead of its own."""
+        """Returns a copy of the place in which the given cores replace its own."""
         return Place(self.package, self.node, self.l3, tuple(whole), tuple(broken), atomic)
 
     def best(self, need: int) -> "tuple[Rank, Place]":

@@ -20,7 +20,7 @@ class NodeCapabilities:
         """Returns True if the kubelet adds the resources of a driver's claims to pods' limits (KEP-5517). Raises
         KubeError.
 
-        The kubelet does so if it declares the feature and the API server has stored the mapping for the driver's
+        The kubelet adds them if it declares the feature and the API server has stored the mapping for the driver's
         devices.
         """
         return self.publishers[driver].counted and await self.node_status.counts_claims()

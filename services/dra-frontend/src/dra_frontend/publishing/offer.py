@@ -55,8 +55,8 @@ class Holding:
     """Pool name, or "" if none of these claims has a readable record."""
 
     def fault(self, left: int, online: frozenset[int]) -> str:
-        """Returns the device's fault, or "" if it has none. ``left`` is the amount of the device that the machine still
-        has.
+        """Returns the device's fault, or "" if it has none. ``left`` is the part of the device's amount that the
+        machine still has.
         """
         if offline := self.cpus - online:
             return f"CPU {format_cpu_list(offline)} is offline and belongs to a claim; {self.named()}"
@@ -73,7 +73,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The devices' published state."""
+    """The published state of the devices."""
 
     pools: tuple[Pool, ...] = ()
     health: Mapping[str, Sequence[DeviceHealth]] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Offer:
-    """Keeps published slices and health up to date with the machine and the claims."""
+    """Keeps the published slices and device health in line with the machine and the claims."""
 
     node: str
     boards: Mapping[str, HealthBoard]
@@ -110,13 +110,14 @@ class Offer:
         shortages: Mapping[str, Shortage] = _NO_SHORTAGES,
     ) -> None:
         """Republishes devices whose inventory, allocations, faults or shortages have changed."""
-        # These objects are replaced whenever they change. They are compared by identity, so an idle node does no work.
+        # Each of these objects is replaced whenever it changes. They are compared by identity, so an idle node does no
+        # work.
         books, known = (inventory, faults, shortages, ledger.files, *ledger.releasing.values()), self._books
         if len(books) == len(known) and all(map(is_, books, known)):
             return
         before, found = self.snapshot, snapshot(inventory, ledger, self.snapshot, faults, shortages)
         documents = {driver: self._documents(driver, found, before) for driver in self.boards}
-        # Stored only now, so that after an exception the devices are not mistaken for published.
+        # Stored only now, so that the devices are not mistaken for published ones after an exception.
         self._books, self.snapshot = books, found
         for fault in found.faults():
             if fault not in before.faults():
@@ -189,7 +190,7 @@ def snapshot(
 
 
 def _with_shortage(device: Device, shortages: Mapping[str, Shortage]) -> Device:
-    """Returns the device, with its page shortage if there is one."""
+    """Returns the device, with its page shortage if it has one."""
     shortage = shortages.get(device.name)
     if isinstance(device, MemoryDevice) and device.on_demand:
         return replace(device, shortage=shortage.kind if shortage else "")

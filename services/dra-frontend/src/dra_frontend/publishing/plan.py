@@ -25,7 +25,7 @@ Accepted = Mapping[str, tuple[Document, Document]]
 again, since the server would alter it every time.
 """
 _MAX_GENERATION: Final = 1 << 62
-"""Highest generation that is still incremented. The field has 63 bits, and the server rejects a larger number."""
+"""Highest generation that can still be incremented. The field has 63 bits, and the server rejects a larger number."""
 
 
 def plan_pool(
@@ -143,7 +143,9 @@ _CONDITIONS_NOTE: Final = (
 
 
 def conditional(document: Document) -> Document | None:
-    """Returns a slice for a dry run with only the devices that have binding conditions, or None if there are none."""
+    """Returns a slice for a dry run with only the devices that have binding conditions, or None if it has no such
+    devices.
+    """
     devices = [one for one in document["spec"]["devices"] if "bindingConditions" in one]
     pool = {"name": document["spec"]["pool"]["name"], "generation": 1, "resourceSliceCount": 1}
     spec = {**document["spec"], "pool": pool, "devices": devices}
@@ -151,7 +153,7 @@ def conditional(document: Document) -> Document | None:
 
 
 def unconditional(document: Document) -> Document:
-    """Returns a slice without the devices that have binding conditions."""
+    """Returns a slice without those devices that have binding conditions."""
     devices = [one for one in document["spec"]["devices"] if "bindingConditions" not in one]
     return {**document, "spec": {**document["spec"], "devices": devices}}
 

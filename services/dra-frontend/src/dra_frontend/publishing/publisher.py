@@ -147,7 +147,7 @@ class Publisher:
         self.ready, self.error, self._failures = True, "", 0
 
     def _failed(self, error: Exception) -> None:
-        """Records a failed round. Records an Event if the error is permanent or repeated."""
+        """Records a failed round, and an Event if the error is permanent or has been repeated."""
         gate_off = isinstance(error, GateOffError)
         self.error = error.detail if isinstance(error, GateOffError) else str(error)
         self._failures += 1

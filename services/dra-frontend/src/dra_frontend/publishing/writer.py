@@ -31,7 +31,9 @@ _GATE_OFF: Final = (
 
 
 class GateOffError(KubeError):
-    """Raised if the server drops the fields that make devices shareable: a claim would then get a whole device."""
+    """Raised if the server drops the fields that make devices shareable, because each claim would then get a whole
+    device.
+    """
 
 
 class SliceWriter:
@@ -51,7 +53,7 @@ class SliceWriter:
 
     @property
     def counted(self) -> bool:
-        """True if claims for these devices count against the node's resources, as far as is known."""
+        """True if claims for these devices count against the node's resources, as far as this process knows."""
         devices = [device for one in self._held.values() for device in one["spec"].get("devices") or ()]
         return not devices or any(ALLOCATABLE in device for device in devices)
 
@@ -71,7 +73,7 @@ class SliceWriter:
         self._keeps_conditions = None
 
     def see(self, kind: str, document: Document) -> bool:
-        """Applies a watch event. Returns False if it reports our own write or a state that is already known."""
+        """Applies a watch event. Returns False if the event reports our own write or a state that is already known."""
         name = document["metadata"]["name"]
         held = self._held.get(name)
         # Names are reused, so even a deletion may concern an earlier object.

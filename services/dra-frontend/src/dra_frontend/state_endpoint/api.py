@@ -80,7 +80,7 @@ _PROBES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A document without parameters."""
+    """A document whose request has no parameters."""
 
     text: str
     model: Any
@@ -132,7 +132,7 @@ def _drop_validation_errors(document: dict[str, Any]) -> None:
 
 
 def _views(state: StateSource) -> dict[str, _View]:
-    """Returns the documents without parameters, by name."""
+    """Returns the documents whose requests have no parameters, by name."""
     watch, store, backend = state.watch, state.store, state.backend
     cpus = partial(cpus_view, backend=backend)
     return {
@@ -204,7 +204,7 @@ def state_app(state: StateSource, link: BackendLink) -> FastAPI:
         title="dra-driver-numa state",
         version=__version__,
         description=_TEXT,
-        openapi_url=None,  # separate route below
+        openapi_url=None,  # has a separate route below
         docs_url=None,
         redoc_url=None,
         # Generated clients derive function names from these.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Endpoints for the backend's two requests. application.py serves them, and api.py declares them."""
+"""Endpoints for the two requests that the backend sends. application.py serves them, and api.py declares them."""
 
 import asyncio
 from typing import Final
@@ -17,8 +17,8 @@ from dra_frontend.state_endpoint.source import StateSource
 
 _BODY_SECONDS: Final = 10.0
 _SMALL_BODY: Final = 256 << 10
-"""A body up to this size in bytes is always read, even while other bodies are being read. A lease or an ordinary node's
-state is not larger.
+"""A body up to this size in bytes is always read, even while other bodies are being read. A lease, or the state of an
+ordinary node, is not larger than this.
 """
 _MAX_BUFFERED: Final = 2 * MAX_STATE_BYTES
 

@@ -76,7 +76,7 @@ def _memory(state: StateSource) -> Iterator[PageMemory]:
 
 
 def _claims(state: StateSource, conditions: Mapping[str, Condition]) -> Iterator[PageClaim]:
-    """Yields every claim with a record, its resources on this node, and whether they are enforced."""
+    """Yields every claim that has a record, with its resources on this node and whether they are enforced."""
     records: defaultdict[str, list[AllocationRecord]] = defaultdict(list)
     for record in state.store.ledger.records:
         records[record.claim.uid].append(record)
@@ -115,7 +115,7 @@ def _container(report: ContainerReport) -> PageContainer:
 
 
 def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> list[ProblemDocument]:
-    """Returns problems, then warnings, then an entry with the number of those omitted."""
+    """Returns problems, then warnings, then an entry with the number of problems and warnings that were omitted."""
     problems, warnings, left_out = notices(state, conditions)
     found = [
         ProblemDocument(level=level, code=one.code, subject=one.subject, text=one.text)

@@ -38,8 +38,8 @@ def probe_endpoints(state: StateSource) -> Endpoints:
 
 
 def preflight_endpoints(faults: Iterable[object]) -> Endpoints:
-    """Returns the endpoints for a service that cannot start: ``/healthz`` reports it as healthy, and ``/readyz`` lists
-    the faults.
+    """Returns the endpoints for a service that cannot start: ``/healthz`` reports the service as healthy, and
+    ``/readyz`` lists the faults.
     """
 
     def reasons() -> Response:
@@ -65,7 +65,7 @@ def _endpoint(make: Callable[[], Response]) -> Callable[[Request], Awaitable[Res
 
 
 def port_application(endpoints: Endpoints) -> Starlette:
-    """Returns an application that serves only these endpoints."""
+    """Returns an application that serves only the given endpoints."""
 
     def absent(_request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101  for the type checker: registered only for HTTPException

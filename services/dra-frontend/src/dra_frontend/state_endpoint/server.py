@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 from dra_frontend.lazy_packages import add_lazy_packages
 
 add_lazy_packages("uvicorn")  # its __init__ imports the command line with click, 1.3 MB
-add_lazy_modules("logging.config")  # 0.3 MB; uvicorn uses it only for its own logging, which is turned off
+add_lazy_modules("logging.config")  # takes 0.3 MB; uvicorn uses it only for its own logging, which is turned off
 
 from uvicorn.config import Config  # noqa: E402 - needs the lazy package
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle  # noqa: E402
@@ -33,7 +33,7 @@ from uvicorn.server import Server  # noqa: E402
 
 _HEAD_END: Final = b"\r\n\r\n"
 _SLOW: Final = re.compile(rb"[^\t\r\n -~\x80-\xff]|\r(?!\n)|[ \t]{16}")
-"""Heads that h11 parses slowly: a control character at the end of a long line, or a long run of blanks."""
+"""Request heads that h11 parses slowly: a control character at the end of a long line, or a long run of blanks."""
 _MAX_LINES: Final = 64
 _CONNECTIONS_PER_TURN: Final = 8
 """Number of connections that are accepted during a flood before the event loop continues with other work."""
@@ -88,7 +88,7 @@ class BoundedConnection(H11Protocol):
 
         Always 0 if the connection serves a single request.
         """
-        request = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
+        request = cast("RequestResponseCycle | None", self.cycle)  # None until the first request arrives
         if request is None or self._bounds.single_request_seconds is not None:
             return 0
         return 1 if request.response_complete else 2
@@ -129,8 +129,8 @@ class BoundedConnection(H11Protocol):
             self.send_400_response("the head is too long, or contains control characters or a run of blanks\n")
             return
         if self._bounds.single_request_seconds is not None:
-            # Only the first request is served. Data after it is discarded or stays in the kernel until the response is
-            # sent.
+            # Only the first request is served. Any data after it is discarded, or stays in the kernel until the
+            # response is sent.
             del received[end + len(_HEAD_END) :]
             self.flow.pause_reading()
         super().data_received(bytes(received))
@@ -139,8 +139,8 @@ class BoundedConnection(H11Protocol):
 class HttpServer(Server):
     """uvicorn without its main loop.
 
-    That loop handles signals, sets the headers ``date`` and ``server``, and polls ten times a second, which would take
-    a quarter of an idle frontend's CPU time. app.py handles the signals, and responses have neither header.
+    That loop handles signals, sets the headers ``date`` and ``server``, and polls ten times a second, which would
+    account for a quarter of an idle frontend's CPU time. app.py handles the signals, and responses have neither header.
     """
 
     def __init__(self, app: ASGIApp, bounds: Bounds, listening: socket.socket) -> None:

@@ -53,7 +53,7 @@ def claim_conditions(state: StateSource) -> dict[str, Condition]:
 def notices(
     state: StateSource, conditions: Mapping[str, Condition]
 ) -> tuple[tuple[Notice, ...], tuple[Notice, ...], int]:
-    """Returns distinct problems and warnings, and the number of those that are omitted.
+    """Returns distinct problems and warnings, and the number of problems and warnings that were omitted.
 
     A problem that only makes the pod unready is listed once the pod is unready, which takes 10 s.
     """
@@ -92,7 +92,7 @@ def _problems(state: StateSource, conditions: Mapping[str, Condition]) -> Iterat
 def _claim_problems(records: Sequence[AllocationRecord], conditions: Mapping[str, Condition]) -> Iterator[Notice]:
     for name, uid in dict.fromkeys((one.claim.full_name, one.claim.uid) for one in records):
         condition = conditions[uid]
-        # A rejected container has a notice of its own, which contains the reason.
+        # A rejected container has its own notice, which contains the reason.
         if condition.status == "False" and condition.reason != StatusCode.CONTAINER_REFUSED:
             yield Notice(code=StatusCode.CLAIM_NOT_ENFORCED, subject=name, text=f"claim {name}: {condition.message}")
 

@@ -200,5 +200,5 @@ def _reserved(inventory: Inventory, numa_node: int) -> dict[str, Any]:
 
 
 def backend_view(backend: BackendView) -> BackendDocument:
-    """Returns the backend's lease, including its metrics, which the endpoint omits."""
+    """Returns the backend's lease. It includes the metrics, but the endpoint omits them."""
     return BackendDocument(live=backend.live, problem=backend.problem, age=backend.age, status=backend.status)

@@ -19,7 +19,7 @@ class Cause:
 
     remedy: str
     kernel: bool = False
-    """True if the node's kernel is the cause, so changing the pod's settings cannot help."""
+    """True if the node's kernel is the cause. Changing the pod's settings then does not help."""
 
 
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"
@@ -120,7 +120,7 @@ UNEXPLAINED: Final = frozenset(
         BackendCode.VARIABLES_MALFORMED,
     }
 )
-"""Causes without a remedy in this table. Their messages contain details, and the log has more."""
+"""Causes without a remedy in this table. The messages for these causes contain details, and the log contains more."""
 
 
 def cause_of(code: str, otherwise: str = _LOG) -> Cause:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of ``dra-frontend``: runs a command, or the service if the line contains no command.
+"""The command line of ``dra-frontend``: runs a command, or the service if the command line does not contain a command.
 
 The service's process imports only this module from the package. Commands do not import the service.
 """
@@ -152,7 +152,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 _OF_TOP: Final = ("status", "doctor", "simulate", "explain")
-"""Commands that have an example in the program's own help text."""
+"""Commands for which the program's own help text contains an example."""
 
 
 def _first(name: str) -> str:

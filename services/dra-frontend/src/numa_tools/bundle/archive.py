@@ -10,7 +10,7 @@ as its host root (``--from``):
     journal.json, kubelet.json   the claim journal, and the kubelet settings that the doctor examines
     sys/..., proc/..., run/...   the node's files under their own paths
 
-Equal content gives byte-identical archives: entries have no times or owners. A reader must not trust an archive, since
+Equal contents give byte-identical archives: entries have no times or owners. A reader must not trust an archive, since
 anyone can create one. Therefore the size, number, path depth and header size of its entries are limited while reading,
 before anything is expanded, and links, devices and sparse files are rejected.
 """
@@ -35,11 +35,11 @@ MAX_PARTS: Final = 64
 could nest them thousands of levels deep.
 """
 MANIFEST: Final = "manifest.json"
-"""File with the archive's version and the files that could not be read."""
+"""File that contains the archive's version and lists the files that could not be read."""
 STATE: Final = "state"
-"""Directory with the service's responses."""
+"""Directory that contains the service's responses."""
 JOURNAL: Final = "journal.json"
-"""File with the claim journal's content."""
+"""File with the contents of the claim journal."""
 KUBELET: Final = "kubelet.json"
 """File with the kubelet settings that the doctor examines. The kubelet's own files may contain secrets."""
 _TOP: Final = "node"
@@ -50,7 +50,7 @@ class ArchiveError(Exception):
 
 
 class ArchiveWriter:
-    """Builds a reproducible archive: equal content gives byte-identical output."""
+    """Builds a reproducible archive: equal contents give byte-identical output."""
 
     def __init__(self, file: BinaryIO, most_bytes: int = MAX_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -71,7 +71,7 @@ class ArchiveWriter:
         return True
 
     def add_directory(self, path: str) -> bool:
-        """Adds a directory under the same conditions as :meth:`add`."""
+        """Adds a directory. Returns False under the same conditions as :meth:`add`."""
         if not self._has_room(path):
             return False
         entry = self._entry(path)

@@ -15,7 +15,7 @@ from numa_contract.names import DRIVERS
 _IN_SLICE = "|".join(rf"(?<=[0-9a-f]{{5}}-{re.escape(driver)}-)" for driver in DRIVERS)
 _BEFORE, _AFTER = rf"(?:(?<![a-z0-9-])(?<![a-z0-9]\.)|{_IN_SLICE})", r"(?![a-z0-9-]|\.[a-z0-9])"
 _NAME: Final = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
-# Phrases in this driver's errors that contain names.
+# Phrases in this driver's error messages that contain names.
 _IN_TEXT: Final = re.compile(rf"(claim|pod) ({_NAME})/({_NAME})", re.ASCII)
 _SLICE: Final = re.compile(rf"(?:{_IN_SLICE}){_NAME}", re.ASCII)
 _FIELDS: Final[Mapping[str, str]] = {
@@ -32,7 +32,7 @@ created running paused stopped prepared healthy unhealthy true false null
 _MAX_BYTES: Final = 1 << 20
 """Maximum size of a document inside a string. A longer string is masked as text."""
 KEPT: Final = frozenset(_WORDS.split())
-"""Words of the driver's own vocabulary. They are masked only in fields that contain names."""
+"""Words in the driver's own vocabulary. They are masked only in fields that contain names."""
 
 
 class Masks:
@@ -44,7 +44,7 @@ class Masks:
         self._pattern: re.Pattern[str] | None = None
 
     def add(self, kind: str, name: str) -> None:
-        """Adds an object's name. If objects of several kinds share the name, the kind that was added first applies."""
+        """Adds an object's name. If several kinds of objects share the name, the kind that was added first applies."""
         if name and name not in self._masks:
             number = self._counts[kind] = self._counts.get(kind, 0) + 1
             self._masks[name] = f"{kind}-{number}"
@@ -91,7 +91,7 @@ class Masks:
         self.learn_pools(_SLICE.findall(text))
 
     def text(self, text: str) -> str:
-        """Replaces the names in a string, except those that are also words of the driver's vocabulary."""
+        """Replaces the names in a string, except names that are also words in the driver's vocabulary."""
         if self._pattern is None:
             names = sorted(self._masks.keys() - KEPT, key=len, reverse=True)
             self._pattern = re.compile(f"{_BEFORE}({'|'.join(map(re.escape, names)) or '(?!)'}){_AFTER}", re.ASCII)

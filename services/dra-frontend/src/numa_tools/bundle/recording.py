@@ -19,7 +19,7 @@ class RecordingTree:
         self._listed: dict[str, list[str]] = {}
 
     def read(self, path: str) -> str | None:
-        """Returns a file's content from the base tree."""
+        """Returns a file's contents from the base tree, and records them."""
         text = self._base.read(path)
         if text is not None:
             self._files[self._at + path] = text

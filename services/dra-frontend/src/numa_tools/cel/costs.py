@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Costs of function calls in units of the budget, excluding the operands' own costs. A call's cost is known before the
-call.
+"""Costs of function calls in units of the budget, excluding the costs of the operands themselves. A call's cost is
+known before the call is made.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,8 +26,8 @@ def _cost_of_replace(text: Any, old: Any, new: Any, *_: Any) -> int:
 
 
 def _cost_of_last_index(text: Any, part: Any) -> int:
-    """Returns the cost of searching from a string's end, which at worst compares the whole substring at each
-    position.
+    """Returns the cost of searching from a string's end, which compares the whole substring at each position in the
+    worst case.
     """
     return len(text) * len(part) // 1000 if isinstance(text, str) and isinstance(part, str) else 0
 

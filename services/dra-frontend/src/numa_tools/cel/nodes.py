@@ -70,12 +70,14 @@ class Select:
         return get_field(self.operand(scope), self.name)
 
     def present(self, scope: Scope) -> bool:
-        """Returns True if the operand has the field."""
+        """Returns True if the operand has a field with this name."""
         return optional_field(self.operand(scope), self.name).present
 
 
 class Outcomes:
-    """Results of the operands of ``&&``, ``||``, ``all`` and ``exists``, any of which may decide the result alone."""
+    """Results of the operands of ``&&``, ``||``, ``all`` and ``exists``, any one of which may decide the result on its
+    own.
+    """
 
     def __init__(self, decisive: bool, what: str) -> None:
         self._decisive, self._what = decisive, what
@@ -136,7 +138,7 @@ def alternative(name: str, target: Node, other: Node, scope: Scope) -> Any:
 
 
 def _elements(target: Node, names: tuple[str, ...], weight: int, scope: Scope) -> Iterator[Scope]:
-    """Yields a scope for each list element or map key, and charges the budget for each loop iteration."""
+    """Yields a scope for each list element or map key, and charges each loop iteration to the budget."""
     found = target(scope)
     if not isinstance(found, list | Mapping):
         raise CelError("no such overload: a macro over a value that is neither a list nor a map")

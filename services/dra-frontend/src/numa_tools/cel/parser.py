@@ -43,7 +43,7 @@ class Program:
 
     node: Node
     weight: int
-    """Number of tokens, which bounds the evaluation steps of an expression without loops."""
+    """Number of tokens, which bounds the number of evaluation steps in an expression without loops."""
 
 
 class Parser:
@@ -312,5 +312,5 @@ class Parser:
             body = self._ternary()
         self._expect(")")
         node: Node = lambda scope: body(scope.having({name: Lazy(value, scope)}))  # noqa: E731
-        # The value is evaluated where the body uses it, so its depth adds to the depth there.
+        # The value is evaluated at the point where the body uses it, so its depth is added to the depth at that point.
         return self._above(node, body, added=1 + self._height(value))

@@ -58,7 +58,7 @@ def _complement(ranges: Ranges) -> Ranges:
 
 
 def _merged(ranges: Ranges) -> Ranges:
-    """Sorts the ranges and merges those that overlap or adjoin."""
+    """Sorts the ranges and merges ranges that overlap or adjoin."""
     return _complement(_complement(ranges))
 
 
@@ -192,7 +192,7 @@ class _Reader:
         bounds = self._bounds()
         if bounds is None:
             return atom
-        self._take("?")  # lazy or greedy repetition makes no difference to whether a string matches
+        self._take("?")  # whether a repetition is lazy or greedy makes no difference to whether a string matches
         if self._bounds() is not None:
             raise CelUnsupportedError("the pattern repeats a repetition")
         low, high = bounds

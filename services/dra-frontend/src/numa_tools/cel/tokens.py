@@ -19,7 +19,9 @@ _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|X[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a
 _ESCAPES: Final = dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True)) | {each: each for each in "\\\"'`?"}
 INT_END: Final = 2**63
 UINT_END: Final = 2**64
-"""First values above the ranges of int and uint. The literal 2**63 is accepted because a minus sign may precede it."""
+"""The first values beyond the ranges of int and uint. The literal 2**63 is accepted because a minus sign may precede
+it.
+"""
 _SURROGATES: Final = range(0xD800, 0xE000)
 
 

@@ -17,7 +17,7 @@ from numa_tools.cel.tokens import INT_END, UINT_END, CelTextError, CelUnsupporte
 MAX_VALUES: Final = 100_000
 """Maximum number of values that one evaluation may handle. A selector without loops needs a few thousand at most."""
 _PIECE: Final = 16
-"""Number of string characters that cost as much as one value."""
+"""Number of characters in a string that cost as much as one value."""
 
 
 class CelError(CelTextError):
@@ -101,7 +101,7 @@ class Budget:
 
     @property
     def exhausted(self) -> bool:
-        """Returns True if the budget is used up, so no other evaluation can succeed."""
+        """Returns True if the budget is used up, in which case no other evaluation can succeed."""
         return self._left < 0
 
     def take(self, values: int) -> None:
@@ -168,7 +168,7 @@ def is_number(value: Any) -> bool:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Returns True if two values are equal. Numbers compare across types, other values only within their type."""
+    """Returns True if two values are equal. Numbers compare across types, other values only within their own type."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(equal, one, other))
     if isinstance(one, Mapping) and isinstance(other, Mapping):

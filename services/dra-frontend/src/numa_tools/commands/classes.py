@@ -16,14 +16,14 @@ from numa_tools.scheduling.wanted import DeviceClass, read_class
 
 _STANDARD: Final = 'device.attributes["resource.kubernetes.io"]'
 _TIER: Final = f'device.attributes["{MEMORY_DRIVER}"].tier'
-# If a selector reads an attribute that a device does not have, the whole scheduling attempt fails, unless the selector
-# tests for the attribute first.
+# If a selector reads an attribute that a device does not have, the whole scheduling attempt fails unless the selector
+# first tests for the attribute.
 _LOCAL: Final = f'(!has({_TIER}) || {_TIER} == "{LOCAL_TIER}")'
 _FAR: Final = f'has({_TIER}) && {_TIER} == "{FAR_TIER}"'
 
 
 def device_classes(machine: Machine) -> list[dict[str, Any]]:
-    """Returns the classes: one for CPUs, one for plain memory, and one for each hugepage size that the kernel has.
+    """Returns the classes: one for CPUs, one for plain memory, and one for each hugepage size that the kernel supports.
 
     Memory of NUMA nodes without CPUs has its own classes, so only claims that request such memory get it.
     """

@@ -45,7 +45,7 @@ from numa_tools.state_client import NoServiceError, StateClient
 
 _PATIENCE: Final = 5.0
 _MAX_CLAIMS: Final = 5000
-"""Maximum number of claims that are read from a namespace to find a pod's claims."""
+"""Maximum number of claims to read from a namespace to find a pod's claims."""
 
 
 def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[dict[str, Any], list[Problem]]:
@@ -78,7 +78,7 @@ def read_known(settings: Settings) -> Known:
     return Known(
         inventory=_as_published(node, devices),
         config=settings.config,
-        # A claim whose record cannot be read is known only from its file. Its CPUs stay allocated.
+        # If a claim's record cannot be read, the claim is known only from its file. Its CPUs stay allocated.
         files={**node.claims.files, **read_records(documents.get("claims"))},
         containers=containers,
         backend=read_backend(documents.get("backend")),
@@ -95,9 +95,8 @@ def _hindrances(settings: Settings) -> tuple[str, ...]:
 
 
 def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
-    """Returns the service's documents by name, from the archive if there is one.
-
-    Also returns the reason why they could not be read, or "".
+    """Returns the service's documents by name, from the archive if there is one. Also returns the reason why they could
+    not be read, or "" if they could.
     """
     kept = Path(settings.host_root, STATE)
     with suppress(OSError, ValueError):
@@ -176,9 +175,7 @@ async def _explain_pending(
 
 
 async def _claims(client: KubeClient, kind: str, namespace: str, name: str) -> list[dict[str, Any]]:
-    """Returns the claim with this name, or else the claims that are owned by a pod with this name or reserved for
-    it.
-    """
+    """Returns the claim with this name, or else the claims that are owned by, or reserved for, a pod with this name."""
     if kind != "pod":
         document = await client.get_claim(namespace, name, patience=_PATIENCE)
         if document is not None:

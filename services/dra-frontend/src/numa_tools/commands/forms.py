@@ -23,7 +23,7 @@ _Model = TypeVar("_Model", bound=Input)
 
 
 def validated(model: type[_Model], document: Any, source: str) -> _Model:
-    """Validates an input file's content. Raises ConfigError with every fault and its location."""
+    """Validates the contents of an input file. Raises ConfigError with every fault and its location."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -31,7 +31,7 @@ def validated(model: type[_Model], document: Any, source: str) -> _Model:
 
 
 def structured(document: Any, form: str) -> str:
-    """Formats a document as ``json`` or ``yaml`` and keeps the order of its keys."""
+    """Formats a document as ``json`` or ``yaml``, preserving the order of its keys."""
     if form == "json":
         return json.dumps(document, indent=2)
     text = yaml.dump(document, Dumper=PortableDumper, sort_keys=False, default_flow_style=None, width=120)

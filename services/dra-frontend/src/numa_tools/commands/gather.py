@@ -82,7 +82,7 @@ class Bundle:
     def collect(self) -> None:
         """Reads all files and documents. Any that cannot be read are listed as missing."""
         config = self._settings.config
-        # The copied files already contain the overlay. The path of the credentials is left out to keep it private.
+        # The copied files already contain the overlay. The path of the credentials is omitted to keep it private.
         shown = config.model_copy(update={"sysfs_overlay": "", "kubeconfig": ""})
         self.files[CONFIG] = json.dumps(shown.model_dump(mode="json", by_alias=True), indent=1)
         self._service()
@@ -187,7 +187,7 @@ class Bundle:
             for pool in read_node(self._settings, node, empty=True).inventory.pools:
                 masks.learn_pools([pool.name])
                 for name in (one["metadata"]["name"] for one in slice_documents(pool, node)):
-                    if pool.name not in name:  # a pool name that is too long is shortened in the slice's name
+                    if pool.name not in name:  # in the slice's name, a pool name that is too long is shortened
                         masks.add("slice", name)
 
     def write(self, file: BinaryIO, *, masked: bool) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def opened(path: str) -> Iterator[Path]:
 
 
 def node_of(root: Path) -> str | None:
-    """Returns the name of an archive's node, or None if that node's service did not respond."""
+    """Returns the name of the node in an archive, or None if the node's service did not respond."""
     try:
         name = read_archived(root / STATE / "version.json")["node"]
     except (OSError, ValueError, KeyError, TypeError):

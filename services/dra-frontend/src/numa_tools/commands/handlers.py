@@ -30,7 +30,7 @@ from numa_tools.commands.provision_plan import plan, read_requested
 
 _FAILED, _BAD_INPUT, _DOES_NOT_FIT, _UNKNOWN = 1, 2, 3, 4
 _NODE: Final = "simulated"
-"""Placeholder for the node name in commands that publish nothing. It has no effect."""
+"""Placeholder for the node name in commands that do not publish anything. It has no effect."""
 _WATCH_SECONDS: Final = 2.0
 _PEOPLE: Final = ("table", "wide")
 """Values of ``-o`` that print a table or text."""
@@ -93,7 +93,7 @@ def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
     settings = load_settings(arguments)
     if not arguments.claim + arguments.pod:
         raise ConfigError("command line", ["simulate needs --claim FILE or --pod FILE"])
-    # A test machine may have been captured under an invalid name.
+    # The name under which a test machine was captured may be invalid.
     node = read_node(settings, _NODE, empty=arguments.empty)
     check(node.inventory, settings.config, node.claims)
     asked = prepared(arguments.claim, arguments.pod, node, settings.config, settings.node_name)
@@ -186,7 +186,8 @@ def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
     except HostTreeError as error:
         if not arguments.pool_root:
             raise
-        # Raised here because the caller would report the path under --host-root, which is a different directory.
+        # The error is raised here because the caller would report the path under --host-root, which is a different
+        # directory.
         raise ConfigError(f"--pool-root {arguments.pool_root}", [str(error)]) from error
     failed = any(row["short"] or "problem" in row for row in rows)
     for_people = arguments.output in _PEOPLE

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a node from its files: the machine, the prepared claims, and the free CPUs and memory.
 
-No file contains the amount of memory that the kubelet reserves, so it is read from the running service.
+No file contains the amount of memory that the kubelet reserves, so that amount is read from the running service.
 """
 
 import json
@@ -78,7 +78,7 @@ def kubelet_reserve(settings: Settings) -> int | None:
 def read_archived(path: Path) -> Any:
     """Returns the value of a JSON file in an archive. Raises OSError or ValueError.
 
-    Only the nesting depth is limited. The commands show unexpected values in an archive unchanged.
+    Only the nesting depth is limited. The commands display any unexpected values in an archive unchanged.
     """
     data = path.read_bytes()
     if json_too_deep(data):

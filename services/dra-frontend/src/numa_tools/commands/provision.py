@@ -17,7 +17,7 @@ from numa_tools.commands.provision_plan import Target
 
 Row = dict[str, Any]
 """Result for a target: ``pageSize``, ``node``, and the numbers of pages ``asked``, ``before``, ``got`` and ``short``.
-The last two are None if nothing was written. ``problem`` is present only if a file could not be written."""
+``got`` and ``short`` are None if nothing was written. ``problem`` is present only if a file could not be written."""
 
 
 def preview(targets: Sequence[Target], pools: KernelPools) -> list[Row]:
@@ -46,7 +46,7 @@ def provision(
 ) -> list[Row]:
     """Sets every pool to its target, as far as the kernel manages within ``seconds``.
 
-    A pool that already has its target size is not written to. If one pool cannot be resized, the others still are.
+    A pool that already has its target size is not written to. If one pool cannot be resized, the other pools still are.
     """
     end = now() + seconds
     before = {target: pools.pages(target.node, target.page_bytes) for target in targets}

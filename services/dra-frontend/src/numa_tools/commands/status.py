@@ -2,7 +2,7 @@
 """The output of ``dra-frontend status``: this node's devices, claims, CPUs and problems on one screen.
 
 The documents come from the running service. While the service is down, they are computed from the claim files, the
-journal and the machine, and only the containers are missing.
+journal and the machine, and only the containers are missing from the output.
 """
 
 import time

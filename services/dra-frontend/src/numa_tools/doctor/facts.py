@@ -91,7 +91,7 @@ class KubeletConfig:
     Empty if it is not set, or if a part of the configuration that could not be read might set it.
     """
     unseen: Unread | None = None
-    """Set if a part of the configuration could not be read. A missing setting may then be set in that part."""
+    """Set if a part of the configuration could not be read. A setting that seems to be missing may be in that part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class PodFault:
     what: str
     remedy: str
     fatal: bool
-    """True if the service cannot work without it."""
+    """True if the service cannot work without the resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,9 @@ class Claims:
     problems: Mapping[str, str]
     """Problems by file name. The name "" is used for the directory itself."""
     detached: bool
-    """True if the directory was replaced on the node. No other process then uses the directory mounted here."""
+    """True if the directory was replaced on the node, in which case no other process uses the directory that is mounted
+    here.
+    """
     space: Space
 
     @property
@@ -174,7 +176,7 @@ class Trial:
     refused: tuple[str, ...]
     """Feature gates whose fields had to be removed before the API server accepted the slice."""
     server_ahead: float
-    """Number of seconds by which the server's clock is ahead of this node's. The server reports whole seconds."""
+    """Number of seconds by which the server's clock is ahead of this node's clock. The server reports whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ class Facts:
     kubelet: KubeletConfig | Unread
     runtime: RuntimeConfig | Unread
     sockets: Mapping[str, str] | Unread
-    """For each driver, the reason why the kubelet cannot reach its socket, or "" if it can."""
+    """For each driver, the reason why the kubelet cannot reach its socket, or "" if the kubelet can reach it."""
     pod: tuple[PodFault, ...]
     """The node's directories and mounts that are missing from the driver's pod."""
     service: Service | Unread

@@ -56,7 +56,7 @@ def _readable(claims: Claims) -> Iterator[Finding]:
 
 
 def _find(file: str) -> str:
-    """Returns the command that finds a file's claim and the claim's pods."""
+    """Returns the command that finds the claim to which a file belongs, and that claim's pods."""
     identity = parse_cdi_file_name(file)
     return f"kubectl get resourceclaims -A -o '{_COLUMNS}' | grep {identity[1]}" if identity else f"see {file}"
 

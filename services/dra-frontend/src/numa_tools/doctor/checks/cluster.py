@@ -130,7 +130,7 @@ _EFFECTS: Final = {
     "deviceclasses": "explain and doctor cannot determine which classes exist",
     "events": "pods and the node get no Events from the driver",
 }
-"""Effects of missing rights, by resource."""
+"""Effects of missing rights, by the resource to which the right applies."""
 
 
 def _rights(rights: Mapping[Right, bool]) -> Iterator[Finding]:
@@ -175,7 +175,7 @@ def _published(slices: tuple[Document, ...], service: Service | Unread) -> Itera
 
 
 def _unlike(slices: tuple[Document, ...], service: Service | None) -> Iterator[str]:
-    """Yields the devices that are missing from the slices, and those that the slices should no longer contain."""
+    """Yields the devices that are missing from the slices, and the devices that the slices should no longer contain."""
     if service is None:
         return
     served = {
@@ -190,7 +190,7 @@ def _unlike(slices: tuple[Document, ...], service: Service | None) -> Iterator[s
 
 
 def _incomplete(slices: tuple[Document, ...]) -> Iterator[str]:
-    """Yields the pools whose newest generation is incomplete, and those that still have older slices."""
+    """Yields the pools whose newest generation is incomplete, and the pools that still have older slices."""
     pools: dict[tuple[str, str], list[Document]] = {}
     for one in slices:
         pools.setdefault((str(one["spec"].get("driver")), one["spec"]["pool"]["name"]), []).append(one["spec"]["pool"])

@@ -35,7 +35,7 @@ def _endpoint(service: object) -> Iterator[Finding]:
 
 
 def _status(service: Service) -> Iterator[Finding]:
-    """Reports the service's problems and warnings, grouped by remedy."""
+    """Reports the problems and warnings from the service, grouped by remedy."""
     found: dict[tuple[Level, str, str], list[str]] = {}
     for level, notices in ((Level.PROBLEM, service.status.problems), (Level.NOTE, service.status.warnings)):
         for one in notices:

@@ -58,7 +58,7 @@ def _daemons(cgroups: Cgroups, service: Service, config: Config) -> Iterator[Fin
 def _interrupts(kernel: Kernel, service: Service, config: Config) -> Iterator[Finding]:
     ours = _own_cpus(service, without_kept=True)
     there = [number for number, cpus in kernel.interrupts.items() if cpus & ours]
-    # With irqs: keep, the driver does not move kernel workers either.
+    # If irqs: keep is set, the driver does not move kernel workers either.
     workers = kernel.workqueues & _own_cpus(service) if config.irqs == "move" else frozenset()
     evidence = []
     if there:

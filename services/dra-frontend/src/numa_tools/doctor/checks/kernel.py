@@ -90,7 +90,7 @@ def _release(kernel: Kernel, cgroups: Cgroups, config: Config, machine: Inventor
 
 
 class _Lacking(NamedTuple):
-    """Files that are missing from a kernel."""
+    """Files that a kernel does not provide."""
 
     text: str
     since: tuple[int, int]
@@ -102,7 +102,7 @@ _NUMA_STAT: Final = _Lacking("pods' cgroups have no hugetlb.*.numa_stat", (5, 17
 
 
 def _lacking(cgroups: Cgroups, config: Config, machine: Inventory | None) -> Iterator[_Lacking]:
-    """Yields the files that are missing from the cgroup tree."""
+    """Yields the files that do not exist in the cgroup tree."""
     if cgroups.controllers is None:
         return
     if config.cpu_exclusivity != "pool" and not cgroups.partitions:
@@ -113,7 +113,7 @@ def _lacking(cgroups: Cgroups, config: Config, machine: Inventory | None) -> Ite
 
 
 def _effect(lacking: _Lacking, config: Config) -> str:
-    """Returns the effect of missing files."""
+    """Returns the effect of the files' absence."""
     if lacking is _NUMA_STAT:
         return "hugepages used by host processes count as free and may be allocated to claims"
     if config.cpu_exclusivity == "partition":

@@ -28,7 +28,7 @@ _WRONG: Final = {
         "the runtime sets no hugepage limits, so containers have only those that the backend writes for claims",
     ),
 }
-"""The fault and its effect, by setting."""
+"""The fault and its effect, for each setting."""
 _HARMLESS: Final = frozenset({"hugetlb"})
 _TIMEOUT_EFFECTS: Final = {
     "plugin_request_timeout": "if a hook takes longer, the runtime starts the container without the plugin",

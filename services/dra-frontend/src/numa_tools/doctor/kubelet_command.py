@@ -48,7 +48,7 @@ class Command:
 
 
 def parse_command(arguments: Sequence[str]) -> Command:
-    """Parses a command line that does not contain the program's name. Raises FlagError."""
+    """Parses a command line, given without the program's name. Raises FlagError."""
     flags = _flags(arguments)
     settings: Document = {key: flags[flag][-1] for flag, key in _TEXTS.items() if flag in flags}
     if "feature-gates" in flags:
@@ -60,7 +60,7 @@ def parse_command(arguments: Sequence[str]) -> Command:
 
 
 def _flags(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the values of each known flag in order.
+    """Returns the values of each known flag, in order.
 
     pflag accepts ``--name=value`` and ``--name value``, and the kubelet treats ``_`` in a name as ``-``.
     """

@@ -3,8 +3,8 @@
 
 The kubelet reads the ``--config`` file, applies each drop-in in ``--config-dir`` as a JSON merge patch (RFC 7396) in
 the order of a directory walk, and finally applies its command line to the result (mergeKubeletConfigurations and
-kubeletConfigFlagPrecedence in cmd/kubelet/app/server.go; KEP-3983). So the last part wins, maps are merged, and lists
-are replaced. Feature gates on the command line are added to those in the files.
+kubeletConfigFlagPrecedence in cmd/kubelet/app/server.go; KEP-3983). So the last part takes precedence, maps are merged,
+and lists are replaced. Feature gates on the command line are added to those in the files.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ SETTINGS: Final = (*POLICIES.values(), "topologyManagerPolicy", _GATES, _RESERVE
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One source of the configuration, in the form of a KubeletConfiguration."""
+    """The settings from one source of the configuration, in the form of a KubeletConfiguration."""
 
     origin: str
     """The file's path, or the process or unit whose command line sets the fields."""
@@ -58,7 +58,7 @@ class Reading:
     """The kubelet's configuration as found on the node, without asking the kubelet."""
 
     parts: tuple[Part, ...] = ()
-    """Parts, in the order in which the kubelet applies them."""
+    """Parts of the configuration, in the order in which the kubelet applies them."""
     running: Mapping[str, str] = field(default_factory=dict)
     """Policy in use for each manager (``cpu``, ``memory``), from the running kubelet's state files."""
     unseen: str = ""
@@ -172,7 +172,7 @@ def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
 
 
 def archived(kubelet: KubeletConfig) -> Document:
-    """Returns a kubelet's configuration as a document for an archive, without fields that may contain secrets."""
+    """Returns a kubelet's configuration as a document for an archive, omitting fields that may contain secrets."""
     settings = {
         **{POLICIES[manager]: policy for manager, policy in kubelet.configured.items()},
         "topologyManagerPolicy": kubelet.topology_manager,

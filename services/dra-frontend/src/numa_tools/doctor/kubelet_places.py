@@ -11,7 +11,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A distribution's ``--config`` file and ``--config-dir`` directory."""
+    """The ``--config`` file and the ``--config-dir`` directory of a distribution."""
 
     config: str
     drop_ins: str = ""
@@ -43,7 +43,7 @@ ENVIRONMENT_FILES: Final = (
     "/etc/sysconfig/kubelet",
     "/etc/eks/kubelet/environment",
 )
-"""Environment files that contain flags, in the order in which kubeadm's unit passes them."""
+"""Environment files that contain flags, in the order in which kubeadm's unit reads them."""
 VARIABLES: Final = ("KUBELET_", "NODEADM_KUBELET_")
 """Prefixes of the variables in these files that contain flags."""
 UNIT_DIRECTORIES: Final = (
@@ -66,7 +66,9 @@ class Rancher:
 
     @property
     def configuration(self) -> str:
-        """Path of the distribution's configuration file. Drop-ins are in the directory of the same name plus ``.d``."""
+        """Path of the distribution's configuration file. Its drop-ins are in the directory with the same name plus
+        ``.d``.
+        """
         return f"/etc/rancher/{self.name}/config.yaml"
 
     @property

@@ -20,7 +20,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault on a node, with its remedy. None of its strings contains a line break."""
+    """A fault on a node, with its remedy. None of the strings in a finding contains a line break."""
 
     level: Level
     what: str
@@ -61,7 +61,7 @@ _Read = TypeVar("_Read")
 
 
 def known(source: _Read | Unread) -> _Read | None:
-    """Returns a source's facts, or None if the source could not be read."""
+    """Returns the facts from a source, or None if the source could not be read."""
     return None if isinstance(source, Unread) else source
 
 
@@ -77,13 +77,13 @@ class Check:
     """Required fields of Facts, which are the first arguments to ``judge``."""
     judge: Callable[..., Iterable[Finding]]
     also: tuple[str, ...] = ()
-    """Optional fields of Facts, which are the last arguments to ``judge``. Each may be an Unread."""
+    """Optional fields of Facts, which are the last arguments to ``judge``. Each of them may be an Unread."""
     always: bool = False
     """True if ``judge`` also accepts an Unread, because it checks whether the source is readable."""
 
     @property
     def group(self) -> str:
-        """First part of the id."""
+        """First part of ``id``."""
         return self.id.partition(".")[0]
 
     def run(self, facts: Any) -> list[Finding]:

@@ -33,18 +33,19 @@ _K3S: Final = ("k3s", "RKE2")
 _REPORTED: Final = re.compile(r"([\w-]+)(?:://|\s+|\Z)(?:v?(\d{1,4})\.(\d{1,4})\.(\d{1,4}))?(\S*)", re.ASCII)
 # First containerd 2 release whose dump contains the settings that are given under their 1.7 names.
 _WHOLE_DUMPS: Final = (2, 0, 6)
-# For each dump version: the first containerd release that writes it, and the first later release that does not.
+# For each dump version: the first containerd release that writes it, and the first later release that no longer writes
+# it.
 _DUMP_OF: Final = {2: ((1, 7), (2, 0)), 3: ((2, 0), (2, 3)), 4: ((2, 3), (3, 0))}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A runtime as a distribution installs it."""
+    """A container runtime, as installed by a distribution."""
 
     owner: str
     software: str
     config: str
-    """Path of the runtime's configuration file."""
+    """Path to the runtime's configuration file."""
     socket: str
     """Socket on which the runtime serves the kubelet, or "" if unknown."""
     program: str = "containerd"
@@ -130,9 +131,9 @@ class Reported:
     software: str
     """CONTAINERD, CRI_O, or the name of an unsupported runtime."""
     release: Release | None
-    """Release, or None if it cannot be compared."""
+    """Release, or None if it cannot be compared with other releases."""
     suffix: str
-    """Text after the release, such as ``-k3s1``."""
+    """Text that follows the release, such as ``-k3s1``."""
 
 
 def reported_runtime(node: Mapping[str, Any] | Unread, backend: BackendStatus | Unread) -> Reported | None:
@@ -230,7 +231,7 @@ def _dump_remedy(command: str) -> str:
 
 
 def remedy_of(runtime: RuntimeConfig) -> str:
-    """Returns the remedy for settings that neither the runtime's files nor its output determine."""
+    """Returns the remedy for settings that can be determined neither from the runtime's files nor from its output."""
     return runtime.remedy or _dump_remedy(runtime.command)
 
 

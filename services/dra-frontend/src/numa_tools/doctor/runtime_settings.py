@@ -28,7 +28,7 @@ from numa_node.runtimes.containerd import (
 from numa_node.runtimes.settings import CONTAINERD, CRI_O, OLDEST, REQUIRE_PLUGIN, SETTINGS, VALIDATING, Setting
 from numa_node.toml_text import parse_toml
 
-# Newest CRI-O release whose rules are known.
+# Newest CRI-O release for which the rules are known.
 _LAST_CRI_O: Final = (1, 37)
 
 
@@ -56,7 +56,7 @@ class RuntimeConfig:
     stray: tuple[str, ...] = ()
     """Drop-ins that mention NRI or CDI but are not imported by any file."""
     incomplete: str = ""
-    """Reason why not all of the runtime's files were read, or "" if they were."""
+    """Reason why not all of the runtime's files were read, or "" if all of them were."""
     remedy: str = ""
     """Remedy for unclear settings, or "" if ``command`` shows them."""
 
@@ -161,7 +161,7 @@ def _found(setting: Setting, read: Effective) -> Any:
     if setting.name == "nri" and not read.has_nri:
         return False
     if setting.name == "hugetlb" and read.on_by_default:
-        return True  # the key matters only in 1.7
+        return True  # the key matters only in containerd 1.7
     default = setting.default if read.on_by_default else setting.former
     section = read.cri if setting.cri else read.nri
     return _checked(setting, lambda: read.value(section, *setting.key), default, negative=setting.is_negative)
@@ -175,7 +175,7 @@ def _checked(setting: Setting, read: Callable[[], Any], absent: Any, *, negative
     if found is None:
         return absent
     if setting.name == "socket" and found == "":
-        return setting.default  # as every release does (ToOptions)
+        return setting.default  # every release does the same (ToOptions)
     parts = found if isinstance(found, list) else []
     if type(found) is not setting.kind or not all(isinstance(one, str) for one in parts):
         return Unclear(f"{'.'.join(setting.key)} is {shown(found)}, which the runtime does not accept")
@@ -194,7 +194,7 @@ def _agreed(found: Mapping[str, Any]) -> Any:
 
 
 def _differing(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields each distinct value with the releases that read it."""
+    """Yields each distinct value, with the releases that read that value."""
     values = list(found.values())
     for value in (one for number, one in enumerate(values) if one not in values[:number]):
         text = str(value).lower() if isinstance(value, bool) else shown(value)

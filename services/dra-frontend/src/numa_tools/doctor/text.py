@@ -15,7 +15,7 @@ _MAX_NAMES: Final = 12
 
 
 def findings_text(verdicts: Sequence[Verdict], node_name: str) -> str:
-    """Formats each finding as three lines and one more for each piece of evidence, and adds a final line with
+    """Formats each finding as three lines, plus one line for each piece of evidence, and adds a final line with
     totals.
     """
     lines = [*_findings(verdicts), *_unknown(verdicts), _summary(verdicts, node_name)]
@@ -64,7 +64,9 @@ def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def _counted(names: Sequence[str]) -> str:
-    """Formats the names of checks that were not run for the same reason, with their number if there are several."""
+    """Formats the names of checks that were not run for the same reason, with the number of checks if there are
+    several.
+    """
     if len(names) == 1:
         return names[0]
     left_out = len(names) - _MAX_NAMES

@@ -20,7 +20,7 @@ _MAX_WORDS: Final = 4096
 
 
 class UnitError(Exception):
-    """Raised if a unit does not determine its service's arguments. The message gives the reason."""
+    """Raised if the arguments of a unit's service cannot be determined. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ def words(text: str) -> list[str]:
 def arguments_of(service: Service, environment: Mapping[str, str], program: str) -> tuple[str, ...]:
     """Returns the arguments after the program's name in ``ExecStart``, with variables replaced.
 
-    The name may follow a wrapper program. Raises UnitError if no command contains the name, or if a variable may have
-    a value that no file contains.
+    The name may follow a wrapper program. Raises UnitError if no command contains the name, or if a variable may have a
+    value that is not in any of the files.
     """
     if not service.commands:
         raise UnitError("it has no ExecStart")

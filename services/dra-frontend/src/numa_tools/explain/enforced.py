@@ -39,7 +39,7 @@ def refused_remedy(report: ContainerReport) -> str:
 
 
 def container_view(known: Known, report: ContainerReport) -> dict[str, Any]:
-    """Returns a container as the backend reports it, with the files of its cgroup if they are readable."""
+    """Returns a container as the backend reports it, with the files in its cgroup if they are readable."""
     found: dict[str, Any] = {
         "container": report.name,
         "pod": f"{report.pod_namespace}/{report.pod_name}",
@@ -61,7 +61,7 @@ def _kernel(known: Known, report: ContainerReport) -> dict[str, Any]:
 
 
 def problems_of(known: Known, records: Sequence[AllocationRecord]) -> list[Problem]:
-    """Returns a problem for each way in which the enforcement deviates from the records."""
+    """Returns a problem for each respect in which the enforcement deviates from the records."""
     if known.silent:
         return [problem("enforcement is unknown", known.silent, "start the driver's pod on this node")]
     found = []

@@ -42,7 +42,7 @@ def joined_devices(known: Known, document: Mapping[str, Any]) -> frozenset[Key]:
 
 
 def allocation_problem(known: Known, document: Mapping[str, Any], node: str, others: OtherDevices) -> Problem | None:
-    """Returns the reason why an allocated claim is not prepared here, or None if the claim is not allocated."""
+    """Returns the reason why an allocated claim is not prepared here, or None if the claim has not been allocated."""
     try:
         view = parse_claim(document)
         if not view.allocated:

@@ -24,7 +24,7 @@ _CPU = re.compile(r"(?:cpu)?(\d{1,5})|cpu/(\d{1,9})", re.ASCII)
 
 
 class UnknownSubjectError(Exception):
-    """Raised if nothing has the given name. The message lists the sources that were searched."""
+    """Raised if no claim, pod, CPU or device has the given name. The message lists the sources that were searched."""
 
 
 def split_kind(subject: str) -> tuple[str, str]:
@@ -82,7 +82,7 @@ def _pods(known: Known) -> set[tuple[str, str, str]]:
 
 
 def explain_claim(known: Known, uid: str) -> Explained:
-    """Returns a prepared claim's resources, the reasons for their choice, and how they are enforced."""
+    """Returns a prepared claim's resources, the reasons why they were chosen, and how they are enforced."""
     records = known.records_of(uid)
     first = records[0]
     found: dict[str, Any] = {
@@ -176,8 +176,8 @@ def _remark(known: Known, uid: str) -> str:
 
 
 def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
-    """Returns the web page's word for a CPU's use, followed by the CPU's claim or, if it has none, by the meaning of
-    the word.
+    """Returns the web page's word for a CPU's use, followed by the CPU's claim or, if the CPU has no claim, by the
+    meaning of that word.
     """
     if uid is not None:
         word = _use_of_claimed(known, number, uid) if online else "offline"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains why a request got its CPUs: the parameters, the candidate places, and why other places were not chosen."""
+"""Explains why a request got its CPUs: the parameters, the candidate places, and the reasons why other places were not
+chosen.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +22,7 @@ from numa_tools.explain.known import Known
 
 
 def shape(machine: Machine, cpus: frozenset[int]) -> dict[str, Any]:
-    """Returns the cores, L3 groups, NUMA nodes and sockets of a set's online CPUs."""
+    """Returns the cores, L3 groups, NUMA nodes and sockets to which the online CPUs in a set belong."""
     found = [machine.cpus[cpu] for cpu in sorted(cpus & machine.online)]
     siblings: dict[int, set[int]] = {}
     for cpu in machine.cpus.values():

@@ -41,12 +41,14 @@ _NO_CONFIGZ: Final = (
     "values grants get on nodes/proxy (docs/doctor.md)"
 )
 _GATE_OF: Final[Mapping[str, str]] = {LISTS_REFUSED: gates.LISTS, MAPPING_REFUSED: gates.COUNTING}
-"""Feature gates by the reason why a field was omitted."""
+"""The feature gate for each reason why a field was omitted."""
 _Answer = TypeVar("_Answer")
 
 
 def nobody_asked() -> Mapping[str, Any]:
-    """Returns the facts for a command that runs outside the driver's pod, and thus without the driver's rights."""
+    """Returns the facts for a command that runs outside the driver's pod and therefore does not have the driver's
+    rights.
+    """
     return dict.fromkeys(_KEYS, _ELSEWHERE)
 
 
@@ -58,7 +60,7 @@ class Cluster:
         self._node_name = node_name
 
     async def rights(self, config: Config) -> dict[tuple[str, str, str, str], bool]:
-        """Returns, for each right that the driver needs, whether it is granted."""
+        """Returns, for each right that the driver needs, whether the right is granted."""
         needed = RIGHTS + (RIGHTS_ON_DEMAND if config.hugepages_on_demand else ())
         answers = await asyncio.gather(*(self._inquiry.may(*right) for right in needed))
         return dict(zip(needed, answers, strict=True))
@@ -69,7 +71,7 @@ class Cluster:
         return tuple(item for items, _ in found for item in items)
 
     async def claims(self, records: Sequence[AllocationRecord]) -> dict[str, Document | None]:
-        """Returns the records' claims by UID, with None for a claim that was deleted or replaced."""
+        """Returns the claims that have records, by UID; the value is None if a claim has been deleted or replaced."""
         found: dict[str, Document | None] = {}
         for record in records[:_MAX_CLAIMS]:
             wanted = record.claim
@@ -82,7 +84,7 @@ class Cluster:
         return found
 
     async def trial(self, inventory: Inventory, *, counted: bool) -> Trial:
-        """Creates a slice with every possible field in a dry run and returns the server's changes."""
+        """Creates a slice that has every possible field, in a dry run, and returns the server's changes to it."""
         pools = [pool for pool in inventory.pools if pool.devices]
         if not pools:
             raise KubeError("try a slice", "this node has no devices to offer; see the checks config.*")

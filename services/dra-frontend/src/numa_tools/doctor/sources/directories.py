@@ -23,7 +23,7 @@ def read_space(path: Path) -> Space:
 
 
 def read_run_directory(path: Path) -> RunDirectory | Unread:
-    """Returns the run directory's state."""
+    """Returns the state of the run directory."""
     try:
         mode = path.stat().st_mode & 0o7777
         instances = {}
@@ -41,7 +41,7 @@ def read_run_directory(path: Path) -> RunDirectory | Unread:
 
 
 def read_claims(path: Path) -> Claims | Unread:
-    """Returns the claim files and their problems."""
+    """Returns the claim files, with any problems."""
     try:
         view = ClaimDirectory(str(path)).refresh()
         return Claims(view.files, view.problems, view.detached, read_space(path))

@@ -27,7 +27,7 @@ def find_service(run_directory: Path, pod_uid: str) -> StateClient:
 
 
 def is_served(path: Path) -> bool:
-    """Returns True if a process listens on a unix socket."""
+    """Returns True if a process is listening on a unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(_SECONDS)
         try:
@@ -38,7 +38,7 @@ def is_served(path: Path) -> bool:
 
 
 def read_service(client: StateClient) -> tuple[Service | Unread, BackendStatus | Unread]:
-    """Returns the service's reports about itself and its backend."""
+    """Returns what the service reports about itself and its backend."""
     try:
         backend = client.document("/v1/backend")
         service = Service(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that only the doctor sends to the API server. Each is sent once and not retried."""
+"""Defines the API server requests that only the doctor sends. Each is sent once and not retried."""
 
 from typing import Final
 
@@ -23,7 +23,7 @@ RIGHTS: Final = (
 )
 """The driver's rights in the chart's ClusterRole: verb, group, resource and name."""
 RIGHTS_ON_DEMAND: Final = (("watch", _RESOURCES, "resourceclaims", ""),)
-"""Additional rights that hugepagesOnDemand requires."""
+"""Additional rights that are required for hugepagesOnDemand."""
 
 
 class _Version(Call):

@@ -75,7 +75,7 @@ def _interrupts(reader: Reader, tree: FileTree) -> dict[int, frozenset[int]]:
 
 
 def read_cgroups(tree: FileTree, root: str, mountinfo: str, machine: Machine | None) -> Cgroups | Unread:
-    """Returns the cgroup tree's facts. The root of ``tree`` is the cgroup mount, and ``mountinfo`` contains the
+    """Returns the facts about the cgroup tree. The root of ``tree`` is the cgroup mount, and ``mountinfo`` contains the
     contents of a process's mountinfo file.
     """
     try:

@@ -158,7 +158,9 @@ def _is_configuration(document: object, *, bare: bool) -> bool:
 
 
 def _likely_place(files: HostFiles, root: str) -> Place:
-    """Returns the paths of the distribution whose files exist. Raises UnseenError for several distributions."""
+    """Returns the paths for the distribution whose files exist. Raises UnseenError if there are files from several
+    distributions.
+    """
     own = f"{root}/config.yaml"
     places = [replace(one, config=one.config.replace(ROOT, root)) for one in PLACES]
     found = [one for one in places if _may_be_configuration(files, one.config, bare=one.config == own)]
@@ -169,7 +171,9 @@ def _likely_place(files: HostFiles, root: str) -> Place:
 
 
 def _may_be_configuration(files: HostFiles, path: str, *, bare: bool) -> bool:
-    """Returns True for a KubeletConfiguration, and for an unreadable file, which then fails when it is used."""
+    """Returns True for a KubeletConfiguration, and also for an unreadable file, because reading it later raises an
+    error.
+    """
     try:
         return _is_configuration(files.document(path), bare=bare)
     except UnseenError:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a kubelet's configuration files under a host root, within limits and without following links out of it."""
+"""Reads a kubelet's configuration files under a host root, within limits and without following links that lead out of
+the root.
+"""
 
 import os
 import stat
@@ -152,7 +154,7 @@ def read_drop_ins(files: HostFiles, directory: str) -> Iterator[tuple[str, dict[
 
 
 def _json_or_yaml(data: bytes, path: str) -> Any:
-    """Parses a string that begins with a brace, which is JSON or flow-style YAML."""
+    """Parses a string that begins with a brace and is therefore JSON or flow-style YAML."""
     try:
         return parse_json(data, _MAX_BYTES, "file", path)
     except MalformedError:

@@ -36,13 +36,13 @@ class Launch:
     origin: str
     arguments: tuple[str, ...]
     unclear: str = ""
-    """Reason why some arguments may be missing, or "" if they are complete."""
+    """Reason why some arguments may be missing, or "" if the arguments are complete."""
     started: float | None = None
     """The process's start time, in seconds since the epoch."""
 
 
 class _Started(NamedTuple):
-    """The command line and environment that a unit gives a program."""
+    """The command line and environment with which a unit starts a program."""
 
     arguments: tuple[str, ...]
     variables: frozenset[str]
@@ -141,7 +141,9 @@ def _unit_text(files: HostFiles, path: str) -> str | None:
 
 
 def _of_microk8s(files: HostFiles, path: str = MICROK8S_ARGUMENTS) -> Launch | None:
-    """Returns the arguments from MicroK8s' file, which has one per line, with the snap's variables replaced."""
+    """Returns the arguments from MicroK8s' file, which contains one argument per line, with the snap's variables
+    replaced.
+    """
     try:
         text = files.text(path, _MAX_UNIT_BYTES)
     except UnseenError as error:
@@ -221,7 +223,7 @@ def _listed(value: object) -> list[str]:
 
 
 def _values(arguments: tuple[str, ...], *names: str) -> list[str]:
-    """Returns a flag's values on a command line, given as ``--flag value`` or ``--flag=value``."""
+    """Returns the values that a command line gives for a flag, as ``--flag value`` or ``--flag=value``."""
     found = []
     for place, one in enumerate(arguments):
         name, equals, value = one.partition("=")

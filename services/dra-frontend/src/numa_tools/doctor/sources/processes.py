@@ -27,7 +27,7 @@ _START: Final = 19
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process and the facts that could be read about it."""
+    """A process, and the facts about it that could be read."""
 
     program: str
     number: str
@@ -73,7 +73,8 @@ def _text(tree: HostTree, number: str, name: str) -> str:
     """
     try:
         path = tree.real(posixpath.join("/proc", number, name))
-        # Invalid UTF-8 is replaced. A path that contained it is then not found, but findings remain printable.
+        # Invalid UTF-8 is replaced. A path that contains invalid UTF-8 is then not found, but findings remain
+        # printable.
         return read_regular(path, _MAX_BYTES, follow=True).decode(errors="replace")
     except (OSError, ValueError, HostTreeError):
         return ""

@@ -36,7 +36,7 @@ _MAX_IMPORTS: Final = 256
 _MAX_BYTES: Final = 1 << 20
 _MAX_GIVEN: Final = 4 << 20
 _MAX_TOGETHER: Final = 4 << 20
-"""Maximum total number of characters in a runtime's files."""
+"""Maximum number of characters in all of a runtime's files together."""
 _DROP_INS: Final = "/etc/containerd/conf.d"
 _PROGRAMS: Final = ("containerd", "crio", "kubelet")
 _CRIO_DIRECTORY: Final = "/etc/crio/crio.conf.d"
@@ -76,7 +76,7 @@ def read_given_runtime(path: str, reported: Reported | None) -> RuntimeConfig | 
 def _candidate(
     tree: HostTree, place: Place, *, runs: bool = False, directory: str = _CRIO_DIRECTORY
 ) -> Candidate | None:
-    """Returns a runtime with its files, or None if it has no files and no visible process."""
+    """Returns a runtime with its files, or None if the runtime has no files and no visible process."""
     read = _Files(tree)
     if place.software == CRI_O:
         read.crio(place.config, directory)
@@ -250,7 +250,7 @@ def _arguments(process: Process) -> tuple[str, ...]:
 
 
 def _current(tree: HostTree, process: Process, found: Candidate | None) -> Candidate | None:
-    """Returns a running candidate, with a fault if one of its files is newer than its process."""
+    """Returns a running candidate, with a fault if any of its files is newer than its process."""
     if found is None or found.fault or process.started is None:
         return found
     for path, _ in found.documents:
@@ -322,7 +322,7 @@ def _name(argument: str) -> str:
 
 
 def _endpoint(processes: Sequence[Process]) -> str:
-    """Returns the runtime endpoint from the kubelet's command line, or "" if it has none."""
+    """Returns the runtime endpoint from the kubelet's command line, or "" if the command line has none."""
     kubelets = [one for one in processes if one.program == "kubelet"]
     given = [_option(_arguments(one), "container-runtime-endpoint") for one in kubelets]
     return next(filter(None, given), "")

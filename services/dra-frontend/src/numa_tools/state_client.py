@@ -14,7 +14,7 @@ from numa_node.addresses import SocketPathError, check_socket_path
 from pydantic import ValidationError
 
 _SECONDS: Final = 5.0
-# A node with 500 containers needs about 1 % of this.
+# A response from a node with 500 containers is about 1 % of this size.
 _MAX_BYTES: Final = 16 << 20
 _OK: Final = 200
 _Model = TypeVar("_Model", bound=Document)
@@ -42,7 +42,7 @@ class StateClient:
     """Client for the state endpoint of the node's active instance (``state.sock`` in the run directory)."""
 
     def __init__(self, run_dir: str | Path, seconds: float = _SECONDS) -> None:
-        """Sets the run directory and the maximum pause between two bytes of a response, in seconds."""
+        """Takes the run directory, and the maximum pause in seconds between two bytes of a response."""
         self.socket = Path(run_dir, STATE_SOCKET)
         self._seconds = seconds
 

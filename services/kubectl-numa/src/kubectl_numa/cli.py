@@ -38,7 +38,7 @@ _PASSED: Final = {
     "as": ("USER", "user to impersonate"),
     "request-timeout": ("TIME", "time after which one request to the API server fails, such as 30s (default: none)"),
 }
-"""Options that are passed to kubectl unchanged, each with the name of its value and its help text."""
+"""Options that are passed to kubectl unchanged, each with a name for its value and a help text."""
 _LABEL: Final = "app.kubernetes.io/part-of"
 """Label that all of the chart's pods have, in every node group."""
 _CONTAINER: Final = "frontend"
@@ -58,7 +58,7 @@ _OLDER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A command's arguments and its access to the cluster."""
+    """A command's arguments, with access to the cluster."""
 
     kubectl: Kubectl
     given: argparse.Namespace
@@ -101,7 +101,7 @@ class Request:
         return 0
 
     def rows(self, rows: Sequence[Row]) -> str:
-        """Returns a table with the columns and headings that the flags request."""
+        """Returns a table with the columns and headings that the flags ask for."""
         return table(rows, wide=self.given.output == "wide", headers=not self.given.no_headers)
 
 
@@ -133,7 +133,9 @@ def _claims(request: Request) -> int:
 
 
 def _claim_row(namespace: str) -> Callable[[Document], Row]:
-    """Returns the function that builds a claim's row, which has the namespace only if all namespaces are listed."""
+    """Returns the function that builds a claim's row. The row includes the namespace only if all namespaces are
+    listed.
+    """
     return partial(claim_row, namespaced=not namespace)
 
 
@@ -190,7 +192,9 @@ def _explain(request: Request) -> int:
 
 
 def _template_exists(request: Request, namespace: str, name: str) -> bool | None:
-    """Returns whether the ResourceClaimTemplate exists, or None if ``name`` is empty or the template cannot be read."""
+    """Returns True if the ResourceClaimTemplate exists, False if it does not, or None if ``name`` is empty or the
+    template cannot be read.
+    """
     if not name:
         return None
     try:
@@ -201,7 +205,9 @@ def _template_exists(request: Request, namespace: str, name: str) -> bool | None
 
 
 def _driver_pod(request: Request) -> Mapping[str, Any]:
-    """Returns the driver's running pod on a node, or the newest if there are several. Raises KubectlError."""
+    """Returns the driver's running pod on a node, or the newest of these pods if there are several. Raises
+    KubectlError.
+    """
     given = request.given
     pods = request.kubectl.items(path_of("", "pods"), fieldSelector=f"spec.nodeName={given.node}")
     found = [pod for pod in pods if labels_of(pod).get(_LABEL) == given.driver and _runs(pod)]

@@ -54,7 +54,7 @@ class Part:
     request: str
     amount: int
     cpus: str = ""
-    """CPU list. Empty until the node has reported it."""
+    """List of CPUs. Empty until the node has reported the CPUs."""
     isolation: str = ""
     pool_cpus: str = ""
     """``all`` or ``numa`` if the container also runs on CPUs from the shared pool."""
@@ -62,7 +62,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim. ``parts`` is empty if the claim is not allocated or has no device from our drivers."""
+    """A claim. ``parts`` is empty if the claim is not allocated or has no devices from our drivers."""
 
     namespace: str
     name: str
@@ -103,7 +103,7 @@ class Pod:
     claims: tuple[ClaimName, ...]
     waiting: tuple[Waiting, ...] = ()
     unscheduled: str = ""
-    """The scheduler's message in the PodScheduled condition. Empty if the pod has a node."""
+    """The scheduler's message in the PodScheduled condition. Empty if the pod has been assigned to a node."""
 
     @property
     def refused(self) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ class Cluster:
         return max(0, self.devices[key].total - self.used.get(key, 0))
 
     def node_of(self, claim: Claim) -> str:
-        """Returns a claim's node, or "" if none of the claim's devices is published."""
+        """Returns the node to which a claim is allocated, or "" if none of the claim's devices is published."""
         return next((self.devices[part.key].node for part in claim.parts if part.key in self.devices), "")
 
 
@@ -138,7 +138,7 @@ def read_cluster(slices: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[s
         if driver not in DRIVERS:
             continue
         if generations.setdefault((driver, pool), _generation(one)) < _generation(one):
-            # Only the slices of a pool's newest generation are valid. Older ones are about to be deleted.
+            # Only the slices of a pool's newest generation are valid. Older slices are about to be deleted.
             devices = {key: device for key, device in devices.items() if key[:2] != (driver, pool)}
             generations[driver, pool] = _generation(one)
         for document in _dicts(spec.get("devices")):
@@ -200,7 +200,7 @@ def _claim(document: Mapping[str, Any]) -> Claim:
 
 
 def read_pod(document: object) -> Pod:
-    """Returns a pod's claims, its containers that are not running, and, if it has no node, the reason."""
+    """Returns a pod's claims, its containers that are not running, and, if the pod has no node, the reason."""
     spec, status = (_dict(_dict(document).get(name)) for name in ("spec", "status"))
     made = {
         one.get("name"): str(one.get("resourceClaimName") or "") for one in _dicts(status.get("resourceClaimStatuses"))

@@ -17,14 +17,14 @@ MOST_LISTED: Final = 250_000
 """Maximum number of objects that are read from one list. Kubernetes supports 150,000 pods in a cluster."""
 MAX_NESTING: Final = 64
 """Maximum nesting depth of lists and maps that is read. Kubernetes API objects have about 20 levels."""
-# A string is matched as a whole, so brackets in it are not taken for nesting. No character is matched twice, so the
-# time is linear.
+# A string is matched as a whole, so brackets inside a string are not mistaken for nesting. No character is matched
+# twice, so the time is linear.
 _BRACKET: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}]', re.DOTALL)
 _FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 
 
 class KubectlError(Exception):
-    """Raised if kubectl is not installed or fails. The message contains kubectl's error."""
+    """Raised if kubectl is not installed or fails. The message contains kubectl's own error message."""
 
 
 class Kubectl:
@@ -143,7 +143,7 @@ def shallow(text: str) -> str:
 
 
 def path_of(group: str, plural: str, namespace: str = "", name: str = "") -> str:
-    """Returns the API path of objects. Names are quoted, so a name cannot lead to another path."""
+    """Returns the API path of objects. Names are quoted, so a name cannot lead to a different path."""
     root = f"/apis/{group}/v1" if group else "/api/v1"
     inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     return f"{root}{inside}/{plural}" + (f"/{quote(name, safe='')}" if name else "")

@@ -25,7 +25,9 @@ Document = Mapping[str, Any]
 
 
 def node_documents(cluster: Cluster) -> list[Document]:
-    """Returns a document for each node with free and total amounts, claims that are not enforced, and taints."""
+    """Returns a document for each node, with the free and total amounts, the claims that are not enforced, and the
+    taints.
+    """
     by_node: defaultdict[str, list[Key]] = defaultdict(list)
     for key, device in cluster.devices.items():
         by_node[device.node].append(key)
@@ -152,14 +154,14 @@ def _kinds(cluster: Cluster, keys: Iterable[Key]) -> dict[str, list[Key]]:
 
 
 def _by_key(amounts: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts amounts keyed by device kind to amounts keyed as in a document."""
+    """Converts amounts keyed by device kind to amounts with the keys that a document uses."""
     found = {_AMOUNTS[kind]: amount for kind, amount in amounts.items() if kind in _AMOUNTS}
     pages = {kind.removeprefix(_HUGEPAGES): amount for kind, amount in amounts.items() if kind not in _AMOUNTS}
     return found | ({"hugepagesBytes": pages} if pages else {})
 
 
 def _cells(document: Document) -> Row:
-    """Returns a document's amounts as table cells, with a column for each kind of device."""
+    """Returns the amounts in a document as table cells, with a column for each kind of device."""
     cells = {kind: _amount(document[key], kind) for kind, key in _AMOUNTS.items() if key in document}
     pages = document.get("hugepagesBytes", {})
     return cells | {f"{_HUGEPAGES}{size}": _amount(amount, _HUGEPAGES) for size, amount in pages.items()}

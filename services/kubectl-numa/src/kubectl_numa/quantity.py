@@ -26,7 +26,9 @@ _LONGEST_LIST: Final = 65536
 
 
 def parse_quantity(text: object) -> int:
-    """Parses a quantity and rounds it up. Returns 0 for any other string, so one object cannot hide the others."""
+    """Parses a quantity and rounds it up. Returns 0 for a string that is not a quantity, so that one object cannot hide
+    the others.
+    """
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
         return 0

@@ -22,7 +22,7 @@ def explain_pod(pod: Pod, namespace: str, name: str) -> Iterator[str]:
 
 
 def explain_missing(use: ClaimName, namespace: str, *, template_exists: bool | None) -> Iterator[str]:
-    """Yields the lines about a claim that a pod names but that does not exist."""
+    """Yields the lines about a claim that is named by a pod but does not exist."""
     yield f"claim {use.name or use.entry}"
     if use.name and not use.template:
         yield f"  does not exist: create ResourceClaim {use.name} in namespace {namespace}, or name another in the pod"
@@ -54,7 +54,7 @@ def explain(cluster: Cluster, claim: Claim, pod: Pod = NO_POD) -> Iterator[str]:
 
 
 def _cpus(part: Part) -> str:
-    """Returns a claim part's CPUs and how the container uses them, or "" if the CPUs are unknown."""
+    """Returns a claim part's CPUs and how the container uses them, or "" if its CPUs are unknown."""
     pool = f"poolCPUs: {part.pool_cpus}" if part.pool_cpus else ""
     return ", ".join(filter(None, (f": CPUs {part.cpus}", part.isolation, pool))) if part.cpus else ""
 
@@ -70,7 +70,7 @@ def _enforced(claim: Claim, pod: Pod) -> str:
 
 
 def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[str]:
-    """Yields the requested amount and the device with the largest free amount."""
+    """Yields lines with the requested amount and with the device that has the largest free amount."""
     document = request if isinstance(request, dict) else {}
     exact = document.get("exactly")
     name, exact = str(document.get("name")), exact if isinstance(exact, dict) else {}

@@ -43,9 +43,9 @@ ENVIRONMENT_FILES: Final = (
     "/etc/sysconfig/kubelet",
     "/etc/eks/kubelet/environment",
 )
-"""Environment files that contain flags, in the order in which kubeadm's unit reads them."""
+"""Environment files that contain flags, in the order in which kubeadm's unit passes those flags."""
 VARIABLES: Final = ("KUBELET_", "NODEADM_KUBELET_")
-"""Prefixes of the variables in these files that contain flags."""
+"""Prefixes of the variables that contain flags in environment files."""
 UNIT_DIRECTORIES: Final = (
     "/etc/systemd/system",
     "/run/systemd/system",

@@ -68,10 +68,10 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str, oth
 
 
 def verdicts(simulation: Simulation, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Request], list[str]]:
-    """Returns, for each request, the verdict on each device of this node.
+    """Returns, for each request, a verdict on each of this node's devices.
 
-    Also returns the requests that match such devices, and the faults in classes or selectors that prevent any node
-    from meeting a request.
+    Also returns the requests that match any of these devices, and the faults in classes or selectors that prevent any
+    node from meeting a request.
     """
     rows: list[dict[str, Any]] = []
     ours: list[Request] = []

@@ -42,12 +42,14 @@ from numa_tools.scheduling.wanted import DeviceClass, Wanted, Wish
 # The scheduler gives up after 10 s (DRASchedulerFilterTimeout). This limit is reached within a few seconds.
 _MAX_EFFORT: Final = 2_000_000
 _MAX_TOGETHER: Final = 640
-"""Maximum sum of all claims' devices and requests, because the search recurses once for each of them."""
+"""Maximum for the sum of all claims' devices and requests. It is limited because the search recurses once for each of
+them.
+"""
 _STEP, _CAPACITY, _TAINT = 10, 10, 2
 
 
 class UnschedulableError(Exception):
-    """Raised if the node's devices do not meet all requests. ``reasons`` has one entry for each unmet request."""
+    """Raised if the node's devices do not meet all requests. ``reasons`` contains one entry for each unmet request."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = tuple(reasons)
@@ -78,9 +80,7 @@ class Choice:
 
 
 class Search:
-    """A search on one node: the node's devices, the cluster's classes, the devices in use, and the choices made so
-    far.
-    """
+    """A search on one node: its devices, the cluster's classes, the devices in use and the choices made so far."""
 
     def __init__(
         self, devices: Sequence[Published], classes: Mapping[str, DeviceClass], in_use: InUse | None = None
@@ -126,7 +126,7 @@ class Search:
         return {device.key for wish, device in tried if not verdict(wish, device, self.in_use).why}
 
     def _certain(self) -> list[Choice]:
-        """Returns the devices that the scheduler chooses. Raises UnschedulableError and UndecidedError.
+        """Returns the devices that the scheduler would choose. Raises UnschedulableError and UndecidedError.
 
         Requests for all devices come first, since the scheduler evaluates their selectors before it searches.
         """
@@ -201,7 +201,7 @@ class Search:
                 if self._from(place + 1) if left == 1 else self._devices_for(place, wish, found, left - 1, index + 1):
                     return True
                 self._give_back()
-        # The scheduler also evaluates the selectors for the remaining devices, although too few of these are left to
+        # The scheduler also evaluates the selectors for the remaining devices, even though too few devices are left to
         # meet the request.
         for other in found[max(start, len(found) - left + 1) :]:
             self._check_certain(other)
@@ -217,7 +217,7 @@ class Search:
             raise UndecidedError([candidate.unknown])
 
     def _check_undisputed(self, one: Verdict) -> None:
-        """Raises UndecidedError if a suitable device may be allocated to an earlier, undecided claim."""
+        """Raises UndecidedError if a suitable device might already be allocated to an earlier, undecided claim."""
         if self._exact and not one.why and one.device.key in self._disputed:
             text = f"device {one.device.name} may be allocated to an earlier claim whose outcome is unknown"
             raise UndecidedError([text])
@@ -248,7 +248,7 @@ class Search:
             raise _TooManyStepsError([f"{text}: request fewer devices in total{simpler}"])
 
     def _limits(self) -> str:
-        """Returns the constraints and limits that the requests must meet together, as the end of a message."""
+        """Returns the end of a message: the constraints and limits that the requests must meet together."""
         shared = sorted({one.attribute for claim in self._claims for one in claim.constraints})
         with_that = f", with {' and '.join(shared)} as the constraints require" if shared else ""
         return with_that + (f", with at most {MAX_RESULTS} devices for each claim" if self._limited else "")
@@ -257,7 +257,9 @@ class Search:
 def allocated(
     claim: Mapping[str, Any], wanted: Wanted, choices: Sequence[Choice], classes: Mapping[str, DeviceClass]
 ) -> dict[str, Any]:
-    """Returns a claim with its allocation as the scheduler writes it. ``choices`` are the devices chosen for it."""
+    """Returns a claim with its allocation as the scheduler would write it. ``choices`` are the devices chosen for the
+    claim.
+    """
     results: list[dict[str, Any]] = []
     configs: list[dict[str, Any]] = []
     for index, one in enumerate(choices):

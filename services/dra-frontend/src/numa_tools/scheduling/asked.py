@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests of all of a pod's claims, each with the devices that its class and selectors admit or may admit."""
+"""Collects the requests in all of a pod's claims, each with the devices that its class and selectors admit or may
+admit.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +16,7 @@ from numa_tools.scheduling.wanted import DeviceClass, Wanted, Wish
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One alternative of a request, with the devices that may meet that alternative."""
+    """One alternative in a request, with the devices that may satisfy it."""
 
     wish: Wish
     found: Sequence[Candidate]
@@ -22,7 +24,7 @@ class Way:
 
     @property
     def wants_all(self) -> bool:
-        """True for a request for all devices. The scheduler then evaluates the selectors for every device."""
+        """True if the request is for all devices. The scheduler then evaluates the selectors for every device."""
         return self.wish.count is None
 
     @property
@@ -65,7 +67,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request of a claim, with its alternatives."""
+    """One request in a claim, with its alternatives."""
 
     claim: int
     """Index of the claim among the pod's claims."""
@@ -74,7 +76,7 @@ class Asked:
 
     @property
     def least(self) -> int:
-        """Minimum number of devices that meet the request."""
+        """Minimum number of devices that the request needs."""
         return min((way.count for way in self.ways), default=0)
 
 
@@ -107,7 +109,7 @@ def too_large(requests: Sequence[Asked]) -> list[str]:
 
 
 def unmet(requests: Sequence[Asked], in_use: InUse) -> list[str]:
-    """Returns a reason for each request that could not be met even without the other requests."""
+    """Returns the reasons for each request that could not be met even without the other requests."""
     reasons: list[str] = []
     for request in requests:
         missing = [way.missing(in_use) for way in request.ways]

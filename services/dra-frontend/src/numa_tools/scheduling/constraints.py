@@ -2,7 +2,7 @@
 """Checks a claim's constraints while its devices are chosen one by one and removed in reverse order.
 
 A constraint that fails for some devices also fails for any larger set. Therefore each device is checked only once, when
-it is chosen: against the values that all earlier devices share, or that any of them has.
+it is chosen: against the values that all earlier devices share, or the values that any of them has.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from numa_tools.scheduling.published import Published, Values
 from numa_tools.scheduling.wanted import Constraint
 
 _PIECE: Final = 8
-"""Number of values in a list attribute that cost as much to compare as a single value."""
+"""Number of values in a list attribute that together cost as much to compare as a single value."""
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Effort:
 
 class _Held(Protocol):
     def add(self, values: Values) -> bool:
-        """Adds the values of one more device and returns True, or returns False if the constraint would fail."""
+        """Adds one more device's values and returns True, or returns False if the constraint would then fail."""
 
     def remove(self, values: Values) -> None:
         """Removes the values that were added last."""
@@ -64,7 +64,7 @@ class _Distinct:
 
 
 class Agreement:
-    """All constraints of one claim."""
+    """All constraints in one claim."""
 
     def __init__(self, constraints: Iterable[Constraint], effort: Effort) -> None:
         self._effort = effort
@@ -80,7 +80,9 @@ class Agreement:
         return self._covering[request]
 
     def add(self, request: str, device: Published) -> bool:
-        """Adds a device to a request and returns True, or returns False if a constraint fails. Also counts the cost."""
+        """Adds a device to a request and returns True, or returns False if a constraint would then fail. Also counts
+        the cost.
+        """
         covering = self._of(request)
         for place, (attribute, held) in enumerate(covering):
             values = device.values(attribute)

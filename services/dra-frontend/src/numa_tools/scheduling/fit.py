@@ -18,23 +18,23 @@ from numa_tools.scheduling.reading import ManifestError
 from numa_tools.scheduling.wanted import DeviceClass, Wish
 
 NO_CLASS: Final = "there is no DeviceClass"
-"""First words of the message for a request with an unknown class."""
+"""First words of the message about a request that names an unknown class."""
 _MAX_VALUES: Final = 10_000_000
 _MAX_NAMED: Final = 4
 _HUGEPAGES: Final = "dra.hugepages-"
-"""Name prefix of this driver's hugepage DeviceClasses."""
+"""Prefix of the names of this driver's hugepage DeviceClasses."""
 _EXHAUSTED: Final = "the selectors before it cost too much"
 _MAX_SHOWN: Final = 400
-"""Maximum length of a selector in a message, in characters."""
+"""Maximum number of characters of a selector that are shown in a message."""
 _KEEPS_AWAY: Final = ("NoSchedule", "NoExecute")
 
 
 @dataclass(slots=True)
 class InUse:
-    """Allocations of devices to claims."""
+    """The devices that are allocated to claims."""
 
     whole: set[Key] = field(default_factory=set)
-    """Devices allocated to one claim as a whole."""
+    """Devices that are allocated as a whole, each to one claim."""
     parts: dict[Key, dict[str, Fraction]] = field(default_factory=dict)
     """Consumed amount of each capacity, for shared devices."""
 
@@ -52,7 +52,7 @@ class InUse:
         return InUse(set(self.whole), {key: dict(sums) for key, sums in self.parts.items()})
 
     def free(self, device: Published, capacity: str) -> Fraction:
-        """Returns the free amount of a capacity."""
+        """Returns the amount of a capacity that is still free."""
         used = self.parts.get(device.key, {}).get(capacity, Fraction(0))
         return max(Fraction(0), device.capacity[capacity].value - used)
 
@@ -74,12 +74,12 @@ class Verdict:
 
     @property
     def missing(self) -> str:
-        """Reason why the device does not meet the request, or "" if it does."""
+        """Reason why the device does not meet the request, or "" if it meets the request."""
         return self.why() if self.why else ""
 
 
 def class_of(wish: Wish, classes: Mapping[str, DeviceClass]) -> DeviceClass:
-    """Returns the class that a request names. Raises ManifestError if the class does not exist."""
+    """Returns the DeviceClass that a request names. Raises ManifestError if the class does not exist."""
     if wish.device_class not in classes:
         raise ManifestError(f"{NO_CLASS} {wish.device_class}")
     return classes[wish.device_class]
@@ -233,5 +233,5 @@ def _hugepages_of_class(name: str) -> str:
         return ""
     try:
         return kubernetes_page_size(parse_page_size(name.removeprefix(_HUGEPAGES)))
-    except MalformedError:  # also for "-far" classes: other NUMA nodes may have pages of this size
+    except MalformedError:  # applies to "-far" classes too: other NUMA nodes may have pages of this size
         return ""

@@ -22,9 +22,10 @@ _PARENTS: Final = {
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
     "PodTemplate": ("template",),
 }
-"""Kubernetes' built-in kinds, each with the path at which its objects must contain a pod template."""
+"""Kubernetes' built-in kinds, each with the path at which objects of that kind must contain a pod template."""
 _GROUPS: Final = ("", "v1", "apps", "batch")
-"""``apiVersion`` prefixes of these kinds. They are checked because other API groups also define a Job."""
+"""``apiVersion`` prefixes of Kubernetes' built-in kinds. They are checked because other API groups also define a Job.
+"""
 _MAX_PODS: Final = 4096
 """Maximum number of pods and pod templates in all files."""
 _DEFINITIONS: Final = ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice")
@@ -36,13 +37,13 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim to simulate: a ResourceClaim, or a claim created from a template or for extended resources."""
+    """A claim to simulate: a ResourceClaim, or a claim that is created from a template or for extended resources."""
 
     namespace: str
     name: str
     wanted: Wanted
     users: tuple[str, ...] = ()
-    """The pod's containers that use the claim at the same time."""
+    """Those of the pod's containers that use the claim at the same time."""
 
     @property
     def document(self) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class Manifests:
     pods: list[tuple[Name, PodTemplate]] = field(default_factory=list)
     """Pods and pod templates, each with the name of the object that contains it."""
     generated: Counter[tuple[str, Name]] = field(default_factory=Counter)
-    """Number of objects of each kind with the same generated name."""
+    """For each kind and generated name, the number of objects."""
 
     def add(self, document: Any) -> None:
         """Adds a document, or each item of a List. Raises a ManifestError that names the object."""
@@ -116,7 +117,7 @@ class Manifests:
         return name if number == 1 else (name[0], f"{name[1]}{number}")
 
     def _add_pods(self, kind: str, document: Mapping[str, Any]) -> None:
-        """Adds a pod, or the pod templates inside an object of any other kind."""
+        """Adds a pod, or the pod templates inside an object of another kind."""
         builtin = str(document.get("apiVersion") or "").partition("/")[0] in _GROUPS
         found = pod_templates(document)
         if builtin and (kind == "Pod" or kind in _PARENTS):

@@ -4,7 +4,8 @@
 A pod template is a map that contains a list ``spec.containers`` or ``spec.resourceClaims``, under a key that is
 ``template`` or ends with ``Template``. The rule does not depend on the object's kind, so it covers JobSet,
 LeaderWorkerSet, MPIJob, RayCluster, Kueue's Workload and others. A complete Pod inside another object is also treated
-as a template. A template's number of pods is known if the maps around the template have the usual fields for replicas.
+as a template. The number of pods created from a template is known if the maps around the template contain the usual
+fields for replicas.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ _MAX_LEVELS: Final = 64
 _MAX_VALUES: Final = 100_000
 _MAX_PODS: Final = 1_000_000
 _UNNAMED: Final = ("spec", "template", "items")
-"""Keys that do not help to distinguish an object's templates."""
+"""Keys that do not help to tell an object's templates apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def _name(entry: Any) -> str:
 
 
 def _replicas(place: Any, key: str) -> int:
-    """Returns the number of copies that a map requests for the pods under one of its keys."""
+    """Returns how many copies a map requests of the pods under one of its keys."""
     if not isinstance(place, dict):
         return 1
     # The replica counts of a Job or replica group apply only to the template that it contains.
@@ -113,8 +114,8 @@ def _replicas(place: Any, key: str) -> int:
 
 
 def _of_group(place: Mapping[str, Any], key: str) -> int:
-    """Returns the number of a template's pods in each LeaderWorkerSet group: one is the leader, and the rest are
-    workers.
+    """Returns the number of pods that a template contributes to each LeaderWorkerSet group: one pod is the leader, and
+    the rest are workers.
     """
     if key != "workerTemplate" or "size" not in place:
         return 1

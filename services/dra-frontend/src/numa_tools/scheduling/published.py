@@ -24,7 +24,7 @@ _MAX_NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A capacity of a device, with its policy for requests that consume a part of the capacity."""
+    """One capacity of a device, with its policy for requests that consume part of that capacity."""
 
     value: Fraction
     default: Fraction
@@ -33,7 +33,7 @@ class Share:
     maximum: Fraction | None = None
     step: Fraction | None = None
     choices: tuple[Fraction, ...] = ()
-    """Valid amounts in ascending order. If there are none, the range from minimum to maximum applies."""
+    """Valid amounts in ascending order. If empty, any amount from the minimum to the maximum is valid."""
     binary: bool = False
 
     def consumed(self, asked: Fraction | None) -> Fraction | None:
@@ -64,11 +64,11 @@ class Published:
     pool: str
     name: str
     attributes: Mapping[str, Any]
-    """Values by name, which includes the domain. A list is a Python list, and a version is a Semver."""
+    """Values by attribute name; the name includes the domain. A list is a Python list, and a version is a Semver."""
     capacity: Mapping[str, Share]
-    """Capacities by their published names."""
+    """Capacities, by published name."""
     shared: bool
-    """True if several claims can each consume a part of the device until its capacity is used up."""
+    """True if several claims can each consume part of the device until the device's capacity is used up."""
     taints: tuple[tuple[str, str, str], ...] = ()
     """Triples of key, value and effect."""
 
@@ -142,7 +142,7 @@ def _nodes(spec: Mapping[str, Any]) -> set[str]:
 
 
 def _part(spec: Mapping[str, Any], node: str) -> Mapping[str, Any]:
-    """Returns a slice without the devices that are available only on other nodes."""
+    """Returns a slice without those devices that are available only on other nodes."""
     if not spec.get("perDeviceNodeSelection"):
         return spec
     devices = items(spec, "devices", lambda one: one)

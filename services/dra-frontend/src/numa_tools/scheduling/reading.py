@@ -9,7 +9,7 @@ from numa_contract.errors import MalformedError, shown
 from numa_contract.quantity import parse_quantity
 
 MAX_ITEMS: Final = 1024
-"""Maximum number of entries in a list. The API's own limits are lower."""
+"""Maximum number of entries in a list. The limits in the API itself are lower."""
 _KINDS: Final[Mapping[type, str]] = {
     str: "a string",
     bool: "true or false",

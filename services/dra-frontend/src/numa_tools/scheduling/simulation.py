@@ -69,7 +69,7 @@ class Simulation:
         """Schedules and prepares a workload and returns a row for the report.
 
         The row contains each claim's devices, or the reasons why the claims do not fit, or the reasons why it is
-        unknown whether they do (``fits`` is None).
+        unknown whether they fit (``fits`` is None).
         """
         row: Row = {"name": name, "fits": True}
         if workload.notes:

@@ -10,7 +10,7 @@ from dra_frontend.allocation.claim import MAX_CONSTRAINTS, covers
 
 from numa_tools.scheduling.reading import ManifestError, items, mapping, quantities, texts, value
 
-# List limits that the API server enforces (resource.k8s.io, DeviceRequestsMaxSize and so on).
+# Limits on lists that the API server enforces (resource.k8s.io, DeviceRequestsMaxSize and so on).
 _MAX_REQUESTS: Final = 32
 _MAX_ALTERNATIVES: Final = 8
 _MAX_SELECTORS: Final = 32
@@ -21,7 +21,7 @@ _MAX_COUNT: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """A request's toleration of taints. An empty key or effect matches any."""
+    """A toleration in a request. An empty key or effect matches any key or effect."""
 
     key: str
     value: str | None
@@ -31,7 +31,7 @@ class Toleration:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One alternative of a request: a number of devices of one class."""
+    """One alternative in a request: a number of devices of one class."""
 
     name: str
     """``request`` or ``request/subrequest``, as in allocation results."""
@@ -45,7 +45,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request, with its alternatives in the order that the scheduler tries them (``firstAvailable``)."""
+    """A request, with its alternatives in the order in which the scheduler tries them (``firstAvailable``)."""
 
     name: str
     wishes: tuple[Wish, ...]
@@ -53,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """An attribute whose value the devices for some requests must share or must not share."""
+    """An attribute whose value the devices for certain requests must share, or must not share."""
 
     requests: frozenset[str]
     """Names of the requests that the constraint applies to. If empty, it applies to all requests."""
@@ -61,7 +61,7 @@ class Constraint:
     distinct: bool
 
     def covers(self, request: str) -> bool:
-        """Returns True if the constraint applies to a request, given with or without the subrequest."""
+        """Returns True if the constraint applies to a request. The request's name may include a subrequest."""
         return covers(self.requests, request)
 
 

@@ -80,7 +80,7 @@ def read_list(call: Call, data: bytes, kind: str) -> tuple[list[Document], Docum
 
 
 def _split_items(data: bytes) -> tuple[bytes, list[bytes]]:
-    """Separates a list from its items. Each item is parsed separately, so an invalid item does not affect the
+    """Splits a list into its items and the rest. Each item is parsed separately, so an invalid item does not affect the
     others.
     """
     kept, items, depth, start, key, listed = [], [], 0, 0, b"", False

@@ -50,7 +50,7 @@ _MAX_TOKEN_LENGTH: Final = 8 << 10
 """Maximum number of characters in a continue token, which becomes part of the next request's URL."""
 _RESOURCES: Final = "resource.k8s.io"
 _SLICES: Final = (_RESOURCES, "resourceslices")
-# Any other character could be part of the selector's syntax.
+# Any other character could be interpreted as part of the selector's syntax.
 _DRIVER_NAME: Final = re.compile(r"[a-z0-9.-]{1,63}", re.ASCII)
 
 

@@ -9,9 +9,10 @@ or none:
   changes: {since, total, ...}  ignored unless ``since`` is the stored generation and the result has ``total`` reports
   neither                       only the lease is renewed
 
-The frontend responds with the generation that it has stored. If that is not the current one, the backend sends all
-containers next. Until then the reports are incomplete, and a container that they do not contain may still be running.
-Merged reports are subject to the same limits as full ones. nri_backend/frontend_link/client.py describes the protocol.
+The frontend responds with the generation that it has stored. If that is not the current generation, the backend sends
+all containers in its next request. Until then the reports are incomplete, and a container that they do not contain may
+still be running. Merged reports are subject to the same limits as full ones. nri_backend/frontend_link/client.py
+describes the protocol.
 """
 
 import asyncio

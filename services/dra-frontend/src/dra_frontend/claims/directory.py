@@ -34,7 +34,7 @@ _MAX_COPIES: Final = 64
 _MAX_COPIED_BYTES: Final = 16 << 20
 _MAX_SET_ASIDE: Final = 64
 _MAX_TOMBSTONES: Final = 256
-"""Maximum number of releases that are remembered for claims without a file; the oldest ones are dropped."""
+"""Maximum number of releases that are remembered for claims without a file; the oldest releases are dropped."""
 
 
 class ClaimFiles(ClaimDirectory):

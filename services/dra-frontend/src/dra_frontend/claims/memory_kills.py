@@ -19,7 +19,7 @@ from dra_frontend.events.event import ObjectReference, Observation
 
 REASON: Final = "OutOfClaimedMemory"
 MAX_NEW: Final = 1024
-"""Maximum number of killed containers observed per backend report. A node has fewer containers."""
+"""Maximum number of killed containers observed per backend report. No node has that many containers."""
 
 
 _NO_CLAIM: Final = "Raise the memory limit of the container or of its pod."

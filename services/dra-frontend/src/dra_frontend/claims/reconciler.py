@@ -34,7 +34,7 @@ _THOROUGH_SECONDS: Final = 10.0
 """Minimum time between two scans of all files. Only such a scan detects missing metadata files and files that were
 changed in place.
 """
-# Delay before a failed report is retried, unless a new report arrives earlier.
+# Delay before a report that could not be handled is handled again, unless a new report arrives earlier.
 _RETRY_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 300.0
 """Minimum time between the starts of two sweeps. The actual time is up to twice as long, to spread the nodes'

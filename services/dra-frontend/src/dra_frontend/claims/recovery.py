@@ -105,7 +105,7 @@ class Recovery:
     """Time limit for one round's lists. The next round, which also reads claims by name, waits for the lists."""
     _waits: dict[ClaimKey, Backoff] = field(default_factory=dict)
     _due: dict[ClaimKey, float] = field(default_factory=dict)
-    """Time at which each lost claim is read again."""
+    """Time at which each lost claim is next read."""
     _asked: frozenset[ClaimKey] = frozenset()
     _listed: frozenset[ClaimKey] = frozenset()
     """Lost claims without a name that remained after the last list of all claims."""

@@ -70,7 +70,7 @@ class NodeClaims:
     recovery: Recovery
     config: Config
     shortages: Shortages = field(default_factory=Shortages)
-    """Devices whose hugepages could not be allocated."""
+    """Devices for which hugepages could not be allocated."""
     backend_wait: float = BACKEND_WAIT_SECONDS
     report_wait: float = REPORT_SECONDS
 

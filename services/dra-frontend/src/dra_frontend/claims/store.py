@@ -103,9 +103,9 @@ class ClaimStore:
     _present: Mapping[ClaimKey, Name] = field(default_factory=dict)
     news: RecordNews = field(default_factory=RecordNews)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
-    """Generation of each release that still holds resources or that our backend has not read yet."""
+    """For each release that still holds resources or that our backend has not read yet, its generation."""
     _lost_at: dict[ClaimKey, int] = field(default_factory=dict)
-    """Generation of each CPU claim's loss that our backend has not read yet."""
+    """For each lost CPU claim, the generation of the loss, if our backend has not read it yet."""
     _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 
     @property

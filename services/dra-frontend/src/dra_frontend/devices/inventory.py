@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes everything that this node offers: pools of devices from the machine and the configuration.
 
-A configuration that does not fit the machine never ends the service, since claims must still be released. CPUs or NUMA
+A configuration that does not fit the machine never stops the service, since claims must still be released. CPUs or NUMA
 nodes that are currently offline or absent cause a warning. A driver with a setting that can never be valid on this
 machine offers nothing.
 """

@@ -11,8 +11,8 @@ from numa_contract.quantity import format_quantity
 from dra_frontend.devices.gates import ALLOCATABLE
 from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, MemoryDevice, Pool, taints
 
-# The API's limit for slices in which a device has taints, counters or list attributes. It always applies here, so that
-# a later taint never splits a slice.
+# The API's limit for slices in which a device has taints, counters or list attributes. This driver always applies it,
+# so that a later taint never splits a slice.
 DEVICES_PER_SLICE: Final = 64
 _MAX_NAME_LENGTH: Final = 253
 _HASH_DIGITS: Final = 8

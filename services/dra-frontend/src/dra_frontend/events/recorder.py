@@ -108,7 +108,7 @@ class _Condition:
     totals: dict[str, int] = field(default_factory=dict)
     """Each source's latest total, newest last."""
     counted: dict[str, int] = field(default_factory=dict)
-    """The part of each total that is included in the Event's count."""
+    """The part of each total that is already included in the Event's count."""
     recorded: Recorded | None = None
     """The Event as of the API server's last response, or None if the Event is not known to exist."""
     due: float = 0.0

@@ -24,8 +24,9 @@ DRA_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 # The kubelet's own limit for a call (pkg/kubelet/cm/dra/plugin/dra_plugin.go), used if the caller sets none.
 _RPC_SECONDS: Final = 45.0
 _MAX_CLAIMS: Final = 4096
-"""Maximum number of claims in a call; a call usually concerns one pod. Releasing this many takes several seconds,
-during which no other claim can be prepared or released. gRPC itself would accept a request with 600,000 claims.
+"""Maximum number of claims in a call; a call usually concerns one pod. Releasing this many claims takes several
+seconds, during which no other claim can be prepared or released. gRPC itself would accept a request with 600,000
+claims.
 """
 
 

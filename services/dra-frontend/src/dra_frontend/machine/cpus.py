@@ -235,8 +235,8 @@ frequency.
 
 
 def _slow(reader: Reader, online: frozenset[int]) -> frozenset[int]:
-    """Returns the CPUs of a slower kind, according to the first frequency that distinguishes CPUs. The set is empty if
-    all CPUs are of one kind.
+    """Returns the CPUs whose cores are of a slower kind, according to the first frequency that distinguishes CPUs. The
+    set is empty if all cores are of one kind.
 
     A frequency that is unknown for any CPU is ignored.
     """

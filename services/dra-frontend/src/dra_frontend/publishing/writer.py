@@ -191,6 +191,6 @@ class SliceWriter:
 
 
 def _version(document: Document) -> int:
-    # Resource versions are ordered integers in every released API server, guaranteed since KEP-5504.
+    # Resource versions are ordered integers in every released API server. KEP-5504 guarantees this.
     text = str(document["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdecimal() and len(text) < 20 else 0

@@ -264,7 +264,7 @@ def _add_link(app: FastAPI, link: BackendLink) -> None:
 
 
 def _add_endpoints(app: FastAPI, state: StateSource) -> None:
-    """Adds probes and metrics, the page with its files, and the document that the page draws."""
+    """Adds the probes and metrics, the page with its files, and the document that the page displays."""
     for path, make in {**probe_endpoints(state), **browser_endpoints(state)}.items():
         show = _answering(make)
         if path == "/v1/node":

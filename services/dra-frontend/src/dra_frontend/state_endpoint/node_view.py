@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the document that the page draws: the location, holder and use of all CPUs and memory, and the problems."""
+"""Builds the document that the page displays: the location, holder and use of all CPUs and memory, and the problems."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ _MAX_PROBLEMS: Final = 100
 
 
 def node_view(state: StateSource) -> NodeDocument:
-    """Returns the document that the page draws. The document stays the same as long as nothing on the node changes."""
+    """Returns the document that the page displays. The document is unchanged as long as nothing on the node changes."""
     ledger, backend = state.store.ledger, state.backend
     conditions = claim_conditions(state)
     return NodeDocument(

@@ -51,7 +51,7 @@ _MAX_CLAIMS: Final = 5000
 def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[dict[str, Any], list[Problem]]:
     """Returns the explanation and the problems. Raises UnknownSubjectError.
 
-    ``alone`` is True for an archive, for which no API server can be queried.
+    ``alone`` is True for an archive, because no API server can be queried for it.
     """
     known = read_known(settings)
     if (found := explain_known(known, subject)) is not None:

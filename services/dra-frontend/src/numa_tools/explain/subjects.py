@@ -115,7 +115,7 @@ def _given(known: Known, record: AllocationRecord) -> list[dict[str, Any]]:
 def explain_pod(known: Known, uid: str) -> Explained:
     """Returns a pod's claims and containers."""
     reports = [one for one in known.containers if one.pod_uid == uid]
-    # A rejected container names a claim even if the claim's record does not name the pod yet.
+    # A rejected container names a claim even if the claim's record does not yet name the pod.
     named = frozenset[str]().union(*(one.named_claims for one in reports))
     records = known.ledger.records
     claims = {one.claim.uid: None for one in records if one.reserves(uid) or one.claim.uid in named}

@@ -26,7 +26,7 @@ _MAX_SHOWN: Final = 20
 
 
 def _own_cpus(service: Service, *, without_kept: bool = False) -> frozenset[int]:
-    """Returns the CPUs of claims with running containers. ``without_kept`` skips claims with ``irqs: keep``."""
+    """Returns the CPUs held by claims with running containers. ``without_kept`` skips claims with ``irqs: keep``."""
     held = {(record.driver, record.claim.uid): record for record in service.records}
     cpus = set[int]()
     for one in service.containers:
@@ -76,7 +76,9 @@ def _interrupts(kernel: Kernel, service: Service, config: Config) -> Iterator[Fi
 
 
 def _remedy(config: Config, *, managed: bool) -> str:
-    """Returns the remedy for kernel work on claimed CPUs. ``managed`` is True if only unmovable interrupts remain."""
+    """Returns the remedy for kernel work on claimed CPUs. ``managed`` is True if the only remaining interrupts cannot
+    be moved.
+    """
     if config.irqs == "keep":
         return "set irqs: move in driverConfig"
     if managed:

@@ -39,7 +39,7 @@ def test_calls_rejections_repairs_and_moves_are_counted() -> None:
     telemetry.call_done("CreateContainer", 0.003, "ok")
     telemetry.call_done("CreateContainer", 0.004, "refused")
     telemetry.refused("unknown-claim")
-    telemetry.repaired("cpuset.cpus")
+    telemetry.repaired("cpuset.cpus", {})
     telemetry.moved(2, 0.02)
     telemetry.killed(3)
     seen = samples(telemetry)

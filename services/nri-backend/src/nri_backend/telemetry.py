@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collects the backend's metrics. They are sent with the lease to the frontend, which serves them to Prometheus."""
 
+import logging
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -9,12 +10,16 @@ from typing import Final
 
 from numa_contract import __version__
 from numa_contract.reports import Metric, MetricSample
+from numa_node.log import LimitedLog
 
 # A hook should take at most 50 ms in this process, with a median below 2 ms; the runtime's timeout is 2 s.
 _HOOK_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 _MOVER_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 MAX_SERIES: Final = 64
 """Maximum number of time series for one metric. Label values are fixed words, so a larger number indicates a bug."""
+REPAIR_LINES: Final = 10
+"""Maximum number of repairs that are logged within ten minutes."""
+_log = logging.getLogger(__name__)
 
 
 GAUGES: Final = {
@@ -89,6 +94,7 @@ class Telemetry:
         self._repairs = _Series(
             "repairs", "Number of cgroup files that differed from the claims and were repaired, by kind.", "kind"
         )
+        self._repair_log = LimitedLog(_log, REPAIR_LINES, 600.0, clock)
         text = "Number of processes in containers with memory claims that the kernel killed for lack of memory."
         self._kills = _Series("memory_kills", text)
         self._mover = _Series(
@@ -110,10 +116,14 @@ class Telemetry:
         self.counters[f"refused_{reason}"] += 1
         self._rejections.count(reason)
 
-    def repaired(self, kind: str) -> None:
-        """Counts a cgroup file that the audit found to be changed and rewrote."""
+    def repaired(self, kind: str, change: Mapping[str, str]) -> None:
+        """Counts and logs a cgroup file that the audit found to be changed and rewrote.
+
+        ``change`` contains the fields of the log line, which identify the cgroup and the file.
+        """
         self.counters[f"repaired_{kind}"] += 1
         self._repairs.count(kind)
+        self._repair_log.warn("repaired changed cgroup file", change)
 
     def killed(self, count: int) -> None:
         """Counts processes of one container that the kernel killed because the container was out of memory."""

@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from nri_backend.containers.admission import MAX_SYNC_UPDATES
 from nri_backend.enforcement.audit import LOOKS
 from nri_backend.node.model import Host
 from nri_backend.nri.model import Adjustment, ContainerState, RejectedError, Resources
+from nri_backend.telemetry import REPAIR_LINES
 from numa_contract.backend_codes import BackendCode
 from numa_contract.cpuset import parse_cpu_list
 from numa_node.claim_directory import DirectoryReplacedError
@@ -60,6 +62,21 @@ async def test_the_audit_repairs_changed_files_and_counts_the_repairs(node: Node
     node.enforcer._auditor.request_audit()
     await node.until(lambda: node.counts.counters["repaired_hugetlb"] == 2)
     assert node.kernel.get(claim, "hugetlb.2MB.max") == str(64 * MI)
+
+
+async def test_repairs_are_logged_with_the_container_and_the_file(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """An alert on repairs names only the node. The log names what was changed, in a limited number of lines."""
+    claim = await node.run("claim", *node.claim(ONE))
+    counters = node.counts.counters
+    for _ in range(REPAIR_LINES + 2):
+        before = counters["repaired_cpus"]
+        node.kernel.set(claim, "cpuset.cpus", "0-7")
+        node.enforcer._auditor.request_audit()
+        await node.until(partial(lambda count: counters["repaired_cpus"] > count, before))
+    lines = [one for one in caplog.records if one.message == "repaired changed cgroup file"]
+    assert len(lines) == REPAIR_LINES
+    assert (vars(lines[0])["container"], vars(lines[0])["pod"]) == ("main", "ns/p1")
+    assert vars(lines[0])["change"] == "cpuset.cpus must be 2-3 but is 0-7 (effective)"
 
 
 async def test_the_audit_repairs_more_containers_and_pods_than_fit_into_one_job(node: Node) -> None:

@@ -478,9 +478,12 @@ class Auditor:
         await self._look(self._reconciler.detectors[True].outdated(ids), full=True)
 
     def _count_repairs(self, outcomes: Iterable[Outcome]) -> None:
-        for one in (one for outcome in outcomes for one in outcome.repaired):
-            self._deps.observer.repaired(one.kind)
-            self.request_full()
+        for outcome in outcomes:
+            tracked = self._state.containers.get(outcome.id)
+            names = tracked.identity.names if tracked is not None else {"cgroup": outcome.id}
+            for one in outcome.repaired:
+                self._deps.observer.repaired(one.kind, {**names, "change": str(one)})
+                self.request_full()
 
     def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome]) -> set[str]:
         """Stores outcomes in the state. Returns the ids of the containers that this audit is done with.

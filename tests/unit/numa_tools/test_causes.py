@@ -22,6 +22,11 @@ def test_each_service_code_has_a_remedy_or_a_check_of_its_own() -> None:
     assert "kubectl logs POD -c frontend" in remedy_of(Notice(code="OfALaterRelease", text="anything"))
 
 
+def test_the_remedy_for_a_missing_registration_names_the_setting() -> None:
+    """In a directory that the kubelet does not read, the sockets exist, so kubelet.registration has no finding."""
+    assert "kubeletRootDir" in remedy_of(Notice(code=StatusCode.NOT_REGISTERED, text="anything"))
+
+
 def test_each_backend_code_has_a_remedy_or_is_known_to_have_none() -> None:
     """A new backend code requires a table row."""
     assert {*CAUSES} | UNEXPLAINED == {*BackendCode}

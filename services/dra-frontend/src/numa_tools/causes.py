@@ -154,7 +154,11 @@ _REMEDIES: Final = {
     ),
     StatusCode.MACHINE_UNREADABLE: "see config.machine",
     StatusCode.NOTHING_OFFERED: "see config.fits",
-    StatusCode.NOT_REGISTERED: "see kubelet.registration",
+    # The sockets also exist, and kubelet.registration is good, in a directory that the kubelet does not read.
+    StatusCode.NOT_REGISTERED: (
+        "if it persists for a minute, set kubeletRootDir in driverConfig to the kubelet's --root-dir; see "
+        "kubelet.registration, and the kubelet's log: journalctl -u kubelet on the node"
+    ),
     StatusCode.SOCKET_NOT_PLACED: "remove whatever occupies the named path; see driver.pod for the mounts",
     StatusCode.SLICES_NOT_PUBLISHED: "see api.reachable, api.served and api.rights",
     StatusCode.FEATURE_GATE_MISSING: "see api.gates",
@@ -167,7 +171,10 @@ _REMEDIES: Final = {
         "restore the missing resources (CPUs, nr_hugepages), or delete a pod that holds it; for hardware errors, drain "
         "the pods that use the device and replace the hardware: docs/live-machine.md"
     ),
-    StatusCode.CLAIM_NOT_ENFORCED: f"the audit repairs it within 60 s; if it persists, {_LOG}",
+    StatusCode.CLAIM_NOT_ENFORCED: (
+        f"if all of its CPUs are offline, see claims.online; otherwise the audit repairs it within 60 s; if it "
+        f"persists, {_LOG}"
+    ),
     StatusCode.POD_INCOMPLETE: "see driver.pod",
     StatusCode.ERRORS_UNREADABLE: "see docs/live-machine.md for the counters that the driver reads",
     StatusCode.HOST_HUGEPAGES_UNKNOWN: (

@@ -11,7 +11,9 @@ import pytest
 from dra_frontend.devices.inventory import MisfitKind
 from numa_contract.config import ConfigError
 from numa_contract.records import PoolCpus
+from numa_contract.state.status import Notice, StatusCode
 from numa_tools import cli
+from numa_tools.causes import remedy_of
 from numa_tools.doctor.checks.configuration import _REMEDIES
 from numa_tools.doctor.facts import KubeletConfig, Right, Service
 from numa_tools.doctor.gather import gather
@@ -238,6 +240,19 @@ async def test_a_claims_shared_pool_cpus_are_not_a_fault(other: str, result: str
     node.records.append(node.claimed("other", other))
     node.containers[0]["cpus"] = "2-5"
     assert (await verdicts(node))["claims.pinned"].result == result
+
+
+async def test_a_container_whose_cpus_are_all_offline_is_not_left_to_the_audit(node: AilingNode) -> None:
+    """The audit does not move the container back until a CPU is online, so the remedy refers to that check."""
+    parts = [one.model_copy(update={"cpus": frozenset({8, 9})}) for one in node.records[0].cpus]
+    node.records[0] = node.records[0].model_copy(update={"cpus": tuple(parts)})
+    node.containers[0]["cpus"] = "1-7"
+    found = await verdicts(node)
+    (finding,) = found["claims.pinned"].findings
+    assert "unless all of its own CPUs are offline" in finding.why
+    assert "claims.online" in finding.remedy
+    assert "echo 1 >" in found["claims.online"].findings[0].remedy
+    assert "claims.online" in remedy_of(Notice(code=StatusCode.CLAIM_NOT_ENFORCED, text="any"))
 
 
 async def test_a_record_in_another_format_is_skipped(node: AilingNode) -> None:

@@ -203,8 +203,12 @@ def _on_their_cpus(service: Service) -> Iterator[Finding]:
         entitled = entitled_cpus(one, ledger)
         if entitled and (foreign := one.cpus - entitled):
             strange = format_cpu_list(foreign)
-            why = "it disturbs the container that claimed them; the audit should have moved it within seconds"
-            yield problem(f"{_pod(one)} may run on CPUs {strange}, which no claim gives it.", why, "see driver.status")
+            yield problem(
+                f"{_pod(one)} may run on CPUs {strange}, which no claim gives it.",
+                "it disturbs the containers that use them; unless all of its own CPUs are offline, the audit should "
+                "have moved it within seconds",
+                "see claims.online and driver.status",
+            )
 
 
 def _known_to_the_server(claims: Claims, api_claims: Mapping[str, Document | None]) -> Iterator[Finding]:

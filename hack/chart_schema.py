@@ -89,7 +89,7 @@ def _with_former_names(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_nulls(schema: Any) -> Any:
-    """Returns the schema of a configuration whose optional keys may all be null, as the services accept it."""
+    """Returns the schema of a configuration whose optional keys may all be null, which the services accept."""
     if isinstance(schema, list):
         return [_with_nulls(one) for one in schema]
     if not isinstance(schema, dict):
@@ -133,7 +133,8 @@ def _model_of(field: FieldInfo) -> type[BaseModel] | None:
 def _rows(model: type[BaseModel], defaults: dict[str, Any], prefix: str = "", about: str = "") -> Iterator[str]:
     """Yields the rows of a model's values: key, default, description.
 
-    ``about`` is the description of the whole model, which also serves ``create`` and ``enabled`` if they have none.
+    ``about`` is the description of the whole model, which is also used for ``create`` and ``enabled`` if they have no
+    description of their own.
     """
     for name, field in model.model_fields.items():
         key = field.alias or name

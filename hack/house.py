@@ -14,7 +14,7 @@ MAX_FIELDS: Final = 12
 SOURCES: Final = ("shared/src", "services/dra-frontend/src", "services/nri-backend/src", "services/kubectl-numa/src")
 BACKEND: Final = "services/nri-backend/src/nri_backend"
 _NO_FIELDS: Final = ("ClassVar", "Final")
-"""A name in a class body with one of these annotations is not a field of the class's objects."""
+"""A name in a class body with one of these annotations is not an instance field."""
 
 
 def crowded(root: Path) -> list[str]:

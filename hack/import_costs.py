@@ -98,7 +98,9 @@ def _anonymous_kib() -> int:
 
 
 def costs(entry: str, argument: str) -> dict[str, int]:
-    """Starts a service in this process so that it imports its modules. Returns the KiB of each package."""
+    """Starts a service in this process so that it imports its modules. Returns the memory that each package takes, in
+    KiB.
+    """
     found: Counter[str] = Counter()
 
     def cost(module: str, kib: int) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers shared by the generators in this directory: wrap prose, replace a marked part, and write or compare files."""
+"""Helpers shared by the generators in this directory. They wrap prose, replace a marked part, and write or compare
+files.
+"""
 
 import sys
 import textwrap

@@ -99,7 +99,7 @@ def passages(path: str, page: str) -> Iterator[Text]:
 
 
 def texts(files: Mapping[str, str]) -> dict[str, list[Text]]:
-    """Returns all texts of each part. ``files`` contains the content of each file by its path."""
+    """Returns all texts of each part. ``files`` maps each file's path to its contents."""
     found: dict[str, list[Text]] = {part: [] for part in SIZES}
     for path, source in files.items():
         if any(mark in path for mark in _GENERATED):
@@ -133,7 +133,7 @@ def draw(seed: str, found: Mapping[str, Sequence[Text]]) -> Iterator[str]:
 
 
 def tracked_files(root: Path) -> dict[str, str]:
-    """Returns the content of the Python files and pages that git tracks, by path."""
+    """Returns the contents of the Python files and pages that git tracks, by path."""
     command = ["git", "-C", str(root), "ls-files", "*.py", "*.md"]
     listed = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - no shell reads the path
     paths = listed.stdout.splitlines()

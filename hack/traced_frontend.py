@@ -67,7 +67,7 @@ class Recorder:
     def _follow(
         self, task: asyncio.Task[Any] | None, waiting: tuple[str, ...], run: Callable[..., Any], *arguments: Any
     ) -> Any:
-        """Runs a function in an executor thread and assigns its calls to the task that is waiting for it."""
+        """Runs a function in an executor thread and attributes its calls to the task that is waiting for it."""
         journey = None if task is None else self._journeys.get(task)
         if journey is None:
             return run(*arguments)

@@ -48,7 +48,7 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Extent of one run: drivers' names, loads, kernels, turns and times."""
+    """The scope of one run: drivers' names, loads, kernels, turns and times."""
 
     loads: Loads
     modes: tuple[str, ...]
@@ -113,7 +113,7 @@ def _registered(text: str) -> tuple[str, ...]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
+    """Returns the command-line parser."""
     made = argparse.ArgumentParser(
         prog="python -m tests.bench",
         description="Measures what the driver costs a node, alone or compared with another driver, and writes"
@@ -203,7 +203,7 @@ def _loads(given: argparse.Namespace) -> tuple[list[int], list[int]]:
 
 
 def plan(given: argparse.Namespace) -> Plan:
-    """Returns the plan that valid arguments request."""
+    """Returns the plan for arguments that have been found valid."""
     claims, containers = _loads(given)
     pairs = itertools.product(claims, containers) if given.grid else zip(claims, containers, strict=True)
     return Plan(

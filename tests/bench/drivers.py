@@ -76,9 +76,9 @@ def _program(command: str) -> str:
 
 
 def earlier_revision(revision: str, repository: Path = ROOT, below: Path = _WORKTREES) -> Driver:
-    """Returns this driver at a revision, which is checked out under a directory. Raises DriverError.
+    """Checks out a revision of this driver under a directory, and returns the driver. Raises DriverError.
 
-    The driver runs with this environment's packages, although the revision may require others.
+    The driver runs with this environment's packages, even though the revision may require others.
     """
     tree = check_out(revision, repository, below)
     sources = [tree / "shared/src", *sorted(tree.glob("services/*/src"))]

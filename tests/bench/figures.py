@@ -26,7 +26,7 @@ class Quantity(_Model):
     title: str
     unit: str
     how: str
-    """One sentence that describes the measurement: its object, beginning and end."""
+    """One sentence that says what is measured, and when the measurement begins and ends."""
     plotted: bool = True
     """Whether the page shows a plot of the quantity; the page's table contains all quantities."""
     budget: float | None = None
@@ -71,7 +71,9 @@ class Figure(_Model):
 
 
 class ThreadRate(_Model):
-    """Context switches per second of all threads that share a name in a process, while the driver is idle."""
+    """Context switches per second, summed over all of a process's threads with the same name, while the driver is
+    idle.
+    """
 
     mode: str
     load: str

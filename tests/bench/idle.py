@@ -15,7 +15,7 @@ from tests.stage.stage import Stage
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Activity per second of all threads that share a name in a process."""
+    """Activity per second, summed over all of a process's threads with the same name."""
 
     threads: int
     wakeups: float

@@ -87,7 +87,7 @@ class Load:
                 self.plain.append(box)
 
     def _anew(self, pod: StagePod) -> StagePod:
-        """Replaces a pod whose claim the driver lost in a restart."""
+        """Replaces a pod whose claim the driver lost during a restart."""
         if pod.claim is None:
             raise StageError("a container without a claim was refused")
         count = len(self._taken(pod))

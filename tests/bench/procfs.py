@@ -62,7 +62,7 @@ def switched(before: Mapping[int, Thread], after: Mapping[int, Thread]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of a process in bytes."""
+    """A process's memory usage in bytes."""
 
     rss: int
     kernel_pss: int

@@ -88,7 +88,7 @@ def of_process(quantity: Quantity, process: str, *, plotted: bool = False) -> Qu
 
 
 def prepare(driver: str) -> Quantity:
-    """Returns the quantity for NodePrepareResources calls to one DRA driver name."""
+    """Returns the quantity for NodePrepareResources calls to one DRA driver."""
     return Quantity(
         key=f"prepare-{driver}",
         section=PODS,
@@ -100,7 +100,7 @@ def prepare(driver: str) -> Quantity:
 
 
 def unprepare(driver: str) -> Quantity:
-    """Returns the quantity for NodeUnprepareResources calls to one DRA driver name."""
+    """Returns the quantity for NodeUnprepareResources calls to one DRA driver."""
     return Quantity(
         key=f"unprepare-{driver}",
         section=PODS,

@@ -2,8 +2,8 @@
 """Measures the allocation in Prepare: 10,000 pairs of allocation and release on 512 CPUs, and how the time grows with
 the number of CPUs.
 
-It covers everything between the claim document and the record: parsing, parameters, allocator, record, but no files.
-Nothing waits, so CPU time is measured, which is valid even on a busy machine.
+It covers everything between the claim document and the record: parsing, parameters, allocation and the record, but no
+file access. Nothing waits, so CPU time is measured, which is valid even on a busy machine.
 """
 
 import random
@@ -54,7 +54,7 @@ def node(cpus: int, group_by: str) -> Inventory:
 
 
 def prepares(inventory: Inventory, pairs: int, seed: int = 1) -> list[float]:
-    """Returns the CPU seconds of each of N prepares, while up to 48 claims are prepared and released."""
+    """Returns the CPU seconds that each of N prepares takes, while up to 48 claims are prepared and released."""
     choice = random.Random(seed)
     devices = [device.name for device in inventory.pools[0].devices if isinstance(device, CpuDevice)]
     files: dict[ClaimKey, ClaimFile] = {}

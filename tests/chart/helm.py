@@ -91,8 +91,8 @@ def container(documents: list[Document], name: str) -> Document:
 
 
 def host_mounts(documents: list[Document], name: str) -> dict[str, tuple[str, bool]]:
-    """Returns a container's host path mounts. Each path in the container is mapped to the path on the host and whether
-    the mount is read-only.
+    """Returns a container's host path mounts. Each path in the container is mapped to a pair: the path on the host, and
+    whether the mount is read-only.
     """
     paths = {
         volume["name"]: volume["hostPath"]["path"] for volume in pod_of(documents)["volumes"] if "hostPath" in volume

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/concepts.md explains each term that the driver shows or that other pages use with a special meaning.
 
-Each page names its readers in the third line.
+Each page names its readers on its third line.
 """
 
 import re

@@ -115,7 +115,7 @@ def test_links_are_valid(page: Path) -> None:
 
 
 def test_every_documented_make_target_exists() -> None:
-    """Commands in pages must not fail."""
+    """Commands on pages must not fail."""
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     named = {name for page in PAGES for name in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)}

@@ -22,8 +22,8 @@ WIDTH = 120
 
 @pytest.fixture
 def passed_on(tmp_path: Path) -> str:
-    """Returns the kubelet's configuration, which has the static CPU manager policy, in the form that the plugin passes
-    to the driver's pod.
+    """Returns a kubelet configuration with the static CPU manager policy, in the form in which the plugin passes it to
+    the driver's pod.
     """
     path = tmp_path / "configz.json"
     path.write_text(json.dumps({"kubeletconfig": {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}}))

@@ -79,7 +79,7 @@ def values() -> Any:
 
 
 def all_keys(document: Any) -> Iterator[str]:
-    """Returns every key of a document."""
+    """Returns every key in a document."""
     for key, value in document.items() if isinstance(document, dict) else ():
         yield key
         yield from all_keys(value)

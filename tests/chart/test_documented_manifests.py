@@ -116,7 +116,7 @@ def test_a_value_with_the_wrong_yaml_type_is_rejected_by_policy_and_driver(
     section: str, field: str, word: str, node: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The policy rejects the value at `kubectl apply`; if the policy is disabled, the driver refuses the claim. Both
-    messages contain the field.
+    messages name the field.
     """
     text = parameter(section, field, word)
     judged = judge(POLICY, "CREATE", json.loads(helm_json(text)))

@@ -174,7 +174,7 @@ def test_the_objects_of_groups_are_valid(version: str) -> None:
     ids=[str(number) for number in range(11)],
 )
 def test_groups_that_cannot_work_are_rejected(groups: list[Document], named: str) -> None:
-    """The message contains the group and the key."""
+    """The message names the group and the key."""
     with pytest.raises(HelmError) as caught:
         render({"groups": groups})
     assert named in str(caught.value)

@@ -148,7 +148,7 @@ def test_claims_for_on_demand_pools_are_labelled(document: Document, labelled: b
     ],
 )
 def test_every_spelling_of_a_page_size_selects_its_class(size: str, name: str) -> None:
-    """The services accept every spelling, too."""
+    """The services also accept every spelling."""
     config = {"hugepagesOnDemand": [{"numaNode": 0, "size": size, "pages": 1}]}
     assert Config.model_validate(config).pages_on_demand(0, parse_page_size(name)) == 1
     assert matched(claim(exactly(f"dra.hugepages-{name}")), driverConfig=config)
@@ -160,8 +160,8 @@ def test_the_operators_own_classes_can_be_configured() -> None:
 
 
 def test_the_label_is_the_one_that_the_driver_selects() -> None:
-    """The policy sets exactly the key and the value that the driver selects, and rejects the claim if it cannot set
-    them.
+    """The policy sets exactly the key and the value that the driver's selector matches, and rejects the claim if it
+    cannot set them.
     """
     (mutation,) = only(render(ON), "MutatingAdmissionPolicy")["spec"]["mutations"]
     expected = f'Object{{metadata: Object.metadata{{labels: {{"{ON_DEMAND_LABEL}": "true"}}}}}}'

@@ -93,7 +93,7 @@ def test_the_notes_name_the_groups_without_a_reserve(
 
 
 def test_the_notes_name_the_groups_that_observe(tmp_path: Path) -> None:
-    """During a rollout by groups, some groups enforce and others only observe."""
+    """During a group-by-group rollout, some groups enforce and others only observe."""
     group = {"name": "canary", "driverConfig": {"enforcement": "enforce"}}
     shown = notes(tmp_path, {"enforcement": "observe"}, [group])
     assert 'enforcement is "observe" on nodes of no group: ' in shown

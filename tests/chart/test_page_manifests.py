@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each YAML block of a page has a test: whole manifests equal those in examples/, Helm renders the chart values, and
+"""Each YAML block on a page has a test: whole manifests equal those in examples/, Helm renders the chart values, and
 the commands read the files meant for them.
 
 tests/chart/test_examples.py applies and schedules the examples, and documented_manifests.py covers claims and parts of

@@ -162,7 +162,7 @@ BAD: list[tuple[Document, str]] = [
 
 @pytest.mark.parametrize(("values", "named"), BAD, ids=[str(index) for index in range(len(BAD))])
 def test_the_error_contains_the_key(values: Document, named: str) -> None:
-    """Nothing is rendered, and the message contains the key."""
+    """Nothing is rendered, and the message names the key."""
     with pytest.raises(HelmError) as caught:
         render(values)
     assert named in str(caught.value)

@@ -160,7 +160,7 @@ def test_the_charts_own_classes_are_allowed(document: Document) -> None:
     ],
 )
 def test_an_error_contains_a_remedy(config: list[Document], text: str) -> None:
-    """The error is shown at "kubectl apply" in one sentence, including for a template."""
+    """"kubectl apply" shows the error in one sentence, for a template as well."""
     assert text in verdict(*config)
     template = {"kind": "ResourceClaimTemplate", "spec": {"spec": claim(*config)["spec"]}}
     assert text in judge(PARAMETERS, "CREATE", template)
@@ -213,8 +213,8 @@ def test_existing_objects_can_be_updated() -> None:
 
 
 def test_messages_are_valid_for_the_server() -> None:
-    """Each message is one line. Every message expression comes with a fixed message, since the server uses that if the
-    expression fails.
+    """Each message is one line. Every message expression comes with a fixed message, since the server falls back to it
+    if the expression fails.
     """
     for name in ("own-node", "own-claims", "own-events", "parameters", "tolerate-missing"):
         assert all("\n" not in message and message.strip() for message in messages(policy(name)))

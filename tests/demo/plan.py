@@ -58,7 +58,7 @@ def published(slices: Iterable[Mapping[str, Any]]) -> list[Published]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A claim of the demo."""
+    """A claim for the demo."""
 
     numa_node: int
     cpus: int

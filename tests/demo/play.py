@@ -24,7 +24,7 @@ class NotAsItMustBeError(Exception):
 
 
 def must(fact: bool, text: str) -> None:
-    """Raises NotAsItMustBeError with the text if the condition is false."""
+    """Raises NotAsItMustBeError with this message if the condition is false."""
     if not fact:
         raise NotAsItMustBeError(text)
 

@@ -26,8 +26,8 @@ def nri(**said: Any) -> Document:
 
 
 def cri(**said: Any) -> Document:
-    """Returns the section that contains CDI, with the defaults that it has had since 2.0. The section contains tables,
-    some with dots in their names.
+    """Returns the section with the CDI settings, with the defaults that it has had since 2.0. The section contains
+    tables, some with dots in their names.
     """
     return {
         "enable_cdi": True,

@@ -68,7 +68,7 @@ async def other_plugin(
 ) -> AsyncIterator[None]:
     """Registers a plugin that responds as the test requires, until the block ends or the runtime disconnects it.
 
-    A method without a given response responds without any changes.
+    A method for which no response is given returns no changes.
     """
     trunk = Trunk(*await asyncio.open_unix_connection(socket))
     runtime = RpcClient(trunk.open(2))

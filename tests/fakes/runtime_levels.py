@@ -31,7 +31,7 @@ LEVELS = {
     "0.12": ApiLevel("0.12", "2.3.0", timeouts=True, valid_events=0x3FFF, dedicated=True, nri_version="v0.12.0"),
 }
 
-# Events without their own method before 0.12.
+# Events that had no method of their own before 0.12.
 LIFECYCLE = {
     "RunPodSandbox": pb.RUN_POD_SANDBOX,
     "StopPodSandbox": pb.STOP_POD_SANDBOX,

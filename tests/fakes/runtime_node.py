@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node underneath the fake runtime: stored objects, the content of the fake cgroups, and the resulting events."""
+"""The node underneath the fake runtime: stored objects, the contents of the fake cgroups, and the resulting events."""
 
 import asyncio
 import itertools

@@ -31,7 +31,7 @@ class StateServer:
     reads_changes: bool = False
     """Whether this frontend release merges changes."""
     merged: list[tuple[list[str], list[str]]] = field(default_factory=list)
-    """The changed and the removed containers of each request with changes."""
+    """The changed and the removed containers in each request that contains changes."""
     records: int = 1
     refuse: dict[str, int] = field(default_factory=dict)
     """Status to return, by path prefix; such a request is recorded and has no other effect."""

@@ -439,7 +439,7 @@ SCRIPTS: Final = (
     "prepare 0 8; kill; lose_all; run 0 1; begin f; prepare 0 8 t",
     # A container was started while no backend was running, after another one with the same claim.
     "prepare 0 8; run 0 1 t; kill; linger 1; run 6 1; begin f; vanish 1 f",
-    # A container refers to a claim of another pod, to a claim without a record, and to a claim that another container
+    # A container refers to another pod's claim, to a claim without a record, and to a claim that another container
     # owns.
     "prepare 1 8; run 0 192; run 1 57; run 1 1 t; run 4 1; unprepare t; create 4 1",
     # A process is left over from a removed container, or from a container whose cpuset another writer has just changed.

@@ -132,7 +132,7 @@ class Box:
     pod: Pod
     path: str
     named: dict[str, AllocationRecord]
-    """Records of the claims in its environment, as they were when it was created."""
+    """Records of the claims that its environment names, as they were when it was created."""
     phase: str = "created"
     """``created``, ``running``, ``lingering`` (the runtime considers it exited, but a process remains) or ``ended``."""
     held: set[str] = field(default_factory=set)
@@ -234,7 +234,7 @@ class World:
         return Host(self.online, SIZES, self.partitions, NO_PROBLEM if self.partitions else NO_SUCH_KERNEL)
 
     def stamp_ns(self) -> int:
-        """Returns the time stamp that a file would currently get according to the loop's clock."""
+        """Returns the timestamp that a file written now would get, according to the loop's clock."""
         return _BASE_NS + int(asyncio.get_running_loop().time() * 1e9) + self._stamps
 
     def hotplug(self, online: frozenset[int]) -> None:

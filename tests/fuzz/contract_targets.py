@@ -26,7 +26,7 @@ _NAME = cdi_file_name(CPU_DRIVER, _UID)
 
 
 def text(data: bytes) -> str:
-    """Returns any bytes as text, with invalid UTF-8 as characters that cannot be encoded again."""
+    """Decodes any bytes; invalid UTF-8 becomes characters that cannot be encoded again."""
     return data.decode(errors="surrogateescape")
 
 
@@ -50,7 +50,7 @@ def _record(data: bytes) -> None:
 
 
 class _Directory:
-    """A CDI directory with one claim file of any content. Reading it never raises an error."""
+    """A CDI directory with one claim file, which may contain anything. Reading it never raises an error."""
 
     def __init__(self) -> None:
         self._held = tempfile.TemporaryDirectory(prefix="fuzz")

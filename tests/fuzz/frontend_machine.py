@@ -39,7 +39,7 @@ _MOST_STEPS: Final = 60
 _MOST_CALLS: Final = 6
 """Maximum number of concurrent calls from the kubelet."""
 _MOST_CLAIMS: Final = 8
-"""Maximum number of existing claims."""
+"""Maximum number of claims that exist at the same time."""
 _NUMA: Final = "resource.kubernetes.io/numaNode"
 _FEWER_PAGES: Final = (PAGES, PAGES, PAGES * 3 // 4, PAGES // 4)
 """Number of hugepages on each NUMA node before and after its pool is shrunk."""
@@ -364,7 +364,7 @@ class Trace(Node):
                 self.api.documents[claim.name] = claim.document
 
     async def do_share(self) -> None:
-        """Adds a second pod to the reservedFor of a claim."""
+        """Adds a second pod to a claim's reservedFor."""
         claim = self.pick()
         if claim is not None and claim.exists:
             pods = claim.document["status"]["reservedFor"]

@@ -37,7 +37,7 @@ _MOST_CLAIMS: Final = 8
 
 
 class _Time:
-    """The time limit of a gRPC call."""
+    """The time limit for a gRPC call."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -2,7 +2,8 @@
 """The rules that the frontend's claim core must obey in every trace, checked from the outside.
 
 The oracle knows the responses to the kubelet, the running containers, and the claim files as the container runtime
-reads them. The trace also passes the claims that a frontend remembers; the oracle reads no other memory of it.
+reads them. The trace also passes the claims that a frontend remembers; the oracle reads nothing else from a frontend's
+memory.
 """
 
 import json
@@ -138,7 +139,7 @@ class Oracle:
 
     @property
     def excused(self) -> bool:
-        """The only exception to the rule about hugepages: files and journal were lost, and the scheduler
+        """The only exception to the rule about hugepages: the files and the journal have been lost, and the scheduler
         over-allocates. In that case nothing on the node or in the cluster shows which of the allocated claims was
         prepared.
         """
@@ -234,8 +235,8 @@ class Oracle:
         self._capacity = dict(capacity)
 
     def check_pools(self, pages: Sequence[int], page_bytes: int) -> None:
-        """Checks that the kernel has the pages that claims were given. ``pages`` is the kernel's number of pages on
-        each NUMA node.
+        """Checks that the kernel has the pages that claims were given. ``pages`` is the number of pages that the kernel
+        has on each NUMA node.
         """
         for node, made in enumerate(pages):
             device = f"hugepages-2m-numa{node:03d}"

@@ -205,7 +205,7 @@ def _state(data: bytes) -> None:
 
 
 class _Journal:
-    """A journal with one slot of any content. Reading it never raises an error."""
+    """A journal with one slot, which may contain anything. Reading it never raises an error."""
 
     def __init__(self) -> None:
         self._held = tempfile.TemporaryDirectory(prefix="fuzz")

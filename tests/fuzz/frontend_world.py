@@ -61,7 +61,7 @@ class Kernel:
 
     @property
     def pages(self) -> tuple[int, ...]:
-        """Returns the pages of each NUMA node."""
+        """Returns the number of pages on each NUMA node."""
         return tuple([int(file.read_text()) for file in self._files])
 
 

@@ -164,7 +164,7 @@ def test_the_page_is_self_contained_and_has_a_plot_of_each_quantity(finished: tu
 def test_bad_arguments_are_rejected_before_anything_is_measured(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit status is 2, and the message contains the argument and the expected values."""
+    """The exit status is 2, and the message names the argument and the expected values."""
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
@@ -244,8 +244,8 @@ def test_wakeups_of_grpc_are_recognized_by_the_name_of_the_thread() -> None:
 
 
 def test_measurements_from_outside_agree_with_those_of_the_process_itself() -> None:
-    """Covers CPU time in nanoseconds, the marker of the main thread, and memory, where the parts in smaps add up to the
-    total.
+    """Covers CPU time in nanoseconds, the marker for the main thread, and memory, where the parts in smaps add up to
+    the total.
     """
     own = os.getpid()
     before = time.process_time()

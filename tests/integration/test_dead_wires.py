@@ -159,7 +159,7 @@ ELSEWHERE: dict[str, str] = {
 }
 """Entries that no fake can provoke, with the test that does."""
 
-# --- Scenarios: events on a node, caused from outside. ---
+# --- Scenarios: externally caused events on a node. ---
 
 
 class Play:
@@ -751,8 +751,8 @@ def documented_reasons() -> list[str]:
 
 
 def condition_reasons() -> list[str]:
-    """Returns the reasons of conditions in status.devices, from the calls to Condition in the module that creates
-    them.
+    """Returns the condition reasons that are used in status.devices, taken from the calls to Condition in the module
+    that creates the conditions.
     """
     calls = [node for node in ast.walk(ast.parse(inspect.getsource(device_status))) if isinstance(node, ast.Call)]
     made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Condition"]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both services with all fakes as separate processes: the resources of claims and of other containers."""
+"""Both services with all fakes as separate processes: the resources that containers with claims and other containers
+get.
+"""
 
 import json
 from typing import Any

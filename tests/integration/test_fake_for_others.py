@@ -94,7 +94,7 @@ async def test_a_protobuf_body_is_stored_as_the_object(client: aiohttp.ClientSes
 
 
 async def test_a_slice_is_deleted_with_options_in_protobuf(client: aiohttp.ClientSession) -> None:
-    """Preconditions apply: another version is a conflict."""
+    """Preconditions apply: a resourceVersion that does not match causes a conflict."""
     uid = (await create(client, "s"))["metadata"]["uid"]
     for wanted, status in (("other", 409), (uid, 200)):
         options = enveloped("DeleteOptions", field(2, field(1, wanted)), "v1")

@@ -35,7 +35,7 @@ class Driver(NamedTuple):
         return function.sync(*arguments, client=self.client)
 
     def model(self, name: str) -> Any:
-        """Returns a model of the client."""
+        """Returns one of the client's models."""
         return getattr(importlib.import_module(f"{_PACKAGE}.models"), name)
 
 
@@ -84,7 +84,7 @@ def driver(open_shared_stage: OpenStage, tmp_path_factory: pytest.TempPathFactor
 
 
 def plain(value: Any) -> Any:
-    """Returns a value of the client as JSON, without the fields that change on their own."""
+    """Returns one of the client's values as JSON, without the fields that change on their own."""
     if isinstance(value, list):
         return [plain(one) for one in value]
     found = value.to_dict() if hasattr(value, "to_dict") else value

@@ -52,7 +52,7 @@ class Node:
 
     @property
     def pages(self) -> int:
-        """Returns the pages that the kernel has."""
+        """Returns the number of pages that the kernel has."""
         with suppress(ValueError):  # a real kernel never shows an empty file
             return int(self._file("nr_hugepages").read_text())
         return -1

@@ -22,7 +22,7 @@ OLD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
 
 
 class Door:
-    """A fake service that prepares each of a claim's requests with the device that has the request's name."""
+    """A fake service that prepares each of a claim's requests with the device of the same name."""
 
     def __init__(self, *requests: str) -> None:
         self.requests = requests

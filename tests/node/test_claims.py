@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resources of a claim's container and of all others, from the kernel's files and from inside the containers."""
+"""The resources of a claim's container and of all others, read from the kernel's files and from inside the
+containers.
+"""
 
 import pytest
 from numa_contract.cpuset import parse_cpu_list

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs of claims and of all other containers: the processes that run on them, exclusively or shared."""
+"""CPUs of claims and of all other containers: which processes run on them, exclusively or shared."""
 
 import pytest
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of the two images, seen in the running containers of the chart's pod."""
+"""The contents of the two images, as seen from the running containers of the chart's pod."""
 
 import re
 from pathlib import Path

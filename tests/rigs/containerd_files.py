@@ -60,7 +60,7 @@ def _document(source: random.Random, usual: int, imports: list[str]) -> dict[str
 
 
 def toml_text(document: Mapping[str, Any]) -> str:
-    """Returns a document as TOML; its values are those of JSON."""
+    """Returns a document as TOML. The document may contain only JSON values."""
     return "".join(_lines((), document))
 
 

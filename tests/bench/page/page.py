@@ -35,7 +35,7 @@ class _Card:
 
     quantity: Quantity
     plots: list[tuple[str, Markup]]
-    """Pairs of title and plot."""
+    """Pairs of a title and a plot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,8 +122,8 @@ class Cluster:
         """Replaces the driver's pod with one that has other chart values, unless the pod already has them; arguments
         are those of chart_values().
 
-        The old pod is removed first, as with maxSurge 0. `lacking` is a right to remove from the rendered pod
-        (removal.py).
+        The old pod is removed first, as with maxSurge 0. `lacking` names a capability or mount to remove from the
+        rendered pod (removal.py).
         """
         if self.replace_pod(settings, values, lacking=lacking):
             self.wait_ready()
@@ -170,7 +170,7 @@ class Cluster:
 
     @property
     def exclusivity(self) -> str:
-        """Returns the active setting cpuExclusivity."""
+        """Returns the active value of cpuExclusivity."""
         return str(self._chart[0].get("cpuExclusivity", _USUAL["cpuExclusivity"]))
 
     def _stand_in(self, name: str, *arguments: str) -> None:

@@ -97,7 +97,7 @@ class Instance:
         return {uid: frozenset(cpus) for uid, cpus in found.items()}
 
     def counter(self, name: str) -> float:
-        """Returns a counter in the backend's lease, such as repaired_cpus, or 0 before the first lease."""
+        """Returns a counter from the backend's lease, such as repaired_cpus, or 0 before the first lease."""
         return float((self.lease().get("counters") or {}).get(name, 0))
 
     def wait_audited(self) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the kubelet's limits from resources and priority: those of containers and of the pod's cgroup, and OOM
-scores. The module does no I/O.
+"""Computes what the kubelet derives from resources and priority: limits for containers and for the pod's cgroup, and
+OOM scores. The module does no I/O.
 
 The rules are those of pkg/kubelet/cm, pkg/kubelet/kuberuntime and pkg/kubelet/qos with cgroup v2, without swap.
 """

@@ -22,7 +22,7 @@ _MANAGER = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freede
 
 
 def names(qos: Qos, uid: str) -> list[str]:
-    """Returns the kubelet's name of a pod's cgroup, one part per level: ["kubepods", "burstable", "pod<uid>"]."""
+    """Returns the kubelet's name for a pod's cgroup, one part per level: ["kubepods", "burstable", "pod<uid>"]."""
     return ["kubepods", *([] if qos == "guaranteed" else [qos]), *([f"pod{uid}"] if uid else [])]
 
 

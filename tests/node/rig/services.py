@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of the test as child processes with log files: the services, several of each if necessary, and fakes."""
+"""Runs a test's programs as child processes with log files: the services, several of each if necessary, and fakes."""
 
 import os
 import signal

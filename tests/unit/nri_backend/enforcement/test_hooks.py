@@ -250,8 +250,8 @@ async def test_repeated_and_late_events_change_nothing(node: Node) -> None:
 
 
 async def test_a_failed_attempt_is_forgotten_on_the_next_one(node: Node) -> None:
-    """Not every runtime reports the end of an attempt. An attempt also ends with its sandbox, unless that sandbox is
-    one of the pod's earlier sandboxes.
+    """Not every runtime reports that an attempt to start a container has ended. Removing the pod's current sandbox also
+    ends the attempt; removing one of its earlier sandboxes does not.
     """
     env = node.claim(ONE)
     await node.create("try-1", *env)

@@ -168,7 +168,7 @@ def _judging(world: World, *boxes: Box) -> Iterator[None]:
 
 
 def _note_held(world: World, box: Box) -> None:
-    """Records the claims that a container must have received although the backend has not seen its start."""
+    """Records the claims that a container must have received even though the backend has not seen its start."""
     if box.phase == "running" and not world.errors:
         box.held |= {uid for uid in box.named if _claim_verdict(world, box, uid)}
 

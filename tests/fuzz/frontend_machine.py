@@ -178,8 +178,8 @@ class Trace(Node):
                 self._start(claim)
 
     async def do_unprepare(self) -> None:
-        """Unprepares the claim of a deleted pod. Its container may still be running, or may still be reported although
-        it has exited.
+        """Unprepares the claim of a deleted pod. Its container may still be running, or may still be reported even
+        though it has exited.
         """
         claim = self.pick(lambda one: one.called and not self.is_called(one)) or self.pick()
         instance = self.instance()

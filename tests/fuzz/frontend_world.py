@@ -139,7 +139,7 @@ class Server(Claims):
             await self._fail("watch resourceclaims")
             before, now = now, copy.deepcopy(self.documents)
             for name, document in before.items():
-                # A claim with the same name and another UID is another object.
+                # A claim with the same name but a different UID is a different object.
                 present = now.get(name)
                 if present is None or present["metadata"]["uid"] != document["metadata"]["uid"]:
                     yield "DELETED", document

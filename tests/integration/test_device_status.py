@@ -90,7 +90,8 @@ async def test_entries_end_with_the_allocation(tmp_path: Path) -> None:
     ("rights", "node"), [("associated-node:patch", NODE), ("", NODE), ("associated-node:patch", "node-b")]
 )
 async def test_since_1_36_a_driver_needs_more_permissions(tmp_path: Path, version: str, rights: str, node: str) -> None:
-    """The driver needs a separate verb, and a token bound to the claim's node; the error names the permission to grant.
+    """The driver needs a separate verb, and a token bound to the claim's node; the error names the permission that is
+    missing.
     """
     rules = [one for one in only(render(), "ClusterRole")["rules"] if rights or "resourceNames" not in one]
     async with cluster(tmp_path, version, rules=rules, node=node) as (server, client):

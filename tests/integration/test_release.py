@@ -108,8 +108,8 @@ def fail():
 
 
 def test_third_party_modules_are_compiled_without_docstrings(tmp_path: Path) -> None:
-    """Python uses the byte code although the source has changed, the code names its file in the image, and assertions
-    are kept.
+    """Python uses the byte code even though the source has changed, the code names its file in the image, and
+    assertions are kept.
     """
     directory = tmp_path / "usr/lib"
     directory.mkdir(parents=True)

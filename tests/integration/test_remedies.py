@@ -55,7 +55,7 @@ def host(tmp_path: Path, permitted: str = ALL, uid_map: str = IDENTITY) -> str:
 
 
 class DenyingTree(KernelTree):
-    """A kernel whose security module denies partitions although the capability is present."""
+    """A kernel whose security module denies partitions even though the capability is present."""
 
     def make(self, path: str, **_: Any) -> None:
         """Creates a cgroup with the files of a partition."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of docs/runtime.md, run on the node as the page shows them, with the built image.
+"""Commands from docs/runtime.md, run on the node as the page shows them, with the built image.
 
 Two more tests run the command with its standard input piped in, and terminate it with a signal.
 """
@@ -65,7 +65,7 @@ def configuration(node: Node) -> Iterator[Path]:
 
 
 def disable_nri(configuration: Path) -> None:
-    """Disables NRI in the table of the file, or in a new table."""
+    """Disables NRI in the file's existing table, or in a new one."""
     lines = [line for line in configuration.read_text().splitlines() if line.strip() != "disable = false"]
     if not any(NRI in line for line in lines):
         lines.append(f"[plugins.'{NRI}']")

@@ -23,7 +23,7 @@ by_the_first = pytest.mark.configuration(hardwareErrors={"uncorrected": 1})
 
 
 def lost_pages() -> dict[int, int]:
-    """Returns the pages of each NUMA node that the kernel has taken out of use after errors."""
+    """Returns, for each NUMA node, the number of pages that the kernel has taken out of use after errors."""
     files = kernel.NODES.glob("node*/memory_failure/total")
     return {int(file.parent.parent.name.removeprefix("node")): int(file.read_text()) for file in files}
 

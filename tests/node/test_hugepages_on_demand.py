@@ -22,13 +22,13 @@ HOLD = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "2M:260"]
 
 
 def pages(pool: Path) -> int:
-    """Returns the pages of a pool from the kernel."""
+    """Returns the number of pages in a pool, as the kernel reports it."""
     return int(pool.read_text())
 
 
 @pytest.fixture
 def at_boot() -> dict[Path, str]:
-    """Returns the pages of both pools before the driver frees those that no claim holds."""
+    """Returns the number of pages in both pools before the driver frees those that no claim holds."""
     return {pool: pool.read_text() for pool in (SMALL, LARGE)}
 
 

@@ -45,7 +45,7 @@ def test_every_debian_package_has_its_licence(cluster: Cluster) -> None:
 
 
 def test_the_containers_exit_cleanly(cluster: Cluster) -> None:
-    """Each container exits with status 0 on SIGTERM, although its process is the first one in the container."""
+    """Each container exits with status 0 on SIGTERM, even though its process is the first one in the container."""
     for container in cluster.instance.pod.containers.values():
         sizes = ", ".join(f"{name} {container.mebibytes(name):.1f} MiB" for name in ("Rss", "Pss"))
         figures.note(f"{container.name} container: memory", sizes)

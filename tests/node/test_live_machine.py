@@ -22,7 +22,7 @@ def size_of(cluster: Cluster, device: str, capacity: str) -> str:
 
 
 def noted(change: str, condition: Callable[[], bool]) -> None:
-    """Waits at most five seconds for a condition, even on an emulated machine, and records the time."""
+    """Waits at most five seconds for a condition, even on an emulated machine, and records how long it took."""
     began = time.monotonic()
     until(condition, change, within=5.0)
     figures.note(change, f"{time.monotonic() - began:.1f} s")
@@ -30,7 +30,9 @@ def noted(change: str, condition: Callable[[], bool]) -> None:
 
 @pytest.mark.core
 def test_slices_follow_cpus_that_go_offline_and_online(cluster: Cluster) -> None:
-    """Capacity, pool and a claim's cpuset follow a CPU offline and back; the claim keeps its CPUs."""
+    """The capacity, the pool and a claim's cpuset change when a CPU goes offline and when it comes back; the claim
+    keeps its CPUs.
+    """
     plain = cluster.node.pod("web").run()
     db = cluster.pod(cpus(2, numa_node=1))
     box, claimed = db.run(), db.cpus

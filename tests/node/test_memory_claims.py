@@ -49,7 +49,8 @@ def test_sizes_nodes_and_claims_are_summed(cluster: Cluster) -> None:
         for size, amount in (("2MB", 12 * MIB), ("1GB", GIB)):
             assert [group.hugetlb(size)[what] for what in ("max", "rsvd.max")] == [str(amount)] * 2
     small, large, *more = box.touch_memory("2M:6", "1G:1", "2M:1", "1G:1")
-    # The kernel has one set of nodes and one sum for each size, so the node of a page is not limited.
+    # The kernel has one set of nodes and one sum for each size, so it does not limit how many pages come from which
+    # node.
     assert (sum(small["nodes"].values()), sum(large["nodes"].values())) == (6, 1)
     assert [one["error"] for one in more] == ["ENOMEM", "ENOMEM"]
 
@@ -104,9 +105,7 @@ def test_a_mount_exists_as_long_as_its_container(cluster: Cluster) -> None:
 
 @pytest.mark.core
 def test_mmap_of_hugepages_fails_without_a_claim(cluster: Cluster) -> None:
-    """Even if the kubelet does not limit reservations of the pod, mmap(MAP_HUGETLB) fails, so there is no SIGBUS
-    later.
-    """
+    """Even if the kubelet does not limit the pod's reservations, mmap(MAP_HUGETLB) fails, so there is no SIGBUS later."""
     pod = cluster.node.pod("postgres")
     for size in ("2MB", "1GB"):
         pod.cgroup.write(f"hugetlb.{size}.rsvd.max", "max")

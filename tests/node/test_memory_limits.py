@@ -38,7 +38,7 @@ def files() -> Iterator[Path]:
 
 
 def cached(group: Cgroup) -> int:
-    """Returns the bytes of files that the cgroup has in memory."""
+    """Returns the bytes of file data that the cgroup has in memory."""
     return next(int(line.split()[1]) for line in group.read("memory.stat").splitlines() if line.startswith("file "))
 
 

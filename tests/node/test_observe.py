@@ -27,7 +27,7 @@ def _files() -> Iterator[Path]:
 
 
 def contents() -> dict[str, str]:
-    """Returns the content of every file on the node that the driver may write."""
+    """Returns the contents of all files on the node that the driver may write."""
     found = {}
     for path in _files():
         try:

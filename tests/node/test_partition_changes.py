@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delays of other containers while a partition is created and removed (docs/adr/0015-partition-changes.md)."""
+"""Delays in other containers while a partition is created and removed (docs/adr/0015-partition-changes.md)."""
 
 import os
 import signal
@@ -59,9 +59,7 @@ def change(state: str) -> float:
 
 
 def measure(state: str, priority: int) -> tuple[Delays, list[float]]:
-    """Returns the delays of a container on other CPUs while the cgroup is repeatedly turned into a partition and
-    back.
-    """
+    """Returns the delays in a container on other CPUs while the cgroup is repeatedly turned into a partition and back."""
     online = sorted(kernel.online_cpus())
     probe = cyclictest(online[:PROBED], every=500, priority=priority)
     with inside(OTHER, probe) as process:

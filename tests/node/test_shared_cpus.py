@@ -32,7 +32,7 @@ def threads(box: Container) -> list[frozenset[int]]:
 
 
 def split(pod: ClaimPod) -> Container:
-    """Returns a container of the claim whose threads have pinned themselves."""
+    """Returns a container that uses the claim and whose threads have pinned themselves."""
     box = pod.run("main", SPLIT, image="python")
     until(lambda: "split" in box.log(), "both threads are pinned")
     return box

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command blocks of documentation pages, extracted from the Markdown source.
+"""Command blocks from documentation pages, extracted from the Markdown source.
 
 A command block is fenced as ``sh`` or ``console``. A comment on the line before the fence selects the test that runs
 it: ``<!-- run on: node -->`` for tests/node, ``<!-- not run: REASON -->`` for none. A block without a comment runs in

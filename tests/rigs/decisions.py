@@ -45,7 +45,7 @@ def refused(
     inventory: Inventory = INVENTORY,
     config: Config | None = None,
 ) -> str:
-    """Returns the message that the claim is refused with."""
+    """Returns the message with which the claim is refused."""
     with pytest.raises(Refused) as caught:
         decided(found, driver, ledger, inventory, config)
     return str(caught.value)
@@ -57,8 +57,8 @@ def holding(*records: AllocationRecord, containers: tuple[ContainerReport, ...] 
 
 
 def lost(uid: str, seen: Mapping[str, frozenset[int]], driver: str = "dra.cpu") -> Ledger:
-    """Returns a ledger that has lost the record of a claim. The claim's container runs on these CPUs, given by request
-    ("" for a single request).
+    """Returns a ledger that has lost a claim's record. The claim's container runs on these CPUs, given by request (""
+    for a single request).
     """
     uses = [ClaimUse(uid=uid, driver=driver, requests=(r,) if r else (), cpus=cpus) for r, cpus in seen.items()]
     return Ledger({}, containers=(report(unknown_claims=uses),))

@@ -24,7 +24,7 @@ ALSO_TYPED: Final = (
     *(("cpuConfig", "cpuset", word) for word in ("2-3", "2,3", '"2-3"')),
     *(("memoryConfig", "high", word) for word in ("1", ".5", "5e-1")),
 )
-"""Spellings that users type although no table contains them, as section, field and value."""
+"""Spellings that users type even though no table contains them, as section, field and value."""
 
 _HEADER: Final = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: documented}\nspec:\n"
 _FENCE: Final = re.compile(r"^( *)```yaml\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)

@@ -71,7 +71,7 @@ class Outputs:
             self._node(_Node(stage, kubectl, self.shown))
 
     def _claims(self, node: "_Node") -> None:
-        """Faults of claims and pods, on a healthy node."""
+        """Causes faults in claims and pods, on a healthy node."""
         node.start()
         db = node.healthy()
         node.pending()
@@ -83,7 +83,7 @@ class Outputs:
         node.no_cpus_left()
 
     def _node(self, node: "_Node") -> None:
-        """Faults on the node. Each one hides the previous one."""
+        """Causes faults on the node. Each one hides the previous one."""
         node.start()
         node.no_partitions()
         node.gate_off()
@@ -110,7 +110,7 @@ class _Node:
         wait_for("no warning", lambda: "HostHugepagesUnknown" not in self._codes(), 30.0)
 
     def healthy(self) -> StagePod:
-        """A claim for CPUs and memory that a container uses."""
+        """Prepares a claim for CPUs and memory, and starts a container that uses it."""
         db = claim_pod(self.stage, "db", cpus(4), memory(512 << 20))
         db.prepare()
         self._create(db)
@@ -123,7 +123,7 @@ class _Node:
         return db
 
     def pending(self) -> None:
-        """A claim for more CPUs than any device has."""
+        """Creates a claim for more CPUs than any device has."""
         document = {"metadata": {"name": "greedy"}, "spec": {"devices": {"requests": [cpus(20)]}}}
         pod = StagePod(self.stage, "greedy", self.stage.api(_CLAIMS, "POST", document))
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": _UNSCHEDULABLE}
@@ -131,7 +131,7 @@ class _Node:
         self._numa("pending", "explain greedy")
 
     def second_pod(self, first: StagePod) -> None:
-        """A pod that uses another pod's claim."""
+        """Starts a pod that uses another pod's claim."""
         second = StagePod(self.stage, "web", self._reserve(first))
         second.claim = self._reserve(first, second)
         second.prepare()
@@ -154,7 +154,7 @@ class _Node:
         file.unlink()
 
     def damaged_file(self) -> None:
-        """An empty claim file for a claim that no longer exists."""
+        """Creates an empty claim file for a claim that no longer exists."""
         uid = "f649aad3-8b18-425d-98fc-18129856ecfb"
         file = self.stage.paths.cdi_dir / f"dra.k8s.io-cpu_claim-{uid}.json"
         file.write_text("")
@@ -163,7 +163,7 @@ class _Node:
         file.unlink()
 
     def still_running(self, pod: StagePod) -> None:
-        """A claim that is released while a container still uses the claim."""
+        """Releases a claim while a container still uses it."""
         pod.unprepare()
         wait_for("held CPUs", lambda: any(one["use"] == "held" for one in self._cpus()), 30.0)
         self._driver("still running", "status")

@@ -62,7 +62,7 @@ class PartitionTree(KernelTree):
             return super().get(path, name)
 
     def clear_exclusive(self, path: str) -> None:
-        """Clears the exclusive CPUs of a cgroup and computes the partitions again."""
+        """Clears a cgroup's exclusive CPUs and computes the partitions again."""
         super().clear_exclusive(path)
         self.settle(path)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of a node on one event loop, with a clock that jumps and a disk that keeps the state of a killed process.
+"""Runs a node's processes on one event loop, with a clock that jumps and a disk that keeps the state of a killed
+process.
 
 Equal inputs result in equal traces: the loop's clock advances only when every task is waiting, and jobs for worker
 threads run at once, in the thread of the loop. A context variable assigns each task to a process. A process can be
@@ -129,7 +130,7 @@ class Disk(ThreadPoolExecutor):
         return found
 
     def write_back(self, saved: dict[Path, bytes]) -> None:
-        """Restores the directory to the given content."""
+        """Restores the directory to the given contents."""
         present = self.files()
         for path in present.keys() - saved.keys():
             path.unlink()
@@ -140,8 +141,8 @@ class Disk(ThreadPoolExecutor):
         self.changed()
 
     def changed(self) -> None:
-        """Gives the directories a new time stamp, because two changes within one tick of the kernel's clock have the
-        same one.
+        """Gives the directories a new time stamp, because the kernel's clock gives two changes within one tick the same
+        time stamp.
         """
         self._stamp += 1
         for directory, _, _ in os.walk(self._root):

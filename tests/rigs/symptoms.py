@@ -10,7 +10,7 @@ _SAMPLE: Final = re.compile(r"^<!-- output: (?P<name>[^\n]+) -->\n```\w*\n(?P<te
 
 
 class Sample(NamedTuple):
-    """A sample output of the page."""
+    """A sample output on the page."""
 
     name: str
     """Key of the output in tests/rigs/on_call.py."""

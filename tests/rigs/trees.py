@@ -231,7 +231,7 @@ def far_memory() -> dict[str, str | bytes | None]:
 
 
 def edac(number: int, name: str, label: str = "", *, ce: int = 0, ue: int = 0) -> dict[str, str | bytes | None]:
-    """Returns the EDAC files of a memory controller with one DIMM and these numbers of errors."""
+    """Returns the EDAC files of a memory controller with one DIMM and these error counts."""
     path = f"/sys/devices/system/edac/mc/mc{number}"
     files = {"mc_name": name, "ce_count": ce, "ue_count": ue}
     files |= {"dimm0/dimm_label": label, "dimm0/dimm_ce_count": ce, "dimm0/dimm_ue_count": ue}

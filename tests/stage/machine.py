@@ -54,12 +54,12 @@ class HostDirectory:
         self.write(self._cpu / "online", format_cpu_list(self.online() | set(cpus)))
 
     def set_errors(self, number: int, name: str, label: str, ue: int = 0) -> None:
-        """Sets the uncorrected errors of a memory controller with one DIMM."""
+        """Sets the number of uncorrected errors of a memory controller with one DIMM."""
         for path, text in edac(number, name, label, ue=ue).items():
             self.write(self.root / path[1:], str(text).strip())
 
     def set_pages(self, node: int, total: int, free: int, kib: int = 2048) -> None:
-        """Sets the hugepages of one size on a node."""
+        """Sets the number of hugepages of one size on a node."""
         directory = self.root / f"sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB"
         for name, count in (("free_hugepages", free), ("nr_hugepages", total), ("surplus_hugepages", 0)):
             self.write(directory / name, str(count))

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of the stage: started in its own process group, watched, measured through /proc, and ended with its
-group.
-"""
+"""A process on the stage: started in its own process group, watched, measured through /proc, and ended with its group."""
 
 import compileall
 import os
@@ -143,7 +141,7 @@ class Process:
 
 
 def compile_sources() -> None:
-    """Compiles the sources of the services, as the images do; takes a few milliseconds if nothing has changed."""
+    """Compiles the services' sources, as the images do; takes a few milliseconds if nothing has changed."""
     for directory in (ROOT / "shared/src", *sorted((ROOT / "services").glob("*/src"))):
         compileall.compile_dir(directory, quiet=2)
 

@@ -96,7 +96,7 @@ def _online(directory: Path, prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """All paths of one stage. The base is short, since a socket path is limited to 107 bytes."""
+    """All paths that one stage uses. The base is short, since a socket path is limited to 107 bytes."""
 
     base: Path
     config: Path

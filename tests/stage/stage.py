@@ -93,7 +93,7 @@ class Stage:
 
     @property
     def processes(self) -> list[Process]:
-        """Returns the processes of all instances, which are under test."""
+        """Returns the processes under test, which are those of all instances."""
         return [process for instance in self.instances for process in instance.processes]
 
     def _make_paths(self) -> Paths:

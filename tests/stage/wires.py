@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocking clients of the stage: JSON lines to the fakes, HTTP to the API server and the state socket."""
+"""Blocking clients for the stage: JSON lines to the fakes, HTTP to the API server and the state socket."""
 
 import http.client
 import json

@@ -32,7 +32,7 @@ def assemble(
     memory: int = 4 * GIB,
     hugepages: tuple[HugepagePool, ...] = HUGEPAGES,
 ) -> Machine:
-    """Returns a machine of these cores.
+    """Returns a machine made of these cores.
 
     All first threads are numbered before the second ones, or each core's threads are adjacent if ``adjacent``. With a
     ``stride`` ids are sparse: 0, stride, 2 * stride and so on.

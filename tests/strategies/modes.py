@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exposure modes, as arguments of the configuration."""
+"""The exposure modes, as arguments for the configuration."""
 
 from typing import Any, Final
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of claims, and an independent, slow and simple check of the CPUs that they allow, without the allocator's
+"""Claim parameters, and an independent, slow and simple check of the CPUs that they allow, without the allocator's
 code.
 """
 

@@ -137,7 +137,7 @@ async def test_a_standby_uses_the_limit_from_the_last_update(memory: Path, befor
 
 @pytest.mark.parametrize("known_by", ["listed", "started"])
 async def test_a_claim_container_without_a_cgroup_is_stopped(memory: Path, known_by: str) -> None:
-    """The runtime lists the container as running although it has ended, or its end was reported only to another
+    """The runtime lists the container as running even though it has ended, or its end was reported only to another
     instance.
     """
     node = Node(memory)

@@ -114,7 +114,7 @@ def test_a_missing_dac_override_is_a_problem(tmp_path: Path, permitted: str, mis
 
 
 def test_in_pool_mode_partitions_are_not_probed(tmp_path: Path) -> None:
-    """SYS_ADMIN is not needed there, so it is not an obstacle if the capability is missing."""
+    """Pool mode does not need SYS_ADMIN, so a missing capability is not an obstacle."""
     root = host(tmp_path, "0000000000000002")
     tree = CgroupTree(str(tmp_path))
     (tmp_path / "kubepods").mkdir()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates the chart's ``values.schema.json`` and the values table in its README from the models of the values.
+"""Generates the chart's ``values.schema.json`` and the values table in its README from the models in
+``hack/chart_values.py``.
 
 ``python -m hack.chart_schema`` writes both. With ``--check`` it fails if one of them differs.
 """
@@ -43,8 +44,8 @@ reject them and name their replacements.
 """
 # With "--set", the value 0 is a number. The chart converts it to a string and validates the string.
 _OTHERWISE = {"reservedCPUs": {"type": ["string", "integer"]}}
-"""Values that Helm parses as another type: with "--set driverConfig.reservedCPUs=0" the value is a number. The chart
-converts it to a string.
+"""Values that Helm parses as a different type: with "--set driverConfig.reservedCPUs=0" the value is a number. The
+chart converts it to a string.
 """
 
 

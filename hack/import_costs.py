@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the anonymous memory that each service's imports take, by package: the table of docs/benchmarks.md.
+"""Prints the anonymous memory that each service's imports take, by package: the table in docs/benchmarks.md.
 
   python -m hack.import_costs                    both services, with this interpreter
   python -m hack.import_costs MODULE ARGUMENT    one of SERVICES, as JSON: in the root file system of its image

@@ -21,7 +21,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def policy(name: str, values: Mapping[str, Any] | None = None) -> Document:
-    """Returns the spec of the policy whose name has this suffix."""
+    """Returns the spec of the policy whose name ends with this suffix."""
     return _spec("ValidatingAdmissionPolicy", name, values)
 
 

@@ -46,7 +46,7 @@ async def printed(kubelet: str) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Wraps prose to the width of the page; continuation lines are indented."""
+    """Wraps prose to the page's width; continuation lines are indented."""
     lines = text.splitlines()
     return "\n".join("\n".join(textwrap.wrap(one, WIDTH, subsequent_indent=" " * 9)) for one in lines)
 

@@ -76,7 +76,7 @@ def foreign_slice(driver: str, attribute: str) -> Document:
 
 
 def foreign_class(name: str) -> Document:
-    """Returns the class of the other driver."""
+    """Returns the other driver's class."""
     selector = {"cel": {"expression": f'device.driver == "{name}"'}}
     return {"kind": "DeviceClass", "metadata": {"name": name}, "spec": {"selectors": [selector]}}
 

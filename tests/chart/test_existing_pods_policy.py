@@ -35,7 +35,7 @@ FUNCTIONS: dict[str, Any] = {
 
 
 def policy() -> tuple[Document, Document]:
-    """Returns the specs of the policy and of its binding."""
+    """Returns the specs of the policy and its binding."""
     found = {one["kind"]: one["spec"] for one in render(ON) if one["kind"].startswith("Mutating")}
     return found["MutatingAdmissionPolicy"], found["MutatingAdmissionPolicyBinding"]
 

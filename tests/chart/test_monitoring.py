@@ -32,7 +32,7 @@ _SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
 
 
 def scraped() -> frontend.Telemetry:
-    """Returns the metrics of a new frontend and of its backend."""
+    """Returns the metrics of a new frontend and its backend."""
     trees = captured("32intel64-2p8co2t+8ve"), MemoryTree({})
     watch = MachineWatch(*trees, Config(), "node", lambda: Ledger({}))
     view = BackendView(time.monotonic)

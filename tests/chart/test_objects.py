@@ -63,7 +63,7 @@ MATRIX: dict[str, Document] = {
         "extraVolumes": [{"name": "more", "emptyDir": {}}],
     },
     **{path.stem: yaml.safe_load(path.read_text()) for path in sorted(EXAMPLES.glob("*.yaml"))},
-    # Strings that YAML parses as another type unless they are quoted.
+    # Strings that YAML parses as a different type unless they are quoted.
     "apparmor": {"appArmorProfile": "RuntimeDefault"},
     "digits": {
         **EVERYTHING,

@@ -193,7 +193,7 @@ def test_valid_and_foreign_parameters_are_allowed(config: list[Document]) -> Non
 
 
 def test_a_class_may_not_name_cpus() -> None:
-    """All claims of the class would request the same CPUs."""
+    """All claims that use the class would request the same CPUs."""
     device_class: Document = {"kind": "DeviceClass", "spec": {"config": [said(CPU_DRIVER, {"cpuset": "0-3"})]}}
     assert (
         judge(PARAMETERS, "CREATE", device_class)

@@ -30,7 +30,7 @@ class Published:
 
     @property
     def kind(self) -> str:
-        """Returns the kind of the device."""
+        """Returns the device's kind."""
         return "CPUs" if self.driver == "dra.cpu" else f"{self.page} hugepages" if self.page else "memory"
 
 

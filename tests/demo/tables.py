@@ -7,7 +7,7 @@ _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 
 
 def heading(text: str) -> None:
-    """Prints the heading of a part of the output."""
+    """Prints the heading for a part of the output."""
     print(f"\n== {text}")
 
 

@@ -21,7 +21,7 @@ Key = tuple[str, ...]
 
 
 def key_of(entry: Document) -> Key:
-    """Returns the entry's key, which is unique within the claim."""
+    """Returns the entry's key, which is unique among the claim's entries."""
     return tuple(str(entry.get(name) or "") for name in _KEYS)
 
 

@@ -50,7 +50,7 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """Returns the ``apiVersion`` of its documents."""
+        """Returns the ``apiVersion`` of the resource's documents."""
         return f"{self.group}/v1" if self.group else "v1"
 
 
@@ -85,7 +85,7 @@ class Change:
     resource: Resource
     before: Document | None
     after: Document | None
-    """The state of the object after the change. For a deleted object, this is its last state with the version of the
+    """The object's state after the change. For a deleted object, this is its last state with the version of the
     deletion.
     """
     deleted: bool = False

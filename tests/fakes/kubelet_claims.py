@@ -110,9 +110,7 @@ class ClaimCache:
 
 
 def _pod_claim(pod: Document, claim: Document) -> Document | None:
-    """Returns the pod's entry for the claim. For a template, the pod's status contains the name of the generated
-    claim.
-    """
+    """Returns the pod's entry for the claim. For a template, the pod's status contains the generated claim's name."""
     made = (pod.get("status") or {}).get("resourceClaimStatuses") or []
     entries = [*((pod.get("spec") or {}).get("resourceClaims") or []), *made]
     return next((one for one in entries if one.get("resourceClaimName") == claim["metadata"]["name"]), None)

@@ -100,7 +100,7 @@ class FakeCgroups:
         return self.root / cgroup_parent.lstrip("/") / name
 
     def make_pod(self, cgroup_parent: str, sandbox_id: str) -> None:
-        """Creates the pod's cgroup, as the kubelet does, and that of its pause container."""
+        """Creates the pod's cgroup, as the kubelet does, and the cgroup for its pause container."""
         with self._lock:
             self._make(self.root / cgroup_parent.lstrip("/"))
         self.start(cgroup_parent, sandbox_id, 0)

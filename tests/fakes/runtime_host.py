@@ -127,7 +127,7 @@ class PluginHost:
     def _unsolicited(self, apply: Apply) -> Callable[[Sequence[pb.ContainerUpdate]], Awaitable[None]]:
         async def update(updates: Sequence[pb.ContainerUpdate]) -> None:
             self.log.append("an update outside an event")
-            # Events use the same lock, so a plugin that waits for this call inside a hook blocks itself.
+            # Events use this lock as well, so a plugin that waits for this call inside a hook blocks itself.
             async with self.node_lock:
                 await self.apply(updates, apply)
 

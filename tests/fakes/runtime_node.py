@@ -101,7 +101,9 @@ class FakeNode:
                 raise OperationError(str(error)) from error
 
     async def end(self, container: Container) -> None:
-        """Handles the end of the process: removes its cgroup and notifies the plugins. The node's lock must be held."""
+        """Handles the end of the container's process: removes the container's cgroup and notifies the plugins. The
+        node's lock must be held.
+        """
         if container.directory is not None:
             await asyncio.to_thread(self.cgroups.stop, container.directory)
             container.directory = None

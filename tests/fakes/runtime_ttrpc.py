@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime's ttrpc client and server with the behaviour of the Go library (ttrpc channel.go, client.go,
-server.go).
-"""
+"""The runtime's ttrpc client and server, which behave like the Go library (ttrpc channel.go, client.go, server.go)."""
 
 import asyncio
 import struct

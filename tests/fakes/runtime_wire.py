@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime's end of NRI's multiplexer with the behaviour of the Go library (NRI pkg/net/multiplex, ttrpc
-channel.go), including its faults.
+"""The runtime's end of NRI's multiplexer, which behaves like the Go library (NRI pkg/net/multiplex, ttrpc channel.go),
+including its faults.
 
 A read returns one mux frame and fails if the buffer is smaller. ttrpc reads through a buffer of 4096 bytes. A
 connection queues 256 frames; one more closes the trunk. Frames for connections that are not open are dropped. This

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates a ResourceClaim to published devices as kube-scheduler does, for the common forms of claims.
+"""Allocates a ResourceClaim to published devices as kube-scheduler does, for common forms of claims.
 
 Not supported: ``firstAvailable``, admin access, tolerations, and constraints other than ``matchAttribute``.
 """

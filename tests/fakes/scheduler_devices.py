@@ -29,7 +29,7 @@ class Candidate:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Returns the identity of the device in an allocation result."""
+        """Returns the device's identity as in an allocation result."""
         return self.driver, self.pool, str(self.device["name"])
 
     @property

@@ -423,7 +423,8 @@ SCRIPTS: Final = (
     # Other containers leave a claim's CPUs and get them back.
     "run 0; prepare 1 8; run 1 1 t; run 2 0 t; stop 2 t; unprepare 0 t; rest f",
     "run 0; prepare 32 8; run 0 1 t; run 6 1 t; stop 1 t; run 1 t; stop 2 t; unprepare f",
-    # A container was created before a claim of its pod was prepared, and starts after the container of the claim.
+    # A container was created before one of its pod's claims was prepared, and starts after the container that uses the
+    # claim.
     "prepare 32 t; create 1 t; prepare 25 8 t; run 7 1 t; start f",
     # Hugepages: the pod's limit rises, and is lowered while a sibling is still running.
     "run 6 0 t; prepare 5 1; run 0 2 f; kubelet_limit 1 1 f; kill; begin f; stop 2 f; unprepare f",
@@ -457,7 +458,7 @@ SCRIPTS: Final = (
     "run 1; refuse 1 0; prepare 0 8 t; run 0 1; heal f; run 0 1 f",
     # A standby takes over from an instance that dies during a write.
     "run 2; begin t; prepare 0 8; die_later 2; run 0 1 t; offline 0 t; kill; run 1 t; begin f",
-    # Several kinds of claims next to one another, and a sibling.
+    # Several kinds of claims side by side, and a sibling.
     "run 6; prepare 0 8; run 0 1 t; prepare 41 8; run 1 1 t; prepare 26; run 2 1 f; remove_pod 0 f",
 )
 """Traces that together exercise every rule of the oracle."""

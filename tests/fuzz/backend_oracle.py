@@ -189,7 +189,7 @@ def check_exact(world: World, box: Box) -> None:
 
 
 def _no_overlap(world: World, owner: Box, other: Box) -> None:
-    """Checks that another container is not on the CPUs of a claim.
+    """Checks that another container is not on a claim's CPUs.
 
     If processes of a stopped container without claims still run, only the instance that was notified of its end knows
     of them.

@@ -195,7 +195,7 @@ class Instance:
 
 
 class World:
-    """The node. Its methods are the actions of the node's parts; none of them checks the backend."""
+    """The node. Its methods are actions of the node's components; none of them checks the backend."""
 
     def __init__(self, root: Path, config: Config, *, partitions: bool) -> None:
         self.root, self.cdi, self.config = root, root / "cdi", config

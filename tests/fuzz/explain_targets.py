@@ -22,7 +22,7 @@ _MOST_SUBJECTS = 6
 
 
 def _explained(data: bytes) -> None:
-    """Explains the content of the documents; every line must be safe to print on a terminal."""
+    """Explains the documents' contents; every line must be safe to print on a terminal."""
     try:
         said = json.loads(data)
     except (ValueError, RecursionError):

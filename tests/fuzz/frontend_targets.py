@@ -170,7 +170,7 @@ def _watch(data: bytes) -> None:
 
 
 def _slices(data: bytes) -> None:
-    """Reads slices, and the attributes of their devices as Prepare does for a claim with constraints on them."""
+    """Reads slices, and their devices' attributes as Prepare does for a claim with constraints on them."""
     found, _ = answers.read_list(_SLICES, data, "ResourceSlice")
     pools = [(str(one["spec"].get("driver")), one["spec"]["pool"]["name"]) for one in found]
     read_attributes(found, frozenset((driver, pool, "gpu-0") for driver, pool in pools))

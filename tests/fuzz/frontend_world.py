@@ -49,7 +49,7 @@ def config_of(group_by: str, on_demand: bool) -> Config:
 
 
 class Kernel:
-    """The pools of hugepages in sysfs."""
+    """The hugepage pools in sysfs."""
 
     def __init__(self, root: Path) -> None:
         self.tree = HostTree(root)

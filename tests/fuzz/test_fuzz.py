@@ -89,7 +89,7 @@ def test_a_failing_trace_is_reduced_to_the_events_that_it_needs() -> None:
 
 
 def test_an_input_that_is_not_a_trace_is_not_reduced() -> None:
-    """Half of a document would fail for another reason."""
+    """Half of a document would fail for a different reason."""
     assert reduced(Target("faulty", _fails_at_a_brace, _JSON), b"{}") == b"{}"
 
 

@@ -25,7 +25,7 @@ _PATIENCE = 20.0 * PATIENCE
 
 
 def commands(ports: tuple[int, int]) -> tuple[str, str]:
-    """Returns the commands of the frontend and the backend, each with an open port and with the lowest limit on open
+    """Returns the commands for the frontend and the backend, each with an open port and with the lowest limit on open
     files that a container runtime may set.
     """
 
@@ -52,7 +52,7 @@ class Field:
 
     @property
     def processes(self) -> list[Process]:
-        """Returns the processes of the frontend and the backend."""
+        """Returns the frontend's and the backend's processes."""
         assert len(self.instance.processes) == 2
         return self.instance.processes
 

@@ -68,7 +68,7 @@ class _Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, _Page, str]:
-    """Returns the report, the page and the output of the smallest run, which compares this driver with itself."""
+    """Returns the report, the page and the output from the smallest run, which compares this driver with itself."""
     output = tmp_path_factory.mktemp("bench") / "figures.json"
     done = subprocess.run(
         [

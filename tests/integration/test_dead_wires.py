@@ -89,7 +89,7 @@ ELSEWHERE: dict[str, str] = {
         "tests/integration/test_hugepage_helper.py::test_a_helper_that_is_down_is_reported_until_it_is_back"
     ),
     StatusCode.TASK_FAILING: "tests/unit/dra_frontend/node/test_guard.py::test_a_step_that_succeeds_ends_the_warning",
-    # Entries that require a backend from another release.
+    # Entries that require a backend from a different release.
     StatusCode.BACKEND_PROBLEM: (
         "tests/unit/dra_frontend/state_endpoint/test_status.py::test_a_backend_problem_has_the_code_of_its_cause"
     ),
@@ -739,7 +739,7 @@ def documented_fields() -> dict[str, Any]:
 
 
 def documented_metrics() -> list[str]:
-    """Returns the names in the tables of docs/metrics.md."""
+    """Returns the names in the tables in docs/metrics.md."""
     text = (ROOT / "docs/metrics.md").read_text()
     tables = text.partition("\n## dra-frontend\n")[2].partition("\n## Values of labels\n")[0]
     return re.findall(r"^\| `(dra_\w+)` \|", tables, re.MULTILINE)

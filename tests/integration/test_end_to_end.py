@@ -34,7 +34,9 @@ MIB = 1 << 20
 
 
 def test_a_claim_becomes_a_pinned_container(stage: Stage) -> None:
-    """The claim's container has exactly the claim's CPUs, the memory of their node and the claimed hugepages."""
+    """The claim's container has exactly the claim's CPUs, the memory of these CPUs' NUMA node and the claimed
+    hugepages.
+    """
     with claim_pod(stage, "db", cpus(4), memory(512 * MIB), hugepages(4 * MIB)) as pod:
         pod.prepare()
         claimed = stage.held(pod.claim_uid)

@@ -82,8 +82,8 @@ def test_reserves_that_leave_nothing_are_reported(open_stage: OpenStage) -> None
 def test_limits_are_the_same_whether_or_not_the_kubelet_counts_claims(
     open_stage: OpenStage, release: str, gate: bool
 ) -> None:
-    """The record states whether the kubelet counts claims, which depends on the server and the Node; the limits of the
-    pod and the container are the same in both cases.
+    """The record states whether the kubelet counts claims, which depends on the server and the Node; the pod's and the
+    container's limits are the same in both cases.
     """
     gates = ("DRANodeAllocatableResources",) if gate else ()
     stage = open_stage(kubernetes=release, gates_on=gates, config={"publishNodeAllocatableResourceMapping": True})

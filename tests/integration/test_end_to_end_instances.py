@@ -17,8 +17,8 @@ def _active(stage: Stage, instance: Instance) -> bool:
 
 
 def test_only_one_of_two_instances_enforces_and_the_other_takes_over(open_stage: OpenStage) -> None:
-    """Both instances are ready and called by the runtime, but only the holder of the lock adjusts containers. When the
-    holder dies, the other instance takes over.
+    """Both instances are ready and called by the runtime, but only the lock holder adjusts containers. When the holder
+    dies, the other instance takes over.
     """
     stage = open_stage()
     old = stage.add_ready_instance()

@@ -26,7 +26,7 @@ class ExtendedPod(StagePod):
 
 
 def test_extended_resources_pin_containers(open_stage: OpenStage) -> None:
-    """Each container gets the CPUs of its own request; a third one uses the shared pool."""
+    """Each of two containers gets the CPUs of its own request; a third container uses the shared pool."""
     stage = open_stage(config={"cpuDeviceMode": "individual"})
     stage.add_ready_instance()
     single = next(one for one in render(RESOURCE) if one["metadata"]["name"] == "dra.cpu-single")

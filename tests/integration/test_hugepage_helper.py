@@ -95,7 +95,7 @@ class Node:
         return may_bind(self.stage.api(f"{CLAIMS}/{pod.claim['metadata']['name']}"))
 
     def taints(self) -> list[str]:
-        """Returns the values of the device's taint."""
+        """Returns the values of the taints on the device."""
         devices = [device for one in self.stage.slices() for device in one["spec"].get("devices") or []]
         found = [one for device in devices if device["name"] == DEVICE for one in device.get("taints", [])]
         return [one["value"] for one in found if one["key"] == TAINT]

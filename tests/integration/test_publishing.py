@@ -383,7 +383,7 @@ def mapped_otherwise() -> Document:
     ],
 )
 async def test_rejected_fields_are_left_out(rig: Rig, refused: Document, field: str, reason: str, told: str) -> None:
-    """A list without its gate, or a mapping in the form of another release, is left out, and one Event reports that."""
+    """A list without its gate, or a mapping in another release's form, is left out, and one Event reports that."""
     rig.server.options.version = "1.37"
     rig.server.options.gates["DRANodeAllocatableResources"] = True
     async with rig.publisher({NODE: [refused]}) as publisher:

@@ -311,7 +311,7 @@ def test_a_release_is_built_from_committed_files(tmp_path: Path) -> None:
 
 
 def stand_in(directory: Path, version: str) -> str:
-    """Creates an interpreter that reports another version."""
+    """Creates an interpreter that reports a different version."""
     path = directory / f"python-{version}"
     info = f"({version.replace('.', ', ')})"
     path.write_text(

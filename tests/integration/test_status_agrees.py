@@ -51,7 +51,7 @@ def command(stage: Stage, instance: Instance, *words: str) -> Any:
 
 
 def codes(listed: list[dict[str, Any]]) -> set[str]:
-    """Returns the codes of problems and warnings."""
+    """Returns the codes of the problems and warnings."""
     return {one["code"] for one in listed}
 
 

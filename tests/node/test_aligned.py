@@ -23,7 +23,7 @@ HOLD = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "2M:2", "4K:300
 
 
 def misplaced(pod: ClaimPod, box: Container) -> str:
-    """Returns the resources of the container that are not on the NUMA node of its CPUs, or ""."""
+    """Returns those of the container's resources that are not on the NUMA node of its CPUs, or ""."""
     (node,) = (number for number in kernel.numa_nodes() if pod.cpus <= kernel.node_cpus(number))
     pages = kernel.numa_maps(box.process)
     seen = {

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(600 * PATIENCE)
 
 
 def environment(node: Node) -> dict[str, str]:
-    """Returns an operator's environment, with the programs of the running containerd first."""
+    """Returns an operator's environment, with the running containerd's programs first."""
     older = f"{OLDER}:" if node.profile.name == "containerd-1.7" else ""
     return os.environ | {"PATH": older + os.environ["PATH"]}
 

@@ -55,7 +55,9 @@ def read_only(file: Path, *pids: int) -> Iterator[None]:
 
 
 def never_starts(pod: ClaimPod, why: str) -> None:
-    """Creates a container in the pod and checks that its start is rejected and that none of its processes runs."""
+    """Creates a container in the pod and checks that its start is rejected and that none of the container's processes
+    runs.
+    """
     box = pod.create()
     with pytest.raises(CriError, match=f"dra-driver-numa: .*{why}"):
         box.start()

@@ -43,7 +43,7 @@ PATHS = sorted(EXAMPLES.glob("**/[a-z]*.yaml")) if EXAMPLES.is_dir() else []
 NAMES = [path.stem for path in PATHS if path.parent.name != "values"]
 MIB = 1 << 20
 PAUSE = b"/bin/busybox\0sleep\0"
-"""Prefix of the pause process's command line in the sandboxes of this machine (vm/images.sh)."""
+"""Prefix of the pause process's command line in this machine's sandboxes (vm/images.sh)."""
 
 pytestmark = [pytest.mark.profile("examples"), pytest.mark.timeout(600 * PATIENCE)]
 

@@ -105,7 +105,9 @@ def test_a_mount_exists_as_long_as_its_container(cluster: Cluster) -> None:
 
 @pytest.mark.core
 def test_mmap_of_hugepages_fails_without_a_claim(cluster: Cluster) -> None:
-    """Even if the kubelet does not limit the pod's reservations, mmap(MAP_HUGETLB) fails, so there is no SIGBUS later."""
+    """Even if the kubelet does not limit the pod's reservations, mmap(MAP_HUGETLB) fails, which prevents a later
+    SIGBUS.
+    """
     pod = cluster.node.pod("postgres")
     for size in ("2MB", "1GB"):
         pod.cgroup.write(f"hugetlb.{size}.rsvd.max", "max")

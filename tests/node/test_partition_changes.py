@@ -59,7 +59,9 @@ def change(state: str) -> float:
 
 
 def measure(state: str, priority: int) -> tuple[Delays, list[float]]:
-    """Returns the delays in a container on other CPUs while the cgroup is repeatedly turned into a partition and back."""
+    """Returns the delays in a container on other CPUs while the cgroup repeatedly becomes a partition and a member
+    again.
+    """
     online = sorted(kernel.online_cpus())
     probe = cyclictest(online[:PROBED], every=500, priority=priority)
     with inside(OTHER, probe) as process:

@@ -109,7 +109,7 @@ async def test_free_shows_resources_by_numa_node(plugin: Plugin) -> None:
 
 
 async def test_claims_shows_cpus_and_enforcement(plugin: Plugin) -> None:
-    """The values come from the claim's own status, as the node has written it; the wide format adds the reason."""
+    """The values come from the claim's own status, which the node has written; the wide format adds the reason."""
     memory = [{"device": "memory-numa000", "kind": "memory", "bytes": GIB}]
     told = {"claim": "train", "node": NODE, "cpuCount": 2, "cpus": [1, 5], "memory": memory, "enforced": True}
     [row] = await plugin.rows("claims", "-n", "ns")

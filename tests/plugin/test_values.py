@@ -93,7 +93,7 @@ def test_control_characters_never_reach_the_terminal(text: str) -> None:
 
 @given(st.lists(st.dictionaries(st.text(max_size=8), JSON, max_size=3), max_size=3))
 def test_yaml_and_json_have_the_same_values(documents: list[Any]) -> None:
-    """The values include strings that YAML would read as another type, such as ``no`` and ``0x1``."""
+    """The values include strings that YAML would read as a different type, such as ``no`` and ``0x1``."""
     words = [{"text": text} for text in ("no", "On", "y", "null", "0x1", "1e3", "1:30", "", "- a", "a: b", "~")]
     for one in (documents, words, [{"list": [], "map": {}, "lists": [[1], [{"a": [2]}]]}]):
         assert yaml.safe_load(yaml_text(one)) == json.loads(json_text(one)) == one
@@ -177,7 +177,7 @@ def test_only_the_newest_generation_of_a_pool_counts() -> None:
 
 
 def test_a_large_cluster_is_read_in_seconds() -> None:
-    """The time grows with the sum of the numbers of nodes and claims, not with their product."""
+    """The time grows with the number of nodes plus the number of claims, not with their product."""
     slices, claims = [], []
     for number in range(1000):
         pool = {"name": f"n{number}", "generation": 1}

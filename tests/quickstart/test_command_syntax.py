@@ -17,7 +17,7 @@ import pytest
 from tests.chart.test_shown_commands import PAGES, lines, spans
 
 _PLUGINS = ("numa", "krew")
-"""Commands of kubectl plugins. tests/plugin has the tests of this project's plugin."""
+"""Commands of kubectl plugins. The tests for this project's plugin are in tests/plugin."""
 _START = re.compile(r"(?:^|[|;&(`]|\bdo|\bthen)\s*kubectl\s")
 _ENDS = ("|", ";", "&", ">", "<", ")", "&&", "||", "done")
 

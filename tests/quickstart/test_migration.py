@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Migration from dra-driver-cpu and dra-driver-memory and back, with the command blocks of docs/migration.md.
+"""Migration from dra-driver-cpu and dra-driver-memory and back, with the command blocks from docs/migration.md.
 
 ``peers/`` contains objects with the two drivers' names and selectors; the drivers themselves are not run. The fake
 scheduler allocates claims from the slices and classes in the cluster.
@@ -40,7 +40,7 @@ def clean_cluster(shell: Shell) -> Iterator[None]:
 
 
 def publish(shell: Shell) -> None:
-    """Publishes the slices of the two drivers."""
+    """Publishes the two drivers' slices."""
     shell.typed(f"kubectl apply -f {PEERS}/slices.yaml")
 
 
@@ -131,8 +131,8 @@ def test_migration_from_dra_driver_memory_and_back(shell: Shell) -> None:
 
 def test_an_upgrade_restores_classes_that_the_old_release_deleted(shell: Shell) -> None:
     """Helm deletes the objects of a release by name, even if another release has created them again. While both
-    releases exist, this driver's classes select the devices of the old drivers; the classes of the old drivers do not
-    select this driver's memory.
+    releases exist, this driver's classes select the old drivers' devices; the old drivers' classes do not select this
+    driver's memory.
     """
     shell.typed(CPU_INSTALL)
     shell.typed(DELETE_CLASSES)

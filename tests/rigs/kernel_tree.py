@@ -45,7 +45,7 @@ class KernelTree(CgroupTree):
         return Path(self.root, path)
 
     def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES, limits: bool = True) -> None:
-        """Creates a cgroup and its missing ancestors, with the files of the chosen controllers."""
+        """Creates a cgroup and its missing ancestors, with the chosen controllers' files."""
         for part in range(1, path.count("/") + 2):
             above = "/".join(path.split("/")[:part])
             directory = f"{self.root}/{above}"

@@ -28,7 +28,7 @@ class PartitionTree(KernelTree):
         (root / "cpuset.cpus.effective").write_text(f"{online}\n")
 
     def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES, limits: bool = True) -> None:
-        """Creates cgroups with the files of partitions."""
+        """Creates cgroups with the files for partitions."""
         new = [part for part in _with_ancestors(path) if not self.has(part, "")]
         super().make(path, cpuset=cpuset, sizes=sizes, limits=limits)
         for part in new if cpuset else ():

@@ -29,7 +29,9 @@ _FILE_OPERATIONS: Final = frozenset(
 
 
 class KilledError(BaseException):
-    """The process of this task was killed. Derives from BaseException, so no code of the process handles it."""
+    """The process that this task belongs to was killed. Derives from BaseException, so no code in the process handles
+    it.
+    """
 
 
 class Process:

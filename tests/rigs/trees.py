@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File trees of hosts: the captured machines of tests/data/topologies and a generated one, which tests can change."""
+"""Host file trees: the captured machines in tests/data/topologies and a generated one. Tests can change them."""
 
 import json
 import posixpath

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process on the stage: started in its own process group, watched, measured through /proc, and ended with its group."""
+"""A process on the stage: started in its own process group, watched, measured through /proc, and ended with the
+group.
+"""
 
 import compileall
 import os
@@ -126,7 +128,7 @@ class Process:
             raise StageError(f"{self.name} ended with status {self._child.returncode}\n{self.tail()}")
 
     def tail(self, lines: int = 15) -> str:
-        """Returns the last lines of its log."""
+        """Returns the last lines of the process's log."""
         text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
         return "\n".join(f"  {self.name}: {line}" for line in text.splitlines()[-lines:])
 

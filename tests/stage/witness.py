@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that a running driver has shown: fields of its documents, samples of its metrics, reasons of its Events.
+"""Everything that a running driver has shown: the fields of its documents, samples of its metrics, and the reasons in
+its Events.
 
 Fields have paths such as ``/v1/containers[].claims[].cpus``; a key that is data and not a field is ``*``.
 """

@@ -56,7 +56,7 @@ def scale_for(figures: Iterable[Figure], unit: str) -> Scale:
 
 
 def strips(rows: Sequence[Row], scale: Scale, title: str) -> Markup:
-    """For each row, draws every sample, the middle half of the samples and the median. Rows are grouped by load."""
+    """Draws, for each row, every sample, the middle half of the samples and the median. Rows are grouped by load."""
     parts: list[Markup] = []
     y = float(_TOP)
     loads = list(dict.fromkeys(row.load for row in rows))

@@ -135,7 +135,7 @@ def _switch(cpu: int, *, online: bool) -> None:
 
 
 def siblings(cpu: int) -> frozenset[int]:
-    """Returns the threads of the core that `cpu` belongs to."""
+    """Returns the threads on the core that `cpu` belongs to."""
     return parse_cpu_list(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
 
 

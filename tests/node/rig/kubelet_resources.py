@@ -88,7 +88,7 @@ class PodResources:
         self._memory = memory
 
     def group(self) -> PodGroup:
-        """Returns the limits of the pod's cgroup; if one container lacks a limit, the pod has none."""
+        """Returns the limits for the pod's cgroup; if one container lacks a limit, the pod has none."""
         limits = [limits for _, limits in self._together]
         memory = int(self._limit("memory")) if limits and all("memory" in one for one in limits) else 0
         quota = _quota(self._limit("cpu")) if limits and all("cpu" in one for one in limits) else 0

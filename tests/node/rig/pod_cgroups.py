@@ -90,9 +90,7 @@ class PodCgroups:
 
 
 def _start_slice(unit: str, limits: Mapping[str, int]) -> None:
-    """Starts a slice. systemd must know the limits of the slice, since it writes them again when a unit inside it
-    starts.
-    """
+    """Starts a slice. systemd must know the slice's limits, since it writes them again when a unit inside it starts."""
     properties = ["DefaultDependencies", "b", "false"]
     for name in ("MemoryAccounting", "CPUAccounting", "IOAccounting", "TasksAccounting"):
         properties += [name, "b", "true"]

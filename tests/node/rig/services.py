@@ -19,7 +19,7 @@ class Service(Process):
     """A program that can be started, killed and started again; its log is kept across restarts."""
 
     _seen = 0
-    """Position in the log at which the output of the latest start begins."""
+    """Position in the log at which the output since the latest start begins."""
 
     def start(self) -> Self:
         """Starts the program and returns at once."""
@@ -62,7 +62,7 @@ class Service(Process):
 
 
 class Services:
-    """All programs of one test; at the end of the context, those that are still running are killed."""
+    """All programs that one test uses; at the end of the context, those that are still running are killed."""
 
     def __init__(self, test: str) -> None:
         self._logs = LOGS / test

@@ -41,7 +41,7 @@ EQUAL = [
     ("one", "other"), [*EQUAL, ("1E", "1e18"), ("2E3", "2000"), ("1E-3", "1m"), (" 7 ", 7), (0.1, "100m"), (1e3, "1k")]
 )
 def test_equal_values_are_equal(one: str | float, other: str | float) -> None:
-    """The server may return the same amount in another spelling, or as a bare number."""
+    """The server may return the same amount in a different spelling, or as a bare number."""
     assert parse_quantity(one) == parse_quantity(other)
 
 

@@ -8,8 +8,8 @@ from tests.fakes.clock import JumpingLoop
 
 
 def test_the_clock_does_not_jump_while_the_loop_waits_for_its_threads() -> None:
-    """Otherwise, the clock would jump past the time limit for that wait, which asyncio has had since Python 3.12, and
-    Python would issue a warning.
+    """Otherwise, the clock would jump past the timeout that asyncio has had for that wait since Python 3.12, and Python
+    would issue a warning.
     """
 
     async def leave_a_job() -> None:

@@ -151,7 +151,7 @@ def test_nodes_and_upper_limits_are_not_set_while_a_memory_claim_is_unknown() ->
 
 
 def test_a_pod_that_changed_during_the_audit_is_skipped() -> None:
-    """The runtime has since sent a new container list, in which the pod has another UID or does not appear.
+    """The runtime has since sent a new container list, in which the pod has a different UID or does not appear.
 
     The next audit uses the new list.
     """

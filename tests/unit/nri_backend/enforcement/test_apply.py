@@ -157,7 +157,7 @@ def test_without_a_cgroup_nothing_is_written(tree: KernelTree, cgroup: str) -> N
 
 @pytest.mark.parametrize(("needed", "errors"), [(False, 0), (True, 1)])
 def test_a_missing_pod_cgroup_is_an_error_only_for_a_needed_limit(tree: KernelTree, needed: bool, errors: int) -> None:
-    """A runtime may use another cgroup for pods. A missing cgroup throttles no container, but it cannot protect
+    """A runtime may use a different cgroup for pods. A missing cgroup throttles no container, but it cannot protect
     memory.
     """
     groups = {"kubepods/none": Raises({"memory.min": Raise(plus=MI, needed=needed)})}

@@ -83,7 +83,7 @@ async def test_a_recalled_claim_shares_its_record_with_the_claim_file(memory: Pa
 
 
 async def test_an_enforcement_record_is_valid_for_only_one_cgroup(memory: Path) -> None:
-    """After a reboot, a container with the same ID has another cgroup."""
+    """After a reboot, a container with the same ID has a different cgroup."""
     async with enforcing(Node(memory)) as node:
         path = await node.run("claim", *node.claim(ONE))
         node.unprepare(ONE)

@@ -72,8 +72,8 @@ async def test_a_sibling_whose_cpus_are_all_in_partitions_does_not_block_a_parti
 
 
 async def test_the_kernel_is_asked_even_if_the_last_audit_saw_other_cpus(memory: Path) -> None:
-    """The full audit saw the container on fewer CPUs than the tick before, because the container's parent cgroup had
-    been narrowed in between.
+    """The full audit saw the container on fewer CPUs than the tick before, because the CPUs of the container's parent
+    cgroup had been reduced in between.
     """
     node = Node(memory)
     await node.enforcer.activate()

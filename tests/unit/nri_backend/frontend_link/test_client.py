@@ -306,7 +306,9 @@ async def test_a_frontend_that_never_acknowledges_containers_is_not_flooded(path
 async def test_the_report_is_repeated_after_an_invalid_answer(
     path: Path, answer: bytes | int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No warning is logged, since it is not a fault if a frontend is still starting or comes from another release."""
+    """No warning is logged, since it is not a fault if a frontend is still starting or comes from a different
+    release.
+    """
     async with state_server(path) as server:
         if isinstance(answer, int):
             server.refuse["/v1/backend"] = answer

@@ -90,7 +90,9 @@ def _with_former_names(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_nulls(schema: Any) -> Any:
-    """Returns the schema of a configuration whose optional keys may all be null, which the services accept."""
+    """Returns a configuration's schema, changed so that all optional keys may be null, since the services accept
+    null.
+    """
     if isinstance(schema, list):
         return [_with_nulls(one) for one in schema]
     if not isinstance(schema, dict):

@@ -24,7 +24,7 @@ LOCAL: Final = "urn:dra-driver-numa:make-release"
 
 
 def statement(directory: Path, commit: str, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the statement about all files in a directory, which were built from a commit."""
+    """Returns the statement that all files in a directory were built from a commit."""
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": file.name, "digest": {"sha256": _digest(file)}} for file in sorted(directory.iterdir())],

@@ -49,7 +49,7 @@ class Load:
             devices["constraints"] = [{"matchAttribute": "resource.kubernetes.io/numaNode"}]
         body = {"metadata": {"name": f"{pod.name}-claim"}, "spec": {"devices": devices}}
         made = self._stage.api(_CLAIMS, "POST", body)
-        # The scheduler runs in this process, because the fakes' scheduler reads every object again for every claim.
+        # The scheduler runs in this process, because the fake scheduler would reread every object for every claim.
         chosen = allocate(made, self._slices, self._classes, others=self._claims, pods=[pod.reference])
         pod.claim = self._stage.api(f"{_CLAIMS}/{made['metadata']['name']}/status", "PUT", chosen)
         self._claims.append(pod.claim)

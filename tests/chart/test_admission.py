@@ -91,7 +91,7 @@ def test_pools_of_other_nodes_are_rejected(driver: str, pool: str) -> None:
     "pool", ["a-memory", "a-hugepages-2m", "a-hugepages-64k", "a-hugepages-512m", "a-hugepages-16g"]
 )
 def test_every_memory_pool_of_the_node_is_allowed(pool: str) -> None:
-    """The allowed pools are the pool for plain memory, and one for each hugepage size of any machine."""
+    """The allowed pools are the pool for plain memory, and one for each hugepage size that any machine has."""
     assert judge(SLICES, "CREATE", of_node("a", "dra.memory", pool), user=caller()) == ALLOWED
 
 

@@ -111,7 +111,7 @@ def test_a_group_by_another_label_restarts_the_default_pods_once() -> None:
 
 
 def test_a_group_has_its_own_configuration() -> None:
-    """A key of the group replaces the common one, even with false or 0, and the mounts follow it."""
+    """A group's key replaces the common one, even if its value is false or 0, and the mounts change accordingly."""
     common = {"reservedCPUs": "0", "hugepageGuard": True, "reservedMemory": [{"numaNode": 0, "limits": {"memory": 1}}]}
     pages = {"enabled": True, "pages": [{"size": "1Gi", "count": 2}]}
     own = {"hugepageGuard": False, "withheldCPUs": 0, "kubeletRootDir": "/var/lib/k0s/kubelet"}

@@ -51,7 +51,7 @@ def test_unknown_keys_are_rejected_at_every_level() -> None:
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> set[str]:
-    """Returns the paths of all values that a model knows, except those in the services' configuration."""
+    """Returns the paths of all values that a model defines, except those in the services' configuration."""
     found = set()
     for name, field in model.model_fields.items():
         path = prefix + (field.alias or name)

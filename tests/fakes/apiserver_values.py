@@ -43,7 +43,7 @@ class Options:
 
     gates: dict[str, bool] = field(default_factory=lambda: dict(GATES_OF_1_36))
     version: str = "1.36"
-    """Release of Kubernetes, which determines the fields of slices and the permissions of drivers."""
+    """Kubernetes release, which determines the fields in slices and the drivers' permissions."""
     tokens: set[str] | None = None
     """Accepted bearer tokens; None accepts every client."""
     forbidden: set[tuple[str, str]] = field(default_factory=set)

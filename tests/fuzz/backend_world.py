@@ -479,7 +479,7 @@ class World:
                 self._write(box, update.resources)
 
     async def start(self, box: Box) -> None:
-        """Starts a container. Raises RejectedError, after which the container has exited."""
+        """Starts a container. Raises RejectedError if the start is rejected; the container has then exited."""
         try:
             async for _ in self._ask("start_container", box.pod, box.container):
                 pass

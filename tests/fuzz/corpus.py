@@ -28,7 +28,7 @@ SHORT = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-"""Settings for ``make test``, which tries the same inputs every time: if it fails, the cause is the last change and not
+"""Settings for ``make test``, which tries the same inputs every time: if it fails, the cause is the last change, not
 chance.
 """
 

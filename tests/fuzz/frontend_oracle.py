@@ -131,7 +131,7 @@ class Oracle:
     journal_was_lost: bool = False
     claim_was_lost: bool = False
     damaged: set[Key] = field(default_factory=set)
-    """Claims whose files the trace has removed or damaged and no frontend has written again."""
+    """Claims whose files the trace has removed or damaged and that no frontend has rewritten since."""
     faults: list[str] = field(default_factory=list)
     _holders: dict[str, frozenset[str]] = field(default_factory=dict)
     """For each device, the UIDs of the claims that had hugepages from it at the last check."""

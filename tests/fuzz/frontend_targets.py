@@ -367,7 +367,7 @@ _ALIASES = b"a: &a [x,x,x,x,x,x,x,x]\n" + b"".join(
 
 
 def _bound(step: str, steps: int, body: str) -> str:
-    """Returns an expression in which each list is made from the previous one, and which tests the last one."""
+    """Returns an expression that makes each list from the previous one and tests the last one."""
     for number in range(steps, 0, -1):
         body = f"cel.bind(b{number}, {step.replace('b', f'b{number - 1}')}, {body})"
     return f"cel.bind(b0, [1, 1], {body})"

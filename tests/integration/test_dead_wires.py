@@ -483,7 +483,7 @@ def no_partitions(play: Play) -> None:
 
 
 def observing(play: Play) -> None:
-    """The driver only observes, while a pod is running whose cgroups it would otherwise change."""
+    """The driver only observes while a pod is running whose cgroups it would otherwise change."""
     with StagePod(play.stage, "web") as pod:
         pod.run()
         play.warns(StatusCode.OBSERVE_MODE)

@@ -159,7 +159,7 @@ def cluster(request: pytest.FixtureRequest, node: Node, running_cluster: Running
 
 @pytest.fixture
 def services(request: pytest.FixtureRequest) -> Iterator[Services]:
-    """Returns this test's programs. Those that are still running when the test ends are killed once the pods are gone."""
+    """Returns this test's programs. Those still running when the test ends are killed once the pods are gone."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", request.node.name).strip("-")
     with Services(name) as services:
         request.node.stash[LAST_REPORT] = services.logs

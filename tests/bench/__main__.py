@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _render(file: Path) -> int:
-    """Writes the page of an existing report."""
+    """Writes the page for an existing report."""
     try:
         report = Report.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:

@@ -38,9 +38,9 @@ class Driver:
     name: str
     revision: str
     frontend: str
-    """Command of the DRA driver, with the placeholders of StageSettings."""
+    """Command that starts the DRA driver, with the placeholders from StageSettings."""
     backend: str
-    """Command of the NRI plugin, or empty if the DRA driver contains it."""
+    """Command that starts the NRI plugin, or empty if the DRA driver contains the plugin."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for both processes, in addition to those of this process."""
 

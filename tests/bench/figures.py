@@ -93,9 +93,9 @@ class DriverUnderTest(_Model):
     name: str
     revision: str
     frontend: str
-    """Command of the DRA driver."""
+    """Command that starts the DRA driver."""
     backend: str
-    """Command of the NRI plugin, or empty if the DRA driver contains it."""
+    """Command that starts the NRI plugin, or empty if the DRA driver contains the plugin."""
 
 
 class Report(_Model):
@@ -143,7 +143,7 @@ class Collector:
         self.threads: list[ThreadRate] = []
 
     def add(self, quantity: Quantity, mode: str, load: str, driver: str, samples: Sequence[float]) -> None:
-        """Adds the samples of one turn; a turn without samples is ignored."""
+        """Adds the samples from one turn; a turn without samples is ignored."""
         if samples:
             self._quantities.setdefault(quantity.key, quantity)
             self._turns.setdefault((quantity.key, mode, load, driver), []).append(list(samples))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The activity of a driver while its node is idle: CPU time and context switches, by thread."""
+"""A driver's activity while its node is idle: CPU time and context switches, by thread."""
 
 import time
 from collections import defaultdict
@@ -72,7 +72,7 @@ def _by_name(threads: list[procfs.Thread], seconds: float) -> dict[str, Rates]:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The observed activity of an idle driver, by process."""
+    """An idle driver's observed activity, by process."""
 
     cpu: Mapping[str, float]
     """CPU time of each process, as a percentage of one CPU."""

@@ -28,7 +28,7 @@ from tests.rigs.trees import captured, write_tree
 from tests.stage.settings import StageSettings
 from tests.stage.stage import Stage
 
-# 128 CPUs in four NUMA nodes: enough for a hundred claims with CPUs.
+# 128 CPUs on four NUMA nodes: enough for a hundred claims with CPUs.
 _MACHINE: Final = "128arm-2pa2n8cluster4co"
 _MACHINE_TEXT: Final = "128 CPUs in four NUMA nodes (captured from an Arm server)"
 # Work that a driver does after the last pod of a turn must not overlap with the other driver's turn.

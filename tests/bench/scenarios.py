@@ -83,11 +83,11 @@ class _Record:
     calls: list[dict[str, Any]] = field(default_factory=list)
 
     def runtime(self, method: str) -> list[float]:
-        """Returns the durations in milliseconds of the runtime's successful calls to a method."""
+        """Returns the durations, in milliseconds, of the runtime's successful calls to a method."""
         return [call["seconds"] * 1000 for call in self.hooks if (call["method"], call["outcome"]) == (method, "ok")]
 
     def kubelet(self, driver: str, method: str) -> list[float]:
-        """Returns the durations in milliseconds of the kubelet's calls to a driver's method."""
+        """Returns the durations, in milliseconds, of the kubelet's calls to a driver's method."""
         return [call["seconds"] * 1000 for call in self.calls if (call["driver"], call["method"]) == (driver, method)]
 
 

@@ -83,7 +83,7 @@ def pod_of(documents: list[Document]) -> Document:
 
 
 def container(documents: list[Document], name: str) -> Document:
-    """Returns a container or init container of the DaemonSet."""
+    """Returns a container or init container in the DaemonSet."""
     pod = pod_of(documents)
     every = [*pod.get("initContainers", []), *pod["containers"]]
     found: Document = next(one for one in every if one["name"] == name)

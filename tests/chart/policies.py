@@ -64,5 +64,5 @@ def judge(
 
 
 def messages(spec: Document) -> Iterable[str]:
-    """Returns the fixed messages of a policy."""
+    """Returns a policy's fixed messages."""
     return [rule["message"] for rule in spec["validations"] if "message" in rule]

@@ -64,7 +64,7 @@ def named(pattern: str) -> set[Any]:
 
 
 def keys_of(model: type[BaseModel]) -> Iterator[str]:
-    """Returns the keys of a configuration section and its subsections."""
+    """Returns the keys in a configuration section and its subsections."""
     for name, field in model.model_fields.items():
         yield field.alias or name
         inner = [field.annotation, *getattr(field.annotation, "__args__", ())]

@@ -50,7 +50,7 @@ NOT_SERVED = {
 
 
 def documents(path: Path) -> list[Document]:
-    """Returns the objects of an example, read as kubectl reads them."""
+    """Returns the objects in an example, read as kubectl reads them."""
     return [document for document in parse_yaml_documents(path.read_bytes(), path.name) if document]
 
 

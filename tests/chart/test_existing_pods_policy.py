@@ -97,7 +97,7 @@ def equal(cpu: str, memory: str = "1Gi") -> Document:
 
 
 def claims_of(document: Document) -> dict[str, str]:
-    """Returns the claim template of each container."""
+    """Returns each container's claim template."""
     templates = {one["name"]: one["resourceClaimTemplateName"] for one in document["spec"].get("resourceClaims", [])}
     return {
         container["name"]: templates[claim["name"]]

@@ -20,7 +20,7 @@ BAD: list[tuple[Document, str]] = [
     ({"driverconfig": {}}, "(root): Additional property driverconfig "),
     ({"driverConfig": {"reservedCpus": "0"}}, "- driverConfig: Additional property reservedCpus "),
     ({"frontend": {"image": {"name": "x"}}}, "- frontend.image: Additional property name "),
-    # Settings of the services.
+    # The services' settings.
     ({"driverConfig": {"reservedCPUs": 0.5}}, "driverConfig.reservedCPUs"),
     ({"driverConfig": {"reservedCPUs": "0..3"}}, 'driverConfig.reservedCPUs: "0..3" is not a list of CPUs'),
     (

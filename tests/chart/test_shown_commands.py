@@ -38,7 +38,7 @@ _OF_RELEASES: Final = {"--reset-then-reuse-values", "--wait", "--create-namespac
 
 
 def lines(text: str) -> Iterator[str]:
-    """Returns the command lines of a page, each on one line, without the prompt."""
+    """Returns the command lines on a page, each on one line, without the prompt."""
     for kind, block in _BLOCK.findall(text):
         open_line = ""
         for line in block.replace("\\\n", " ").splitlines():

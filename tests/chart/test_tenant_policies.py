@@ -26,7 +26,7 @@ EXAMPLES = sorted((CHART.parents[1] / "examples").glob("*.yaml"))
 
 
 def opaque(driver: str, parameters: Any, requests: tuple[str, ...] = ()) -> Document:
-    """Returns an entry of ``config``."""
+    """Returns an entry for ``config``."""
     return {"opaque": {"driver": driver, "parameters": parameters}} | ({"requests": [*requests]} if requests else {})
 
 

@@ -35,7 +35,7 @@ class Published:
 
 
 def published(slices: Iterable[Mapping[str, Any]]) -> list[Published]:
-    """Returns the devices of all slices."""
+    """Returns the devices in all slices."""
     found = []
     for spec in (one["spec"] for one in slices):
         for device in spec["devices"]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of the demo: headings, tables, readable amounts."""
+"""The demo's output: headings, tables, readable amounts."""
 
 from collections.abc import Sequence
 

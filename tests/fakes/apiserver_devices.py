@@ -125,7 +125,7 @@ def may_write(rules: Sequence[Document], verb: str, driver: str, node: str, clai
 
 
 def allows(rules: Sequence[Document], verb: str, group: str, resource: str, name: str = "") -> bool:
-    """Returns True if a rule of a ClusterRole allows the request."""
+    """Returns True if a rule in a ClusterRole allows the request."""
     return any(
         verb in rule["verbs"]
         and group in rule.get("apiGroups", ())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the fake API server, and the records that it keeps."""
+"""Options for the fake API server, and the records that it keeps."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +39,7 @@ class Fault:
 
 @dataclass
 class Options:
-    """Configuration of the server."""
+    """The server's configuration."""
 
     gates: dict[str, bool] = field(default_factory=lambda: dict(GATES_OF_1_36))
     version: str = "1.36"
@@ -47,7 +47,7 @@ class Options:
     tokens: set[str] | None = None
     """Accepted bearer tokens; None accepts every client."""
     forbidden: set[tuple[str, str]] = field(default_factory=set)
-    """Pairs of (verb, resource) that RBAC denies."""
+    """(verb, resource) pairs that RBAC denies."""
     rules: list[Document] | None = None
     """Rules of the callers' ClusterRole; None allows everything."""
     node: str = ""
@@ -66,7 +66,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Target:
-    """The object or collection that the path of a request refers to."""
+    """The object or collection that a request's path refers to."""
 
     resource: Resource
     namespace: str

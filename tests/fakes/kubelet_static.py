@@ -16,7 +16,7 @@ class StaticManagers:
     """Both managers of one kubelet; ``cpu`` and ``memory`` switch a policy from None to Static."""
 
     cpus: frozenset[int]
-    """All CPUs of the machine."""
+    """All of the machine's CPUs."""
     reserved: frozenset[int]
     """The kubelet's reservedSystemCPUs, which the static policy requires. They stay in the default set."""
     cpu: bool = True

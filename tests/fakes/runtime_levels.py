@@ -62,5 +62,5 @@ class RuntimeOptions:
     machine_mems: str = "0-1"
     hugepage_sizes: tuple[str, ...] = ("2MB", "1GB")
     partitions: bool = False
-    """Whether cgroups have the files of cpuset partitions."""
+    """Whether cgroups have the files for cpuset partitions."""
     request_seconds: float = 2.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake runtime's store of pods and containers, and the errors of its operations."""
+"""The fake runtime's store of pods and containers, and the errors that its operations raise."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -25,7 +25,7 @@ class TrunkClosedError(Exception):
 
 
 class Lane:
-    """One connection of the mux, like a Go net.Conn that is read through a bufio.Reader."""
+    """One connection on the mux, like a Go net.Conn that is read through a bufio.Reader."""
 
     def __init__(self, trunk: "Trunk", number: int) -> None:
         self._trunk = trunk

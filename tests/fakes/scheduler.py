@@ -34,7 +34,7 @@ class Slot:
 
     @property
     def selectors(self) -> list[str]:
-        """CEL selectors of the class and of the request."""
+        """The class's and the request's CEL selectors."""
         both = (self.device_class.get("spec") or {}, self.wish)
         return [one["cel"]["expression"] for part in both for one in part.get("selectors") or []]
 

@@ -58,7 +58,7 @@ class StateServer:
         self.containers.clear()
 
     def change_records(self) -> None:
-        """Responds to all waiting requests that records have changed."""
+        """Answers all waiting requests by reporting that records have changed."""
         self.records += 1
         self._news.set()
         self._news = asyncio.Event()

@@ -398,7 +398,7 @@ async def _play(data: bytes, root: Path) -> None:
 
 
 def trace(data: bytes) -> None:
-    """Runs a trace. Raises AssertionError if the backend breaks a rule of the oracle."""
+    """Runs a trace. Raises AssertionError if the backend breaks one of the oracle's rules."""
     data = data.ljust(_HEAD, b"\0")
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="b", dir=memory if memory.is_dir() else None) as root:
@@ -461,7 +461,7 @@ SCRIPTS: Final = (
     # Several kinds of claims side by side, and a sibling.
     "run 6; prepare 0 8; run 0 1 t; prepare 41 8; run 1 1 t; prepare 26; run 2 1 f; remove_pod 0 f",
 )
-"""Traces that together exercise every rule of the oracle."""
+"""Traces that together exercise every rule that the oracle checks."""
 
 
 def _bytes(head: tuple[int, int], events: list[tuple[int, ...]]) -> bytes:

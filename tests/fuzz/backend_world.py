@@ -43,7 +43,7 @@ OWN_POD: Final = "own"
 PODS: Final = 3
 HOOK_SECONDS: Final = 1.5
 TICK: Final = 2.05
-"""A little longer than one tick of the audit."""
+"""A little longer than one audit tick."""
 IDLE: Final = 6.05
 """A little longer than one tick on a node without claims."""
 FULL: Final = 66.0
@@ -138,7 +138,7 @@ class Box:
     held: set[str] = field(default_factory=set)
     """Claims that an active instance has enforced for the container, which keeps them while it is running."""
     forged: bool = False
-    """True if its environment contains values that differ from those of the claims."""
+    """True if its environment contains values that differ from the claims' values."""
     ended_before: object = None
     """The active instance that was notified of the container's end while one of its processes remained."""
     listed: bool = True
@@ -264,7 +264,7 @@ class World:
         return parse_cpu_list(self.kernel.get(box.path, EFFECTIVE))
 
     def refuse(self, path: str, name: str, number: int) -> None:
-        """Makes writes of all instances to a file fail."""
+        """Makes all instances' writes to a file fail."""
         self.kernel.refused[path, name] = number
         self.errors.add((path, name))
 

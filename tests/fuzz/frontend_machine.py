@@ -57,7 +57,7 @@ _ERRORS: Final[tuple[type[KubeError], ...]] = (
 
 
 class Trace(Node):
-    """A node where the steps of a trace are run."""
+    """A node on which a trace's steps are run."""
 
     async def run(self) -> None:
         """Runs the trace and ends it on a node where everything works again."""

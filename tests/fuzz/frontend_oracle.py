@@ -101,7 +101,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A container that runs with the environment of a claim."""
+    """A container that runs with a claim's environment."""
 
     pod: str
     cpus: Mapping[str, frozenset[int]]

@@ -59,4 +59,4 @@ SETTINGS: dict[Actor, StageSettings] = {
     # Claims may name their CPUs only with this setting.
     Actor.CLAIM_AUTHOR: StageSettings(config={"groupBy": "machine"}),
 }
-"""Settings of the stage for each actor."""
+"""The stage's settings for each actor."""

@@ -48,7 +48,7 @@ class Fields:
 
 @pytest.fixture(scope="module")
 def fields(tmp_path_factory: pytest.TempPathFactory, unused_tcp_port_factory: Callable[[], int]) -> Iterator[Fields]:
-    """Provides the nodes of all actors, one at a time."""
+    """Provides all actors' nodes, one at a time."""
     fields = Fields(lambda: write_tree(captured(_MACHINE), tmp_path_factory.mktemp("machine")), unused_tcp_port_factory)
     yield fields
     fields.close()

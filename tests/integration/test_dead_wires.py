@@ -567,7 +567,7 @@ def older_kubelet(play: Play) -> None:
 
 
 def counted(play: Play) -> None:
-    """A kubelet of release 1.37 counts claims."""
+    """A 1.37 kubelet counts claims."""
     with play.pod("db", cpus(2)):
         play.sees("/v1/claims[].counted")
 
@@ -746,7 +746,7 @@ def documented_metrics() -> list[str]:
 
 
 def documented_reasons() -> list[str]:
-    """Returns the reasons in the table of docs/events.md."""
+    """Returns the reasons in the table in docs/events.md."""
     return re.findall(r"^\| `([A-Z]\w+)` \|", (ROOT / "docs/events.md").read_text(), re.MULTILINE)
 
 
@@ -760,7 +760,7 @@ def condition_reasons() -> list[str]:
 
 
 def alerts() -> dict[str, str]:
-    """Returns the expression of each alert."""
+    """Returns each alert's expression."""
     groups = yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"]
     return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
 

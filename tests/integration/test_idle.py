@@ -10,7 +10,7 @@ from tests.stage.settings import StageSettings
 from tests.stage.stage import Stage
 
 SECONDS = 20.0
-"""Five quiet ticks of the frontend, three ticks of the backend."""
+"""Duration of five quiet ticks in the frontend, or three ticks in the backend."""
 SETTLE_SECONDS = 12.0
 """Time after which Events and the first reports are written, and gRPC's threads have slowed down."""
 _OF_GRPC = ("event_engine", "grpc_global_tim", "lifeguard")

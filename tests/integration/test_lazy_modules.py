@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of libraries that the two services do not execute."""
+"""Library modules that the two services do not execute."""
 
 import json
 import subprocess

@@ -47,7 +47,7 @@ def soon(what: str, condition: Callable[[], T]) -> T:
 
 
 def published(stage: Stage) -> dict[str, Any]:
-    """Returns the devices of all slices by name."""
+    """Returns the devices in all slices by name."""
     return {device["name"]: device for one in stage.slices() for device in one["spec"].get("devices") or []}
 
 
@@ -58,7 +58,7 @@ def amount(stage: Stage, device: str) -> str:
 
 
 def taints(stage: Stage, device: str) -> list[tuple[str, str, str]]:
-    """Returns the taints of a published device."""
+    """Returns the taints on a published device."""
     return [(t["key"], t["value"], t["effect"]) for t in published(stage)[device].get("taints", [])]
 
 

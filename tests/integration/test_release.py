@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a release: the SBOM of an image, and one version everywhere."""
+"""The parts of a release: an image's SBOM, and the same version everywhere."""
 
 import base64
 import hashlib
@@ -215,7 +215,7 @@ def digests(statement: dict[str, Any]) -> dict[str, str]:
 
 
 def chart_file(made: dict[str, bytes], name: str) -> dict[str, Any]:
-    """Returns a YAML file of the packaged chart."""
+    """Returns a YAML file from the packaged chart."""
     with tarfile.open(fileobj=io.BytesIO(made[f"{NAME}-{__version__}.tgz"])) as tar:
         file = tar.extractfile(f"{NAME}/{name}")
         assert file

@@ -58,7 +58,7 @@ class DenyingTree(KernelTree):
     """A kernel whose security module denies partitions even though the capability is present."""
 
     def make(self, path: str, **_: Any) -> None:
-        """Creates a cgroup with the files of a partition."""
+        """Creates a cgroup with the files for a partition."""
         super().make(path)
         for name in PARTITION_FILES:
             self.path(path).joinpath(name).touch()
@@ -212,7 +212,7 @@ def rejections(name: str, value: str) -> Iterator[Problem]:
 
 
 def rejection(record: AllocationRecord, env: tuple[str, ...], user: Owner, first: Owner | None = None) -> Problem:
-    """Returns the problem that a container is rejected for."""
+    """Returns the problem for which a container is rejected."""
     key = record.driver, record.claim.uid
     claims = Claims({key: ClaimFile.of(record)}, {key: first} if first else {})
     _, _, found = authorize(read_evidence(env), user, claims)

@@ -38,7 +38,7 @@ _DOCTOR = {
     "runtime.nri": {"BackendNotConnected"},
     "claims.refused": {"ContainerRefused"},
 }
-"""For each check of the doctor, the codes that it reports."""
+"""For each of the doctor's checks, the codes that it reports."""
 
 
 def command(stage: Stage, instance: Instance, *words: str) -> Any:

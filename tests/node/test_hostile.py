@@ -79,7 +79,7 @@ def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
 
 @contextmanager
 def frozen(service: DriverContainer) -> Iterator[None]:
-    """Suspends a process with SIGSTOP for the duration of a block."""
+    """Suspends a process with SIGSTOP for the duration of the block."""
     service.send(signal.SIGSTOP)
     try:
         yield
@@ -204,7 +204,7 @@ def small(cluster: Cluster) -> Iterator[Path]:
 
 
 def fill(file: Path) -> None:
-    """Uses up the last page of the file system."""
+    """Fills the file system to its last page."""
     ended = subprocess.run(["dd", "if=/dev/zero", f"of={file}", "bs=4k"], check=False, capture_output=True, text=True)
     assert "No space left" in ended.stderr
 

@@ -42,7 +42,7 @@ class Tab:
         """Errors of the page: exceptions, console errors, and violations of its Content-Security-Policy."""
 
     async def call(self, method: str, **parameters: Any) -> Any:
-        """Calls a method of the protocol and returns its result."""
+        """Calls a protocol method and returns its result."""
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         async with asyncio.timeout(30):
@@ -69,7 +69,7 @@ class Tab:
         await self.until("document.querySelectorAll('button[data-cpu]').length > 0")
 
     async def evaluate(self, code: str) -> Any:
-        """Returns the JSON value of a JavaScript expression in the page."""
+        """Evaluates a JavaScript expression in the page and returns its JSON value."""
         answer = await self.call("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise PageError(str(answer["exceptionDetails"]))

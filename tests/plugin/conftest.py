@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures for all tests of the kubectl plugin."""
+"""Fixtures for the kubectl plugin's tests."""
 
 from tests.plugin.rig import plugin
 

@@ -20,7 +20,7 @@ _BROWSER: Final = Path(page.__file__).with_name("browser")
 
 
 def table_of(script: str, name: str) -> Any:
-    """Returns the object or list that a script of the page assigns to a constant."""
+    """Returns the object or list that a script on the page assigns to a constant."""
     text = (_BROWSER / script).read_text().partition(f"const {name} = ")[2].partition(";\n")[0]
     quoted = re.sub(r"([{,]\s*)([\w]+):", r'\1"\2":', text)
     return json.loads(re.sub(r",(\s*[}\]])", r"\1", quoted))

@@ -133,15 +133,15 @@ class AilingNode:
         self.containers = [self.container("work")]
 
     def host(self, path: str, text: str) -> None:
-        """Writes a file of the host."""
+        """Writes a file on the host."""
         _write(self.root / path[1:], text)
 
     def cgroup(self, path: str, text: str) -> None:
-        """Writes a file of the cgroup tree."""
+        """Writes a file in the cgroup tree."""
         _write(self.base / "cgroup" / path, text)
 
     def listen(self, path: Path) -> None:
-        """Starts listening at a socket."""
+        """Starts listening on a socket."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.sockets.append(socket.socket(socket.AF_UNIX))
         self.sockets[-1].bind(os.fspath(path))

@@ -27,7 +27,7 @@ MI = 1 << 20
 
 
 def record(uid: str = "u1", cpus: frozenset[int] = frozenset({1, 2})) -> AllocationRecord:
-    """Returns the record of a CPU claim with one request that is reserved for no pod."""
+    """Returns the record of a CPU claim that has one request and is reserved for no pod."""
     return cpu_record(uid, f"r={format_cpu_list(cpus)}", pods=())
 
 
@@ -112,7 +112,7 @@ def report(id_: str = "c", state: str = "running", **more: Any) -> ContainerRepo
 
 
 def result(request: str, driver: str, device: str, pool: str = "", **more: Any) -> dict[str, Any]:
-    """Returns one entry of the allocation's results."""
+    """Returns one entry in the allocation's results."""
     return {"request": request, "driver": driver, "device": device, "pool": pool or NODE, **more}
 
 
@@ -128,12 +128,12 @@ def memory(size: str, request: str = "memory", node: int = 0, kind: str = "memor
 
 
 def opaque(fields: dict[str, Any], *requests: str, from_class: bool = False, driver: str = "dra.cpu") -> dict[str, Any]:
-    """Returns an entry of the allocation's config with these fields of ``cpuConfig``, for some or all requests."""
+    """Returns an entry in the allocation's config with these fields in ``cpuConfig``, for some or all requests."""
     return _config({"cpuConfig": fields}, requests, driver, from_class=from_class)
 
 
 def memory_opaque(fields: dict[str, Any], *requests: str, from_class: bool = False) -> dict[str, Any]:
-    """Returns an entry of the allocation's config with these fields of ``memoryConfig``, for some or all requests."""
+    """Returns an entry in the allocation's config with these fields in ``memoryConfig``, for some or all requests."""
     return _config({"memoryConfig": fields}, requests, "dra.memory", from_class=from_class)
 
 

@@ -10,4 +10,4 @@ EnvironmentFile=-/etc/default/kubelet
 ExecStart=
 ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
 """
-"""Content of ``10-kubeadm.conf``, the drop-in of kubelet.service."""
+"""Content of ``10-kubeadm.conf``, the drop-in for kubelet.service."""

@@ -94,7 +94,7 @@ class Outputs:
 
 @dataclass(slots=True)
 class _Node:
-    """A node of processes, and the commands that are run on it."""
+    """A node made of processes, and the commands that are run on it."""
 
     stage: Stage
     kubectl: Path
@@ -259,7 +259,7 @@ class _Node:
         self._run(fault, command, [sys.executable, "-m", "numa_tools", command, *flags], pod)
 
     def _numa(self, fault: str, command: str) -> None:
-        """Runs a command of the kubectl plugin."""
+        """Runs one of the kubectl plugin's commands."""
         flags = ["--kubeconfig", str(self.stage.paths.kubeconfig)]
         words = [sys.executable, "-c", _NUMA, str(self.kubectl), *command.split(), *flags]
         # The plugin is not installed in any environment; users get it as one file.

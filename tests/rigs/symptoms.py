@@ -21,7 +21,7 @@ class Sample(NamedTuple):
 
 
 def slug(title: str) -> str:
-    """Returns the anchor of a heading."""
+    """Returns a heading's anchor."""
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 

@@ -14,7 +14,7 @@ class StandstillError(AssertionError):
 
 
 class VirtualClock(selectors.DefaultSelector):
-    """The selector and the clock of a loop."""
+    """A loop's selector and clock."""
 
     def __init__(self, now: float = 0.0) -> None:
         super().__init__()

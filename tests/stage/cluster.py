@@ -32,7 +32,7 @@ from tests.stage.wires import AnsweredError
 
 _PROGRAMS: Final = {"frontend": "numa_tools", "backend": "nri_backend"}
 _COMMANDS = {"dra-frontend": "numa_tools", "nri-backend": "nri_backend"}
-"""Python modules of the commands that the images contain."""
+"""Python modules for the commands that the images contain."""
 # Files that exist in the pod only because of its mounts.
 _OF_MOUNTS: Final = ("--config=", "--bind-address=", "--kernel-root=")
 _LOOKS_EVERY: Final = 0.1
@@ -201,7 +201,7 @@ class Cluster:
 
 
 def _command(box: Document) -> str:
-    """Returns the stage's command for a container of the driver's pod."""
+    """Returns the stage's command for a container in the driver's pod."""
     kept = [word for word in box["args"] if not word.startswith(_OF_MOUNTS)]
     variables = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in box["env"]}
     assert variables == {"NODE_NAME": "spec.nodeName", "POD_UID": "metadata.uid"}, "the stage sets only these variables"

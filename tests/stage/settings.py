@@ -44,9 +44,9 @@ class StageSettings:
     gates_off: tuple[str, ...] = ()
     gates_on: tuple[str, ...] = ()
     kubernetes: str = "1.36"
-    """Kubernetes release of the API server."""
+    """The API server's Kubernetes release."""
     config: Mapping[str, object] = field(default_factory=dict)
-    """Additional keys of the configuration file."""
+    """Additional keys for the configuration file."""
     partitions: bool = False
     """Whether the kernel supports cpuset partitions."""
     request_seconds: float = 2.0

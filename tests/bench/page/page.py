@@ -111,7 +111,7 @@ class _Pages:
         )
 
     def sections(self) -> Iterator[tuple[str, list[_Card]]]:
-        """Yields each section with the cards of its plotted quantities."""
+        """Yields each section with the cards for its plotted quantities."""
         for name, quantities in self._by_section():
             yield name, [self._card(quantity) for quantity in quantities]
 
@@ -175,7 +175,7 @@ class _Pages:
 
 
 def render(report: Report) -> str:
-    """Returns the page of a report."""
+    """Returns the page for a report."""
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

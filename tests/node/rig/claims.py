@@ -45,12 +45,12 @@ class Wish:
 
 
 def cpu_config(*requests: str, **fields: Any) -> dict[str, Any]:
-    """Returns parameters for dra.cpu, for some requests of the claim or for all."""
+    """Returns parameters for dra.cpu, for some or all of the claim's requests."""
     return opaque(CPU_DRIVER, "cpuConfig", fields, *requests)
 
 
 def memory_config(*requests: str, **fields: Any) -> dict[str, Any]:
-    """Returns parameters for dra.memory, for some requests of the claim or for all."""
+    """Returns parameters for dra.memory, for some or all of the claim's requests."""
     return opaque(MEMORY_DRIVER, "memoryConfig", fields, *requests)
 
 

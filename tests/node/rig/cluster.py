@@ -218,7 +218,7 @@ class Cluster:
         return Instance(DriverPod(self.node, self.objects, NODE_NAME), self.times)
 
     def logs(self) -> dict[str, str]:
-        """Returns the ends of all logs, for the report of a failed test."""
+        """Returns the end of every log, for the report on a failed test."""
         halves = [half for one in self.instances for half in one.pod.containers.values()]
         return self.services.logs() | {f"{half.name} of {half.pod_name}": half.log()[-4000:] for half in halves}
 
@@ -235,7 +235,7 @@ class Cluster:
         return any(one["driver"] == driver and one["connected"] for one in endpoints)
 
     def asks(self, instance: Instance) -> bool:
-        """Returns True if the kubelet would call this instance to prepare claims of both drivers."""
+        """Returns True if the kubelet would call this instance to prepare claims for both drivers."""
         newest = {one["driver"]: one for one in self.kubelet("status")["endpoints"] if one["connected"]}
         return newest.keys() == set(DRIVERS) and all(instance.pod_uid in one["path"] for one in newest.values())
 
@@ -291,7 +291,9 @@ class Cluster:
         return pod
 
     def settled(self) -> Node:
-        """Returns the node once no sandbox is being created, because a restart of the runtime would interrupt that."""
+        """Returns the node once no sandbox is being created, because restarting the runtime would interrupt its
+        creation.
+        """
         for pod in self._pods:
             pod.settle()
         return self.node

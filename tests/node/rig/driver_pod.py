@@ -137,7 +137,7 @@ class DriverContainer:
 
 
 class DriverPod:
-    """A pod of the rendered DaemonSet. Its sandbox is created when the pod first starts, and kept when the node is
+    """A pod from the rendered DaemonSet. Its sandbox is created when the pod first starts, and kept when the node is
     reset.
     """
 

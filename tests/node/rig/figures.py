@@ -35,7 +35,7 @@ class HookTimes:
         """Calls by hook and outcome (ok, refused, timeout, error)."""
 
     def add(self, metrics: str) -> None:
-        """Adds the last scrape of a process."""
+        """Adds the last scrape of a process's metrics."""
         for hook, edge, count in _BUCKET.findall(metrics):
             self._below[hook][float(edge)] += int(float(count))
         for hook, outcome, count in _OUTCOME.findall(metrics):
@@ -49,7 +49,7 @@ class HookTimes:
         return next((edge for edge in sorted(edges) if edges[edge] >= share * edges[float("inf")]), float("inf"))
 
     def note(self) -> None:
-        """Records the figures of each hook."""
+        """Records the figures for each hook."""
         for hook in sorted(self._below):
             count = self._below[hook][float("inf")]
             times = [f"{name} <= {1000 * self.percentile(hook, share):g} ms" for name, share in _SHARES.items()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DRA drivers of other hardware, for claims that combine their devices with this driver's: they register and prepare
+"""DRA drivers for other hardware, for claims that combine their devices with this driver's: they register and prepare
 any claim.
 """
 
@@ -19,7 +19,7 @@ Document = dict[str, Any]
 
 
 def slice_document(driver: str, node: str, attribute: str, numa_node: int) -> Document:
-    """Returns a ResourceSlice with one device of a driver, which is near a NUMA node."""
+    """Returns a ResourceSlice in which a driver publishes one device near a NUMA node."""
     device = {"name": "one", "attributes": {attribute: {"int": numa_node}}}
     pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
     return {
@@ -29,7 +29,7 @@ def slice_document(driver: str, node: str, attribute: str, numa_node: int) -> Do
 
 
 def class_document(driver: str) -> Document:
-    """Returns the DeviceClass of a driver."""
+    """Returns the DeviceClass for a driver's devices."""
     selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
     return {"metadata": {"name": driver}, "spec": {"selectors": [selector]}}
 

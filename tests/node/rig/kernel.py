@@ -87,7 +87,7 @@ def mems_allowed(pid: int) -> frozenset[int]:
 
 
 def environment(pid: int) -> list[str]:
-    """Returns the variables (K=V) that a process was started with."""
+    """Returns the variables (K=V) with which a process was started."""
     return Path(f"/proc/{pid}/environ").read_text().split("\0")
 
 
@@ -120,7 +120,7 @@ def isolated_cpus() -> frozenset[int]:
 
 @contextmanager
 def offline(*cpus: int) -> Iterator[None]:
-    """Takes some CPUs offline for the duration of a block."""
+    """Takes some CPUs offline for the duration of the block."""
     try:
         for cpu in cpus:
             _switch(cpu, online=False)

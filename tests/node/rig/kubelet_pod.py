@@ -54,7 +54,7 @@ class NodeFacts:
 
     name: str
     memory: int
-    """Memory of the node in bytes."""
+    """The node's memory in bytes."""
     api_server: tuple[str, int] = ("10.96.0.1", 443)
     """Address of the service `kubernetes`."""
     resolvers: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Identity:
     name: str
     uid: str
     attempt: int = 0
-    """Attempt number of the sandbox."""
+    """The sandbox's attempt number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +79,16 @@ class Volume:
 
     name: str
     path: str
-    """Path of the volume on the node."""
+    """The volume's path on the node."""
     host_type: str | None = None
-    """Type of a hostPath volume, "" without a check; None for a volume that the kubelet creates."""
+    """Type of a hostPath volume, or "" if the type is not checked; None for a volume that the kubelet creates."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files that the kubelet writes into the volume."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An HTTP probe of the kubelet."""
+    """An HTTP probe that the kubelet makes."""
 
     path: str
     port: int
@@ -100,17 +100,17 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container of the pod, before its first start."""
+    """A container in the pod, before its first start."""
 
     name: str
     config: pb.ContainerConfig
-    """Configuration of the first start; started() returns the configuration of a later start."""
+    """Configuration for the first start; started() returns the configuration for a later start."""
     probes: Mapping[str, Probe]
     """Probes by kind: startup, liveness, readiness."""
     hosts_file: str
     """Path on the node; the kubelet writes the file when it knows the pod's address."""
     termination_log: str
-    """Path of the termination log on the node."""
+    """The termination log's path on the node."""
 
     def started(self, attempt: int) -> pb.ContainerConfig:
         """Returns the configuration for a start: a restarted container is a new one with a higher attempt number."""
@@ -137,7 +137,9 @@ class KubeletPod:
 
 
 def translate(objects: Iterable[Document], identity: Identity, node: NodeFacts) -> KubeletPod:
-    """Returns the pod of the only DaemonSet among rendered objects. Raises UnknownFieldError or UntranslatableError."""
+    """Returns the pod for the only DaemonSet among the rendered objects. Raises UnknownFieldError or
+    UntranslatableError.
+    """
     objects = list(objects)
     (daemonset,) = (one for one in objects if one["kind"] == "DaemonSet")
     files = {one["metadata"]["name"]: one["data"] for one in objects if one["kind"] == "ConfigMap"}
@@ -256,7 +258,7 @@ class _Pod:
         return f"{self._directory}/volumes/kubernetes.io~{kind}/{name}"
 
     def _projected(self, volume: Fields) -> dict[str, str]:
-        """Returns the files of a projected volume. Data from the API server is a placeholder, since the fake needs no
+        """Returns the files in a projected volume. Data from the API server is a placeholder, since the fake needs no
         token.
         """
         found = {}

@@ -61,7 +61,7 @@ def cpu_weight(shares: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """Limits of the pod's cgroup."""
+    """Limits for the pod's cgroup."""
 
     qos: Qos
     shares: int
@@ -72,7 +72,7 @@ class PodGroup:
 
 
 class PodResources:
-    """Requests and limits of all containers of a pod."""
+    """Requests and limits of all containers in a pod."""
 
     def __init__(
         self, init: Sequence[Mapping[str, Any]], containers: Sequence[Mapping[str, Any]], priority: str, memory: int

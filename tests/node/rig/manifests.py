@@ -58,7 +58,7 @@ def _templates(value: Any) -> Iterator[Document]:
 
 
 def read_manifest(path: Path) -> list[Document]:
-    """Returns the objects of a file."""
+    """Returns the objects in a file."""
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
@@ -81,7 +81,7 @@ class ManifestPod:
         return str(self.document["metadata"]["name"])
 
     def start(self) -> "ManifestPod":
-        """Creates the claims, has them allocated and prepared, and starts every container of the pod."""
+        """Creates the claims, has them allocated and prepared, and starts every container in the pod."""
         for entry in self.document["spec"].get("resourceClaims") or []:
             self.claims[entry["name"]] = self._allocated(entry)
         status = [{"name": n, "resourceClaimName": c["metadata"]["name"]} for n, c in self.claims.items()]

@@ -96,7 +96,7 @@ class Container:
 
     @property
     def reason(self) -> str:
-        """Returns the runtime's reason why the container exited, such as OOMKilled."""
+        """Returns the reason that the runtime gives for the container's exit, such as OOMKilled."""
         return str(self._runtime.state(self.id).reason)
 
     def wait_exited(self, within: float = 30.0) -> int:

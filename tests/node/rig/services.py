@@ -90,5 +90,5 @@ class Services:
         return self._all[name]
 
     def logs(self) -> dict[str, str]:
-        """Returns the ends of all logs, for the report of a failed test."""
+        """Returns the end of every log, for the report on a failed test."""
         return {name: service.log()[-4000:] for name, service in self._all.items() if service.log_file.exists()}

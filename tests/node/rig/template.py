@@ -11,7 +11,7 @@ class UnknownFieldError(Exception):
 
 
 class Fields:
-    """A mapping each of whose fields is read once; a field that was never read is unknown to the rig."""
+    """A mapping whose fields are each read once; a field that was never read is unknown to the rig."""
 
     def __init__(self, content: dict[str, Any], path: str = "") -> None:
         """Removes the fields from this mapping as they are read; of() is for a document that must stay unchanged."""

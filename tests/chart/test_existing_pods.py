@@ -94,7 +94,7 @@ def test_a_name_without_a_domain_is_rejected(name: str) -> None:
 
 
 async def test_single_cpus_are_an_extended_resource() -> None:
-    """Four units are four CPUs for the pod; its containers share the claim, and each gets its own CPUs."""
+    """Four units are four CPUs for the pod; its containers share the claim, and each container gets its own CPUs."""
     published = inventory(cpu_device_mode="individual")
     view = parse_claim(await scheduled(asking(one=4, two=2), published))
     record = decided(view, "dra.cpu", inventory=published)

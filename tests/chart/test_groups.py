@@ -59,8 +59,8 @@ SELECTORS = st.dictionaries(st.sampled_from(["a", "b", LABEL]), st.sampled_from(
 @given(st.lists(SELECTORS, max_size=3))
 @example([{"a": "x", "b": "y"}, {"b": "y"}, {LABEL: "x", "a": "y"}])
 def test_every_node_has_one_daemon_set(selectors: list[Labels]) -> None:
-    """The node's DaemonSet is that of the first group that selects the node, else the default one, except for nodes
-    whose label names an unknown group.
+    """The node gets the DaemonSet for the first group that selects the node, or else the default one. A node whose
+    label names an unknown group gets none.
     """
     groups = [group(f"g{number}", selector) for number, selector in enumerate(selectors)]
     if any(one.items() <= two.items() for one, two in itertools.combinations(selectors, 2)):

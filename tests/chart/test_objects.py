@@ -280,8 +280,8 @@ def test_only_the_frontend_can_call_the_api_server() -> None:
 
 
 def test_tools_for_dra_driver_cpu_find_what_they_expect() -> None:
-    """Container 0 is the frontend and has the argument --config; ConfigMap, key, ports and environment have the
-    expected names.
+    """Container 0 is the frontend and has the argument --config; the ConfigMap, its key, the ports and the environment
+    variables have the expected names.
     """
     documents = render({"driverConfig": {"reservedCPUs": "0"}})
     first, second = pod_of(documents)["containers"]
@@ -297,7 +297,9 @@ def test_tools_for_dra_driver_cpu_find_what_they_expect() -> None:
 
 @pytest.mark.parametrize(("values", "name"), [("peer", "dracpu"), ("memory peer", "dramemory")])
 def test_the_chart_can_use_the_names_of_the_replaced_drivers(values: str, name: str) -> None:
-    """Names, label and namespace can be those that tools for dra-driver-cpu or dra-driver-memory look for."""
+    """The names, the label and the namespace can be those that tools for dra-driver-cpu or dra-driver-memory look
+    for.
+    """
     documents = render(MATRIX[values])
     daemon_set = only(documents, "DaemonSet")
     assert (daemon_set["metadata"]["name"], daemon_set["metadata"]["namespace"]) == (name, "kube-system")

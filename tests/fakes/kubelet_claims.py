@@ -76,7 +76,7 @@ class ClaimCache:
         self._checkpoint.write_text(json.dumps([asdict(claim) for claim in self.claims.values()]))
 
     def load(self) -> None:
-        """Reads the checkpoint: after a restart no claim counts as prepared, but the CDI ids are still known."""
+        """Reads the checkpoint: after a restart no claim is considered prepared, but the CDI ids are still known."""
         self.claims.clear()
         if not self._checkpoint.exists():
             return

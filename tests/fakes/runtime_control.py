@@ -82,8 +82,8 @@ class RuntimeControl:
         return len(plugins)
 
     async def send_event(self, method: str, container: Given, pod: Given | None = None) -> None:
-        """Sends any event. Container and pod are given as messages in JSON form, or as the ids of existing ones. Raises
-        OperationError if a plugin rejects it.
+        """Sends any event. The container and the pod are given as messages in JSON form, or as the ids of existing
+        ones. Raises OperationError if a plugin rejects it.
         """
         request = getattr(pb, f"{method}Request")(pod=self._sandbox(pod or {}), container=self._message(container))
         async with self._runtime.host.node_lock:

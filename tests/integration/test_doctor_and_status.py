@@ -39,7 +39,7 @@ def results(document: Any) -> dict[str, str]:
 
 
 def test_commands_work_without_the_service(open_stage: OpenStage) -> None:
-    """Both commands show the same claims whether or not the service is running, and report it when it is down."""
+    """Both commands show the same claims whether or not the service is running, and report a service that is down."""
     stage = open_stage()
     instance = stage.add_ready_instance()
     with claim_pod(stage, "db", cpus(4), memory(512 * MIB)) as pod:

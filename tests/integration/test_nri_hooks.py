@@ -15,7 +15,7 @@ from tests.rigs.nri_rig import PLUGIN_NAME, nri_rig
 
 
 async def test_a_rejection_fails_the_container_and_keeps_the_plugin(tmp_path: Path) -> None:
-    """Create and start fail with the plugin's message; stop and remove events follow."""
+    """CreateContainer and StartContainer fail with the plugin's message; stop and remove events follow."""
     refused = "create_container"
 
     async def refuse(hook: str) -> None:

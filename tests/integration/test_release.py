@@ -343,5 +343,5 @@ def test_the_first_command_names_the_python_that_it_needs(version: str, found: s
 
 
 def test_the_lowest_python_is_the_same_everywhere() -> None:
-    """README, packages, locks and linters contain the same version."""
+    """The README, the packages, the locks and the linters' settings contain the same version."""
     assert python_faults() == []

@@ -25,8 +25,8 @@ POD = {
 
 @contextmanager
 def kubernetes(cluster: Cluster, *, gate: bool) -> Iterator[None]:
-    """Makes the server and the kubelet behave like 1.37 for the duration of a block, with or without the gate, and like
-    1.36 afterwards.
+    """Makes the server and the kubelet behave like 1.37 for the duration of the block, with or without the gate, and
+    like 1.36 afterwards.
     """
     try:
         _become(cluster, "1.37", gate=gate)

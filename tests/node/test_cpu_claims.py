@@ -46,8 +46,8 @@ def test_two_claims_never_overlap(cluster: Cluster) -> None:
 @both_drivers
 @in_pool_mode
 def test_all_containers_without_a_claim_leave_its_cpus_and_get_them_back(cluster: Cluster) -> None:
-    """Static pods, pods of every QoS class, init containers and restarted containers share the unclaimed CPUs at any
-    time.
+    """Static pods, pods of every QoS class, init containers and restarted containers share the unclaimed CPUs at all
+    times.
     """
     static = {"kubernetes.io/config.source": "file", "kubernetes.io/config.hash": "0123456789abcdef"}
     node = cluster.node

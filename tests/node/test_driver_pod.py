@@ -158,7 +158,9 @@ def test_namespaces_are_those_of_an_ordinary_pod(pod: DriverPod, spec: dict[str,
 
 
 def test_limits_match_the_chart(pod: DriverPod, spec: dict[str, Any]) -> None:
-    """Memory, CPU weight and OOM score are those that a kubelet computes from the rendered resources and priority."""
+    """The memory limit, the CPU weight and the OOM score are those that a kubelet computes from the rendered resources
+    and priority.
+    """
     total = sum(quantity(one["resources"]["limits"]["memory"]) for one in spec["containers"])
     shares = {one["name"]: int(quantity(one["resources"]["requests"]["cpu"]) * 1024) for one in spec["containers"]}
     for container, wanted in each(pod, spec):

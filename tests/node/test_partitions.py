@@ -77,7 +77,7 @@ def test_the_kernel_keeps_partitions_without_a_backend(cluster: Cluster, new_pod
 
 
 def test_cpus_of_an_ended_claim_are_available_to_another_qos_class(cluster: Cluster) -> None:
-    """The CPUs of a claim that ends are free at once, and no ancestor excludes them from another QoS class."""
+    """When a claim ends, its CPUs are free immediately, and no ancestor excludes them from another QoS class."""
     plain = cluster.node.pod("web").run()
     first = cluster.pod(cpus(2, numa_node=1))
     box = first.run()

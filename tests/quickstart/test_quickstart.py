@@ -74,7 +74,7 @@ def asked() -> list[str]:
     """Returns the commands that pages use to query a cluster, if a cluster of fakes can answer them.
 
     Pages whose blocks are all run have their own tests. The examples in the command reference name invented pods; a
-    test of the help texts shows that the programs accept them.
+    test of the help texts shows that the programs accept the examples.
     """
     pages = [page for page in PAGES if page.stem not in (*documented.PAGES, "command-reference")]
     # Samples of a node with a fault have this mark, and a test of their own (tests/integration/test_symptoms_page.py).

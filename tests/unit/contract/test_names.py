@@ -85,7 +85,7 @@ def test_claim_file_names_can_be_parsed(driver: str, uid: str) -> None:
     st.sampled_from(["NUMANodes", "memory", "hugepages_2Mi", "hugepages_16Gi"]),
 )
 def test_variable_names_can_be_parsed(uid: str, request: str | None, item: str) -> None:
-    """Driver, claim, request and item survive the conversion to a variable name and back, whatever the request is
+    """The driver, claim, request and item survive the conversion to a variable name and back, whatever the request is
     called.
     """
     assert names.parse_env_key(names.cpu_env_key(uid, request)) == names.EnvKey("dra.cpu", uid, request)

@@ -20,7 +20,7 @@ from numa_node.addresses import SocketPathError, check_socket_path, listen_tcp, 
     ],
 )
 def test_bind_addresses(text: str, expected: tuple[str, int] | None) -> None:
-    """Host and port are written as in Go programs, with IPv6 addresses in brackets, or the address is "off"."""
+    """The host and the port are written as in Go programs, with IPv6 addresses in brackets, or the address is "off"."""
     assert parse_bind_address(text) == expected
 
 

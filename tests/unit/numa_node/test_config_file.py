@@ -73,7 +73,9 @@ TEXT_ALIASES = f"a: &a {'x' * 1000}\nb:\n  ? [{', '.join(['*a'] * 1000)}]\n  : 1
     ids=range(16),
 )
 def test_a_document_is_bounded_before_it_is_expanded(text: str, why: str) -> None:
-    """Depth, number of values and length of numbers have explicit limits, which apply after aliases are expanded."""
+    """The depth, the number of values and the length of numbers have explicit limits, which apply after aliases are
+    expanded.
+    """
     with pytest.raises(ConfigError, match=why):
         parse_yaml(text.encode(), "some.yaml")
 

@@ -73,8 +73,8 @@ async def test_the_plugin_subscribes_to_events_that_every_runtime_knows(version:
 async def test_a_lifecycle_event_calls_the_same_hook_as_a_method_and_as_a_state_change(
     method: str, event: pb.Event, hook: str | None
 ) -> None:
-    """Runtimes before NRI 0.12 send StateChange, and later runtimes call a method. The metric is the same in both
-    cases.
+    """Runtimes with an NRI release before 0.12 send StateChange, and later runtimes call a method. The metric is the
+    same in both cases.
     """
     request = {"RemovePodSandbox": pb.RemovePodSandboxRequest(pod=_POD)}.get(method, pb.StartContainerRequest(**_BOTH))
     direct, indirect = _Rig(), _Rig()

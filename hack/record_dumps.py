@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records how real releases of containerd interpret random configuration files, as test data.
+"""Records how real containerd releases interpret random configuration files, as test data.
 
 ``python -m hack.record_dumps 1.7.24=PROGRAM 2.1.9=PROGRAM`` runs ``containerd config dump`` with each program, without
 starting a daemon, and writes tests/data/containerd/dumps.json. A PROGRAM may consist of several words, for example to

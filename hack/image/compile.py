@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles third-party modules for the images, without docstrings and column numbers: compile.py ROOT DIRECTORY...
+"""Compiles third-party modules for the images, without docstrings or column numbers: compile.py ROOT DIRECTORY...
 
 Docstrings and column numbers would take memory in each process, 2.3 MB in the frontend and 1.4 MB in the backend
 (docs/benchmarks.md), and the services do not use them: tracebacks still contain line numbers. Unlike with -OO,

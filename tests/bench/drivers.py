@@ -28,7 +28,7 @@ print(json.dumps({"commands": [settings.OUR_FRONTEND, settings.OUR_BACKEND], "pl
 
 
 class DriverError(Exception):
-    """Raised if a driver cannot be measured; the message contains the remedy."""
+    """Raised if a driver cannot be measured; the message gives the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policy that adds claims to pods without any: its CEL, evaluated for pods as the API server passes them.
 
-Only a real server can show that it accepts the types in the mutation (``Object.spec...``) and merges the result by its
-schema. Here, the types are maps, and lists of objects are merged by name.
+Only a real server can show that it accepts the types in the mutation (``Object.spec...``) and merges the result
+according to its schema. Here, the types are maps, and lists of objects are merged by name.
 """
 
 import asyncio

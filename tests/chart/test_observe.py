@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``driverConfig.enforcement`` in the chart: while observing, no container changes the node, and NOTES.txt contains the
+"""``driverConfig.enforcement`` in the chart: while observing, no container changes the node, and NOTES.txt states the
 mode.
 """
 
@@ -100,7 +100,7 @@ def test_the_notes_name_the_groups_that_observe(tmp_path: Path) -> None:
 
 
 def test_the_notes_warn_of_former_names(tmp_path: Path) -> None:
-    """Each warning contains the current name, even if the value is zero or belongs to a group."""
+    """Each warning gives the current name, even if the value is zero or belongs to a group."""
     text = notes(
         tmp_path,
         {"minSharedCPUs": 0, "sharedPool": {"grow": "lazy"}},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits that the kubelets of Kubernetes 1.36 and 1.37 set for a pod and its containers, on cgroup v2.
+"""The limits that the 1.36 and 1.37 kubelets set for a pod and its containers, on cgroup v2.
 
 The limits are a function of the pod's spec and of ``status.nodeAllocatableResourceClaimStatuses``, computed as in these
 files: `kubernetes/kubernetes pkg/kubelet/cm/helpers_linux.go, 1.36 and 1.37` (the pod), `kubernetes/kubernetes

@@ -3,8 +3,8 @@
 
 It is independent of the plugins it calls, and behaves like containerd where that matters to plugins. It handles one
 event at a time on the whole node and calls plugins in index order. It disconnects a late or broken plugin and continues
-the operation without it, but an error response makes the operation fail. It applies updates of other containers one by
-one, and only logs their failures. It does not imitate CRI-O's gap between the snapshot and the first event.
+the operation without it, but an error response makes the operation fail. It applies updates to other containers one by
+one, and only logs failures. It does not imitate CRI-O's gap between the snapshot and the first event.
 """
 
 import asyncio

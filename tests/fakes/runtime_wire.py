@@ -21,7 +21,7 @@ _MUX = struct.Struct(">II")
 
 
 class TrunkClosedError(Exception):
-    """The trunk is closed; the message contains the reason."""
+    """The trunk is closed; the message gives the reason."""
 
 
 class Lane:

@@ -2,7 +2,7 @@
 """``make fuzz``: runs parsers of untrusted input, and random traces of a node, one after another for a number of
 minutes. An input that fails is stored in build/fuzz, and the exit status is 1. A failing trace is first reduced to the
 events that the failure requires. ``python -m tests.fuzz --input FILE`` runs a stored input again; the file's name
-begins with that of its target.
+begins with the target's name.
 """
 
 import argparse

@@ -149,7 +149,7 @@ async def test_pages_are_freed_with_the_claim(rig: Rig) -> None:
 
 
 async def test_a_claim_whose_pages_cannot_be_allocated_is_released(rig: Rig) -> None:
-    """The failure condition contains the reason, so the scheduler tries another node."""
+    """The failure condition gives the reason, so the scheduler tries another node."""
     rig.asked(3)
     rig.pool.unlink()
     with pytest.raises(UnschedulableError, match="nr_hugepages: is missing"):

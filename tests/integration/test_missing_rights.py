@@ -17,7 +17,7 @@ def forbid(stage: Stage, *rights: tuple[str, str]) -> None:
 
 
 def grant(verb: str, resource: str) -> str:
-    """Returns the part of the message that contains the remedy."""
+    """Returns the part of the message that gives the remedy."""
     return f'resources: ["{resource}"], verbs: ["{verb}"] in its ClusterRole'
 
 

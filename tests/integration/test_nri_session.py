@@ -200,7 +200,7 @@ async def test_a_rejected_registration_is_retried_and_reported(tmp_path: Path) -
 
 
 async def test_the_session_waits_for_a_missing_runtime(tmp_path: Path) -> None:
-    """Until the runtime starts, the status contains the path of the socket, and the hooks are not called."""
+    """Until the runtime starts, the status names the socket's path, and the hooks are not called."""
     socket = tmp_path / "nri.sock"
     hooks, observer = RecordingHooks(), RecordingObserver()
     session = _session(hooks, observer)

@@ -104,7 +104,7 @@ def test_observing_writes_nothing_and_enforcing_writes_what_was_reported(
 
 
 def test_claims_are_refused_and_other_containers_start_unchanged(open_stage: OpenStage) -> None:
-    """The error that Prepare returns contains a remedy, devices stay published, and a new container has the runtime's
+    """The error that Prepare returns gives a remedy, devices stay published, and a new container has the runtime's
     settings.
     """
     stage = open_stage(config=OBSERVE, gates_off=("DRADeviceTaints",))

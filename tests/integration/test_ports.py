@@ -73,7 +73,7 @@ def test_readiness_depends_on_the_runtime_and_liveness_does_not(
 
 @pytest.mark.parametrize("service", ["frontend", "backend"])
 def test_a_port_in_use_ends_the_process(open_stage: OpenStage, service: str) -> None:
-    """A pod that cannot be probed must not look healthy; the log contains the cause in one line."""
+    """A pod that cannot be probed must not look healthy; the log gives the cause in one line."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         taken = at({"frontend": OUR_FRONTEND, "backend": OUR_BACKEND}[service], listening.getsockname()[1])
         stage = open_stage(**{"frontend": "", "backend": "", service: taken})

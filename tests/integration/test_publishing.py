@@ -295,7 +295,7 @@ async def test_a_change_is_published_at_once(rig: Rig) -> None:
 
 async def test_without_the_gate_nothing_is_published(rig: Rig) -> None:
     """Without DRAConsumableCapacity the devices would be allocated as a whole, so nothing is published, and an Event
-    contains the reason.
+    gives the reason.
     """
     rig.server.options.gates["DRAConsumableCapacity"] = False
     async with rig.publisher() as publisher:

@@ -328,7 +328,7 @@ def stand_in(directory: Path, version: str) -> str:
     ("version", "found"), [("3.9.18", "is Python 3.9.18"), ("3.11.1", "is Python 3.11.1"), ("", "is not there")]
 )
 def test_the_first_command_names_the_python_that_it_needs(version: str, found: str, tmp_path: Path) -> None:
-    """With an older interpreter, or none, the message contains the lowest version and how to choose another
+    """With an older interpreter, or none, the message states the lowest version and how to choose a different
     interpreter.
     """
     python = stand_in(tmp_path, version) if version else "/nowhere/python3"

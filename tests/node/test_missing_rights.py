@@ -2,7 +2,7 @@
 """One right that the chart grants is missing: each case produces a message that names it.
 
 The pod is the rendered one with a single capability or mount removed. A message counts only if it is where an operator
-looks: in the log of the container that lacks the right, in its failing probe, or among the problems of the backend. The
+looks: in the log of the container that lacks the right, in its failing probe, or among the backend's problems. The
 complete pod must not report it, so a pattern that always matches fails the test.
 """
 

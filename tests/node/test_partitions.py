@@ -39,7 +39,7 @@ def alone(*holders: tuple[ClaimPod, Container], seconds: float = 0) -> None:
 
 @pytest.mark.parametrize(("new_pods", "seconds"), [pytest.param(3, 5, marks=pytest.mark.core), (20, 30)])
 def test_the_kernel_keeps_partitions_without_a_backend(cluster: Cluster, new_pods: int, seconds: float) -> None:
-    """There are two claims in two QoS classes, and the backend is killed: no process of a new pod or of the host runs
+    """There are two claims in two QoS classes, and the backend is killed: no process in a new pod or on the host runs
     on the claims' CPUs.
 
     This still holds after containerd has restarted, systemd has reloaded and one of a claim's CPUs has gone offline and

@@ -44,7 +44,7 @@ def test_control_threads_follow_the_pool_and_the_data_plane_stays(cluster: Clust
     and end.
 
     Other processes may not run on the exclusive CPUs, however other claims are enforced, and the container's threads
-    may not run on the CPUs of other claims.
+    may not run on other claims' CPUs.
     """
     plain = cluster.node.pod("web").run()
     vpp = cluster.pod(cpus(1, numa_node=1), config=[cpu_config(poolCPUs="numa")])

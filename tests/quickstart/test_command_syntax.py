@@ -2,7 +2,7 @@
 """A real kubectl accepts each kubectl command line on a page, in blocks and in sentences.
 
 Most of them are run against a cluster of fakes by the other tests in this directory. The others require features that
-no fake has: logs, metrics of the node, a debugging container. With ``--help`` kubectl parses the whole line without
+no fake has: logs, the node's metrics, and a debugging container. With ``--help`` kubectl parses the whole line without
 contacting a cluster.
 """
 

@@ -130,9 +130,9 @@ def test_migration_from_dra_driver_memory_and_back(shell: Shell) -> None:
 
 
 def test_an_upgrade_restores_classes_that_the_old_release_deleted(shell: Shell) -> None:
-    """Helm deletes the objects of a release by name, even if another release has created them again. While both
-    releases exist, this driver's classes select the old drivers' devices; the old drivers' classes do not select this
-    driver's memory.
+    """Helm deletes a release's objects by name, even if another release has created them again. While both releases
+    exist, this driver's classes select the old drivers' devices; the old drivers' classes do not select this driver's
+    memory.
     """
     shell.typed(CPU_INSTALL)
     shell.typed(DELETE_CLASSES)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claims, templates and classes from the documentation, as the text that a reader would type.
 
-They are the objects in examples/, YAML blocks in pages that contain such an object or a part of one, and one claim for
+They are the objects in examples/, the YAML blocks on pages that show such an object or a part of one, and one claim for
 each value in the parameter tables. Nothing is parsed here, because the tests check how that text is parsed.
 """
 

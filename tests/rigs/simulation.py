@@ -3,9 +3,9 @@
 process.
 
 Equal inputs result in equal traces: the loop's clock advances only when every task is waiting, and jobs for worker
-threads run at once, in the thread of the loop. A context variable assigns each task to a process. A process can be
-killed between two file operations: the directory is copied at that moment, and the copy is written back when the job
-has ended, so anything that a dead process still does has no effect.
+threads run at once, in the loop's thread. A context variable assigns each task to a process. A process can be killed
+between two file operations: the directory is copied at that moment, and the copy is written back when the job has
+ended, so anything that a dead process still does has no effect.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 """The parts of a cluster that a stage does not have: DaemonSets get pods, pods get their claims and run, and ``kubectl
 exec`` works.
 
-For the driver's DaemonSet, the stage runs the driver's own processes, with the arguments, environment and ConfigMap of
-its pod template. The processes have no mounts, so the paths in the configuration are replaced by those of the stage.
+For the driver's DaemonSet, the stage runs the driver's own processes, with the arguments, environment and ConfigMap
+from its pod template. The processes have no mounts, so the paths in the configuration are replaced by the stage's.
 DaemonSets of other drivers get no pod.
 """
 

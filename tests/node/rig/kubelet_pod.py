@@ -3,8 +3,8 @@
 The module does no I/O.
 
 Each field of the pod template is translated, or listed in OTHERS with the component that reads it; any other field
-raises UnknownFieldError, so chart and rig cannot diverge. The rules are those of Kubernetes 1.34 to 1.36 with cgroup
-v2: pkg/kubelet/kuberuntime, pkg/kubelet/cm and pkg/securitycontext.
+raises UnknownFieldError, so the chart and the rig cannot diverge. The rules are those of Kubernetes 1.34 to 1.36 with
+cgroup v2: pkg/kubelet/kuberuntime, pkg/kubelet/cm and pkg/securitycontext.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

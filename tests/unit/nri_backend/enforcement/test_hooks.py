@@ -151,7 +151,7 @@ async def test_a_claim_is_rejected_if_a_container_on_its_cpus_cannot_be_moved(no
 
 
 async def create_unwritable(node: Node, id_: str) -> Container:
-    """Creates a container without claims, whose cpuset is not set and cannot be written."""
+    """Creates a container without claims. Its cpuset is not set and cannot be written."""
     stored, _ = await node.create(id_)
     path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
     node.kernel.refused[path, "cpuset.cpus"] = DENIED

@@ -417,7 +417,7 @@ def test_a_partition_needs_the_capability_once_and_its_type_is_not_written_again
 def test_a_failed_cleanup_does_not_replace_the_reason_for_the_failed_partition(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The pod's events contain the reason. The cleanup failure is only logged."""
+    """The pod's events give the reason. The cleanup failure is only logged."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(f"{POD}/a")
     tree.refused[TOP, EXCLUSIVE] = tree.refused[f"{POD}/a", PARTITION] = errno.EACCES

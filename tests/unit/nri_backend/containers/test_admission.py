@@ -25,9 +25,13 @@ def node(*, lazy: bool = False, online: int = 2) -> NodeState:
     return state
 
 
-def container_with(*records: AllocationRecord, stated: RuntimeLimits | None = None) -> Tracked:
+def container_with(*records: AllocationRecord, runtime_limits: RuntimeLimits | None = None) -> Tracked:
     """Returns a container that holds the given claims, with the limits that the runtime has stated."""
-    return Tracked(Identity("c", "main", pod()), entitlement=entitlement_of(*records), stated=stated or RuntimeLimits())
+    return Tracked(
+        Identity("c", "main", pod()),
+        entitlement=entitlement_of(*records),
+        runtime_limits=runtime_limits or RuntimeLimits(),
+    )
 
 
 PLAIN = memory_record("m", ("x", 1, 64 * MI, 4096), x={"limit": "claim"})
@@ -36,7 +40,7 @@ PAGES = memory_record("m", ("x", 1, 64 * MI, TWO))
 
 
 @pytest.mark.parametrize(
-    ("records", "stated", "answer"),
+    ("records", "runtime_limits", "answer"),
     [
         ((), RuntimeLimits({TWO: 4 * MI}, CpuLimit(50_000), 1 << 30), Resources(cpus="0-1")),
         ((PAGES,), RuntimeLimits(), Resources(cpus="0-1", mems="1", hugepage_limits={"2MB": 64 * MI})),
@@ -50,14 +54,16 @@ PAGES = memory_record("m", ("x", 1, 64 * MI, TWO))
     ],
 )
 def test_a_created_container_gets_its_claims_resources(
-    records: tuple[AllocationRecord, ...], stated: RuntimeLimits, answer: Resources
+    records: tuple[AllocationRecord, ...], runtime_limits: RuntimeLimits, answer: Resources
 ) -> None:
     """The answer removes a quota that the claim covers, and keeps a lower memory limit from the pod. A claim with soft
     binding results in a memory policy instead of a cpuset, so the process may use other nodes when its own node is
     full. A container without claims gets only the shared pool.
     """
     policy = MemoryPolicy("preferred", frozenset({1})) if SOFT in records else None
-    assert adjustment(container_with(*records, stated=stated), node()) == Adjustment(answer, memory_policy=policy)
+    assert adjustment(container_with(*records, runtime_limits=runtime_limits), node()) == Adjustment(
+        answer, memory_policy=policy
+    )
 
 
 def test_a_created_container_gets_the_sum_of_its_claims() -> None:
@@ -69,7 +75,7 @@ def test_a_created_container_gets_the_sum_of_its_claims() -> None:
         memory_record("m", ("x", 1, 64 * MI, TWO), ("y", 0, 64 * MI, TWO)),
         memory_record("n", ("x", 1, 64 * MI, TWO)),
     )
-    answer = adjustment(container_with(*records, stated=RuntimeLimits({TWO: 8 * MI, 1 << 30: 0})), node())
+    answer = adjustment(container_with(*records, runtime_limits=RuntimeLimits({TWO: 8 * MI, 1 << 30: 0})), node())
     assert answer.env == {"DRA_CPUSET_c": "2,4-5"}
     assert answer.resources == Resources(cpus="2,4-5", mems="0-1", hugepage_limits={"2MB": 200 * MI, "1GB": 0})
 
@@ -81,7 +87,7 @@ def test_an_empty_pool_is_not_sent_to_the_runtime() -> None:
 
 def test_the_answer_to_an_update_has_hugepages_only_if_the_update_had_them() -> None:
     """containerd appends hugepage limits to its list instead of replacing the limits."""
-    tracked = container_with(PAGES, cpu_record("c", "cpus=3"), stated=RuntimeLimits({TWO: 2 * MI}))
+    tracked = container_with(PAGES, cpu_record("c", "cpus=3"), runtime_limits=RuntimeLimits({TWO: 2 * MI}))
     assert resources_for(tracked, node()) == Resources(cpus="3", mems="1")
     assert resources_for(tracked, node(), huge=True).hugepage_limits == {"2MB": 66 * MI}
 

@@ -10,7 +10,7 @@ from nri_backend.containers.lifecycle import Phase
 from nri_backend.containers.plan import Desired, Raises, cpuset_of, group_plans, groups_above, plan_at_start, plan_of
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import Raise
-from nri_backend.limits.runtime import cgroup_directory, stated
+from nri_backend.limits.runtime import cgroup_directory, parse_limits
 from nri_backend.node.model import Host
 from nri_backend.nri.model import Resources
 from numa_contract.cpuset import parse_cpu_list
@@ -33,7 +33,7 @@ def node(*records: AllocationRecord) -> NodeState:
 def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None = None, name: str = "main") -> Tracked:
     """Adds a running container for which the kubelet has set the given CPU quota."""
     tracked = state.authorized(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
-    tracked = replace(tracked, phase=Phase.RUNNING, stated=stated(Resources(cpu_quota=quota)))
+    tracked = replace(tracked, phase=Phase.RUNNING, runtime_limits=parse_limits(Resources(cpu_quota=quota)))
     state.put(tracked)
     return tracked
 

@@ -378,7 +378,7 @@ def test_container_problems_and_pins_follow_container_changes() -> None:
     pinned = RuntimeLimits(kubelet_pins=frozenset({"cpu"}))
     for id_ in ("a", "b", "c"):
         one = started(state, id_, of=f"p-{id_}")
-        state.put(replace(one, stated=pinned).seen(failure=Problem(f"failure of {id_}", None)))
+        state.put(replace(one, runtime_limits=pinned).seen(failure=Problem(f"failure of {id_}", None)))
     assert [problem.rpartition(" ")[2] for problem in state.problems] == ["a", "b", "c"]
     assert state.kubelet_pins == {"cpu"}
     state.put(state.containers.by_id["b"].seen(failure=NO_PROBLEM))

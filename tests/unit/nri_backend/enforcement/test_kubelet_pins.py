@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.enforcement.recorder import PINS
-from nri_backend.limits.runtime import stated
+from nri_backend.limits.runtime import parse_limits
 from nri_backend.nri.model import Resources
 from numa_contract.cpuset import parse_cpu_list
 
@@ -27,8 +27,8 @@ from tests.rigs.enforcement import Node, auditing, enforcing
     ],
 )
 def test_cpus_and_mems_in_a_request_show_static_managers(requested: Resources, managers: set[str]) -> None:
-    assert stated(requested, requested=True).kubelet_pins == managers
-    assert stated(requested).kubelet_pins == set()
+    assert parse_limits(requested, requested=True).kubelet_pins == managers
+    assert parse_limits(requested).kubelet_pins == set()
 
 
 def pins(node: Node) -> list[str]:

@@ -89,7 +89,7 @@ def test_every_changed_report_increments_the_generation() -> None:
     assert [reports.refresh(), reports.refresh()] == [1, 1]
     state.put(one("a"))
     assert reports.refresh() == 2
-    state.put(replace(one("a"), stated=RuntimeLimits(include_claims=True)))
+    state.put(replace(one("a"), runtime_limits=RuntimeLimits(include_claims=True)))
     state.drop("absent")
     state.forget_rejected("absent")
     assert reports.refresh() == 2

@@ -127,7 +127,7 @@ def test_the_guard_forbids_reservations_without_a_hugepage_limit(
     stated: bool, pod_own: dict[int, Limit], guarded: set[int]
 ) -> None:
     """If the runtime states no limits, the pod's limit decides: a pod that may use pages is not guarded."""
-    wanted = guard_limits((TWO, GIGA), dict.fromkeys(RSVD.values()), lambda: pod_own, stated=stated)
+    wanted = guard_limits((TWO, GIGA), dict.fromkeys(RSVD.values()), lambda: pod_own, supplied=stated)
     assert wanted == {RSVD[size]: DesiredLimit(0) for size in guarded}
 
 
@@ -139,7 +139,7 @@ def test_a_guard_in_force_does_not_read_the_pods_limits() -> None:
     def never() -> dict[int, Limit]:
         raise AssertionError("the limits of the pod were read")
 
-    assert guard_limits((TWO, GIGA), {RSVD[TWO]: 0}, never, stated=False) == {}
+    assert guard_limits((TWO, GIGA), {RSVD[TWO]: 0}, never, supplied=False) == {}
 
 
 def test_protection_is_summed_up_in_every_ancestor() -> None:

@@ -10,7 +10,7 @@ from nri_backend.limits.runtime import (
     RuntimeLimits,
     cgroup_directory,
     expand_slice,
-    stated,
+    parse_limits,
 )
 from nri_backend.nri.model import Resources
 
@@ -29,12 +29,12 @@ BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.s
 )
 def test_a_quota_is_stated_with_its_period(quota: int | None, period: int | None, limit: CpuLimit | None) -> None:
     """Without a quota, or with -1, there is no limit. The default period is 100 ms."""
-    assert stated(Resources(cpu_quota=quota, cpu_period=period)) == RuntimeLimits(cpu=limit)
+    assert parse_limits(Resources(cpu_quota=quota, cpu_period=period)) == RuntimeLimits(cpu=limit)
 
 
 def test_hugepage_limits_are_stated_by_page_size() -> None:
     """Sizes are written as 2MB or 1GB. Unknown page sizes are left out."""
-    assert stated(Resources(hugepage_limits={"2MB": 5, "1GB": 0, "odd": 3})) == RuntimeLimits({TWO: 5, GIGA: 0})
+    assert parse_limits(Resources(hugepage_limits={"2MB": 5, "1GB": 0, "odd": 3})) == RuntimeLimits({TWO: 5, GIGA: 0})
 
 
 def test_an_update_changes_only_the_limits_that_it_contains() -> None:

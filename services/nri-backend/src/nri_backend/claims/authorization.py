@@ -225,8 +225,8 @@ def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Cl
         return _not_reserved(held.record, variables)
     # The backend adds the variables in share.env to the container, so all of the runtime's later messages about the
     # container include these variables.
-    stated = {(variable.name, variable.value) for variable in variables}
-    if stated - held.share.env.items() != held.share.expected.items():
+    runtime_limits = {(variable.name, variable.value) for variable in variables}
+    if runtime_limits - held.share.env.items() != held.share.expected.items():
         requests = _requests(held.record, variables)
         if isinstance(requests, str):
             remedy = "only the driver may set variables of this name; remove them from the pod and the image"

@@ -136,7 +136,7 @@ def resources_for(tracked: Tracked, state: NodeState, *, huge: bool = False) -> 
     return Resources(
         cpus=format_cpu_list(_cpus(tracked, state)),
         mems=format_cpu_list(entitlement.mems),
-        cpu_quota=UNLIMITED if asked.cpu is not None and unthrottled(entitlement, tracked.stated.cpu) else None,
+        cpu_quota=UNLIMITED if asked.cpu is not None and unthrottled(entitlement, tracked.runtime_limits.cpu) else None,
         memory_limit=maximum if lower else None,
         hugepage_limits=_hugepage_limits(memory.hugepages, asked) if huge and memory is not None else {},
     )
@@ -208,8 +208,8 @@ def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Rejec
         return Rejection(Reason.UNSUPPORTED, f"its CPU claim cannot be enforced: {entitlement.fault}")
     if not state.pool.by_kernel and state.must_be_partition(tracked):
         why = Problem("cpuExclusivity is pool", None) if config.cpu_exclusivity == "pool" else state.host.obstacle
-        wish = "isolation: isolated" if entitlement.partition == "isolated" else "cpuExclusivity: partition"
-        text = f"{wish} needs a cpuset partition, which this node cannot create: {why}; leave it out or use another \
+        setting = "isolation: isolated" if entitlement.partition == "isolated" else "cpuExclusivity: partition"
+        text = f"{setting} needs a cpuset partition, which this node cannot create: {why}; leave it out or use another \
 node"
         return Rejection(Reason.UNSUPPORTED, text, cause=why.code)
     if rejection := offline(tracked, state):

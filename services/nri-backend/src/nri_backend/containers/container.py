@@ -20,7 +20,7 @@ from nri_backend.claims.authorization import Evidence, Rejection, read_evidence
 from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, PartitionKind, Protected
 from nri_backend.containers.lifecycle import ALIVE, OCCUPYING, OVER, TRANSITIONS, Event, Phase
 from nri_backend.limits.claimed import Limit, asked_limits, claimed_bytes, uncounted
-from nri_backend.limits.runtime import CgroupPathError, RuntimeLimits, cgroup_directory, stated
+from nri_backend.limits.runtime import CgroupPathError, RuntimeLimits, cgroup_directory, parse_limits
 from nri_backend.nri.model import Container, Pod
 from nri_backend.problems import NO_PROBLEM, Problem
 
@@ -96,7 +96,7 @@ class Tracked:
     """The state of one container."""
 
     identity: Identity
-    stated: RuntimeLimits = NO_LIMITS
+    runtime_limits: RuntimeLimits = NO_LIMITS
     """Limits as the runtime last sent them."""
     phase: Phase = Phase.CREATED
     entitlement: Entitlement = NOTHING
@@ -210,12 +210,12 @@ class Tracked:
     @property
     def asked(self) -> RuntimeLimits:
         """Limits that the kubelet requested, without the claims' hugepages."""
-        shown = self.stated.hugepages
-        if self.stated.include_claims:
-            return replace(self.stated, hugepages=asked_limits(shown, claimed_bytes([self.entitlement])))
+        shown = self.runtime_limits.hugepages
+        if self.runtime_limits.include_claims:
+            return replace(self.runtime_limits, hugepages=asked_limits(shown, claimed_bytes([self.entitlement])))
         counted = self.entitlement.counted.hugepages
         hugepages = {size: uncounted(limit, counted.get(size, 0)) for size, limit in shown.items()}
-        return replace(self.stated, hugepages=hugepages) if counted else self.stated
+        return replace(self.runtime_limits, hugepages=hugepages) if counted else self.runtime_limits
 
     @property
     def kind(self) -> str:
@@ -236,8 +236,8 @@ def tracked_as(
 ) -> Tracked:
     """Returns a container as the runtime describes it, before its claims are checked.
 
-    ``requested`` is as in stated(), ``own_pod`` as in Identity. ``include_claims`` is True if the container's limits
-    already include its claims' hugepages.
+    ``requested`` is as in parse_limits(), ``own_pod`` as in Identity. ``include_claims`` is True if the container's
+    limits already include its claims' hugepages.
     """
     cgroup, pod_cgroup, error = "", "", NO_PROBLEM
     try:
@@ -247,7 +247,9 @@ def tracked_as(
         error = Problem(str(path_error), BackendCode.CGROUP_UNKNOWN)
     evidence = NO_EVIDENCE if own_pod else read_evidence(container.env)
     identity = Identity(container.id, container.name, pod, cgroup, pod_cgroup, error, evidence, own_pod)
-    return Tracked(identity, replace(stated(container.resources, requested=requested), include_claims=include_claims))
+    return Tracked(
+        identity, replace(parse_limits(container.resources, requested=requested), include_claims=include_claims)
+    )
 
 
 def problem_of(tracked: Tracked) -> Problem:

@@ -254,7 +254,7 @@ def _plan(
     if not full:
         return Plan(tracked, desired, partition=partition, releases=releases, full=False)
     held = tracked.entitlement
-    lifted = held.cpus and unthrottled(held, tracked.stated.cpu)
+    lifted = held.cpus and unthrottled(held, tracked.runtime_limits.cpu)
     files = {CPU_MAX: DesiredLimit(None)} if lifted else {}
     if held.memory is not None:
         files |= memory_limits(held.memory)
@@ -358,7 +358,7 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
         # reserved pages that it has not used yet. Without that reservation, its first access to such a page would kill
         # it (SIGBUS).
         return ()
-    return tuple(size for size in state.host.page_sizes if not tracked.stated.hugepages.get(size))
+    return tuple(size for size in state.host.page_sizes if not tracked.runtime_limits.hugepages.get(size))
 
 
 def _pod_raises(state: NodeState, path: str, pod_uid: str, passed_on: Mapping[str, Raise]) -> Raises | None:
@@ -373,7 +373,7 @@ def _pod_raises(state: NodeState, path: str, pod_uid: str, passed_on: Mapping[st
     if any(tracked.entitlement.memory is not None for tracked in alive):
         claimed = claimed_bytes(tracked.entitlement for tracked in alive)
         raises |= hugepage_raises(claimed, state.host.page_sizes, counted.hugepages)
-    with_cpus = [(one.entitlement, one.stated.cpu) for one in alive if one.entitlement.cpus]
+    with_cpus = [(one.entitlement, one.runtime_limits.cpu) for one in alive if one.entitlement.cpus]
     raises |= quota_raise(state.config.cpu_quota, [one for one in with_cpus if unthrottled(*one)], counted.cpus)
     raises |= {file: replace(one, counted=counted.memory) for file, one in passed_on.items()}
     return Raises(raises, lower=not any(tracked.unsettled for tracked in alive))

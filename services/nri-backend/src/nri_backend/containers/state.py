@@ -95,7 +95,7 @@ class ContainerIndex:
         self._by_pod.setdefault(pod_uid, {})[container_id] = tracked
         if problem_of(tracked):
             self.with_problem.add(container_id)
-        if tracked.stated.kubelet_pins:
+        if tracked.runtime_limits.kubelet_pins:
             self.with_pins.add(container_id)
         if tracked.phase in OCCUPYING:
             cgroup = tracked.identity.cgroup
@@ -298,8 +298,8 @@ class NodeState:
         self.told = True
         for container in (*lingering, *containers):
             known = before.get(container.id, container)
-            pins = container.stated.kubelet_pins | known.stated.kubelet_pins
-            tracked = replace(container, stated=replace(container.stated, kubelet_pins=pins))
+            pins = container.runtime_limits.kubelet_pins | known.runtime_limits.kubelet_pins
+            tracked = replace(container, runtime_limits=replace(container.runtime_limits, kubelet_pins=pins))
             self.containers.put(tracked.seen(memory_kills=known.observed.memory_kills))
         self._replacing = True
         try:
@@ -416,7 +416,7 @@ class NodeState:
     def kubelet_pins(self) -> frozenset[str]:
         """The kubelet's static managers, as detected from requests for live containers."""
         pinned = [self.containers.by_id[container_id] for container_id in self.containers.with_pins]
-        return frozenset[str]().union(*(one.stated.kubelet_pins for one in pinned if one.phase in ALIVE))
+        return frozenset[str]().union(*(one.runtime_limits.kubelet_pins for one in pinned if one.phase in ALIVE))
 
     @property
     def problems(self) -> list[Problem]:

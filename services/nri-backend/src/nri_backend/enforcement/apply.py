@@ -366,7 +366,7 @@ def _hugepage_limits(
     files = [hugepage_files(size)[1] for size in plan.guarded]
     # These are the only limits that an audit reads for a container without a memory claim.
     reservable = _present_limits(plan, files) or tree.read_limits(plan.tracked.identity.cgroup, files)
-    return guard_limits(plan.guarded, reservable, pod_own, stated=bool(asked)), reservable
+    return guard_limits(plan.guarded, reservable, pod_own, supplied=bool(asked)), reservable
 
 
 def _present_limits(plan: Plan, files: Iterable[str]) -> Mapping[str, Limit]:

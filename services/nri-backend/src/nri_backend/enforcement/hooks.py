@@ -95,7 +95,7 @@ class Enforcer:
         for found in await self._recall(tuple(self.state)):
             if (tracked := self.state.containers.get(found.id)) is not None:
                 seen = tracked.seen(partition=found.observed.partition, exclusive=found.observed.exclusive)
-                now = replace(seen, enforced=found.enforced, stated=found.stated)
+                now = replace(seen, enforced=found.enforced, runtime_limits=found.runtime_limits)
                 self.state.put(self.state.authorized(now))
         if self._deps.tree.observes:
             self._standby = ObservedHooks(self.state)
@@ -215,9 +215,9 @@ class Enforcer:
             return []
         # As in create_container(): for a standby, ``wanted`` contains the active instance's answer.
         huge = bool(wanted.hugepage_limits) and self.signals.active
-        now = (tracked.asked if huge else tracked.stated).updated(wanted, requested=self.signals.active)
-        now = replace(now, include_claims=tracked.stated.include_claims and not huge)
-        tracked = replace(tracked, stated=now)
+        now = (tracked.asked if huge else tracked.runtime_limits).updated(wanted, requested=self.signals.active)
+        now = replace(now, include_claims=tracked.runtime_limits.include_claims and not huge)
+        tracked = replace(tracked, runtime_limits=now)
         if self.state.containers.get(tracked.id) is not None:
             self.state.put(tracked)
         if not self.signals.active:

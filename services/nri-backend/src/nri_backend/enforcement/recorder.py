@@ -327,7 +327,7 @@ class Recorder:
         return partial(new.write, self._records)
 
     def _content(self, tracked: Tracked, claims: tuple[Held, ...], fallback: Problem) -> _Content:
-        answered = tracked.stated.include_claims or tracked.id in self._answered
+        answered = tracked.runtime_limits.include_claims or tracked.id in self._answered
         return _Content(claims, answered, str(fallback), fallback.code or "")
 
     async def record(self, containers: Iterable[Tracked], *, every: bool = False) -> None:
@@ -439,15 +439,19 @@ class Recorder:
         # If an enforcement record could not be written, only the state contains the enforced claims.
         before = self._state.containers.get(tracked.id)
         enforced = enforced or (before.enforced if before else ())
-        answered = tracked.id in self._answered or tracked.stated.include_claims
-        answered = answered or (before is not None and before.stated.include_claims)
-        pins = tracked.stated.kubelet_pins | self._pins.get(tracked.id, frozenset())
-        stated = replace(tracked.stated, include_claims=answered, kubelet_pins=pins)
-        return replace(tracked, enforced=enforced, stated=stated)
+        answered = tracked.id in self._answered or tracked.runtime_limits.include_claims
+        answered = answered or (before is not None and before.runtime_limits.include_claims)
+        pins = tracked.runtime_limits.kubelet_pins | self._pins.get(tracked.id, frozenset())
+        runtime_limits = replace(tracked.runtime_limits, include_claims=answered, kubelet_pins=pins)
+        return replace(tracked, enforced=enforced, runtime_limits=runtime_limits)
 
 
 def _living_pins(state: NodeState) -> Pins:
-    return {one.id: one.stated.kubelet_pins for one in state if one.phase in ALIVE and one.stated.kubelet_pins}
+    return {
+        one.id: one.runtime_limits.kubelet_pins
+        for one in state
+        if one.phase in ALIVE and one.runtime_limits.kubelet_pins
+    }
 
 
 def _record_of(identity: Identity, content: _Content) -> EnforcementRecord:

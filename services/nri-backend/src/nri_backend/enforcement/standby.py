@@ -24,7 +24,7 @@ from nri_backend.containers.plan import Observed
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.partitions import partition_of
 from nri_backend.enforcement.reconciler import Reconciler
-from nri_backend.limits.runtime import stated
+from nri_backend.limits.runtime import parse_limits
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import Container, Resources
@@ -68,9 +68,9 @@ class Standby:
         # During CreateContainer, the runtime may have called the standby before the active instance. Now the stored
         # limits contain the active instance's answer. If the container must be a partition, it either has been seen to
         # be one, or the active instance is called after this one and will create the partition.
-        pins = tracked.stated.kubelet_pins
-        limits = replace(stated(container.resources), include_claims=True, kubelet_pins=pins)
-        tracked = replace(tracked, stated=limits).seen(partition=self._state.partition_for(tracked))
+        pins = tracked.runtime_limits.kubelet_pins
+        limits = replace(parse_limits(container.resources), include_claims=True, kubelet_pins=pins)
+        tracked = replace(tracked, runtime_limits=limits).seen(partition=self._state.partition_for(tracked))
         self._state.put(tracked.after(Event.APPLIED))
         return tracked, None
 

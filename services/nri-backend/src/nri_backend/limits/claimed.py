@@ -322,18 +322,18 @@ def hugepage_raises(
 
 
 def guard_limits(
-    sizes: Iterable[int], reservable: Mapping[str, Limit], pod_own: Callable[[], Mapping[int, Limit]], *, stated: bool
+    sizes: Iterable[int], reservable: Mapping[str, Limit], pod_own: Callable[[], Mapping[int, Limit]], *, supplied: bool
 ) -> dict[str, DesiredLimit]:
     """Returns the limits that keep a container without a memory claim from reserving hugepages.
 
     The kubelet limits only the use of pages. Without these limits ``mmap(MAP_HUGETLB)`` succeeds and the first access
     kills the process (PostgreSQL's "Bus error"); with them, mmap fails. ``reservable`` contains the current reservation
-    limits. ``stated`` is True if the runtime has supplied the container's own hugepage limits. If it has not, a size is
-    limited only if the pod's original limit is 0, since the container may otherwise have asked for pages. ``pod_own``
-    is called only if needed.
+    limits. ``supplied`` is True if the runtime has supplied the container's own hugepage limits. If it has not, a size
+    is limited only if the pod's original limit is 0, since the container may otherwise have asked for pages.
+    ``pod_own`` is called only if needed.
     """
     files = {file: size for size in sizes if reservable.get(file := hugepage_files(size)[1], 0) != 0}
     if not files:
         return {}
-    own = {} if stated else pod_own()
-    return {file: DesiredLimit(0) for file, size in files.items() if stated or own.get(size) == 0}
+    own = {} if supplied else pod_own()
+    return {file: DesiredLimit(0) for file, size in files.items() if supplied or own.get(size) == 0}

@@ -55,9 +55,9 @@ class RuntimeLimits:
     def updated(self, wanted: Resources, *, requested: bool = False) -> "RuntimeLimits":
         """Returns the limits after an update. The update contains only the values that change.
 
-        ``requested`` is as in stated().
+        ``requested`` is as in parse_limits().
         """
-        now = stated(wanted, requested=requested)
+        now = parse_limits(wanted, requested=requested)
         return replace(
             self,
             hugepages={**self.hugepages, **now.hugepages},
@@ -67,7 +67,7 @@ class RuntimeLimits:
         )
 
 
-def stated(resources: Resources, *, requested: bool = False) -> RuntimeLimits:
+def parse_limits(resources: Resources, *, requested: bool = False) -> RuntimeLimits:
     """Returns the limits in a container's resources.
 
     A quota of -1 means no limit. Hugepage limits with an invalid page size are left out.

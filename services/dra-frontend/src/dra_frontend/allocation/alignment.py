@@ -10,8 +10,8 @@ CPUs the claim gets is decided here, so the constraint must be enforced here as 
 
 1. :func:`joins` finds, for each constraint, the values that all its devices have in common, each as a
    :class:`Choice`.
-2. :func:`ways` combines one choice for each constraint and yields the combinations that leave enough free CPUs, the
-   tightest first. The search is bounded, because other claims are waiting for it.
+2. :func:`alignments` combines one choice for each constraint and yields the combinations that leave enough free CPUs,
+   the tightest first. The search is bounded, because other claims are waiting for it.
 3. ``allocation.cpus`` narrows the devices to a combination and allocates; if that fails, it tries the next combination.
 """
 
@@ -83,7 +83,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Alignment:
     """One choice for each constraint."""
 
     cpus: Sequence[frozenset[int]]
@@ -218,34 +218,34 @@ def joins(view: ClaimView, inventory: Inventory, others: OtherDevices) -> tuple[
     return tuple(one.join(view.results[CPU_DRIVER], inventory, others) for one in covered)
 
 
-def ways(
+def alignments(
     constraints: Sequence[Join], offered: Sequence[frozenset[int]], counts: Sequence[int], held: frozenset[int]
-) -> Iterator[Way]:
+) -> Iterator[Alignment]:
     """Yields the combinations of values that leave each result enough free CPUs, in ascending order of free CPUs.
 
     ``offered`` contains the CPUs in each result's device, and ``counts`` the number of CPUs that each result needs.
     """
     left = _MAX_STEPS
 
-    def deeper(way: Way) -> Iterator[Way]:
+    def deeper(alignment: Alignment) -> Iterator[Alignment]:
         nonlocal left
-        if len(way.chosen) == len(constraints):
-            yield way
+        if len(alignment.chosen) == len(constraints):
+            yield alignment
             return
-        join = constraints[len(way.chosen)]
+        join = constraints[len(alignment.chosen)]
         found = []
         for choice in join.choices:
             left -= 1 + len(choice.cpus)
             if left < 0:
                 break
             mine = choice.cpus
-            cpus = [own & mine[place] if place in mine else own for place, own in enumerate(way.cpus)]
+            cpus = [own & mine[place] if place in mine else own for place, own in enumerate(alignment.cpus)]
             if (free := _room(cpus, choice.cpus, counts, held)) is not None:
-                found.append((free, Way(cpus, (*way.chosen, (join.attribute, choice)))))
+                found.append((free, Alignment(cpus, (*alignment.chosen, (join.attribute, choice)))))
         for _, following in sorted(found, key=lambda one: one[0]):
             yield from deeper(following)
 
-    return deeper(Way(offered))
+    return deeper(Alignment(offered))
 
 
 def _room(
@@ -258,14 +258,14 @@ def _room(
     return together if enough and together >= sum(counts[place] for place in free) else None
 
 
-def no_way(
+def no_alignment(
     constraints: Sequence[Join],
     results: Sequence[AllocationResult],
     offered: Sequence[frozenset[int]],
     counts: Sequence[int],
     held: frozenset[int],
 ) -> Refused:
-    """Returns the error for a claim if :func:`ways` yields nothing for it."""
+    """Returns the error for a claim if :func:`alignments` yields nothing for it."""
     texts = []
     for join in constraints[:_MAX_LISTED]:
         free = ", ".join(_free(choice, held) for choice in join.choices[:_MAX_SHOWN])
@@ -274,7 +274,7 @@ def no_way(
         wanted = " and ".join(_some(asked))
         near = f" near {', '.join(_some(join.partners))}" if join.partners else ""
         texts.append(f"matchAttribute {join.attribute} requires {wanted}{near}: {free}")
-    if next(ways(constraints, offered, counts, frozenset()), None) is None:
+    if next(alignments(constraints, offered, counts, frozenset()), None) is None:
         remedy = (
             "no CPUs on this node would satisfy that even if all were free; change the claim's constraints or amounts"
         )

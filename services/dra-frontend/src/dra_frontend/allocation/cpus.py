@@ -22,7 +22,7 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_DRIVER
 from numa_contract.records import AllocationResult, CpuAllocation, CpuParameters, JoinedAttribute, PoolCpus
 
-from dra_frontend.allocation.alignment import Join, Value, Way, no_way, ways
+from dra_frontend.allocation.alignment import Alignment, Join, Value, alignments, no_alignment
 from dra_frontend.allocation.claim import Refused, Source, amount_of, count_of
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
@@ -67,10 +67,10 @@ class _Request:
             -self.count,
         )
 
-    def within(self, way: Way) -> "_Request":
+    def within(self, alignment: Alignment) -> "_Request":
         """Returns the request with its device narrowed to the CPUs that the constraints allow."""
-        device = replace(self.device, cpus=way.cpus[self.index])
-        return replace(self, device=device, joined=way.values_of(self.index))
+        device = replace(self.device, cpus=alignment.cpus[self.index])
+        return replace(self, device=device, joined=alignment.values_of(self.index))
 
     @property
     def joined_attributes(self) -> tuple[JoinedAttribute, ...]:
@@ -181,13 +181,13 @@ class _Choice:
         offered, counts = [one.device.cpus for one in requests], [one.count for one in requests]
         refusal = None
         most = max(1, _MAX_CHOICES // len(requests))
-        for way in islice(ways(joins, offered, counts, self.held), most):
-            narrowed = [one.within(way) for one in requests]
+        for alignment in islice(alignments(joins, offered, counts, self.held), most):
+            narrowed = [one.within(alignment) for one in requests]
             try:
                 return narrowed, self.of_all(narrowed)
             except Refused as error:
                 refusal = refusal or error
-        raise refusal or no_way(joins, results, offered, counts, self.held)
+        raise refusal or no_alignment(joins, results, offered, counts, self.held)
 
     def of_all(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
         """Returns the CPUs chosen for all results, by result index. Raises Refused."""

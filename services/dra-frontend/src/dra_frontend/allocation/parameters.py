@@ -144,14 +144,14 @@ _OWNERS: Final = {section.KEY: driver for driver, section in _SECTIONS.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ParameterValue:
     """A parameter value with its source."""
 
     value: Any
     source: Source
 
 
-Stated = dict[str, Given]
+SetFields = dict[str, ParameterValue]
 """The fields set for one request, by their names in the model."""
 
 
@@ -160,35 +160,35 @@ def refusal(source: Source, field: str, reason: str) -> Refused:
     return Refused(f"parameters of {source.owner}: {field}: {reason}")
 
 
-def read_parameters(claim: ClaimView) -> dict[tuple[str, str], Stated]:
+def read_parameters(claim: ClaimView) -> dict[tuple[str, str], SetFields]:
     """Returns the parameters of each request that has an allocation result, by driver and full request name.
 
     Raises Refused for an invalid entry, naming the first request to which it applies.
     """
     read: dict[int, Section] = {}
-    stated: dict[tuple[str, str], Stated] = {}
+    set_fields: dict[tuple[str, str], SetFields] = {}
     for driver, result in [(driver, result) for driver, results in claim.results.items() for result in results]:
-        if (driver, result.request) not in stated:
-            stated[driver, result.request] = {}
+        if (driver, result.request) not in set_fields:
+            set_fields[driver, result.request] = {}
             try:
                 for place in [n for n, config in enumerate(claim.configs) if config.applies_to(driver, result)]:
                     section = read[place] = read.get(place) or _read(claim.configs[place])
-                    _add(stated[driver, result.request], section, claim.configs[place].source)
+                    _add(set_fields[driver, result.request], section, claim.configs[place].source)
             except Refused as error:
                 raise Refused(f"request {result.request}: {error}") from error
-    return stated
+    return set_fields
 
 
-def _add(stated: Stated, section: Section, source: Source) -> None:
+def _add(set_fields: SetFields, section: Section, source: Source) -> None:
     for name in type(section).model_fields:
         value = getattr(section, name)
         if value is None:
             continue
         if name in section.ONCE and source is not Source.CLAIM:
             raise refusal(source, section.path(name), "may only be set in the claim, not in a DeviceClass")
-        if name in section.ONCE and name in stated:
+        if name in section.ONCE and name in set_fields:
             raise refusal(source, section.path(name), "is set twice for the request")
-        stated[name] = Given(value, source)
+        set_fields[name] = ParameterValue(value, source)
 
 
 def _read(config: OpaqueConfig) -> Section:

@@ -18,7 +18,7 @@ from numa_contract.records import AllocationResult, CpuParameters, MemoryMount, 
 from dra_frontend.allocation.claim import ClaimView, Refused, count_of
 from dra_frontend.allocation.cpus import cpu_device, no_cpu_device
 from dra_frontend.allocation.memory import memory_device
-from dra_frontend.allocation.parameters import CpuConfig, MemoryConfig, Stated, read_parameters, refusal
+from dra_frontend.allocation.parameters import CpuConfig, MemoryConfig, SetFields, read_parameters, refusal
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import DeviceKind, MemoryDevice
 
@@ -37,7 +37,7 @@ _ONLY: Final = "list only requests to which the field applies under config[].req
 
 def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: MemoryProtection) -> dict[str, Any]:
     """Returns one driver's record fields that depend on the claim's opaque parameters. Raises Refused."""
-    stated = read_parameters(view)
+    set_fields = read_parameters(view)
     by_request: dict[str, list[AllocationResult]] = {}
     for result in view.results[driver]:
         by_request.setdefault(result.base, []).append(result)
@@ -48,19 +48,19 @@ def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: Memo
                 if (device := cpu_device(result, inventory)) is None:
                     raise no_cpu_device(result, inventory)
                 with _about(result.request):
-                    parameters[request] = cpu_parameters(stated[driver, result.request], device.kind)
+                    parameters[request] = cpu_parameters(set_fields[driver, result.request], device.kind)
         else:
             # Only the device's name is needed here, so the device itself may be gone. Only allocation refuses such a
             # claim.
             devices = [memory_device(result, inventory, gone=True) for result in results]
             size = sum(count_of(MEMORY_DRIVER, result) for result in results)
             with _about(request):
-                given = stated[driver, results[0].request]
+                given = set_fields[driver, results[0].request]
                 parameters[request] = memory_parameters(given, devices, size, protection)
     if driver == MEMORY_DRIVER:
         _check_mounts(parameters)
     name = "parameters" if driver == CPU_DRIVER else "memory_parameters"
-    return {name: parameters, "sharing": _sharing(stated)}
+    return {name: parameters, "sharing": _sharing(set_fields)}
 
 
 @contextmanager
@@ -72,12 +72,12 @@ def _about(request: str) -> Iterator[None]:
         raise Refused(f"request {request}: {error}") from error
 
 
-def _sharing(stated: Mapping[tuple[str, str], Stated]) -> str:
+def _sharing(set_fields: Mapping[tuple[str, str], SetFields]) -> str:
     """Returns the sharing mode. It applies to both drivers, since a container always uses the whole claim.
 
     Requests without the field follow those that set it. Raises Refused if two requests set different values.
     """
-    shared = {key: given["sharing"] for key, given in stated.items() if "sharing" in given}
+    shared = {key: given["sharing"] for key, given in set_fields.items() if "sharing" in given}
     values = {given.value for given in shared.values()}
     if len(values) > 1:
         all_ = ", ".join(
@@ -90,30 +90,29 @@ def _sharing(stated: Mapping[tuple[str, str], Stated]) -> str:
     return values.pop() if values else "container"
 
 
-def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
+def cpu_parameters(set_fields: SetFields, kind: DeviceKind) -> CpuParameters:
     """Returns a request's CPU parameters for a device of the given kind. Raises Refused."""
-    choosing = [name for name in stated if name not in _CHOICE_FREE]
-    values = {name: given.value for name, given in stated.items()}
+    choosing = [name for name in set_fields if name not in _CHOICE_FREE]
+    values = {name: given.value for name, given in set_fields.items()}
     if choosing and kind is DeviceKind.CPU:
         reason = "selects among CPUs, but in individual mode the scheduler selects them; use CEL selectors"
-        raise refusal(stated[choosing[0]].source, CpuConfig.path(choosing[0]), reason)
-    if "cpuset" in stated:
-        values["cpuset"] = _named_cpus(stated, choosing)
+        raise refusal(set_fields[choosing[0]].source, CpuConfig.path(choosing[0]), reason)
+    if "cpuset" in set_fields:
+        values["cpuset"] = _named_cpus(set_fields, choosing)
     for (one, value), (other, excluded) in _EXCLUSIVE:
         if values.get(one) == value and values.get(other) == excluded:
-            text = (
-                f"{CpuConfig.path(other).partition('.')[2]}: {str(excluded).lower()} (in {stated[other].source.owner})"
-            )
-            raise refusal(stated[one].source, CpuConfig.path(one), f"{value} contradicts {text}")
+            field, owner = CpuConfig.path(other).partition(".")[2], set_fields[other].source.owner
+            text = f"{field}: {str(excluded).lower()} (in {owner})"
+            raise refusal(set_fields[one].source, CpuConfig.path(one), f"{value} contradicts {text}")
     values.pop("sharing", None)
     if values.get("pool_cpus", "none") != "none":
-        values["isolation"] = _mixed(stated)
+        values["isolation"] = _mixed(set_fields)
     return CpuParameters(**values)
 
 
-def _mixed(stated: Stated) -> str:
-    if (isolation := stated.get("isolation")) and isolation.value == "isolated":
-        given = f"{stated['pool_cpus'].value} (in {stated['pool_cpus'].source.owner})"
+def _mixed(set_fields: SetFields) -> str:
+    if (isolation := set_fields.get("isolation")) and isolation.value == "isolated":
+        given = f"{set_fields['pool_cpus'].value} (in {set_fields['pool_cpus'].source.owner})"
         reason = (
             f"isolated contradicts poolCPUs: {given}: the kernel isolates a container only if it uses no other CPUs"
         )
@@ -121,14 +120,14 @@ def _mixed(stated: Stated) -> str:
     return "mixed"
 
 
-def _named_cpus(stated: Stated, choosing: list[str]) -> frozenset[int]:
-    given, path = stated["cpuset"], CpuConfig.path("cpuset")
+def _named_cpus(set_fields: SetFields, choosing: list[str]) -> frozenset[int]:
+    given, path = set_fields["cpuset"], CpuConfig.path("cpuset")
     for name in choosing:
         if name != "cpuset":
             *others, last = [CpuConfig.path(one).removeprefix(f"{CpuConfig.KEY}.") for one in _CHOICE_FREE]
             free = f"{', '.join(others)} and {last}"
             reason = f"cannot be combined with cpuset, which names the CPUs; only {free} can"
-            raise refusal(stated[name].source, CpuConfig.path(name), reason)
+            raise refusal(set_fields[name].source, CpuConfig.path(name), reason)
     try:
         cpus = parse_cpu_list(given.value)
     except MalformedError as error:
@@ -139,14 +138,14 @@ def _named_cpus(stated: Stated, choosing: list[str]) -> frozenset[int]:
 
 
 def memory_parameters(
-    stated: Stated, devices: Sequence[MemoryDevice], size: int, protection: MemoryProtection
+    set_fields: SetFields, devices: Sequence[MemoryDevice], size: int, protection: MemoryProtection
 ) -> MemoryParameters:
     """Returns the memory parameters of a request that has ``size`` bytes in total on its devices. Raises Refused."""
-    for name, given in stated.items():
+    for name, given in set_fields.items():
         if fault := _memory_fault(name, given.value, devices, size, protection):
             raise refusal(given.source, MemoryConfig.path(name), fault)
-    values = {name: given.value for name, given in stated.items() if name not in ("sharing", "mount")}
-    mount = MemoryMount(**stated["mount"].value.model_dump()) if "mount" in stated else None
+    values = {name: given.value for name, given in set_fields.items() if name not in ("sharing", "mount")}
+    mount = MemoryMount(**set_fields["mount"].value.model_dump()) if "mount" in set_fields else None
     return MemoryParameters(**values, mount=mount)
 
 

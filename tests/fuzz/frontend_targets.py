@@ -151,7 +151,7 @@ def _manifests(data: bytes) -> None:
     search = Search([*own_devices(_INVENTORY, claims.NODE), *published], _CLASSES | found.classes)
     for workload in 2 * workloads[:4]:
         with suppress(UnschedulableError, UndecidedError):
-            search.allocate([claim.wanted for claim in workload.claims])
+            search.allocate([claim.spec for claim in workload.claims])
 
 
 def _archive(data: bytes) -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_tools.scheduling.allocate import Search, UndecidedError, UnschedulableError
+from numa_tools.scheduling.claim_spec import read_claim_spec, read_class
 from numa_tools.scheduling.fit import InUse
 from numa_tools.scheduling.published import read_slices
 from numa_tools.scheduling.reading import ManifestError
-from numa_tools.scheduling.wanted import read_class, read_wanted
 
 from tests.fakes import scheduler
 from tests.fakes.quantities import whole
@@ -48,7 +48,7 @@ def slices(*devices: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def wish(name: str, **more: Any) -> dict[str, Any]:
+def exact(name: str, **more: Any) -> dict[str, Any]:
     """Returns a request for one device."""
     return {"name": name, "exactly": {"deviceClassName": "any", **more}}
 
@@ -66,8 +66,8 @@ def searching(*devices: dict[str, Any]) -> Search:
 def chosen(search: Search, *requests: dict[str, Any], **more: Any) -> dict[str, list[str]]:
     """Returns the chosen devices by request."""
     found: dict[str, list[str]] = {}
-    for one in search.allocate([read_wanted({"devices": {"requests": list(requests), **more}})]):
-        found.setdefault(one.wish.name, []).append(one.device.name)
+    for one in search.allocate([read_claim_spec({"devices": {"requests": list(requests), **more}})]):
+        found.setdefault(one.subrequest.name, []).append(one.device.name)
     return found
 
 
@@ -92,15 +92,15 @@ def test_the_first_fitting_device_is_chosen() -> None:
     claim.
     """
     search = searching(device("a"), shared("b", 0), shared("c", 1))
-    assert chosen(search, wish("r", **size("6Gi"))) == {"r": ["b"]}
-    assert chosen(search, wish("r", **size("6Gi"))) == {"r": ["c"]}
-    assert chosen(search, wish("r")) == {"r": ["a"]}
-    assert missing(search, wish("r", **size("3Gi"))) == (
+    assert chosen(search, exact("r", **size("6Gi"))) == {"r": ["b"]}
+    assert chosen(search, exact("r", **size("6Gi"))) == {"r": ["c"]}
+    assert chosen(search, exact("r")) == {"r": ["a"]}
+    assert missing(search, exact("r", **size("3Gi"))) == (
         "request r: a is allocated to a claim; b 2Gi of 8Gi size free, 3Gi requested; "
         "c 2Gi of 8Gi size free, 3Gi requested"
     )
     # An empty request gets the policy's default. A fraction of a step is rounded up to a whole step.
-    assert chosen(search, wish("r"), wish("s", **size("512Mi"))) == {"r": ["b"], "s": ["b"]}
+    assert chosen(search, exact("r"), exact("s", **size("512Mi"))) == {"r": ["b"], "s": ["b"]}
 
 
 def test_constraints_apply_to_all_of_their_requests() -> None:
@@ -110,27 +110,27 @@ def test_constraints_apply_to_all_of_their_requests() -> None:
     search = searching(shared("a", 0), shared("b", 0), device("c", 1), shared("d", 1))
     same = [{"matchAttribute": "d/node", "requests": ["r", "s"]}]
     whole = [{"cel": {"expression": "!device.allowMultipleAllocations"}}]
-    assert chosen(search, wish("r", **size("8Gi")), wish("s", selectors=whole), constraints=same) == {
+    assert chosen(search, exact("r", **size("8Gi")), exact("s", selectors=whole), constraints=same) == {
         "r": ["d"],
         "s": ["c"],
     }
-    assert "s: c is allocated to a claim" in missing(search, wish("r"), wish("s", selectors=whole), constraints=same)
+    assert "s: c is allocated to a claim" in missing(search, exact("r"), exact("s", selectors=whole), constraints=same)
     apart = [{"distinctAttribute": "d/node"}]
     assert "but not all together, with d/node as the constraints require" in missing(
-        search, wish("r"), wish("s"), wish("t"), constraints=apart
+        search, exact("r"), exact("s"), exact("t"), constraints=apart
     )
-    assert chosen(search, wish("r", **size("8Gi"))) == {"r": ["a"]}
+    assert chosen(search, exact("r", **size("8Gi"))) == {"r": ["a"]}
 
 
 def test_a_request_gets_n_all_or_the_first_available_devices() -> None:
     """A request gets N devices, every matching device, or the first alternative that can be met."""
     search = searching(device("a", 0), device("b", 1), device("c", 1))
-    assert chosen(search, wish("r", count=2)) == {"r": ["a", "b"]}
+    assert chosen(search, exact("r", count=2)) == {"r": ["a", "b"]}
     assert (
-        missing(search, wish("r", count=2))
+        missing(search, exact("r", count=2))
         == "request r: 1 of 2 devices; a is allocated to a claim; b is allocated to a claim"
     )
-    assert "a is allocated" in missing(search, wish("r", allocationMode="All"))
+    assert "a is allocated" in missing(search, exact("r", allocationMode="All"))
     two, one = ({"name": name, "deviceClassName": "any", "count": count} for name, count in (("two", 2), ("one", 1)))
     assert chosen(search, {"name": "r", "firstAvailable": [two, one]}) == {"r/one": ["c"]}
 
@@ -138,14 +138,14 @@ def test_a_request_gets_n_all_or_the_first_available_devices() -> None:
 def test_a_tainted_device_is_not_used_unless_the_taint_is_tolerated() -> None:
     """An example is an over-claimed device's taint."""
     search = searching(device("a", taints=[{"key": "k", "value": "true", "effect": "NoSchedule"}]))
-    assert missing(search, wish("r")) == "request r: a has the taint k"
-    assert chosen(search, wish("r", tolerations=[{"key": "k", "operator": "Exists"}])) == {"r": ["a"]}
+    assert missing(search, exact("r")) == "request r: a has the taint k"
+    assert chosen(search, exact("r", tolerations=[{"key": "k", "operator": "Exists"}])) == {"r": ["a"]}
 
 
 ONE = {"name": "one", "deviceClassName": "any"}
 SELECTOR = {"cel": {"expression": "true"}}
 CLASSLESS = {"name": "s", "exactly": {"deviceClassName": "none"}}
-FAILING = wish("s", selectors=[{"cel": {"expression": "device.nothing"}}])
+FAILING = exact("s", selectors=[{"cel": {"expression": "device.nothing"}}])
 
 
 def selecting(*expressions: str) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def selecting(*expressions: str) -> dict[str, Any]:
 
 def test_a_selector_that_fails_ends_the_attempt() -> None:
     """As in the scheduler, no other device or alternative is tried afterwards."""
-    found = missing(searching(device("a", 0)), wish("r", **selecting('device.attributes["d"].nodes == 0')))
+    found = missing(searching(device("a", 0)), exact("r", **selecting('device.attributes["d"].nodes == 0')))
     assert found.startswith("request r: selectors[0]: device a: no such key: nodes; test for the attribute first")
     second = f"{ON_1} || {FAILS}"
     assert "device a: no such key: nothing" in missing(
@@ -168,10 +168,10 @@ def test_a_selector_fails_only_for_devices_that_the_scheduler_tries() -> None:
     evaluates the selectors for all of them.
     """
     search, first = searching(device("a", 0), device("b", 1)), selecting(f"{ON_0} || {FAILS}")
-    assert "device b: no such key: nothing" in missing(search, wish("r", allocationMode="All", **first))
-    assert "device b: no such key: nothing" in missing(search, wish("r", count=2, **first))
-    assert chosen(search, wish("r", **first)) == {"r": ["a"]}
-    assert "device b: no such key: nothing" in missing(search, wish("r", **first))
+    assert "device b: no such key: nothing" in missing(search, exact("r", allocationMode="All", **first))
+    assert "device b: no such key: nothing" in missing(search, exact("r", count=2, **first))
+    assert chosen(search, exact("r", **first)) == {"r": ["a"]}
+    assert "device b: no such key: nothing" in missing(search, exact("r", **first))
 
 
 UNKNOWN = "device.odd()"
@@ -195,17 +195,17 @@ def alternative(name: str, *expressions: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "requests",
     [
-        [wish("r", **selecting(UNKNOWN))],
+        [exact("r", **selecting(UNKNOWN))],
         # The scheduler may try device b after device a, which certainly does not match.
-        [wish("r", **selecting(f"{ON_0} && false || {ODD_ON_1}"))],
+        [exact("r", **selecting(f"{ON_0} && false || {ODD_ON_1}"))],
         # Two devices are required, and only one certainly matches.
-        [wish("r", count=2, **selecting(f"{ON_0} || {UNKNOWN}"))],
-        [wish("r", allocationMode="All", **selecting(UNKNOWN))],
+        [exact("r", count=2, **selecting(f"{ON_0} || {UNKNOWN}"))],
+        [exact("r", allocationMode="All", **selecting(UNKNOWN))],
         # All matching devices are required, and it is unknown whether the second one matches.
-        [wish("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}"))],
+        [exact("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}"))],
         # The second request fits unless the first request gets its device.
-        [wish("r", **selecting(ODD_ON_1)), wish("s", **selecting(ON_0))],
-        [wish("r", **selecting(f"{ODD_ON_0} || {ON_1}")), wish("s", **selecting(ON_0))],
+        [exact("r", **selecting(ODD_ON_1)), exact("s", **selecting(ON_0))],
+        [exact("r", **selecting(f"{ODD_ON_0} || {ON_1}")), exact("s", **selecting(ON_0))],
         # The second alternative fits, but the scheduler may choose the first one.
         [either(alternative("first", UNKNOWN), alternative("second", ON_0))],
         [either(alternative("first", UNKNOWN, count=3), alternative("second", ON_0))],
@@ -227,13 +227,13 @@ def test_an_unknown_selector_makes_the_outcome_unknown(requests: list[dict[str, 
     ("requests", "devices"),
     [
         # The scheduler tries device a first.
-        ([wish("r", **selecting(f"{ON_0} || {UNKNOWN}"))], ["a"]),
-        ([wish("r", **selecting(f"true || {UNKNOWN}"))], ["a"]),
+        ([exact("r", **selecting(f"{ON_0} || {UNKNOWN}"))], ["a"]),
+        ([exact("r", **selecting(f"true || {UNKNOWN}"))], ["a"]),
         # The first alternative fits, so the second one is not tried.
         ([either(alternative("first", ON_1), alternative("second", UNKNOWN))], ["b"]),
         # A request's selectors are evaluated in order, up to the first false one.
-        ([wish("r", **selecting(ON_1, f"{ON_1} || {UNKNOWN}"))], ["b"]),
-        ([wish("r", allocationMode="All", **selecting(ON_1, f"{ON_1} || {UNKNOWN}"))], ["b"]),
+        ([exact("r", **selecting(ON_1, f"{ON_1} || {UNKNOWN}"))], ["b"]),
+        ([exact("r", allocationMode="All", **selecting(ON_1, f"{ON_1} || {UNKNOWN}"))], ["b"]),
     ],
 )
 def test_a_claim_fits_if_the_scheduler_never_evaluates_the_unknown_part(
@@ -247,20 +247,23 @@ def test_a_claim_fits_if_the_scheduler_never_evaluates_the_unknown_part(
 @pytest.mark.parametrize(
     ("requests", "text"),
     [
-        ([wish("r", **selecting(UNKNOWN)), wish("s", **selecting("false"))], "no device on this node is of class any"),
-        ([wish("r", **selecting(UNKNOWN, "false"))], "no device on this node is of class any and meets the selectors"),
-        ([wish("r", **selecting("false", UNKNOWN))], "no device on this node is of class any and meets the selectors"),
-        ([wish("r", **selecting(UNKNOWN, FAILS))], "no device on this node is of class any"),
-        ([wish("r", count=3, **selecting(UNKNOWN))], "2 of 3 devices"),
-        ([wish("r", **selecting(UNKNOWN)), wish("s", count=2)], "each request can be met, but not all together"),
-        ([wish("r", allocationMode="All", **selecting(UNKNOWN)), wish("s", count=2)], "but not all together"),
         (
-            [wish("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}")), wish("s", **selecting(ON_0))],
+            [exact("r", **selecting(UNKNOWN)), exact("s", **selecting("false"))],
+            "no device on this node is of class any",
+        ),
+        ([exact("r", **selecting(UNKNOWN, "false"))], "no device on this node is of class any and meets the selectors"),
+        ([exact("r", **selecting("false", UNKNOWN))], "no device on this node is of class any and meets the selectors"),
+        ([exact("r", **selecting(UNKNOWN, FAILS))], "no device on this node is of class any"),
+        ([exact("r", count=3, **selecting(UNKNOWN))], "2 of 3 devices"),
+        ([exact("r", **selecting(UNKNOWN)), exact("s", count=2)], "each request can be met, but not all together"),
+        ([exact("r", allocationMode="All", **selecting(UNKNOWN)), exact("s", count=2)], "but not all together"),
+        (
+            [exact("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}")), exact("s", **selecting(ON_0))],
             "not all together",
         ),
-        ([wish("r", **selecting(UNKNOWN)), wish("s", **selecting(FAILS))], "no such key: nothing"),
+        ([exact("r", **selecting(UNKNOWN)), exact("s", **selecting(FAILS))], "no such key: nothing"),
         ([either(alternative("first", UNKNOWN, count=3), alternative("second", "false"))], "no device on this node"),
-        ([wish("r", **selecting(UNKNOWN)), CLASSLESS], "there is no DeviceClass none"),
+        ([exact("r", **selecting(UNKNOWN)), CLASSLESS], "there is no DeviceClass none"),
     ],
 )
 def test_a_claim_does_not_fit_whatever_the_unknown_selector_evaluates_to(
@@ -274,7 +277,7 @@ def test_constraints_are_considered_even_if_a_selector_is_unknown() -> None:
     """No two devices have equal values, whichever of them the selector admits. With a third device, two devices may
     have equal values.
     """
-    request = [wish("r", **selecting(UNKNOWN)), wish("s")]
+    request = [exact("r", **selecting(UNKNOWN)), exact("s")]
     same = [{"matchAttribute": "d/node"}]
     assert "with d/node as" in missing(searching(device("a", 0), device("b", 1)), *request, constraints=same)
     assert "odd()" in undecided(searching(device("a", 0), device("b", 1), device("c", 1)), *request, constraints=same)
@@ -284,9 +287,9 @@ def test_the_limit_per_claim_counts_the_devices_that_certainly_match() -> None:
     """One request asks for all devices that match: 16 certainly match, and whether the others match is unknown. The
     other request asks for 16 or 17 more.
     """
-    both = [wish("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}")), wish("s", count=17)]
+    both = [exact("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}")), exact("s", count=17)]
     assert "number of requested devices 33 exceeds" in missing(searching(*MANY, device("z", 1)), *both)
-    both[1] = wish("s", count=16, **selecting(ON_1))
+    both[1] = exact("s", count=16, **selecting(ON_1))
     assert "odd()" in undecided(searching(*MANY), *both)
 
 
@@ -294,8 +297,8 @@ def test_a_class_selector_that_is_unknown_counts_for_each_request() -> None:
     """The message names the class."""
     odd = {"metadata": {"name": "any"}, "spec": selecting("device.driver == 'd'", UNKNOWN)}
     search = Search(read_slices(slices(device("a", 0))), {"any": read_class(odd)})
-    assert undecided(search, wish("r")).startswith("DeviceClass any: selectors[1]: cannot be evaluated")
-    assert "no device on this node" in missing(search, wish("r", **selecting(ON_1)))
+    assert undecided(search, exact("r")).startswith("DeviceClass any: selectors[1]: cannot be evaluated")
+    assert "no device on this node" in missing(search, exact("r", **selecting(ON_1)))
 
 
 def test_devices_of_a_claim_with_an_unknown_outcome_are_disputed() -> None:
@@ -303,18 +306,18 @@ def test_devices_of_a_claim_with_an_unknown_outcome_are_disputed() -> None:
     would not fit with them either.
     """
     search = searching(shared("a", 0), shared("b", 1))
-    assert "odd()" in undecided(search, wish("r", **size("8Gi"), **selecting(ODD_ON_1)))
-    assert chosen(search, wish("r", **size("4Gi"))) == {"r": ["a"]}
+    assert "odd()" in undecided(search, exact("r", **size("8Gi"), **selecting(ODD_ON_1)))
+    assert chosen(search, exact("r", **size("4Gi"))) == {"r": ["a"]}
     text = "device b may be allocated to an earlier claim whose outcome is unknown"
-    assert undecided(search, wish("r", **size("8Gi"))) == text
-    assert undecided(search, wish("r", **selecting(ON_1))) == text
-    assert "at most 8Gi of size, 9Gi requested" in missing(search, wish("r", **size("9Gi")))
-    assert chosen(search, wish("r", **size("4Gi"))) == {"r": ["a"]}
+    assert undecided(search, exact("r", **size("8Gi"))) == text
+    assert undecided(search, exact("r", **selecting(ON_1))) == text
+    assert "at most 8Gi of size, 9Gi requested" in missing(search, exact("r", **size("9Gi")))
+    assert chosen(search, exact("r", **size("4Gi"))) == {"r": ["a"]}
     # A disputed device that cannot meet the request in any case does not matter.
     tall = {"value": "16Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "max": "16Gi"}}}
     search = searching(shared("b", 1), {**shared("c", 0), "capacity": {"size": tall}})
-    assert "odd()" in undecided(search, wish("r", **size("8Gi"), **selecting(ODD_ON_1)))
-    assert chosen(search, wish("r", **size("9Gi"))) == {"r": ["c"]}
+    assert "odd()" in undecided(search, exact("r", **size("8Gi"), **selecting(ODD_ON_1)))
+    assert chosen(search, exact("r", **size("9Gi"))) == {"r": ["c"]}
 
 
 _terms = st.sampled_from([ON_0, ON_1, "odd()", "true", "false", f"{ON_0} || odd()", f"{ON_1} && odd()", FAILS])
@@ -322,7 +325,7 @@ _values = st.sampled_from(["true", "false", "device.failing"])
 _open_requests = st.lists(
     st.one_of(
         st.builds(
-            lambda text, more: wish("r", **selecting(text), **more),
+            lambda text, more: exact("r", **selecting(text), **more),
             _terms,
             st.sampled_from([{}, {"count": 2}, {"allocationMode": "All"}]),
         ),
@@ -367,21 +370,21 @@ def test_a_certain_outcome_holds_for_every_value_of_the_unknown_part(
 @pytest.mark.parametrize(
     ("first", "second", "text"),
     [
-        (wish("r", allocationMode="All", **size("5Gi")), CLASSLESS, "there is no DeviceClass none"),
-        (wish("r", count=2), FAILING, "request s: selectors[0]: device a: no such key: nothing"),
-        (wish("r"), wish("s", **size("9Gi")), "request s: a gives at most 8Gi of size, 9Gi requested"),
+        (exact("r", allocationMode="All", **size("5Gi")), CLASSLESS, "there is no DeviceClass none"),
+        (exact("r", count=2), FAILING, "request s: selectors[0]: device a: no such key: nothing"),
+        (exact("r"), exact("s", **size("9Gi")), "request s: a gives at most 8Gi of size, 9Gi requested"),
     ],
 )
 def test_a_failed_attempt_leaves_nothing_allocated(first: dict[str, Any], second: dict[str, Any], text: str) -> None:
     """The next workload finds the node unchanged, however the attempt ended."""
     search = searching(shared("a", 0), shared("b", 1))
     assert text in missing(search, first, second)
-    assert chosen(search, wish("r", allocationMode="All", **size("8Gi"))) == {"r": ["a", "b"]}
+    assert chosen(search, exact("r", allocationMode="All", **size("8Gi"))) == {"r": ["a", "b"]}
 
 
 def test_faulty_requests_are_named_even_if_other_requests_do_not_fit() -> None:
     """A missing class ends the attempt immediately. A faulty selector that was never evaluated is also named."""
-    search, large = searching(shared("a", 0)), wish("r", **size("9Gi"))
+    search, large = searching(shared("a", 0)), exact("r", **size("9Gi"))
     assert missing(search, large, CLASSLESS) == "there is no DeviceClass none"
     either = {"name": "r", "firstAvailable": [ONE, {"name": "two", "deviceClassName": "none"}]}
     assert missing(search, either) == "there is no DeviceClass none"
@@ -395,28 +398,28 @@ def test_faulty_requests_are_named_even_if_other_requests_do_not_fit() -> None:
     ("spec", "text"),
     [
         ({"requests": [{"name": "r", "deviceClassName": "any"}]}, "the resource.k8s.io/v1beta1 form"),
-        ({"requests": [wish("r", adminAccess=True)]}, "adminAccess: is not simulated"),
-        ({"requests": [wish("r"), wish("r")]}, "two requests have the same name"),
-        ({"requests": [wish("r", count=True)]}, "count: must be a number, not 'True'"),
-        ({"requests": [wish("r", count=0)]}, "count: must be a positive 64-bit number"),
-        ({"requests": [wish("r", count=2**63)]}, "count: must be a positive 64-bit number"),
+        ({"requests": [exact("r", adminAccess=True)]}, "adminAccess: is not simulated"),
+        ({"requests": [exact("r"), exact("r")]}, "two requests have the same name"),
+        ({"requests": [exact("r", count=True)]}, "count: must be a number, not 'True'"),
+        ({"requests": [exact("r", count=0)]}, "count: must be a positive 64-bit number"),
+        ({"requests": [exact("r", count=2**63)]}, "count: must be a positive 64-bit number"),
         ({"requests": [{"name": "r", "firstAvailable": []}]}, "has neither exactly nor firstAvailable"),
-        ({"requests": [wish(f"r{n}") for n in range(600)]}, "requests: has 600 entries; the API accepts at most 32"),
+        ({"requests": [exact(f"r{n}") for n in range(600)]}, "requests: has 600 entries; the API accepts at most 32"),
         ({"requests": [{"name": "r", "firstAvailable": [ONE] * 9}]}, "firstAvailable: has 9 entries"),
-        ({"requests": [wish("r", selectors=[SELECTOR] * 33)]}, "selectors: has 33 entries"),
-        ({"requests": [wish("r", tolerations=[{"operator": "Exists"}] * 17)]}, "tolerations: has 17 entries"),
-        ({"requests": [wish("r")], "constraints": [{"matchAttribute": "d/x"}] * 33}, "constraints: has 33 entries"),
-        ({"requests": [wish("r")], "config": [{}] * 33}, "config: has 33 entries"),
-        ({"requests": [wish("r", **size("much"))]}, "requests.size: quantity 'much'"),
-        ({"requests": [wish("r")], "constraints": [{"matchAttribute": "d/x", "requests": ["s"]}]}, "no request s"),
-        ({"requests": [wish("r")], "constraints": [{"matchAttribute": "node"}]}, "must have a domain"),
+        ({"requests": [exact("r", selectors=[SELECTOR] * 33)]}, "selectors: has 33 entries"),
+        ({"requests": [exact("r", tolerations=[{"operator": "Exists"}] * 17)]}, "tolerations: has 17 entries"),
+        ({"requests": [exact("r")], "constraints": [{"matchAttribute": "d/x"}] * 33}, "constraints: has 33 entries"),
+        ({"requests": [exact("r")], "config": [{}] * 33}, "config: has 33 entries"),
+        ({"requests": [exact("r", **size("much"))]}, "requests.size: quantity 'much'"),
+        ({"requests": [exact("r")], "constraints": [{"matchAttribute": "d/x", "requests": ["s"]}]}, "no request s"),
+        ({"requests": [exact("r")], "constraints": [{"matchAttribute": "node"}]}, "must have a domain"),
         ({"requests": "r"}, "requests: must be a list"),
     ],
 )
 def test_an_invalid_spec_is_rejected(spec: dict[str, Any], text: str) -> None:
     """The error names the field and gives the reason."""
     with pytest.raises(ManifestError) as caught:
-        read_wanted({"devices": spec})
+        read_claim_spec({"devices": spec})
     assert text in str(caught.value)
 
 
@@ -426,29 +429,29 @@ def test_a_claim_has_at_most_32_devices() -> None:
     """
     search = searching(*(device(f"d{n:02}", n) for n in range(60)))
     for count in (17, 2**62):
-        found = missing(search, wish("r", count=16), wish("s", count=count))
+        found = missing(search, exact("r", count=16), exact("s", count=count))
         total = f"number of requested devices {16 + count} exceeds the claim limit of 32"
         assert found == f"requests r, s: {total}; split it into several claims"
-    assert "number of requested devices 60 exceeds" in missing(search, wish("r", allocationMode="All"))
-    assert len(search.allocate([read_wanted({"devices": {"requests": [wish("r", count=30)]}})] * 2)) == 60
+    assert "number of requested devices 60 exceeds" in missing(search, exact("r", allocationMode="All"))
+    assert len(search.allocate([read_claim_spec({"devices": {"requests": [exact("r", count=30)]}})] * 2)) == 60
 
 
 def test_alternatives_are_chosen_to_keep_a_claim_within_32_devices() -> None:
     """Earlier requests use smaller alternatives if later requests need the capacity, without trying all devices."""
     search = searching(*(device(f"d{n:02}", allowMultipleAllocations=True) for n in range(30)))
     many, few = {**ONE, "name": "many", "count": 17}, {**ONE, "name": "few", "count": 15}
-    either = chosen(search, {"name": "r", "firstAvailable": [many, few]}, wish("s", count=16))
+    either = chosen(search, {"name": "r", "firstAvailable": [many, few]}, exact("s", count=16))
     assert {name: len(devices) for name, devices in either.items()} == {"r/few": 15, "s": 16}
     none = {**few, "selectors": [{"cel": {"expression": "false"}}]}
-    found = missing(search, {"name": "r", "firstAvailable": [many, none]}, wish("s", count=16))
+    found = missing(search, {"name": "r", "firstAvailable": [many, none]}, exact("s", count=16))
     assert found == "each request can be met, but not all together, with at most 32 devices for each claim"
 
 
 def test_a_pod_with_too_many_requests_is_rejected() -> None:
     """The depth of the search has its own limit, so the selectors are not reported as the cause."""
     search, nested = searching(device("a", allowMultipleAllocations=True)), "(" * 50 + "true" + ")" * 50
-    requests = [wish(f"r{n}", selectors=[{"cel": {"expression": nested}}]) for n in range(32)]
-    claim = read_wanted({"devices": {"requests": requests}})
+    requests = [exact(f"r{n}", selectors=[{"cel": {"expression": nested}}]) for n in range(32)]
+    claim = read_claim_spec({"devices": {"requests": requests}})
     assert len(search.allocate([claim] * 10)) == 320
     before = search.in_use.copy()
     with pytest.raises(UndecidedError, match="1280 requests for 1280 devices are more than can be simulated together"):
@@ -457,7 +460,7 @@ def test_a_pod_with_too_many_requests_is_rejected() -> None:
 
 
 NAMES = [f"d/a{n}" for n in range(32)]
-PARTS = [wish(f"r{n}", **size("1Gi" if n < 28 else "5Gi")) for n in range(32)]
+PARTS = [exact(f"r{n}", **size("1Gi" if n < 28 else "5Gi")) for n in range(32)]
 """Requests that together need more than four devices can provide, which becomes apparent only at the end of each
 combination.
 """
@@ -476,7 +479,7 @@ def listed(value: int) -> dict[str, Any]:
         # There is one value too few for all of the requests.
         (
             [{"name": f"d{n}", "attributes": listed(n % 31)} for n in range(40)],
-            [wish(f"r{n}") for n in range(32)],
+            [exact(f"r{n}") for n in range(32)],
             "distinctAttribute",
         ),
     ],
@@ -499,11 +502,11 @@ def test_the_cost_of_a_search_is_limited(
 def test_the_total_cost_of_a_pods_selectors_is_limited() -> None:
     """Each selector may be within its own limit, but a claim can have a thousand selectors for many devices."""
     equal = f"cel.bind(l, {list(range(1000))}, {' && '.join(['l == l'] * 45)})"
-    requests = [wish(f"r{n}", selectors=[{"cel": {"expression": equal}}] * 32) for n in range(4)]
+    requests = [exact(f"r{n}", selectors=[{"cel": {"expression": equal}}] * 32) for n in range(4)]
     search, began = searching(*(shared(f"d{n:02}", 0) for n in range(8))), time.thread_time()
     assert "the selectors before it cost too much" in undecided(search, *requests)
-    wanted = read_wanted({"devices": {"requests": requests[:1]}}).requests[0].wishes[0]
-    assert "costs too much: with all selectors before it" in [one.unknown for one in search.verdicts(wanted)][-1]
+    spec = read_claim_spec({"devices": {"requests": requests[:1]}}).requests[0].subrequests[0]
+    assert "costs too much: with all selectors before it" in [one.unknown for one in search.verdicts(spec)][-1]
     assert time.thread_time() - began < 20
 
 
@@ -512,7 +515,7 @@ def test_a_request_that_cannot_be_met_on_its_own_is_named_without_a_search() -> 
     are reported.
     """
     search = searching(*(shared(f"d{n}", 0) for n in range(4)))
-    found = missing(search, *PARTS[:31], wish("large", **size("9Gi")))
+    found = missing(search, *PARTS[:31], exact("large", **size("9Gi")))
     assert found.startswith("request large: d0 gives at most 8Gi of size, 9Gi requested; d1")
 
 
@@ -525,7 +528,7 @@ _requests = st.lists(
     ),
     min_size=1,
     max_size=3,
-).map(lambda found: [wish(f"r{n}", **one) for n, one in enumerate(found)])
+).map(lambda found: [exact(f"r{n}", **one) for n, one in enumerate(found)])
 _claims = st.builds(
     lambda requests, match: {
         "requests": requests,
@@ -552,7 +555,7 @@ def test_the_result_agrees_with_the_fake_scheduler(devices: list[dict[str, Any]]
             continue
         before.append(allocated)
         results = allocated["status"]["allocation"]["devices"]["results"]
-        choices = search.allocate([read_wanted({"devices": spec})])
+        choices = search.allocate([read_claim_spec({"devices": spec})])
         assert [one.device.name for one in choices] == [one["device"] for one in results]
         amounts = [None if one.consumed is None else one.consumed["size"] for one in choices]
         assert amounts == [

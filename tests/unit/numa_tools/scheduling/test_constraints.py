@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numa_tools.scheduling.claim_spec import Constraint
 from numa_tools.scheduling.constraints import Agreement, Effort
 from numa_tools.scheduling.published import Published, read_slices
 from numa_tools.scheduling.reading import ManifestError
-from numa_tools.scheduling.wanted import Constraint
 
 
 def device(**attributes: Any) -> Published:

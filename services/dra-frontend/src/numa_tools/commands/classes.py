@@ -12,7 +12,7 @@ from dra_frontend.machine.model import FAR_TIER, LOCAL_TIER, Machine
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, memory_class_name
 from numa_contract.pagesize import kubernetes_page_size, short_page_size
 
-from numa_tools.scheduling.wanted import DeviceClass, read_class
+from numa_tools.scheduling.claim_spec import DeviceClass, read_class
 
 _STANDARD: Final = 'device.attributes["resource.kubernetes.io"]'
 _TIER: Final = f'device.attributes["{MEMORY_DRIVER}"].tier'

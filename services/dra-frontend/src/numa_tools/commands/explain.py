@@ -39,8 +39,8 @@ from numa_tools.explain.known import (
 )
 from numa_tools.explain.pending import explain_pending, joined_devices
 from numa_tools.explain.subjects import UnknownSubjectError, explain_known, split_kind
+from numa_tools.scheduling.claim_spec import DeviceClass, read_claim_spec, read_class
 from numa_tools.scheduling.reading import ManifestError, mapping
-from numa_tools.scheduling.wanted import DeviceClass, read_class, read_wanted
 from numa_tools.state_client import NoServiceError, StateClient
 
 _PATIENCE: Final = 5.0
@@ -159,9 +159,9 @@ async def _explain_pending(
                 f"neither this node nor namespace {namespace} has a claim {name}, or a pod {name} with a claim; "
                 "use NAMESPACE/NAME for another namespace"
             )
-        wanted = {cls for document in documents for cls in _class_names(document)}
+        class_names = {cls for document in documents for cls in _class_names(document)}
         try:
-            classes = await _classes(client, wanted, known_classes(known.inventory.machine))
+            classes = await _classes(client, class_names, known_classes(known.inventory.machine))
         except ManifestError as error:
             raise UnknownSubjectError(f"a DeviceClass cannot be read: {error}") from error
         wanted_devices = frozenset(key for one in documents for key in joined_devices(known, one))
@@ -201,8 +201,8 @@ def _class_names(document: Mapping[str, Any]) -> set[str]:
     error.
     """
     with suppress(ManifestError):
-        wanted = read_wanted(mapping(document, "spec"))
-        return {wish.device_class for request in wanted.requests for wish in request.wishes}
+        spec = read_claim_spec(mapping(document, "spec"))
+        return {subrequest.device_class for request in spec.requests for subrequest in request.subrequests}
     return set()
 
 

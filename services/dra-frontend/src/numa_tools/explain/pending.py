@@ -15,11 +15,11 @@ from numa_contract.names import DRIVERS
 
 from numa_tools.explain.enforced import Problem, problem
 from numa_tools.explain.known import Known
+from numa_tools.scheduling.claim_spec import ClaimSpec, DeviceClass, Request, read_claim_spec
 from numa_tools.scheduling.fit import Verdict
 from numa_tools.scheduling.manifests import Claim, Workload
 from numa_tools.scheduling.reading import ManifestError, mapping, value
 from numa_tools.scheduling.simulation import Simulation
-from numa_tools.scheduling.wanted import DeviceClass, Request, Wanted, read_wanted
 
 _CLEAR = "free resources on this node, request less, or use another node"
 _WAITS = (
@@ -67,7 +67,7 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str, oth
     return problem(_UNPREPARED, why, _EVENTS)
 
 
-def verdicts(simulation: Simulation, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Request], list[str]]:
+def verdicts(simulation: Simulation, spec: ClaimSpec) -> tuple[list[dict[str, Any]], list[Request], list[str]]:
     """Returns, for each request, a verdict on each of this node's devices.
 
     Also returns the requests that match any of these devices, and the faults in classes or selectors that prevent any
@@ -76,24 +76,24 @@ def verdicts(simulation: Simulation, wanted: Wanted) -> tuple[list[dict[str, Any
     rows: list[dict[str, Any]] = []
     ours: list[Request] = []
     faults: list[str] = []
-    for request in wanted.requests:
+    for request in spec.requests:
         mine = []
-        for wish in request.wishes:
-            row: dict[str, Any] = {"request": wish.name, "class": wish.device_class, "devices": []}
+        for subrequest in request.subrequests:
+            row: dict[str, Any] = {"request": subrequest.name, "class": subrequest.device_class, "devices": []}
             rows.append(row)
             try:
-                found = simulation.search.verdicts(wish)
+                found = simulation.search.verdicts(subrequest)
             except ManifestError as error:
                 row["problem"] = str(error)
                 faults.append(str(error))
                 continue
             row["devices"] = [_row(one) for one in found]
             if found:
-                mine.append(wish)
+                mine.append(subrequest)
             else:
                 row["problem"] = "does not request this node's CPUs or memory"
         if mine:
-            ours.append(replace(request, wishes=tuple(mine)))
+            ours.append(replace(request, subrequests=tuple(mine)))
     return rows, ours, faults
 
 
@@ -120,11 +120,11 @@ def explain_pending(
     if unprepared := allocation_problem(known, document, node, others):
         return found | {"state": "allocated"}, [unprepared]
     try:
-        wanted = read_wanted(mapping(document, "spec"))
+        spec = read_claim_spec(mapping(document, "spec"))
     except ManifestError as error:
         return found, [problem("the claim cannot be explained", str(error), "change the claim")]
     simulation = Simulation(known.inventory, known.config, classes, dict(known.files))
-    found["requests"], ours, faults = verdicts(simulation, wanted)
+    found["requests"], ours, faults = verdicts(simulation, spec)
     hindered = [
         problem("this node currently accepts no claims", one, "run dra-frontend doctor") for one in known.hindrances
     ]
@@ -135,8 +135,8 @@ def explain_pending(
         why = f"no request matches a device of {' or '.join(DRIVERS)} on this node"
         return found, hindered + (unreadable or [problem("no device on this node fits", why, _CLEAR)])
     names = {one.name for one in ours}
-    near = tuple(replace(one, requests=one.requests or frozenset(names)) for one in wanted.constraints)
-    row = simulation.run(Workload(name, (Claim(namespace, name, Wanted(tuple(ours), near, wanted.configs)),)), name)
+    near = tuple(replace(one, requests=one.requests or frozenset(names)) for one in spec.constraints)
+    row = simulation.run(Workload(name, (Claim(namespace, name, ClaimSpec(tuple(ours), near, spec.configs)),)), name)
     if row["fits"]:
         found["wouldGet"], found["waitsFor"] = row["claims"][0]["devices"], _WAITS
         return found, hindered + unreadable

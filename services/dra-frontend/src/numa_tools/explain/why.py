@@ -37,7 +37,7 @@ def shape(machine: Machine, cpus: frozenset[int]) -> dict[str, Any]:
     }
 
 
-def stated(parameters: CpuParameters) -> dict[str, Any]:
+def parameter_view(parameters: CpuParameters) -> dict[str, Any]:
     """Returns the parameters for the choice: the strategy, and all other parameters that differ from their defaults."""
     given = parameters.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return {"strategy": parameters.strategy, **given}
@@ -47,7 +47,7 @@ def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> 
     """Returns the reasons for a request's CPUs, or a message stating that they are no longer known."""
     inventory, uid, parameters = known.inventory, record.claim.uid, record.parameters_of(part.request)
     _, device = known.devices.get(part.device, ("", None))
-    found: dict[str, Any] = {"parameters": stated(parameters), "shape": shape(inventory.machine, part.cpus)}
+    found: dict[str, Any] = {"parameters": parameter_view(parameters), "shape": shape(inventory.machine, part.cpus)}
     if not part.cpus:
         return {**found, "text": "the record has no CPUs for it, so there was nothing to choose"}
     if not isinstance(device, CpuDevice):

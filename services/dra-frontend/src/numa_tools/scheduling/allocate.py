@@ -32,12 +32,12 @@ from typing import Any, Final
 
 from dra_frontend.allocation.claim import MAX_RESULTS
 
-from numa_tools.scheduling.asked import Asked, Way, asked, room, too_large, unmet
+from numa_tools.scheduling.claim_spec import ClaimSpec, DeviceClass, SubRequest
 from numa_tools.scheduling.constraints import Agreement, Effort
 from numa_tools.scheduling.fit import Candidate, InUse, Verdict, budget, class_of, matching, verdict
+from numa_tools.scheduling.pod_requests import Option, PodRequest, pod_requests, room, too_large, unmet
 from numa_tools.scheduling.published import Key, Published
 from numa_tools.scheduling.reading import ManifestError
-from numa_tools.scheduling.wanted import DeviceClass, Wanted, Wish
 
 # The scheduler gives up after 10 s (DRASchedulerFilterTimeout). This limit is reached within a few seconds.
 _MAX_EFFORT: Final = 2_000_000
@@ -74,7 +74,7 @@ class Choice:
 
     claim: int
     """Index of the claim among the pod's claims."""
-    wish: Wish
+    subrequest: SubRequest
     device: Published
     consumed: Mapping[str, Fraction] | None
 
@@ -89,9 +89,9 @@ class Search:
         self.in_use = in_use or InUse()
         # Shared by all calls to verdicts(), because explain makes one call for each request.
         self._budget = budget()
-        self._requests: list[Asked] = []
+        self._requests: list[PodRequest] = []
         self._room: list[int] = []
-        self._claims: Sequence[Wanted] = ()
+        self._claims: Sequence[ClaimSpec] = ()
         self._agreements: list[Agreement] = []
         self._chosen: list[Choice] = []
         self._taken: Counter[int] = Counter()
@@ -99,7 +99,7 @@ class Search:
         self._exact = True
         self._disputed: set[Key] = set()
 
-    def allocate(self, claims: Sequence[Wanted]) -> list[Choice]:
+    def allocate(self, claims: Sequence[ClaimSpec]) -> list[Choice]:
         """Allocates devices to every request and marks them as in use.
 
         Raises UnschedulableError if the requests cannot be met, and UndecidedError if it cannot be determined whether
@@ -107,7 +107,7 @@ class Search:
         """
         self._claims = claims
         try:
-            self._requests = asked(claims, self._classes, self._devices)
+            self._requests = pod_requests(claims, self._classes, self._devices)
             if reasons := too_large(self._requests) or unmet(self._requests, self.in_use):
                 raise UnschedulableError(reasons)
             self._check_size()
@@ -121,20 +121,20 @@ class Search:
 
     def _allocatable(self) -> set[Key]:
         """Returns every device that could be allocated to some request if there were no other requests."""
-        ways = [way for request in self._requests for way in request.ways]
-        tried = ((way.wish, one.device) for way in ways for one in way.found if one.usable)
-        return {device.key for wish, device in tried if not verdict(wish, device, self.in_use).why}
+        options = [option for request in self._requests for option in request.options]
+        tried = ((option.subrequest, one.device) for option in options for one in option.found if one.usable)
+        return {device.key for subrequest, device in tried if not verdict(subrequest, device, self.in_use).why}
 
     def _certain(self) -> list[Choice]:
         """Returns the devices that the scheduler would choose. Raises UnschedulableError and UndecidedError.
 
         Requests for all devices come first, since the scheduler evaluates their selectors before it searches.
         """
-        wanting_all = [way for one in self._requests for way in one.ways if way.wants_all]
-        if failed := next((way.failed for way in wanting_all if way.failed), ""):
+        wanting_all = [option for one in self._requests for option in one.options if option.wants_all]
+        if failed := next((option.failed for option in wanting_all if option.failed), ""):
             raise UnschedulableError([failed])
         try:
-            if unknown := next((way.unknown for way in wanting_all if way.unknown), ""):
+            if unknown := next((option.unknown for option in wanting_all if option.unknown), ""):
                 raise UndecidedError([unknown])
             if self._search(exact=True):
                 return self._chosen
@@ -162,20 +162,22 @@ class Search:
 
     def _check_size(self) -> None:
         """Raises UndecidedError if there are too many requests and devices for one search."""
-        most = sum(1 + max((way.count for way in one.ways), default=0) for one in self._requests)
+        most = sum(1 + max((option.count for option in one.options), default=0) for one in self._requests)
         if most > _MAX_TOGETHER:
             many = f"{len(self._requests)} requests for {most - len(self._requests)} devices"
             raise UndecidedError([f"{many} are more than can be simulated together; split them into several pods"])
 
-    def verdicts(self, wish: Wish) -> list[Verdict]:
+    def verdicts(self, subrequest: SubRequest) -> list[Verdict]:
         """Returns a verdict on each device that the selectors admit or may admit.
 
         Raises ManifestError if the class is missing or a selector fails.
         """
-        way = Way(wish, matching(wish, class_of(wish, self._classes), self._devices, self._budget))
-        if way.failed:
-            raise ManifestError(way.failed)
-        judged = ((one, verdict(wish, one.device, self.in_use)) for one in way.found if one.usable)
+        option = Option(
+            subrequest, matching(subrequest, class_of(subrequest, self._classes), self._devices, self._budget)
+        )
+        if option.failed:
+            raise ManifestError(option.failed)
+        judged = ((one, verdict(subrequest, one.device, self.in_use)) for one in option.found if one.usable)
         return [replace(each, unknown="" if each.why else one.unknown) for one, each in judged]
 
     def _from(self, place: int) -> bool:
@@ -184,21 +186,27 @@ class Search:
             return True
         request = self._requests[place]
         left = self._room[place] - self._taken[request.claim]
-        for way in request.ways:
-            self._limited |= way.count > left
-            found = way.found if self._exact else way.possible
-            if found and way.count <= left and self._devices_for(place, way.wish, found, way.count, 0):
+        for option in request.options:
+            self._limited |= option.count > left
+            found = option.found if self._exact else option.possible
+            if found and option.count <= left and self._devices_for(place, option.subrequest, found, option.count, 0):
                 return True
         return False
 
-    def _devices_for(self, place: int, wish: Wish, found: Sequence[Candidate], left: int, start: int) -> bool:
+    def _devices_for(
+        self, place: int, subrequest: SubRequest, found: Sequence[Candidate], left: int, start: int
+    ) -> bool:
         """Chooses a request's devices in list order, so the request never gets a shared device twice."""
         for index in range(start, len(found) - left + 1):
             self._check_certain(found[index])
-            one = verdict(wish, found[index].device, self.in_use)
+            one = verdict(subrequest, found[index].device, self.in_use)
             self._check_undisputed(one)
-            if self._take(self._requests[place].claim, wish, one):
-                if self._from(place + 1) if left == 1 else self._devices_for(place, wish, found, left - 1, index + 1):
+            if self._take(self._requests[place].claim, subrequest, one):
+                if (
+                    self._from(place + 1)
+                    if left == 1
+                    else self._devices_for(place, subrequest, found, left - 1, index + 1)
+                ):
                     return True
                 self._give_back()
         # The scheduler also evaluates the selectors for the remaining devices, even though too few devices are left to
@@ -222,12 +230,12 @@ class Search:
             text = f"device {one.device.name} may be allocated to an earlier claim whose outcome is unknown"
             raise UndecidedError([text])
 
-    def _take(self, claim: int, wish: Wish, one: Verdict) -> bool:
+    def _take(self, claim: int, subrequest: SubRequest, one: Verdict) -> bool:
         """Allocates a device and returns True, unless its verdict or one of the claim's constraints rules it out."""
         self._count(one.device)
-        if one.why or not self._agreements[claim].add(wish.name, one.device):
+        if one.why or not self._agreements[claim].add(subrequest.name, one.device):
             return False
-        self._chosen.append(Choice(claim, wish, one.device, one.consumed))
+        self._chosen.append(Choice(claim, subrequest, one.device, one.consumed))
         self._taken[claim] += 1
         self.in_use.add(one.device.key, one.consumed)
         return True
@@ -236,7 +244,7 @@ class Search:
         last = self._chosen.pop()
         self._taken[last.claim] -= 1
         self.in_use.add(last.device.key, last.consumed, -1)
-        self._agreements[last.claim].remove(last.wish.name, last.device)
+        self._agreements[last.claim].remove(last.subrequest.name, last.device)
 
     def _count(self, device: Published) -> None:
         """Adds the cost of a combination. Raises UndecidedError if the search becomes too expensive."""
@@ -255,7 +263,7 @@ class Search:
 
 
 def allocated(
-    claim: Mapping[str, Any], wanted: Wanted, choices: Sequence[Choice], classes: Mapping[str, DeviceClass]
+    claim: Mapping[str, Any], spec: ClaimSpec, choices: Sequence[Choice], classes: Mapping[str, DeviceClass]
 ) -> dict[str, Any]:
     """Returns a claim with its allocation as the scheduler would write it. ``choices`` are the devices chosen for the
     claim.
@@ -264,18 +272,19 @@ def allocated(
     configs: list[dict[str, Any]] = []
     for index, one in enumerate(choices):
         driver, pool, device = one.device.key
-        result: dict[str, Any] = {"request": one.wish.name, "driver": driver, "pool": pool, "device": device}
+        result: dict[str, Any] = {"request": one.subrequest.name, "driver": driver, "pool": pool, "device": device}
         if one.consumed is not None:
             texts = {name: one.device.capacity[name].text(amount) for name, amount in one.consumed.items()}
             result |= {"shareID": f"share-{index}", "consumedCapacity": texts}
         results.append(result)
-    for wish in {one.wish.name: one.wish for one in choices}.values():
+    for subrequest in {one.subrequest.name: one.subrequest for one in choices}.values():
         configs += [
-            {"source": "FromClass", "requests": [wish.name], **one} for one in classes[wish.device_class].configs
+            {"source": "FromClass", "requests": [subrequest.name], **one}
+            for one in classes[subrequest.device_class].configs
         ]
-    configs += [{"source": "FromClaim", **one} for one in wanted.configs]
+    configs += [{"source": "FromClaim", **one} for one in spec.configs]
     return {
         **claim,
-        "spec": {"devices": {"constraints": wanted.constraint_documents}},
+        "spec": {"devices": {"constraints": spec.constraint_documents}},
         "status": {**claim.get("status", {}), "allocation": {"devices": {"results": results, "config": configs}}},
     }

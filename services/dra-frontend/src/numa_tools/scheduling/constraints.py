@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from numa_tools.scheduling.claim_spec import Constraint
 from numa_tools.scheduling.published import Published, Values
-from numa_tools.scheduling.wanted import Constraint
 
 _PIECE: Final = 8
 """Number of values in a list attribute that together cost as much to compare as a single value."""

@@ -13,9 +13,9 @@ from numa_contract.pagesize import kubernetes_page_size, parse_page_size
 from numa_tools.cel.evaluate import selected
 from numa_tools.cel.tokens import CelUnsupportedError
 from numa_tools.cel.values import Budget, CelError
+from numa_tools.scheduling.claim_spec import DeviceClass, SubRequest
 from numa_tools.scheduling.published import Key, Published, Share
 from numa_tools.scheduling.reading import ManifestError
-from numa_tools.scheduling.wanted import DeviceClass, Wish
 
 NO_CLASS: Final = "there is no DeviceClass"
 """First words of the message about a request that names an unknown class."""
@@ -78,11 +78,11 @@ class Verdict:
         return self.why() if self.why else ""
 
 
-def class_of(wish: Wish, classes: Mapping[str, DeviceClass]) -> DeviceClass:
+def class_of(subrequest: SubRequest, classes: Mapping[str, DeviceClass]) -> DeviceClass:
     """Returns the DeviceClass that a request names. Raises ManifestError if the class does not exist."""
-    if wish.device_class not in classes:
-        raise ManifestError(f"{NO_CLASS} {wish.device_class}")
-    return classes[wish.device_class]
+    if subrequest.device_class not in classes:
+        raise ManifestError(f"{NO_CLASS} {subrequest.device_class}")
+    return classes[subrequest.device_class]
 
 
 def budget() -> Budget:
@@ -110,12 +110,16 @@ class Candidate:
         return not (self.failed or self.excluded)
 
 
-def matching(wish: Wish, device_class: DeviceClass, devices: Iterable[Published], whole: Budget) -> list[Candidate]:
+def matching(
+    subrequest: SubRequest, device_class: DeviceClass, devices: Iterable[Published], whole: Budget
+) -> list[Candidate]:
     """Returns the devices that the selectors of the class and the request do not exclude. The selectors share one
     budget.
     """
-    selectors = [(f"DeviceClass {wish.device_class}: selectors[{n}]", e) for n, e in enumerate(device_class.selectors)]
-    selectors += [(f"request {wish.name}: selectors[{n}]", e) for n, e in enumerate(wish.selectors)]
+    selectors = [
+        (f"DeviceClass {subrequest.device_class}: selectors[{n}]", e) for n, e in enumerate(device_class.selectors)
+    ]
+    selectors += [(f"request {subrequest.name}: selectors[{n}]", e) for n, e in enumerate(subrequest.selectors)]
     if whole.exhausted and selectors:
         return [Candidate(device, f"{selectors[0][0]}: cannot be evaluated: {_EXHAUSTED}") for device in devices]
     found = (_admitted(selectors, device, whole) for device in devices)
@@ -148,20 +152,20 @@ def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Bu
     return Candidate(device, unknown)
 
 
-def verdict(wish: Wish, device: Published, in_use: InUse) -> Verdict:
+def verdict(subrequest: SubRequest, device: Published, in_use: InUse) -> Verdict:
     """Compares a request with a device that its selectors admit."""
     for key, said, effect in device.taints:
         tolerated = any(
             one.key in ("", key) and one.value in (None, said) and one.effect in ("", effect)
-            for one in wish.tolerations
+            for one in subrequest.tolerations
         )
         if effect in _KEEPS_AWAY and not tolerated:
             return Verdict(device, partial("has the taint {}".format, key))
     if device.key in in_use.whole:
         return Verdict(device, _allocated)
-    if unknown := wish.capacity.keys() - device.capacity.keys():
+    if unknown := subrequest.capacity.keys() - device.capacity.keys():
         return Verdict(device, partial(_unknown, device, unknown))
-    return _shared(wish, device, in_use) if device.shared else _whole(wish, device, in_use)
+    return _shared(subrequest, device, in_use) if device.shared else _whole(subrequest, device, in_use)
 
 
 def _allocated() -> str:
@@ -172,10 +176,10 @@ def _unknown(device: Published, names: Iterable[str]) -> str:
     return f"has no capacity {min(names)} (it has: {', '.join(sorted(device.capacity)) or 'none'})"
 
 
-def _whole(wish: Wish, device: Published, in_use: InUse) -> Verdict:
+def _whole(subrequest: SubRequest, device: Published, in_use: InUse) -> Verdict:
     if in_use.parts.get(device.key):
         return Verdict(device, _allocated)
-    for name, asked in wish.capacity.items():
+    for name, asked in subrequest.capacity.items():
         share = device.capacity[name]
         if asked > share.value:
             return Verdict(device, partial(_too_large, name, share, asked))
@@ -186,10 +190,10 @@ def _too_large(name: str, share: Share, asked: Fraction) -> str:
     return f"has {share.text(share.value)} of {name}, {share.text(asked)} requested"
 
 
-def _shared(wish: Wish, device: Published, in_use: InUse) -> Verdict:
+def _shared(subrequest: SubRequest, device: Published, in_use: InUse) -> Verdict:
     consumed = {}
     for name, share in device.capacity.items():
-        asked = wish.capacity.get(name)
+        asked = subrequest.capacity.get(name)
         amount = share.consumed(asked)
         if amount is None:
             return Verdict(device, partial(_too_much, name, share, share.default if asked is None else asked))
@@ -208,21 +212,21 @@ def _too_little(name: str, share: Share, free: Fraction, wanted: Fraction) -> st
     return f"{share.text(free)} of {share.text(share.value)} {name} free, {share.text(wanted)} requested"
 
 
-def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
+def named(subrequest: SubRequest, count: int, verdicts: Sequence[Verdict]) -> str:
     """Describes what a request for ``count`` devices would lack even if there were no other requests, or returns "" if
     it would lack nothing.
     """
     if not verdicts:
-        text = f"no device on this node is of class {wish.device_class}"
-        if wish.selectors:
+        text = f"no device on this node is of class {subrequest.device_class}"
+        if subrequest.selectors:
             return f"{text} and meets the selectors"
-        pages = _hugepages_of_class(wish.device_class)
+        pages = _hugepages_of_class(subrequest.device_class)
         return f"this node has no {pages} hugepages: {text}" if pages else text
     missing = [f"{one.device.name} {one.missing}" for one in verdicts if one.why]
     fitting = len(verdicts) - len(missing)
     if fitting >= count:
         return ""
-    wanted = [f"{fitting} of {count} devices"] if fitting or (wish.count or 1) > 1 else []
+    wanted = [f"{fitting} of {count} devices"] if fitting or (subrequest.count or 1) > 1 else []
     more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
     return "; ".join([*wanted, *missing[:_MAX_NAMED]]) + more
 

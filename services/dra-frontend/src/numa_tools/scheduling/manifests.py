@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from numa_contract.errors import shown
 
+from numa_tools.scheduling.claim_spec import ClaimSpec, DeviceClass, read_claim_spec, read_class
 from numa_tools.scheduling.pod_templates import PodTemplate, pod_templates
 from numa_tools.scheduling.reading import ManifestError, items, mapping, quantities, value
-from numa_tools.scheduling.wanted import DeviceClass, Wanted, read_class, read_wanted
 
 _PARENTS: Final = {
     "Deployment": ("spec", "template"),
@@ -41,7 +41,7 @@ class Claim:
 
     namespace: str
     name: str
-    wanted: Wanted
+    spec: ClaimSpec
     users: tuple[str, ...] = ()
     """Those of the pod's containers that use the claim at the same time."""
 
@@ -99,10 +99,10 @@ class Manifests:
         match kind:
             case "ResourceClaim":
                 name = self._numbered(kind, name)
-                self.claims[name] = Claim(*name, read_wanted(mapping(document, "spec")))
+                self.claims[name] = Claim(*name, read_claim_spec(mapping(document, "spec")))
             case "ResourceClaimTemplate":
                 name = self._numbered(kind, name)
-                self.templates[name] = Claim(*name, read_wanted(mapping(document, "spec", "spec")))
+                self.templates[name] = Claim(*name, read_claim_spec(mapping(document, "spec", "spec")))
             case "DeviceClass":
                 self.classes[name[1]] = read_class(document)
             case "ResourceSlice":
@@ -224,18 +224,20 @@ def _claim_of_pod(pod: Name, entry: Mapping[str, Any], definitions: Manifests) -
     found = there.get((pod[0], str(template or claim)))
     if found is None:
         raise ManifestError(f"{named} {pod[0]}/{template or claim} is not in any of the files")
-    return inner, Claim(pod[0], f"{pod[1]}-{inner}" if template else found.name, found.wanted)
+    return inner, Claim(pod[0], f"{pod[1]}-{inner}" if template else found.name, found.spec)
 
 
 def _check_use(use: Mapping[str, Any], claims: Mapping[str, Claim]) -> None:
     name, request = value(use, "name", str), value(use, "request", str, "")
     if name not in claims:
         raise ManifestError(f"name: {name} is not in spec.resourceClaims")
-    if request and request not in {one.name for one in claims[name].wanted.requests}:
+    if request and request not in {one.name for one in claims[name].spec.requests}:
         raise ManifestError(f"request: claim {name} has no request {request}")
 
 
-def _extended(containers: Iterable[Mapping[str, Any]], classes: Mapping[str, DeviceClass]) -> tuple[Wanted, list[str]]:
+def _extended(
+    containers: Iterable[Mapping[str, Any]], classes: Mapping[str, DeviceClass]
+) -> tuple[ClaimSpec, list[str]]:
     """Returns the claim that the scheduler creates for extended resources (KEP-5004), and a note for each resource that
     no DeviceClass serves.
     """
@@ -252,6 +254,6 @@ def _extended(containers: Iterable[Mapping[str, Any]], classes: Mapping[str, Dev
             if served is None:
                 notes.append(f"{resource}: no DeviceClass serves this resource, so it is not simulated")
                 continue
-            wish = {"deviceClassName": served.name, "count": int(asked[resource])}
-            requests.append({"name": f"container-{index}-request-{place}", "exactly": wish})
-    return read_wanted({"devices": {"requests": requests}}), notes
+            subrequest = {"deviceClassName": served.name, "count": int(asked[resource])}
+            requests.append({"name": f"container-{index}-request-{place}", "exactly": subrequest})
+    return read_claim_spec({"devices": {"requests": requests}}), notes

@@ -18,10 +18,10 @@ from numa_contract.names import DRIVERS, ClaimKey
 from numa_contract.records import AllocationRecord
 
 from numa_tools.scheduling.allocate import Choice, Search, UndecidedError, UnschedulableError, allocated
+from numa_tools.scheduling.claim_spec import DeviceClass
 from numa_tools.scheduling.fit import InUse
 from numa_tools.scheduling.manifests import Claim, Workload
 from numa_tools.scheduling.published import Published, read_slices
-from numa_tools.scheduling.wanted import DeviceClass
 
 NODE: Final = "simulated"
 Row = dict[str, Any]
@@ -75,7 +75,7 @@ class Simulation:
         if workload.notes:
             row["notes"] = list(workload.notes)
         try:
-            choices = self.search.allocate([claim.wanted for claim in workload.claims])
+            choices = self.search.allocate([claim.spec for claim in workload.claims])
         except UnschedulableError as error:
             return {**row, "fits": False, "stage": "scheduling", "reasons": list(error.reasons)}
         except UndecidedError as error:
@@ -99,7 +99,7 @@ class Simulation:
 
     def _prepared(self, claim: Claim, choices: Sequence[Choice]) -> tuple[Row, list[AllocationRecord]]:
         self._made += 1
-        document = allocated(claim.document, claim.wanted, choices, self.classes)
+        document = allocated(claim.document, claim.spec, choices, self.classes)
         document["metadata"] = {**document["metadata"], "uid": f"simulated-{self._made}"}
         document["status"]["reservedFor"] = [{"resource": "pods", "name": NODE, "uid": NODE}]
         view = parse_claim(document)
@@ -120,8 +120,8 @@ class Simulation:
 
 
 def _given(one: Choice, records: Sequence[AllocationRecord]) -> Row:
-    row: Row = {"request": one.wish.name, "driver": one.device.driver, "device": one.device.name}
-    base = one.wish.name.partition("/")[0]
+    row: Row = {"request": one.subrequest.name, "driver": one.device.driver, "device": one.device.name}
+    base = one.subrequest.name.partition("/")[0]
     for record in records:
         mine = record.driver == one.device.driver
         for cpus in (part for part in record.cpus if mine and (part.request, part.device) == (base, one.device.name)):

@@ -199,8 +199,8 @@ def _incomplete(slices: tuple[Document, ...]) -> Iterator[str]:
         there = [header for header in headers if (header.get("generation") or 0) == newest]
         if len(there) != there[0].get("resourceSliceCount") or len(there) < len(headers):
             count = f"{len(there)} slices of generation {newest} and {len(headers) - len(there)} older ones"
-            stated = there[0].get("resourceSliceCount")
-            yield f"pool {name} of {driver} has {count}, but its resourceSliceCount is {stated}"
+            declared = there[0].get("resourceSliceCount")
+            yield f"pool {name} of {driver} has {count}, but its resourceSliceCount is {declared}"
 
 
 def _owned(slices: tuple[Document, ...], node: Document) -> Iterator[Finding]:

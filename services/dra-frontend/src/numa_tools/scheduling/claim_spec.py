@@ -30,7 +30,7 @@ class Toleration:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SubRequest:
     """One alternative in a request: a number of devices of one class."""
 
     name: str
@@ -48,7 +48,7 @@ class Request:
     """A request, with its alternatives in the order in which the scheduler tries them (``firstAvailable``)."""
 
     name: str
-    wishes: tuple[Wish, ...]
+    subrequests: tuple[SubRequest, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ClaimSpec:
     """A claim's parsed spec."""
 
     requests: tuple[Request, ...]
@@ -103,19 +103,19 @@ def read_class(document: Mapping[str, Any]) -> DeviceClass:
     )
 
 
-def read_wanted(spec: Mapping[str, Any]) -> Wanted:
+def read_claim_spec(spec: Mapping[str, Any]) -> ClaimSpec:
     """Parses the ``spec`` of a ResourceClaim. Raises ManifestError."""
     devices = mapping(spec, "devices")
     requests = items(devices, "requests", _request, _MAX_REQUESTS)
     names = [request.name for request in requests]
     constraints = items(devices, "constraints", _constraint, MAX_CONSTRAINTS)
-    known = {*names, *(wish.name for request in requests for wish in request.wishes)}
+    known = {*names, *(subrequest.name for request in requests for subrequest in request.subrequests)}
     for place, constraint in enumerate(constraints):
         if unknown := sorted(constraint.requests - known):
             raise ManifestError(f"constraints[{place}].requests: the claim has no request {unknown[0]}")
     if len(set(names)) < len(names):
         raise ManifestError("requests: two requests have the same name")
-    return Wanted(requests, constraints, items(devices, "config", lambda config: config, _MAX_CONFIGS))
+    return ClaimSpec(requests, constraints, items(devices, "config", lambda config: config, _MAX_CONFIGS))
 
 
 def _expression(selector: Mapping[str, Any]) -> str:
@@ -126,10 +126,10 @@ def _request(document: Mapping[str, Any]) -> Request:
     name = value(document, "name", str)
     if document.get("firstAvailable"):
 
-        def wish(sub: Mapping[str, Any]) -> Wish:
+        def subrequest(sub: Mapping[str, Any]) -> SubRequest:
             return _wish(f"{name}/{value(sub, 'name', str)}", sub)
 
-        return Request(name, items(document, "firstAvailable", wish, _MAX_ALTERNATIVES))
+        return Request(name, items(document, "firstAvailable", subrequest, _MAX_ALTERNATIVES))
     if document.get("exactly") is None:
         old = "deviceClassName" in document
         form = "this is the resource.k8s.io/v1beta1 form; in v1 its fields are inside exactly" if old else ""
@@ -137,7 +137,7 @@ def _request(document: Mapping[str, Any]) -> Request:
     return Request(name, (_wish(name, mapping(document, "exactly")),))
 
 
-def _wish(name: str, document: Mapping[str, Any]) -> Wish:
+def _wish(name: str, document: Mapping[str, Any]) -> SubRequest:
     mode = value(document, "allocationMode", str, "ExactCount")
     if mode not in ("ExactCount", "All"):
         raise ManifestError(f"{name}: allocationMode: is neither ExactCount nor All")
@@ -146,7 +146,7 @@ def _wish(name: str, document: Mapping[str, Any]) -> Wish:
     count = value(document, "count", int, 1)
     if not 1 <= count <= _MAX_COUNT:
         raise ManifestError(f"{name}: count: must be a positive 64-bit number")
-    return Wish(
+    return SubRequest(
         name=name,
         device_class=value(document, "deviceClassName", str),
         selectors=items(document, "selectors", _expression, _MAX_SELECTORS),

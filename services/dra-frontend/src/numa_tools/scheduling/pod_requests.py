@@ -9,23 +9,23 @@ from dataclasses import dataclass
 
 from dra_frontend.allocation.claim import MAX_RESULTS
 
+from numa_tools.scheduling.claim_spec import ClaimSpec, DeviceClass, SubRequest
 from numa_tools.scheduling.fit import Candidate, InUse, budget, class_of, matching, named, verdict
 from numa_tools.scheduling.published import Published
-from numa_tools.scheduling.wanted import DeviceClass, Wanted, Wish
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Option:
     """One alternative in a request, with the devices that may satisfy it."""
 
-    wish: Wish
+    subrequest: SubRequest
     found: Sequence[Candidate]
     """Devices that the selectors do not exclude, in the scheduler's order."""
 
     @property
     def wants_all(self) -> bool:
         """True if the request is for all devices. The scheduler then evaluates the selectors for every device."""
-        return self.wish.count is None
+        return self.subrequest.count is None
 
     @property
     def possible(self) -> Sequence[Candidate]:
@@ -53,50 +53,55 @@ class Way:
 
         It is 0 if all devices are requested and none is possible.
         """
-        if self.wish.count is not None:
-            return self.wish.count
+        if self.subrequest.count is not None:
+            return self.subrequest.count
         possible = self.possible
         return 1 if possible and possible[0].unknown else len(possible)
 
     def missing(self, in_use: InUse) -> str:
         """Returns the reason why this alternative fails even without the other requests, or "" if it does not."""
-        verdicts = [verdict(self.wish, one.device, in_use) for one in self.possible]
-        reason = named(self.wish, self.count, verdicts)
-        return reason and (self.failed or f"request {self.wish.name}: {reason}")
+        verdicts = [verdict(self.subrequest, one.device, in_use) for one in self.possible]
+        reason = named(self.subrequest, self.count, verdicts)
+        return reason and (self.failed or f"request {self.subrequest.name}: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PodRequest:
     """One request in a claim, with its alternatives."""
 
     claim: int
     """Index of the claim among the pod's claims."""
     name: str
-    ways: tuple[Way, ...]
+    options: tuple[Option, ...]
 
     @property
     def least(self) -> int:
         """Minimum number of devices that the request needs."""
-        return min((way.count for way in self.ways), default=0)
+        return min((option.count for option in self.options), default=0)
 
 
-def asked(claims: Sequence[Wanted], classes: Mapping[str, DeviceClass], devices: Sequence[Published]) -> list[Asked]:
+def pod_requests(
+    claims: Sequence[ClaimSpec], classes: Mapping[str, DeviceClass], devices: Sequence[Published]
+) -> list[PodRequest]:
     """Returns all requests in order. Raises ManifestError if a class is missing, which is also an error in the
     scheduler.
     """
     requests = [(place, request) for place, claim in enumerate(claims) for request in claim.requests]
     for _, request in requests:
-        for wish in request.wishes:
-            class_of(wish, classes)
+        for subrequest in request.subrequests:
+            class_of(subrequest, classes)
     whole = budget()
     found = []
     for place, request in requests:
-        ways = (Way(wish, matching(wish, class_of(wish, classes), devices, whole)) for wish in request.wishes)
-        found.append(Asked(place, request.name, tuple(ways)))
+        options = (
+            Option(subrequest, matching(subrequest, class_of(subrequest, classes), devices, whole))
+            for subrequest in request.subrequests
+        )
+        found.append(PodRequest(place, request.name, tuple(options)))
     return found
 
 
-def too_large(requests: Sequence[Asked]) -> list[str]:
+def too_large(requests: Sequence[PodRequest]) -> list[str]:
     """Returns a message in the scheduler's words for each claim that requests more devices than a claim may have."""
     reasons = []
     for claim in sorted({one.claim for one in requests}):
@@ -108,16 +113,16 @@ def too_large(requests: Sequence[Asked]) -> list[str]:
     return reasons
 
 
-def unmet(requests: Sequence[Asked], in_use: InUse) -> list[str]:
+def unmet(requests: Sequence[PodRequest], in_use: InUse) -> list[str]:
     """Returns the reasons for each request that could not be met even without the other requests."""
     reasons: list[str] = []
     for request in requests:
-        missing = [way.missing(in_use) for way in request.ways]
+        missing = [option.missing(in_use) for option in request.options]
         reasons += missing if all(missing) else []
     return reasons
 
 
-def room(requests: Sequence[Asked]) -> list[int]:
+def room(requests: Sequence[PodRequest]) -> list[int]:
     """Returns, for each request, the maximum number of devices for that request and the claim's earlier requests
     together.
 

@@ -143,7 +143,7 @@ class Effective:
             if not isinstance(found, dict):
                 raise UndeterminedError(f"{plugin} has a {part} that is not a table")
             if any(key != part and key.casefold() == part for key in found):
-                raise UndeterminedError(f"{plugin} has another spelling of {part}, which containerd may accept")
+                raise UndeterminedError(f"{plugin} spells {part} differently, which containerd may accept")
             found = found.get(part)
         return found
 
@@ -219,11 +219,12 @@ def _read_1_7(documents: Documents) -> Effective:
         disabled.update(_names(path, document, "disabled_plugins"))
         required.update(_names(path, document, "required_plugins"))
     if version > DUMP_OF_1_7:
-        raise UndeterminedError(f"containerd 1.7 does not read version {version}")
+        raise UndeterminedError(f"containerd 1.7 does not support configuration version {version}")
     full = version == DUMP_OF_1_7
     odd = [one for one in (*plugins, *disabled, *required) if full and not _FULL_NAME.fullmatch(one)]
     if odd:
-        raise UndeterminedError(f"containerd 1.7 does not start with the plugin name {shown(odd[0])} in version 2")
+        fault = f"uses the plugin name {shown(odd[0])}"
+        raise UndeterminedError(f"containerd 1.7 does not start if a version 2 file {fault}")
     cri, nri = (CRI_OF_1, NRI) if full else ("cri", "nri")
     return Effective(plugins, cri, nri, frozenset(disabled), cri not in disabled, on_by_default=False)
 
@@ -240,7 +241,7 @@ def _read_2(documents: Documents, take_over: Callable[[Table], None]) -> Effecti
         _merge(plugins, more)
         disabled.update(off)
     if version > newest:
-        raise UndeterminedError(f"containerd 2.0 to 2.2 do not read version {version}")
+        raise UndeterminedError(f"containerd 2.0 to 2.2 do not support configuration version {version}")
     if version < newest:
         take_over(plugins)
     return _effective_2(plugins, disabled)
@@ -265,7 +266,7 @@ def _read_2_3(documents: Documents) -> Effective:
             _names(path, document, "disabled_plugins"),
         )
         if version > newest:
-            raise UndeterminedError(f"containerd 2.3 and 2.4 do not read version {version}, the version of {path}")
+            raise UndeterminedError(f"containerd 2.3 and 2.4 do not support {path}'s configuration version {version}")
         if version <= 1:
             more, off = _full_names(path, more), list(map(_full_name, off))
         if version < newest:
@@ -287,7 +288,7 @@ RULES: Final = (
 def _effective_2(plugins: Table, disabled: set[str]) -> Effective:
     for one in disabled:
         if "." not in one:
-            raise UndeterminedError(f"containerd 2 does not start with {shown(one)} in disabled_plugins")
+            raise UndeterminedError(f"containerd 2 does not start if disabled_plugins contains {shown(one)}")
     parts = {CRI_OF_1, CRI_OF_2, "io.containerd.cri.v1.images"}
     return Effective(plugins, CRI_OF_2, NRI, frozenset(disabled), parts.isdisjoint(disabled), on_by_default=True)
 
@@ -318,7 +319,7 @@ def _full_names(path: str, plugins: Table) -> Table:
     for name, section in plugins.items():
         full = _full_name(name)
         if full in named:
-            raise UndeterminedError(f"{path} has {full} under two names, of which containerd uses one at random")
+            raise UndeterminedError(f"{path} has {full} under two names, and containerd picks one at random")
         named[full] = section
     return named
 
@@ -349,7 +350,7 @@ def _names(path: str, document: Mapping[str, Any], key: str) -> list[str]:
 
 def _top(path: str, document: Mapping[str, Any], key: str, kind: type, missing: Any) -> Any:
     if any(one != key and one.casefold() == key for one in document):
-        raise UndeterminedError(f"{path} has another spelling of {key}, which containerd may accept")
+        raise UndeterminedError(f"{path} spells {key} differently, which containerd may accept")
     found = document.get(key, missing)
     if type(found) is not kind:
         raise UndeterminedError(f"{key} in {path} is {shown(found)}, and containerd does not start with that value")

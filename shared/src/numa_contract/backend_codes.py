@@ -68,7 +68,7 @@ class BackendCode(StrEnum):
     HOST_DAEMONS_NOT_MOVED = "HostDaemonsNotMoved"
     """The backend cannot move host daemons off claimed CPUs."""
     HOST_DAEMONS_STAY = "HostDaemonsStay"
-    """Host daemons stay on claimed CPUs, since claims hold all CPUs that their slice allows."""
+    """Host daemons stay on claimed CPUs, since claims hold all CPUs that the daemons' slice allows."""
     INTERNAL_ERROR = "InternalError"
     """An unexpected exception in the backend; its log has the details."""
     # Rejections of containers.

@@ -86,7 +86,7 @@ def test_the_lock_follows_the_connection_to_the_runtime(tmp_path: Path) -> None:
     ("configured", "text"),
     [
         ("auto", "claims are enforced by the shared pool, not by the kernel"),
-        ("partition", "CPU claims for one container are refused"),
+        ("partition", "CPU claims for a single container are refused"),
     ],
 )
 def test_the_log_explains_the_effect_of_missing_partitions(

@@ -243,7 +243,8 @@ class Backend:
 def _log_exclusivity(pool_reason: str, configured: str) -> None:
     if pool_reason and configured == "partition":
         text = (
-            "CPU claims for one container are refused: cpuExclusivity is partition, and this node creates no partitions"
+            "CPU claims for a single container are refused: cpuExclusivity is partition, and this node creates no "
+            "partitions"
         )
         _log.warning(text, extra={"reason": pool_reason})
     elif pool_reason:

@@ -204,7 +204,7 @@ async def test_a_synchronization_returns_a_limited_number_of_updates(
     caplog.set_level("INFO", "nri_backend")
     updates = await node.synchronize(*((f"c{n}", "p5") for n in range(100)))
     assert len(updates) == MAX_SYNC_UPDATES
-    assert "some resources stored by the runtime are not updated" in caplog.text
+    assert "some of the resources that the runtime stores are not updated" in caplog.text
 
 
 @pytest.mark.parametrize("reconnected", [False, True])

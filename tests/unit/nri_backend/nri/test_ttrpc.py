@@ -127,7 +127,7 @@ def test_an_oversized_message_fails_only_its_own_call() -> None:
     assert _refusals(server, long) == [(5, Code.RESOURCE_EXHAUSTED)]
     assert len(list(server.receive_data(_request(7)))) == 1
     long = struct.pack(">IIBB", MAX_DATA + 1, 1, RESPONSE, 0) + bytes(MAX_DATA + 1)
-    text = "the answer of 4194305 bytes is longer than ttrpc's maximum of 4194304 bytes"
+    text = "a response of 4194305 bytes is longer than ttrpc's maximum of 4194304 bytes"
     assert _answers(client, long) == [(Code.RESOURCE_EXHAUSTED, text)]
 
 
@@ -154,7 +154,7 @@ def test_answering_a_call_that_is_not_open_is_a_programming_error() -> None:
     _, server = _calling()
     server.respond(1, b"")
     for stream in (1, 3):
-        with pytest.raises(RuntimeError, match=f"stream {stream} is not waiting for an answer"):
+        with pytest.raises(RuntimeError, match=f"stream {stream} is not waiting for a response"):
             server.respond(stream, b"")
 
 

@@ -166,7 +166,7 @@ def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Up
     """Returns the first MAX_SYNC_UPDATES updates from ``needed_updates``, and logs how many are left out."""
     updates = needed_updates(containers, state)
     if len(updates) > MAX_SYNC_UPDATES:
-        text = "some resources stored by the runtime are not updated; the audit keeps the cgroups in sync"
+        text = "some of the resources that the runtime stores are not updated; the audit keeps the cgroups in sync"
         _log.info(text, extra={"left": len(updates) - MAX_SYNC_UPDATES})
     return updates[:MAX_SYNC_UPDATES]
 

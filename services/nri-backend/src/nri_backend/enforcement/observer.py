@@ -40,7 +40,7 @@ _DEBOUNCE_SECONDS: Final = 0.5
 _WITH_CLAIM: Final = "container {} has claims"
 _WITHOUT_CLAIM: Final = "container {} has no claim"
 _ABOVE: Final = "limits of the cgroups above containers with claims"
-_ENDED: Final = "CPUs of partitions that have ended"
+_ENDED: Final = "CPUs of partitions that no longer exist"
 _log = logging.getLogger(__name__)
 
 Passes = Callable[[], Sequence[tuple[str, Callable[[], object]]]]

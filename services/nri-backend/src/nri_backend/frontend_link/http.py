@@ -101,9 +101,9 @@ class HttpConnection:
         if status != 200:
             raise FrontendError(f"{method} {target} was answered with status {status}: {shown(data[:200])}")
         try:
-            return answer.model_validate(parse_json(data, _MAX_BODY_BYTES, "the answer to", target))
+            return answer.model_validate(parse_json(data, _MAX_BODY_BYTES, "the response to", target))
         except (MalformedError, ValidationError) as error:
-            raise FrontendError(f"the answer to {method} {target} cannot be read: {shown(error)}") from error
+            raise FrontendError(f"the response to {method} {target} cannot be read: {shown(error)}") from error
 
     async def request(
         self, method: str, target: str, body: bytes = b"", seconds: float = REQUEST_SECONDS
@@ -120,7 +120,7 @@ class HttpConnection:
                 elif isinstance(event, h11.Data):
                     answer += event.data
                     if len(answer) > _MAX_BODY_BYTES:
-                        raise FrontendError(f"the answer to {method} {target} is larger than {_MAX_BODY_BYTES} bytes")
+                        raise FrontendError(f"the response to {method} {target} is larger than {_MAX_BODY_BYTES} bytes")
                 elif isinstance(event, h11.ConnectionClosed):
                     raise ConnectionResetError("the frontend closed the connection")
         return status, bytes(answer)
@@ -144,7 +144,7 @@ class HttpConnection:
         except asyncio.IncompleteReadError as error:
             head = error.partial
         except asyncio.LimitOverrunError as error:
-            raise FrontendError(f"the head of an answer is larger than {_MAX_HEAD_BYTES} bytes") from error
+            raise FrontendError(f"a response's headers are larger than {_MAX_HEAD_BYTES} bytes") from error
         if _BLANKS.search(head):
-            raise FrontendError("the head of an answer contains a long run of blanks")
+            raise FrontendError("a response's headers contain a long run of blanks")
         return head

@@ -34,8 +34,8 @@ _CONTESTED: Final = Problem(
     BackendCode.INTERRUPTS_MOVED_BACK,
 )
 _CONFINED: Final = Problem(
-    "host daemons stay on claimed CPUs: claims hold all CPUs that their slice allows (AllowedCPUs=); allow more CPUs, "
-    "or reserve some",
+    "host daemons stay on claimed CPUs: claims hold all CPUs that the daemons' slice allows (AllowedCPUs=); allow more "
+    "CPUs, or reserve some",
     BackendCode.HOST_DAEMONS_STAY,
 )
 _READ_ONLY_IRQS: Final = "interrupts are not moved off claimed CPUs: {} cannot be written"

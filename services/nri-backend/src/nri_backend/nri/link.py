@@ -173,4 +173,4 @@ class Link:
 
 
 def _broken(error: OSError) -> str:
-    return f"the connection to the runtime broke: {error}"
+    return f"the connection to the runtime was lost: {error}"

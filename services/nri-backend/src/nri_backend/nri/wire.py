@@ -291,7 +291,7 @@ class ServerConnection:
         else:
             frame = encode_frame(stream_id, RESPONSE, ttrpc_pb2.Response(payload=answer).SerializeToString())
         if stream_id not in self._open:
-            raise RuntimeError(f"stream {stream_id} is not waiting for an answer")
+            raise RuntimeError(f"stream {stream_id} is not waiting for a response")
         self._open.remove(stream_id)
         return frame
 
@@ -322,5 +322,5 @@ class ClientConnection:
             if frame.data is not None:
                 yield decode_answer(frame.data)
             else:
-                text = f"the answer of {frame.length} bytes is longer than ttrpc's maximum of {MAX_DATA} bytes"
+                text = f"a response of {frame.length} bytes is longer than ttrpc's maximum of {MAX_DATA} bytes"
                 yield StatusError(Code.RESOURCE_EXHAUSTED, text)

@@ -90,7 +90,7 @@ NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
     static_cpu_manager: {"doctor": ("CPU manager is static. [kubelet.cpu-manager]", "set cpuManagerPolicy: none")},
     reserved_offline: {
         "doctor": ("reservedCPUs: CPU 1 is offline", "bring it online, or remove it from the setting"),
-        "explain cpu/1": ("CPU 1: offline: switched off in the kernel, although reservedCPUs names it", ""),
+        "explain cpu/1": ("CPU 1: offline: switched off in the kernel, even though reservedCPUs names it", ""),
     },
     claim_too_big: {"explain greedy": ("cpudevnuma000 gives at most 12 of dra.cpu/cpu, 17 requested", "request less")},
 }

@@ -36,7 +36,7 @@ _INTERRUPTS: Final = Cause(
     "and workqueue (hostInterrupts.mount: true) for /proc/irq and the workqueues, run-backend for interrupts.json; "
     "or set irqs: keep"
 )
-_HOST_DAEMONS: Final = Cause("see docs/exclusive.md, hostSlices; or set it to false")
+_HOST_DAEMONS: Final = Cause("see hostSlices in docs/exclusive.md, or set it to false")
 _OWN_CLAIM: Final = Cause("give the named pod its own claim, or remove the driver's environment variables from it")
 CAUSES: Final = {
     BackendCode.USER_NAMESPACE: Cause(
@@ -78,7 +78,7 @@ CAUSES: Final = {
         "mount the node's whole cgroup2 tree at cgroupRoot into the backend container (the chart's volume cgroup): the "
         "kernel does not let a container write the files of its own cgroup"
     ),
-    BackendCode.NO_SPACE_LEFT: Cause("free space in the file system of the named directory"),
+    BackendCode.NO_SPACE_LEFT: Cause("free space on the named directory's file system"),
     BackendCode.ENFORCEMENT_NOT_RECORDED: Cause(f"see driver.run-directory and host.space; {_LOG}"),
     BackendCode.CPUS_LOST: Cause(
         "drain and reboot the node: its kernel has lost the CPUs and may panic (docs/exclusive.md)"

@@ -71,7 +71,9 @@ class Kubectl:
             if more in seen:
                 raise KubectlError(f"the response to GET {path} repeats the same page; is this an API server?")
             seen.add(more)
-        raise KubectlError(f"GET {path} does not end within {MOST_LISTED} objects; is this an API server?")
+        raise KubectlError(
+            f"the list from GET {path} is not complete after {MOST_LISTED} objects; is this an API server?"
+        )
 
     def namespace(self) -> str:
         """Returns the namespace of the user's current context. Raises KubectlError."""

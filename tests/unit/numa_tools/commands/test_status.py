@@ -91,18 +91,20 @@ async def test_the_kind_of_enforcement_is_shown(node: AilingNode) -> None:
         "pool",
         "nri-backend lacks the capability SYS_ADMIN",
     )
-    assert "; kept apart by the pool: nri-backend lacks the capability SYS_ADMIN\n" in status_screen(status)
+    assert "; isolated by the pool: nri-backend lacks the capability SYS_ADMIN\n" in status_screen(status)
     node.settings_of["cpuExclusivity"] = "partition"
     async with node.up() as settings:
         screen = status_screen(await asyncio.to_thread(read_status, settings))
-    refused = "; claims for one container are refused (cpuExclusivity: partition): nri-backend lacks the capability"
+    refused = (
+        "; claims for a single container are refused (cpuExclusivity: partition): nri-backend lacks the capability"
+    )
     assert refused in screen
-    assert "kept apart" not in screen
+    assert "isolated by the pool" not in screen
     node.status |= {"exclusivity": "partition", "exclusivityReason": "", "partitioned": "2-3"}
     async with node.up() as settings:
         screen = status_screen(await asyncio.to_thread(read_status, settings))
     assert screen.splitlines()[2].endswith("  kept by the kernel 2-3")
-    assert "kept apart" not in screen
+    assert "isolated by the pool" not in screen
 
 
 async def test_foreign_strings_stay_on_one_line(node: AilingNode) -> None:

@@ -47,7 +47,7 @@ async def test_a_healthy_node_has_no_findings(node: AilingNode) -> None:
     """The summary reports that every check is good."""
     found = await verdicts(node)
     assert {name: one.findings for name, one in found.items() if one.result != "good"} == {}
-    assert findings_text([*found.values()], "n") == f"n: {len(CHECKS)} good, of {len(CHECKS)} checks"
+    assert findings_text([*found.values()], "n") == f"n: {len(CHECKS)} good (out of {len(CHECKS)} checks)"
 
 
 def test_every_check_has_an_illness() -> None:

@@ -290,12 +290,12 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "a variable that moves the files of k3s": (
         K3S | {"/etc/systemd/system/k3s.service.env": "K3S_CONFIG_FILE=/other\n"},
         {"topologyManagerPolicy": "restricted", "cpuManagerPolicy": "static", "reservedSystemCPUs": "0-3"},
-        "in the environment of k3s moves its files",
+        "an environment variable moves k3s's files",
     ),
     "a variable in the environment file that the unit of k3s names by a specifier": (
         {"/etc/systemd/system/k3s.service": K3S_UNIT, "/etc/default/k3s": "K3S_DATA_DIR=/data\n"},
         {},
-        "in the environment of k3s moves its files",
+        "an environment variable moves k3s's files",
     ),
     "a file that is not YAML": ({f"{ROOT}/config.yaml": "a: ["}, {}, "is not valid YAML"),
     "a key that is there twice": ({f"{ROOT}/config.yaml": STATIC * 2}, {}, "is given twice"),

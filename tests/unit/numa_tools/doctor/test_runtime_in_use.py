@@ -375,7 +375,7 @@ HOSTILE: dict[str, tuple[Any, str, str]] = {
     "a pattern with brackets": (None, 'imports = ["[ab]*.toml"]\n', "does not expand"),
     "a path with NUL": (None, 'imports = ["a\\u0000b"]\n', "not a valid path"),
     "imports that are no list": (None, 'imports = "a"\n', "does not start"),
-    "another spelling": (None, 'Imports = ["a"]\n', "another spelling"),
+    "another spelling": (None, 'Imports = ["a"]\n', "differently"),
 }
 
 
@@ -465,8 +465,8 @@ def test_a_dump_from_the_kubelets_containerd_is_used(text: str, reported: Report
         (printed("2.3"), CONTAINERD_2, "not from containerd 2.1.4"),
         (printed("2.1", plugin_dir=""), None, "2.0.0 to 2.0.5"),
         (printed("2.0", plugin_dir=""), Reported(CONTAINERD, (2, 0, 5), ""), "2.0.0 to 2.0.5"),
-        (toml_text({**dump("2.1"), "disabled_plugins": [CRI_OF_1]}), CONTAINERD_2, "without CRI service"),
-        (toml_text({**dump("2.1"), "disabled_plugins": [CRI_OF_2]}), None, "without CRI service"),
+        (toml_text({**dump("2.1"), "disabled_plugins": [CRI_OF_1]}), CONTAINERD_2, "without the CRI service"),
+        (toml_text({**dump("2.1"), "disabled_plugins": [CRI_OF_2]}), None, "without the CRI service"),
     ],
 )
 def test_a_dump_from_another_runtime_determines_nothing(text: str, reported: Reported | None, reason: str) -> None:

@@ -156,7 +156,7 @@ async def _explain_pending(
         documents = await _claims(client, kind, namespace, name)
         if not documents:
             raise UnknownSubjectError(
-                f"neither this node nor namespace {namespace} has a claim {name}, or a pod {name} with a claim; "
+                f"on this node and in namespace {namespace}, no claim and no pod with a claim is named {name}; "
                 "use NAMESPACE/NAME for another namespace"
             )
         class_names = {cls for document in documents for cls in _class_names(document)}
@@ -169,7 +169,7 @@ async def _explain_pending(
     try:
         found = [explain_pending(known, one, classes, settings.node_name, others) for one in documents]
     except ManifestError as error:
-        raise UnknownSubjectError(f"the API server's claim cannot be read: {error}") from error
+        raise UnknownSubjectError(f"the claim cannot be read from the API server: {error}") from error
     problems = [each for _, several in found for each in several]
     return (found[0][0] if len(found) == 1 else {"claims": [one for one, _ in found]}), problems
 

@@ -26,8 +26,8 @@ _OBSERVES = (
     "applies from then on"
 )
 _NO_PODS = (
-    "no Pod and no workload whose pods are known; for a KubeVirt VirtualMachine, simulate the Pod virt-launcher-... "
-    "that it creates"
+    "no Pod, and no workload whose pods are known; for a KubeVirt VirtualMachine, simulate the Pod "
+    "virt-launcher-... that it creates"
 )
 
 

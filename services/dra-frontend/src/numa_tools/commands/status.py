@@ -43,8 +43,8 @@ from numa_tools.state_client import NoServiceError
 Document = dict[str, Any]
 _BY_KERNEL: Final = "kept by the kernel"
 _NOT_KNOWN: Final = EnforcedDocument(status="Unknown", reason="", message="")
-_POOL: Final = "; kept apart by the pool"
-_REFUSED: Final = "; claims for one container are refused (cpuExclusivity: partition)"
+_POOL: Final = "; isolated by the pool"
+_REFUSED: Final = "; claims for a single container are refused (cpuExclusivity: partition)"
 
 
 def read_status(settings: Settings) -> Document:

@@ -190,7 +190,7 @@ def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unrea
     command = CRIO_STATUS if software == CRI_O else "containerd config dump"
     if reported is not None and reported.software != software:
         right = CRIO_STATUS if reported.software == CRI_O else "containerd config dump"
-        return Unread(f"the given output is {software}'s; the kubelet uses {reported.software}", _dump_remedy(right))
+        return Unread(f"the given output is from {software}; the kubelet uses {reported.software}", _dump_remedy(right))
     if dump is not None and (doubt := _doubt_of(dump, reported.release if reported else None)):
         return doubt
     return RuntimeConfig(
@@ -210,7 +210,7 @@ def _doubt_of(dump: Dump, release: Release | None) -> Unread | None:
     """
     first, end = _DUMP_OF[dump.version]
     if dump.is_off(dump.cri) or dump.is_off(CRI_OF_1):
-        why = "the given dump is from a containerd without CRI service, which the kubelet cannot use"
+        why = "the given dump is from a containerd without the CRI service, which the kubelet cannot use"
         return Unread(why, f"pass the configuration of the kubelet's containerd with --config; or {_NO_DUMP}")
     if release is not None and not first <= release < end:
         why = f"the given dump is not from containerd {'.'.join(map(str, release))}, which the kubelet uses"

@@ -77,7 +77,7 @@ def _counted(names: Sequence[str]) -> str:
 def _summary(verdicts: Sequence[Verdict], node_name: str) -> str:
     counts = Counter(verdict.result for verdict in verdicts)
     parts = [f"{counts[word]} {text}" for word, text in _WORDS.items() if counts[word] or word == "good"]
-    return f"{node_name}: {', '.join(parts)}, of {len(verdicts)} checks"
+    return f"{node_name}: {', '.join(parts)} (out of {len(verdicts)} checks)"
 
 
 _WORDS = {"good": "good", "problem": "with problems", "note": "with notes", "unknown": "not run"}

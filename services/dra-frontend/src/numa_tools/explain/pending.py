@@ -62,7 +62,7 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str, oth
         return problem(_UNPREPARED, why, f"nothing to do for these drivers; {_EVENTS}")
     if hindered := "; ".join(known.hindrances):
         why = f"it is allocated to this node and fits; {hindered}"
-        return problem(_UNPREPARED, why, "run dra-frontend doctor, which has the remedy for it")
+        return problem(_UNPREPARED, why, "run dra-frontend doctor, which suggests a remedy")
     why = "it is allocated to this node and fits; the kubelet has not requested it yet"
     return problem(_UNPREPARED, why, _EVENTS)
 

@@ -184,7 +184,7 @@ def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
         return f"{word}: claimed by {claim_name(known, uid)}{_remark(known, uid)}"
     reserved = number in known.inventory.reserved_cpus
     if not online:
-        return cpu_use("offline") + (", although reservedCPUs names it" if reserved else "")
+        return cpu_use("offline") + (", even though reservedCPUs names it" if reserved else "")
     if reserved:
         return f"{cpu_use('reserved')} (reservedCPUs)"
     if number in known.inventory.withheld_cpus:

@@ -21,7 +21,7 @@ from numa_tools.doctor.facts import Claims, Document, Service
 from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
 _MAX_SHOWN: Final = 20
-_ALLOCATE: Final = "allocate the hugepages again with dra-frontend provision, docs/memory.md"
+_ALLOCATE: Final = "allocate the hugepages again with dra-frontend provision (docs/memory.md)"
 _ONLINE: Final = "bring the memory online again (/sys/devices/system/memory)"
 _COLUMNS: Final = (
     "custom-columns=NAMESPACE:.metadata.namespace,CLAIM:.metadata.name,UID:.metadata.uid,"
@@ -204,7 +204,7 @@ def _on_their_cpus(service: Service) -> Iterator[Finding]:
         if entitled and (foreign := one.cpus - entitled):
             strange = format_cpu_list(foreign)
             yield problem(
-                f"{_pod(one)} may run on CPUs {strange}, which no claim gives it.",
+                f"{_pod(one)} may run on CPUs {strange}, which belong to none of its claims.",
                 "it disturbs the containers that use them; unless all of its own CPUs are offline, the audit should "
                 "have moved it within seconds",
                 "see claims.online and driver.status",

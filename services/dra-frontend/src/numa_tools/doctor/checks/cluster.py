@@ -36,7 +36,7 @@ def _release(server: str) -> Iterator[Finding]:
     found = re.match(r"v(\d{1,3})\.(\d{1,4})", server, re.ASCII)
     if found and (int(found[1]), int(found[2])) < _OLDEST:
         why = "resource.k8s.io/v1 has been served since Kubernetes 1.34"
-        yield problem(f"The API server is {server}.", why, "update the cluster to Kubernetes 1.34 or later")
+        yield problem(f"The API server's version is {server}.", why, "update the cluster to Kubernetes 1.34 or later")
 
 
 def _served(slices: object) -> Iterator[Finding]:
@@ -126,7 +126,7 @@ _EFFECTS: Final = {
     "resourceclaims": "no claim can be prepared",
     "resourceclaims/status": "claims' status.devices stays empty",
     "resourceclaims/driver": "claims' status.devices stays empty from Kubernetes 1.36 on",
-    "nodes": "slices cannot be owned by their Node, so none is written",
+    "nodes": "slices cannot be owned by their Node, so no slices are written",
     "deviceclasses": "explain and doctor cannot determine which classes exist",
     "events": "pods and the node get no Events from the driver",
 }
@@ -165,7 +165,7 @@ def _published(slices: tuple[Document, ...], service: Service | Unread) -> Itera
     if evidence:
         yield problem(
             "This node's ResourceSlices differ from those that the driver writes.",
-            "the scheduler sees devices other than those that the driver offers, and ignores incomplete pools",
+            "the scheduler sees different devices than the driver offers, and ignores incomplete pools",
             "see driver.status: the driver rewrites its slices within a minute; if they change again, find the "
             "other writer: kubectl get resourceslices -o yaml --show-managed-fields",
             evidence,

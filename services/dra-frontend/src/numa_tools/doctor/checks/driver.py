@@ -63,7 +63,7 @@ def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
         return
     cause, reason = cause_of(backend.exclusivity_code), _joined([backend.exclusivity_reason])
     if config.cpu_exclusivity == "partition":
-        what = f"CPU claims for one container are refused: {reason}."
+        what = f"CPU claims for a single container are refused: {reason}."
         yield problem(what, "cpuExclusivity: partition requires kernel partitions", _other_mode(cause))
         return
     what = f"Claims are enforced by the shared pool and not by the kernel: {reason}."
@@ -84,7 +84,7 @@ def _same_version(backend: BackendStatus, service: Service) -> Iterator[Finding]
     frontend = service.status.version
     if backend.software and len({backend.software, frontend, __version__}) > 1:
         yield note(
-            f"The frontend is {frontend}, the backend {backend.software}, this command {__version__}.",
+            f"The versions differ: frontend {frontend}, backend {backend.software}, this command {__version__}.",
             "only adjacent releases work together, as during a roll-out",
             "use images from the same release in the chart",
         )
@@ -101,7 +101,7 @@ def _hand_over(run_directory: RunDirectory) -> Iterator[Finding]:
 def _left_behind(run_directory: RunDirectory) -> Iterator[Finding]:
     dead = [uid for uid, alive in run_directory.instances.items() if not alive and uid != run_directory.active]
     if dead:
-        why = "these pods were killed; their sockets do no harm"
+        why = "these pods were killed; their sockets are harmless"
         yield note(f"Dead instances left sockets: {', '.join(dead)}.", why, f"remove them under {run_directory.path}")
 
 

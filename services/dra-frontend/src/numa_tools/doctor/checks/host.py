@@ -63,7 +63,7 @@ def _interrupts(kernel: Kernel, service: Service, config: Config) -> Iterator[Fi
     evidence = []
     if there:
         numbers = ", ".join(map(str, there[:_MAX_SHOWN])) + (", ..." if len(there) > _MAX_SHOWN else "")
-        evidence.append(f"{len(there)} device interrupts arrive there: {numbers}")
+        evidence.append(f"{len(there)} device interrupts arrive on claimed CPUs: {numbers}")
     if workers:
         evidence.append(f"unbound kernel workers may run on CPUs {format_cpu_list(workers)}")
     if evidence:
@@ -84,7 +84,7 @@ def _remedy(config: Config, *, managed: bool) -> str:
     if managed:
         return (
             "the backend moves interrupts within 30 s if hostInterrupts.mount is true in the chart, except managed "
-            "ones: for these, boot with isolcpus=managed_irq,LIST, docs/exclusive.md"
+            "ones: for these, boot with isolcpus=managed_irq,LIST (docs/exclusive.md)"
         )
     return "set hostInterrupts.mount: true in the chart, so that the backend can move them; see driver.status"
 
@@ -96,7 +96,7 @@ def _hugepages(cgroups: Cgroups) -> Iterator[Finding]:
             "Host processes use hugepages.",
             "these pages are excluded from the devices that claims can use",
             "find the processes: grep -l huge /proc/*/numa_maps; if they need the pages, allocate more for claims with "
-            "dra-frontend provision, docs/memory.md",
+            "dra-frontend provision (docs/memory.md)",
             [f"{pages} of {kubernetes_page_size(size)} on NUMA node {node}" for (node, size), pages in held.items()],
         )
 
@@ -119,7 +119,7 @@ def _full(space: Space) -> Iterator[str]:
     if space.free_bytes < _MIN_BYTES:
         yield f"{space.free_bytes >> 10} KiB are left for {space.path}"
     if space.free_files is not None and space.free_files < _MIN_FILES:
-        yield f"{space.free_files} files can still be created in the file system of {space.path}"
+        yield f"{space.free_files} files can still be created on the file system of {space.path}"
 
 
 def _own_files(open_files: tuple[int, int]) -> Iterator[Finding]:

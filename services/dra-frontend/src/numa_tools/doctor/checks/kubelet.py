@@ -170,7 +170,7 @@ def _reserved_cpus(kubelet: KubeletConfig | None, config: Config, node: Document
     elif not ours:
         yield note(
             "No CPU is reserved for the system.",
-            "kubelet, runtime and daemons have only the CPUs that claims leave over, at least one (withheldCPUs)",
+            "kubelet, runtime and daemons have only the CPUs that no claim holds, at least one (withheldCPUs)",
             "set reservedCPUs in driverConfig and the kubelet's reservedSystemCPUs to the same list: "
             "docs/node-tuning.md",
         )

@@ -17,7 +17,7 @@ from numa_tools.doctor.runtime_settings import RuntimeConfig
 
 _WRONG: Final = {
     "nri": ("NRI is switched off", "the backend does not see any containers"),
-    "connections": ("NRI plugins that connect by themselves are rejected", "the backend does not see any containers"),
+    "connections": ("externally started NRI plugins are rejected", "the backend does not see any containers"),
     "cdi": ("CDI is switched off", 'pods with claims fail with "unresolvable CDI devices"'),
     "cdi_directories": (
         "cdi_spec_dirs does not contain {cdi_dir}",
@@ -89,7 +89,7 @@ def _socket(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
     socket = runtime.value("socket")
     if same_place(socket) != same_place(config.nri_socket):
         yield problem(
-            f"{runtime.software}'s NRI socket is {socket}, nriSocket is {config.nri_socket}.",
+            f"{runtime.software}'s NRI socket is {socket}, but nriSocket is {config.nri_socket}.",
             "the backend waits for a socket that is never created",
             f"set nriSocket to {socket} in driverConfig, or change the runtime's",
         )

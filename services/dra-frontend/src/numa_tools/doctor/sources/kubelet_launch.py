@@ -195,7 +195,7 @@ def _of_rancher(files: HostFiles, rancher: Rancher) -> Launch | None:
         arguments.append(f"--config-dir={own}")
     unclear = "" if started else f"no unit of {rancher.name} is visible, and its command line may contain more flags"
     if started and started.variables & {f"{rancher.name.upper()}_{name}" for name in ("CONFIG_FILE", "DATA_DIR")}:
-        unclear = f"a variable in the environment of {rancher.name} moves its files"
+        unclear = f"an environment variable moves {rancher.name}'s files"
     if any(one.partition("=")[0].endswith(("+", "-")) for one in arguments):
         unclear = f"{rancher.name} is given a kubelet-arg that extends another"
     return Launch(f"the configuration of {rancher.name}", tuple(arguments), unclear)

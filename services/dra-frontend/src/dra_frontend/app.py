@@ -344,7 +344,7 @@ class Service:
         for plugin in self.plugins.values():
             await stack.enter_async_context(plugin)
         while problem := await self.claims.wait_for_enforcement():
-            _log.warning("not registering with kubelet yet", extra={"problem": problem})
+            _log.warning("not registering with the kubelet yet", extra={"problem": problem})
         for plugin in self.plugins.values():
             await plugin.register()
         # Publish only once the kubelet's reserve is known, so that the capacity does not shrink right afterwards.

@@ -8,12 +8,12 @@ tests compare these with the originals.
 from typing import Final
 
 USES: Final = {
-    "exclusive": "one container of a claim has it",
-    "isolated": "as exclusive, and the kernel balances no threads there",
+    "exclusive": "allocated to a claim that only one container uses",
+    "isolated": "like exclusive, but without the kernel's load balancing",
     "pod-shared": "the containers of one pod share it",
-    "held": "kept for a claim that ends or whose record is lost",
+    "held": "kept for a claim that is being released or whose record is lost",
     "pool": "free to claim; all containers without a claim run here",
-    "withheld": "always in the pool; no claim can have it",
+    "withheld": "always in the pool; never allocated to a claim",
     "reserved": "kept for the system",
     "offline": "switched off in the kernel",
 }

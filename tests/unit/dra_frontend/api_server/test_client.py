@@ -663,9 +663,9 @@ async def test_a_list_with_ever_new_tokens_ends(pair: Pair, items: str) -> None:
     for token in range(9):
         server.fail_next(1, 200, body=a_page(f"t{token}", items))
     bounded = KubeClient(client._connection, most_listed=2000)
-    with pytest.raises(UnavailableError, match="the list does not end within 2000 items"):
+    with pytest.raises(UnavailableError, match="the list is not complete after 2000 items"):
         [one async for one in bounded.list_claims()]
-    with pytest.raises(UnavailableError, match="the list does not end within 2000 items"):
+    with pytest.raises(UnavailableError, match="the list is not complete after 2000 items"):
         await bounded.list_labelled_claims("l", lambda one: one)
     assert len(server.served) == 8
 

@@ -147,7 +147,7 @@ def test_a_standby_prepares_claims_while_another_instance_enforces_them(view: Ba
     view.renew(status(active=False))
     assert (view.live, view.leads) == (True, False)
     view.renew(status(active=False, enforced=False))
-    assert "no nri-backend enforces on this node" in view.problem
+    assert "no nri-backend enforces claims on this node" in view.problem
     assert (view.live, view.own_fault) == (False, None)
 
 
@@ -231,7 +231,7 @@ def test_a_node_without_partitions_has_one_warning() -> None:
         (Config(host_slices=True), "CPU claims on this node are enforced by the shared pool", "boot Linux 6.7"),
         (
             Config(cpu_exclusivity="partition"),
-            "CPU claims for one container are refused on this node: boot Linux 6.7",
+            "CPU claims for a single container are refused on this node: boot Linux 6.7",
             "(cpuExclusivity: partition)",
         ),
     ],
@@ -268,9 +268,9 @@ def test_observe_mode_and_an_empty_reserve_are_configuration_warnings() -> None:
     """
     silent = BackendView(Clock(), Config(enforcement="observe"))
     assert [one.code for one in silent.configured] == ["ObserveMode", "NoReservedCPUs"]
-    assert "no pass over its files" in silent.configured[0].text
+    assert "have not been reported yet" in silent.configured[0].text
     seen = view_of(config=Config(enforcement="observe"), observation=Observation(total=7))
-    assert "7 of its files would change" in seen.configured[0].text
+    assert "7 files would change" in seen.configured[0].text
     assert BackendView(Clock(), Config(reserved_cpus=frozenset({0}))).configured == ()
 
 

@@ -171,7 +171,7 @@ async def test_the_response_precedes_the_callers_deadline(short_root: Path) -> N
     paths, counted = PluginPaths.below(short_root, "dra.cpu", None), Counted()
     async with KubeletPlugin("dra.cpu", Door(never), paths, count=counted):
         answers = await prepare(paths.dra, "a", limit=3)
-    assert answers["a"].error.startswith("claim default/claim-a (a): prepare by dra.cpu did not end within 2.7 s")
+    assert answers["a"].error.startswith("claim default/claim-a (a): prepare by dra.cpu did not finish within 2.7 s")
     assert counted.calls == [("prepare", [True])]
 
 

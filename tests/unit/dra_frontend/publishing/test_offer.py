@@ -117,7 +117,7 @@ def test_a_device_smaller_than_its_claims_is_tainted() -> None:
     assert (shrunk.amount, shrunk.overclaimed) == (5 * PAGE, True)
     ill = health(seen, "hugepages-2m-numa000")
     assert ill.health is Health.UNHEALTHY
-    assert ill.message == f"claims hold {6 * PAGE} bytes, the node has {5 * PAGE}; claims: ns/a, ns/b"
+    assert ill.message == f"claims hold {6 * PAGE} bytes, but the node has {5 * PAGE}; claims: ns/a, ns/b"
     assert device(seen, "hugepages-2m-numa001").overclaimed is False
     assert device(snapshot(offered(pages(6, 8)), books, seen), "hugepages-2m-numa000").overclaimed is False
     assert device(snapshot(offered(pages(5, 8)), ledger(), seen), "hugepages-2m-numa000").overclaimed is False
@@ -155,7 +155,7 @@ def test_a_removed_device_in_use_remains_published_with_a_taint() -> None:
     assert (gone.amount, gone.overclaimed) == (PAGE, True)
     (pool,) = [pool for pool in seen.pools if pool.name == f"{NODE}-hugepages-2m"]
     assert [one.name for one in pool.devices] == ["hugepages-2m-numa000", "hugepages-2m-numa001"]
-    assert health(seen, "hugepages-2m-numa000").message.startswith(f"claims hold {PAGE} bytes, the node has 0;")
+    assert health(seen, "hugepages-2m-numa000").message.startswith(f"claims hold {PAGE} bytes, but the node has 0;")
     assert snapshot(offered(pages(0, 8)), books, seen) == seen
     empty = snapshot(offered(pages(0, 0)), ledger(), seen)
     assert {pool.name for pool in empty.pools} == {NODE, f"{NODE}-memory"}

@@ -266,7 +266,7 @@ def test_an_unsupported_numa_list_is_omitted_silently() -> None:
             ["a.other"],
             True,
             "ResourceSliceFieldsDropped",
-            ["devices differ from this node", "dropped or changed a.other", "report this message"],
+            ["published devices are incomplete or wrong", "dropped or changed a.other", "report this message"],
         ),
         (
             [],
@@ -274,7 +274,7 @@ def test_an_unsupported_numa_list_is_omitted_silently() -> None:
             False,
             "BindingConditionsUnsupported",
             [
-                "devices of hugepagesOnDemand are not published",
+                "devices for hugepagesOnDemand are not published",
                 "drops bindingConditions",
                 "or remove hugepagesOnDemand",
             ],

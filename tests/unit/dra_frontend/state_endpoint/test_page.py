@@ -123,7 +123,7 @@ def test_problems_precede_warnings_and_appear_once() -> None:
     assert pooled["text"].startswith("CPU claims on this node are enforced by the shared pool")
     state.backend.config = Config(cpu_exclusivity="partition")
     (refused,) = (one for one in document(state)["problems"] if "lacks the capability SYS_ADMIN" in one["text"])
-    assert refused["text"].startswith("CPU claims for one container are refused on this node")
+    assert refused["text"].startswith("CPU claims for a single container are refused on this node")
     state.problems = [f"problem {number}" for number in range(5000)]
     assert len(document(state)["problems"]) == 101
 

@@ -159,7 +159,7 @@ class ClaimView:
             raise Refused(f"{self}: not allocated; the scheduler allocates claims, so do not set nodeName by hand")
         if not self.reserved_for:
             none = "status.reservedFor contains no pod"
-            raise Refused(f"{self}: {none}; the scheduler adds the pod (pod groups are not supported)")
+            raise Refused(f"{self}: {none}; the scheduler must add the pod to this list (pod groups are not supported)")
 
 
 def amount_of(driver: str, result: AllocationResult) -> Fraction | None:

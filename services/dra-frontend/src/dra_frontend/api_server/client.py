@@ -206,7 +206,7 @@ class KubeClient:
                 return
             seen.add(token)
         limits = f"{self._most_listed} items or {_LIST_SECONDS:.0f} s"
-        raise UnavailableError(base.operation, f"the list does not end within {limits}; is this an API server?")
+        raise UnavailableError(base.operation, f"the list is not complete after {limits}; is this an API server?")
 
     async def watch_labelled_claims(
         self, label: str, resource_version: str

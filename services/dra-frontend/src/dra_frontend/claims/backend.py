@@ -55,7 +55,7 @@ _BY_POOL: Final = (
     "CPU claims on this node are enforced by the shared pool instead of by the kernel with cpuset partitions: {}"
 )
 _BESIDE_DAEMONS: Final = "; host daemons may run on claimed CPUs"
-_REFUSED: Final = "CPU claims for one container are refused on this node: {} (cpuExclusivity: partition)"
+_REFUSED: Final = "CPU claims for a single container are refused on this node: {} (cpuExclusivity: partition)"
 _OBSERVES: Final = (
     "enforcement is observe: nothing on this node is changed, and claims are refused; {} (status.observation of "
     "GET /v1/backend); set enforcement: enforce in driverConfig"
@@ -88,7 +88,7 @@ def read_state(data: bytes) -> tuple[BackendStatus, list[Any] | Changes | None]:
         raise MalformedError(_KIND, "", "is not an object with a list of containers")
     changes = document.pop(CHANGES, None)
     if reports is not None and changes is not None:
-        raise MalformedError(_KIND, "", "contains both all containers and changes")
+        raise MalformedError(_KIND, "", "contains both the list of all containers and a list of changes")
     _check_count(reports or ())
     found = reports if changes is None else _read_changes(changes)
     try:
@@ -328,7 +328,7 @@ class BackendView:
         if own or self.status is None or self.status.enforced:
             return own
         text = (
-            "no nri-backend enforces on this node: the one that holds the lock is not reporting or has lost its "
+            "no nri-backend enforces claims on this node: the one that holds the lock is not reporting or has lost its "
             "connection to the container runtime; a standby takes over within seconds"
         )
         return Notice(code=StatusCode.NO_BACKEND_ENFORCES, text=text)
@@ -357,9 +357,7 @@ class BackendView:
         found = list[Notice]()
         if self.config.observes:
             seen = self.status.observation if self.status is not None else None
-            total = (
-                f"{seen.total} of its files would change" if seen else "no pass over its files has been reported yet"
-            )
+            total = f"{seen.total} files would change" if seen else "the files to change have not been reported yet"
             found.append(Notice(code=StatusCode.OBSERVE_MODE, text=_OBSERVES.format(total)))
         if not self.config.reserved_cpus:
             found.append(Notice(code=StatusCode.NO_RESERVED_CPUS, text=_NO_RESERVE))

@@ -125,7 +125,7 @@ class LabelledClaims:
                     async for kind, document in events:
                         self._see(kind, document)
             except Exception as error:  # noqa: BLE001 - whatever a server answers, the other claims are served
-                self._complaints.say("claims", "claims for hugepages on demand not followed", error)
+                self._complaints.say("claims", "claims for on-demand hugepages cannot be watched", error)
             await asyncio.sleep(waits.next())
 
     async def apply(self, view: ClaimView, documents: list[dict[str, Any]]) -> None:
@@ -142,7 +142,7 @@ class LabelledClaims:
                 self.by_uid[uid] = kept
             elif kept is not None:
                 self._complaints.say(
-                    "number", "claim for hugepages on demand not followed", f"more than {_MAX_CLAIMS} claims"
+                    "number", "claim for on-demand hugepages ignored", f"more than {_MAX_CLAIMS} claims"
                 )
         self.version = object()
 
@@ -283,7 +283,7 @@ class HugepagesOnDemand:
         # reads a result.
         self._publish_shortages(before)
         for uid in [uid for uid in ready if uid not in self._answered]:
-            with self._complaints.about(uid, "on-demand hugepages claim result not written"):
+            with self._complaints.about(uid, "result not written to claim for on-demand hugepages"):
                 await self._answer(uid, waiting[uid].view, problems[uid])
         return not retry and all(uid in self._answered for uid in problems)
 
@@ -294,7 +294,7 @@ class HugepagesOnDemand:
         """
         devices, known = self._inventory().devices, {uid for _, uid in self._ledger().files}
         for uid, document in list((self.claims.by_uid or {}).items()):
-            with self._complaints.about(uid, "claim for hugepages on demand cannot be read"):
+            with self._complaints.about(uid, "claim for on-demand hugepages cannot be read"):
                 view = parse_claim(document)
                 sizes = [(one, count_of(MEMORY_DRIVER, one)) for one in view.results[MEMORY_DRIVER]]
                 here = tuple((one, size) for one, size in sizes if (MEMORY_DRIVER, one.pool, one.device) in devices)

@@ -329,7 +329,9 @@ def _prepare_lost(
     record = allocate_claim(parsed, inventory, transaction.ledger, rebuilding=True)
     others = [file.cpus for other, file in transaction.files.items() if other[0] == CPU_DRIVER and other != key]
     if not reported and record.cpus_of() & frozenset[int]().union(*others):
-        raise _ContestedError("its container was last seen on another claim's CPUs; the next report decides")
+        raise _ContestedError(
+            "its container was last seen on another claim's CPUs; the backend's next report will show where it runs now"
+        )
     transaction.write(metadata.describe(record, parsed.view, inventory))
     return True
 

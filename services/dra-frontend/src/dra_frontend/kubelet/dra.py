@@ -109,7 +109,7 @@ class DraService:
         except Exception:  # noqa: BLE001 - converted into the results
             if scope.expired():
                 _log.warning("kubelet call timed out", extra={**extra, "seconds": limit})
-                missing = f"{call} by {self._driver} did not end within {limit:.1f} s; the kubelet retries"
+                missing = f"{call} by {self._driver} did not finish within {limit:.1f} s; the kubelet retries"
             else:
                 _log.exception("call failed", extra=extra)
                 missing = f"{call} by {self._driver} failed with an internal error; see the log of dra-frontend"

@@ -78,7 +78,7 @@ def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
     has_topology = reader.all_names(f"{CPU_DIRECTORY}/cpu{cpu}/topology") is not None
     others_have = reader.all_names(f"{CPU_DIRECTORY}/cpu0/topology") is not None
     if listed is None and flag != "0" and others_have and not has_topology:
-        raise HostTreeError(path, f"does not show CPU {cpu} as offline, although it has no topology directory")
+        raise HostTreeError(path, f"does not show CPU {cpu} as offline, even though it has no topology directory")
     return flag != "0" if listed is None else has_topology
 
 

@@ -98,7 +98,7 @@ def _directory_fault(needed: Needed, path: str, mounts: tuple[Mount, ...]) -> Fa
         text = f"{what} is not mounted from the node: it is in the container's own file system"
         return Fault(text, f"{mount}, or correct {needed.setting}")
     if above and _EMPTY_DIR in above[-1].root:
-        return Fault(f"{what} is an emptyDir of the pod instead of the node's directory", mount)
+        return Fault(f"{what} is one of the pod's emptyDir volumes instead of the node's directory", mount)
     there = _nearest(Path(path))
     missing = "" if there == Path(path) else f" does not exist, and {there}"
     if not there.is_dir():
@@ -130,7 +130,7 @@ def _container_faults(config: Config, mounts: tuple[Mount, ...]) -> Iterator[Fau
     lock = Path(config.run_dir, "backend", "active.lock")
     if os.path.exists(lock):  # noqa: PTH110 - Path.exists raises PermissionError
         yield Fault(
-            f"the frontend sees the backend's {lock}, so an attacker in the frontend could lock the backend out",
+            f"the frontend can open the backend's {lock}, so an attacker in the frontend could lock the backend out",
             f"mount an empty volume over {lock.parent} in the frontend container (the chart's volume hidden)",
             fatal=False,
         )

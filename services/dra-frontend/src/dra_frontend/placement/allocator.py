@@ -262,8 +262,8 @@ class _Search:
         """Returns an error if the request requires a property that the machine does not have, else None."""
         if self._parameters.core_type != "any" and self._layout.by_type.keys() <= {CoreType.STANDARD}:
             return self._none(
-                "; this machine does not distinguish performance and efficiency cores: "
-                "neither /sys/devices/cpu_core/cpus nor cpu_capacity nor frequencies do"
+                "; this machine does not distinguish performance and efficiency cores by "
+                "/sys/devices/cpu_core/cpus, cpu_capacity or CPU frequencies"
             )
         places = self._layout.within(self._allowed) if self._parameters.l3 == "required" else []
         if places and all(place.l3 is None for place in places):

@@ -62,7 +62,7 @@ class Holding:
             return f"CPU {format_cpu_list(offline)} is offline and belongs to a claim; {self.named()}"
         if self.amount > left:
             unit = "CPUs" if self.cpus else "bytes"
-            return f"claims hold {self.amount} {unit}, the node has {left}; {self.named()}"
+            return f"claims hold {self.amount} {unit}, but the node has {left}; {self.named()}"
         return ""
 
     def named(self) -> str:

@@ -136,7 +136,7 @@ _DROPPED: Final = {
 }
 CONDITIONS_DROPPED: Final = StatusCode.CONDITIONS_DROPPED
 _CONDITIONS_NOTE: Final = (
-    "devices of hugepagesOnDemand are not published: the API server drops bindingConditions; enable the feature "
+    "devices for hugepagesOnDemand are not published: the API server drops bindingConditions; enable the feature "
     f"gate {BINDING} in the API server and the scheduler (on by default from Kubernetes 1.36), or remove "
     "hugepagesOnDemand"
 )
@@ -186,7 +186,7 @@ def notes(refused: Iterable[str], dropped: Sequence[str], *, conditions: bool = 
     found |= {reason: _REFUSED[reason][1] for reason in sorted(filter(None, refused))}
     if dropped:
         known = sorted({known for path in dropped for field, known in _DROPPED.items() if field in path})
-        effects = " and ".join(effect for effect, _ in known) or "devices differ from this node's description"
+        effects = " and ".join(effect for effect, _ in known) or "published devices are incomplete or wrong"
         gates = " and ".join(gate for _, gate in known)
         remedy = f"enable {gates} in the API server and the scheduler" if known else "report this message"
         text = f"{effects}: the API server dropped or changed {', '.join(dropped)}; {remedy}"

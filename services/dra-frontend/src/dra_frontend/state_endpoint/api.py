@@ -136,9 +136,9 @@ def _views(state: StateSource) -> dict[str, _View]:
     watch, store, backend = state.watch, state.store, state.backend
     cpus = partial(cpus_view, backend=backend)
     return {
-        "machine": _View("The machine by NUMA node.", MachineDocument, lambda: machine_view(watch)),
+        "machine": _View("The machine's CPUs and memory by NUMA node.", MachineDocument, lambda: machine_view(watch)),
         "devices": _View(
-            "The published devices, with their health and the part that claims hold.",
+            "The published devices, with the health and the claimed part of each.",
             list[DeviceDocument],
             lambda: devices_view(state.offer.snapshot),
             sparse=True,

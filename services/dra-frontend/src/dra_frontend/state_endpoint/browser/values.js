@@ -2,12 +2,12 @@
 // Formats values for people, and creates elements. Values from the node are inserted as text, never as markup.
 
 export const USES = {
-  exclusive: ["E", "one container of a claim has it"],
-  isolated: ["I", "as exclusive, and the kernel balances no threads there"],
+  exclusive: ["E", "allocated to a claim that only one container uses"],
+  isolated: ["I", "like exclusive, but without the kernel's load balancing"],
   "pod-shared": ["S", "the containers of one pod share it"],
-  held: ["H", "kept for a claim that ends or whose record is lost"],
+  held: ["H", "kept for a claim that is being released or whose record is lost"],
   pool: ["", "free to claim; all containers without a claim run here"],
-  withheld: ["W", "always in the pool; no claim can have it"],
+  withheld: ["W", "always in the pool; never allocated to a claim"],
   reserved: ["R", "kept for the system"],
   offline: ["×", "switched off in the kernel"],
 };

@@ -237,7 +237,7 @@ def parameters(play: Play) -> None:
 
 
 def running(play: Play) -> None:
-    """Runs containers with claims for each way of enforcing CPUs; interrupts are moved off the claimed CPUs."""
+    """Runs a container with a claim under each enforcement mechanism; interrupts are moved off the claimed CPUs."""
     with play.pod("db", cpus(2), hugepages(4 * MIB), memory(64 * MIB)) as pod, StagePod(play.stage, "web") as web:
         web.run()
         pod.run()

@@ -104,8 +104,8 @@ def test_protection_is_set_in_every_ancestor_and_removed_again(cluster: Cluster)
 
 @pytest.mark.core
 def test_only_the_container_that_exceeds_its_claim_is_killed(cluster: Cluster) -> None:
-    """memory.max and memory.high are set in the cgroup; a container that exceeds the claim is killed, and no other
-    one.
+    """memory.max and memory.high are set in the cgroup; the container that exceeds its claim is killed, and the other
+    container is not.
     """
     config = [memory_config("tight", limit="claim"), memory_config("wide", limit="claim", high=0.5, sharing="pod")]
     requests = [memory(48 * MIB, "tight", numa_node=1), memory(64 * MIB, "wide", numa_node=1)]

@@ -19,8 +19,8 @@ __all__ = ["BaseModel", "as_markdown", "attribute_docs"]
 def _exclude_plugins() -> None:
     """Disables pydantic's search for plugins, before the first model is created.
 
-    The search imports importlib.metadata with its archives (1.2 MB) and reads the metadata of all distributions. The
-    images contain no plugins, and a plugin could change which documents are valid.
+    The search imports importlib.metadata and the archive modules it depends on (1.2 MB), and reads the metadata of all
+    distributions. The images contain no plugins, and a plugin could change which documents are valid.
     """
     loader = ModuleType("pydantic.plugin._loader")
     loader.get_plugins = tuple  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ def check_socket_path(path: str | os.PathLike[str]) -> None:
     if length > SOCKET_PATH_BYTES:
         raise SocketPathError(
             f"the socket path {os.fspath(path)} has {length} bytes, but the kernel allows {SOCKET_PATH_BYTES}: "
-            f"choose a directory shorter by {length - SOCKET_PATH_BYTES}"
+            f"choose a directory whose path is at least {length - SOCKET_PATH_BYTES} bytes shorter"
         )
 
 

@@ -281,7 +281,7 @@ def no_alignment(
     else:
         remedy = (
             "the scheduler only knows the total capacity of a device: use a smaller groupBy, or delete "
-            "the pod so that it is scheduled again; this is retried in case CPUs there are released"
+            "the pod so that it is scheduled again; Prepare is retried in case suitable CPUs are released"
         )
     return Refused(f"{'; '.join(texts)}; {remedy}")
 

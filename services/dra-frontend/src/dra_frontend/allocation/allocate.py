@@ -32,7 +32,7 @@ class DriverClaim:
     parameters.
     """
     refusal: Refused | None
-    """Reason why the claim cannot be allocated. A claim that already has a record keeps that record even so."""
+    """Reason why the claim cannot be allocated. A claim that already has a record keeps it."""
     config: Config
     others: OtherDevices = NO_OTHERS
 

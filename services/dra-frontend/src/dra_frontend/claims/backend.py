@@ -155,7 +155,7 @@ class Sent(NamedTuple):
     size: int
     """Size in bytes of the report's JSON without spaces."""
     digest: bytes
-    """Hash of that JSON, or empty if the report could not be parsed."""
+    """Hash of the report's JSON, or empty if the report could not be parsed."""
 
 
 @dataclass(slots=True)

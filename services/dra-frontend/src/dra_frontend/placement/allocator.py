@@ -184,7 +184,7 @@ def suitable(
 ) -> Sequence[Place]:
     """Returns the places from which an allocation could choose: their CPUs are free and allowed by the parameters.
 
-    If the chosen CPUs are of one kind of core, the places contain only CPUs of that kind.
+    If all chosen CPUs belong to cores of the same kind, the places contain only CPUs of that kind.
     """
     offered = next((cpus for cpus in kinds(offered, layout) if chosen <= cpus), offered)
     return _Search(offered, taken, 0, layout, parameters).places

@@ -115,8 +115,9 @@ class BoundedConnection(H11Protocol):
         """Passes a head to h11 once it is complete, and then the body, unless requests on this socket must not have
         one.
         """
-        # A peer of the state socket may send a request before it has read the last response. The beginning of the next
-        # head may then already be in h11's buffer, and the rest must follow it. Such a head is not checked.
+        # A client of the state socket may send a request before it has read the previous response. The beginning of the
+        # next head may then already be in h11's buffer, so the rest has to go there as well. Such a head is not
+        # checked.
         if self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]:
             super().data_received(data)
             return

@@ -29,9 +29,12 @@ class Option:
 
     @property
     def possible(self) -> Sequence[Candidate]:
-        """Devices that make the request easiest to meet, whatever the unknown selectors evaluate to.
+        """Devices from which the scheduler could choose in the best case, given that some selectors cannot be
+        evaluated.
 
-        A request for all devices is easiest to meet if the unknown selectors admit no other devices.
+        In the best case, such a selector admits its device. A request for all devices is the exception: it requires
+        fewer devices if these selectors admit none, so only the devices that are known to match are returned, if there
+        are any.
         """
         usable = [one for one in self.found if one.usable]
         certain = [one for one in usable if not one.unknown]

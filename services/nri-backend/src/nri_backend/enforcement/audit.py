@@ -403,7 +403,8 @@ class Auditor:
         started, state = time.monotonic(), self._state
         while left := [i for i in self._scope.misplaced.value if i not in done]:
             pool, host = state.pool, state.host
-            # The list is recomputed only after a pool change: computing it takes as long as one job's moves.
+            # The list is recomputed only after a pool change: computing it takes as long as moving the
+            # containers of one job.
             while left and (state.pool, state.host) == (pool, host):
                 plan = left[:MOVES]
                 done |= self._taken(plan, await self._reconciler.apply_some(plan, partial(self._taken, ()), full=False))

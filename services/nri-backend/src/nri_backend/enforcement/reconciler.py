@@ -350,9 +350,9 @@ class Reconciler:
         return await asyncio.to_thread(observe_sets, self._tree, tracked.identity.cgroup)
 
     async def populated(self, containers: Sequence[Tracked]) -> list[bool]:
-        """For each container, returns True if it has a process or if that cannot be read.
+        """For each container, returns True if it has a process or if its processes cannot be read.
 
-        All of them are read in one thread, since the switch to a thread and back takes 20 times as long as one reading.
+        One thread reads all of them, since switching to a thread and back takes 20 times as long as a single read.
         """
         if not any(tracked.identity.cgroup for tracked in containers):
             return [False] * len(containers)

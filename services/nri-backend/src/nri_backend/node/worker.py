@@ -174,7 +174,7 @@ class CgroupWorker:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                # The caller was cancelled after its turn had come and before it could use the turn.
+                # The caller was cancelled after its turn had come, before it could start its job.
                 self._give_turn()
             raise
 

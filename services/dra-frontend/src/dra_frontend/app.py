@@ -211,7 +211,7 @@ class Service:
 
         Returns the problems that make the pod unready, or nothing if it is ready. A problem makes the pod unready once
         it has lasted for 10 s (numa_node/readiness.py). A backend becomes a problem after LEASE_SECONDS without a
-        report, so the pod is unready 20 s after its last report.
+        report, so the pod becomes unready 20 s after the backend's last report.
         """
         return self.readiness.update(self._problems())
 

@@ -296,8 +296,8 @@ def _configs(devices: Mapping[str, Any]) -> tuple[OpaqueConfig, ...]:
         if source not in list(Source):
             raise Refused(f"field 'source' is {shown(source)}, neither {Source.DEVICE_CLASS} nor {Source.CLAIM}")
         found.append(OpaqueConfig(Source(source), opaque["driver"], requests, _field(opaque, "parameters", dict, {})))
-    # Precedence depends only on the source. An entry that names a subrequest does not override one that names its
-    # request.
+    # Precedence depends only on the source. An entry that names a subrequest does not override an entry that names the
+    # whole request.
     return tuple(sorted(found, key=lambda config: config.source is Source.CLAIM))
 
 

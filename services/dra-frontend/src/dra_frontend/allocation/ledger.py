@@ -5,7 +5,7 @@ A claim normally holds the resources in its file. Files can be damaged or delete
 other sources keep resources from being allocated twice:
 
   source             used for                                   contains
-  releasing          claims unprepared while containers end     the record as of the release
+  releasing          claims unprepared before containers exit   the record as of the release
   containers         claims named by running containers        CPUs they are pinned to, hugepage limits
   answered           lost claims found in the API server       bytes by memory device
 
@@ -78,7 +78,7 @@ class Ledger:
         found = []
         known = self.files.keys() | {key for key, file in self.releasing.items() if not is_tombstone(file)}
         for report in self.containers:
-            # For most claims that have a record, the backend does not report the CPUs: they are the CPUs in the
+            # For most claims that have a record, the backend does not list the claim's CPUs: they are the CPUs in the
             # container's cgroup.
             for uses, shown in ((report.claims, report.cpus), (report.unknown_claims, frozenset[int]())):
                 for use in uses[:_MAX_USES] if report.alive and not report.refused else ():

@@ -5,7 +5,7 @@ The scheduler has already chosen devices and amounts. The remaining checks are t
 that the amounts fit alongside all other claims, and that on-demand pages already exist:
 
   unclaimed = device amount - bytes in other records - bytes held by lost claims (as the API server reports them)
-  on demand: the claimed bytes including this claim must not exceed the pages that the kernel has allocated
+  on demand: the claimed bytes, including this claim's, must not exceed the pages that the kernel has allocated
 
 While the size of a lost hugepage claim is unknown, no other claim gets hugepages, since any page may belong to it. For
 plain memory the scheduler's decision is final: only the amount that claims protect from reclaim is limited here.

@@ -58,7 +58,7 @@ class Section(Fields):
     """Parameters of one driver."""
 
     KEY: ClassVar[str]
-    """Key of the section, next to ``apiVersion``."""
+    """The parameter section's key, a sibling of ``apiVersion``."""
     ONCE: ClassVar[frozenset[str]] = frozenset()
     """Fields that may only be set in the claim, once for each request."""
     FORMER: ClassVar[tuple[FormerName, ...]] = ()

@@ -50,8 +50,8 @@ def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: Memo
                 with _about(result.request):
                     parameters[request] = cpu_parameters(set_fields[driver, result.request], device.kind)
         else:
-            # Only the device's name is needed here, so the device itself may be gone. Only allocation refuses such a
-            # claim.
+            # Only the device's name is needed here, so the device itself may be gone. A claim whose device is gone is
+            # refused only when it is allocated.
             devices = [memory_device(result, inventory, gone=True) for result in results]
             size = sum(count_of(MEMORY_DRIVER, result) for result in results)
             with _about(request):

@@ -69,7 +69,7 @@ class KubeClient:
     """The API calls that the frontend makes. Documents are dicts with the same structure as the API's JSON.
 
     Reads set no resourceVersion, because they must include what the scheduler or another instance has just written.
-    Since Kubernetes 1.34 such lists are served from the server's cache (KEP-2340).
+    Since Kubernetes 1.34, lists without a resourceVersion are served from the server's cache (KEP-2340).
     """
 
     def __init__(self, connection: Connection, most_listed: int = MAX_LISTED) -> None:

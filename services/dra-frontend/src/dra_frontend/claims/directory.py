@@ -246,8 +246,8 @@ class Transaction:
     def release(self, driver: str, uid: str) -> None:
         """Releases a claim. The claim's resources stay held until none of its containers can still be running.
 
-        Until then, a claim without a file has an entry without resources: an ending container may still name the claim,
-        and recovery must not mistake the release for a loss.
+        Until then, a claim without a file has an entry without resources: a container that is still running may name
+        the claim, and recovery must not mistake the release for a loss.
         """
         key, self._ledger = (driver, uid), None
         file = self.files.get(key)

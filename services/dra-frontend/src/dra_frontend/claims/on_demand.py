@@ -52,7 +52,7 @@ _MANAGER: Final = "dra-numa-on-demand"
 """Field manager for these conditions. The rest of an entry belongs to other managers."""
 _REASONS: Final = {PROVISIONED: "Provisioned", NOT_PROVISIONED: "NotProvisioned"}
 _MAX_CLAIMS: Final = 10_000
-"""Maximum number of the cluster's labelled, allocated claims that are tracked."""
+"""Maximum number of labelled, allocated claims in the cluster that are tracked."""
 _GROWTH_SECONDS: Final = 30.0
 """Time limit for growing one pool; the scheduler waits 600 s."""
 _CHECK_SECONDS: Final = 10.0
@@ -254,8 +254,8 @@ class HugepagesOnDemand:
         """Resizes pools and updates claims to match the current claims and records. Returns False if a step must be
         retried.
 
-        A claim whose pages exist gets its result only after the machine has been read again: Prepare uses that reading,
-        and the kubelet retries a failed Prepare only after a minute.
+        A claim whose pages exist gets its result only after the machine has been read again: Prepare uses the values
+        that were read last, and the kubelet retries a failed Prepare only after a minute.
         """
         waiting = {uid: claim for uid, claim in self._read() if self._answered.get(uid, True)}
         known = (self.claims.by_uid or {}).keys()
@@ -304,8 +304,8 @@ class HugepagesOnDemand:
     def _resize(self, target: PoolTarget) -> PoolOutcome:
         """Allocates or frees one pool's pages. Runs in a thread.
 
-        Prepare uses the latest reading of the machine, so it may have allocated pages that have been freed since. Pages
-        that records need are therefore always requested again.
+        Prepare uses the values that were last read from the machine, so it may have allocated pages that have been
+        freed since. Pages that records need are therefore always requested again.
         """
         node, page, made, grown = target.device.numa_node, target.device.page_bytes, 0, False
         try:

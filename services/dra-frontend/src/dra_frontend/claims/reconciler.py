@@ -206,10 +206,10 @@ def _only_scan(_: Transaction) -> None:
 
 
 def _is_free(record: AllocationRecord, user: ContainerReport, containers: Sequence[ContainerReport] | None) -> bool:
-    """Returns True if the claim has no owner, or if the owner has ended and the container may take over.
+    """Returns True if the claim has no owner, or if the owner has exited and the container may take over.
 
     ``containers`` contains all of the node's containers, or is None if they are unknown. An owner is replaced only by a
-    container in the same pod, for example after an init container has ended.
+    container in the same pod, for example after an init container has exited.
     """
     owner = record.owner
     if owner is None:
@@ -223,7 +223,7 @@ def _is_free(record: AllocationRecord, user: ContainerReport, containers: Sequen
 
 
 def _may_take_over(record: AllocationRecord, user: ContainerReport) -> bool:
-    """Returns True if a container becomes a claim's owner as soon as the current owner has ended."""
+    """Returns True if a container becomes a claim's owner as soon as the current owner exits."""
     owner = record.owner
     others = owner is not None and owner.pod_uid == user.pod_uid and owner.container != user.name
     return others and record.sharing != "pod"

@@ -110,8 +110,8 @@ class Recovery:
     _listed: frozenset[ClaimKey] = frozenset()
     """Lost claims without a name that remained after the last list of all claims."""
     _contested: dict[ClaimKey, BackendStatus | None] = field(default_factory=dict)
-    """For each contested claim, the report that was the backend's latest when the claim's container was found on
-    another claim's CPUs.
+    """For each contested claim, the backend's latest report at the time when the claim's container was found on another
+    claim's CPUs.
     """
     _intact: Ledger | None = None
     """The last round's ledger if no claim was lost and no records overlapped; otherwise None."""
@@ -217,7 +217,7 @@ class Recovery:
         if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
             await self._store.transact(partial(_give_up, keys=[key]))
             return
-        mapped = self._config.publish_node_allocatable_resource_mapping  # as NodeClaims does
+        mapped = self._config.publish_node_allocatable_resource_mapping  # NodeClaims determines this in the same way
         counted = mapped and await self._kubelet.counts_claims(driver)
         parsed = parse_driver_claim(view, driver, self._devices.inventory, self._config, counted=counted)
         # Compared by identity, since two consecutive reports may be equal.
@@ -241,7 +241,7 @@ class Recovery:
         """True if the cluster's claims must be listed to find prepared claims, or to prove that a lost claim is gone.
 
         A claim without a name that the last list did not contain is released unless a container uses it. If a container
-        does, the list is repeated when the container has ended: the kubelet may already have unprepared the claim, and
+        does, the list is repeated when the container has exited: the kubelet may already have unprepared the claim, and
         nothing else would release it.
         """
         ledger = self._store.ledger
@@ -314,7 +314,7 @@ def _prepare_lost(
     or OSError.
 
     ``reported`` is True if the backend has reported again since the claim was contested. Before that report, the
-    container may already have ended, and another instance, which received the report earlier, may have reallocated the
+    container may already have exited, and another instance, which received the report earlier, may have reallocated the
     CPUs.
     """
     blank, uid, inventory = parsed.blank, parsed.view.claim.uid, devices.inventory

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 # The kubelet allows 45 s for the whole call and retries after 60-90 s. A clear error within that time is better than a
 # timeout.
 BACKEND_WAIT_SECONDS: Final = 20.0
-# Resources that a claim needs may have belonged to a container that has just ended. The backend reports at most ten
+# Resources that a claim needs may have belonged to a container that has just exited. The backend reports at most ten
 # times per second.
 REPORT_SECONDS: Final = 1.0
 _OBSERVED: Final = (
@@ -146,8 +146,8 @@ class NodeClaims:
             view.check_usable(claim.uid)
             if not view.results[driver]:
                 return _prepared(view, driver, None)
-            # After the mapping has been turned off, slices published under the earlier configuration may still contain
-            # it.
+            # After the node-allocatable mapping has been turned off, slices published under the earlier configuration
+            # may still contain it.
             mapped = self.config.publish_node_allocatable_resource_mapping
             counted = mapped and await self.kubelet.counts_claims(driver)
             inventory = self.devices.inventory

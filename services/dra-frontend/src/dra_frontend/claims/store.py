@@ -5,7 +5,7 @@ Several instances run at once during an upgrade, so every change is a transactio
 the node. A transaction runs in a worker thread and takes these steps:
 
   1. acquire claims.lock (at most 10 s)
-  2. read the journal and the CDI directory; find released and lost claims; end releases whose containers have ended
+  2. read the journal and the CDI directory; find released and lost claims; end releases whose containers have exited
 3. restore deleted files, then run the change, which uses the ledger to decide, and writes or removes claim files
   4. write the journal, publish the new ledger, release the lock, and report the changes to the backend
 
@@ -193,7 +193,7 @@ class ClaimStore:
         """Removes temporary files left by a crash during a write, and metadata of claims without a file.
 
         ``followed`` is True if an instance ran before this one. If that instance's journal is lost, the new journal
-        marks the claims as unlisted, for other instances and for the next instance in case this one ends before it has
+        marks the claims as unlisted, for other instances and for the next instance in case this one exits before it has
         listed the claims.
         """
         transaction.set_unlisted(transaction.unlisted or (followed and not self._journal.was_read))
@@ -291,7 +291,7 @@ class ClaimStore:
     def _load(
         self, transaction: Transaction, unacked: frozenset[ClaimKey], *, thorough: bool, reads_changes: bool
     ) -> bool:
-        """Fills the transaction from disk, and ends releases whose containers have ended. Returns True if any release
+        """Fills the transaction from disk, and ends releases whose containers have exited. Returns True if any release
         was ended.
 
         ``unacked`` contains claims whose release the backend has not read yet. ``reads_changes`` is True if the backend

@@ -13,7 +13,7 @@ from dra_frontend.devices.model import CpuDevice
 from dra_frontend.machine.model import Machine
 
 CPU_IDS: Final = "dra.cpu/cpuIDs"
-"""Attribute with the CPUs that a device offers, in the kernel's list format."""
+"""Attribute that lists the CPUs that a device offers, in the kernel's list format."""
 SMT_LAYOUT: Final = "dra.cpu/smtLayout"
 """Attribute that shows which CPUs are threads of the same core, in the format of :func:`smt_layout`."""
 _MAX_BYTES: Final = 64

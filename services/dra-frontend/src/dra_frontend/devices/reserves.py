@@ -19,8 +19,8 @@ from numa_contract.quantity import parse_quantity
 from dra_frontend.machine.model import MEMORY_STEP, Machine, NumaNode
 
 DEFAULT_PART: Final = 20
-"""The default reserve is a node's memory divided by this; it applies if neither the configuration nor the kubelet sets
-one.
+"""The default reserve is a node's memory divided by this number; it applies if neither the configuration nor the
+kubelet sets one.
 """
 _SOURCES: Final = {
     "reservedMemory": "as configured (reservedMemory)",

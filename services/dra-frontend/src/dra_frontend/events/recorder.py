@@ -58,7 +58,7 @@ SPARE_CONDITIONS: Final = 256
 """Additional conditions available to namespaces that have fewer than FEW_CONDITIONS."""
 FEW_CONDITIONS: Final = 4
 MAX_PER_OBJECT: Final = 25
-"""Maximum number of conditions per pod and hour that get an Event. Any more conditions are dropped."""
+"""Maximum number of conditions per pod that get an Event within an hour. Further conditions are dropped."""
 MAX_OF_NODE: Final = 100
 """Maximum number of Node conditions per hour that get an Event, independent of pods' conditions."""
 MAX_WRITES: Final = 10

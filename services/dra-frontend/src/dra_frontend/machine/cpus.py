@@ -222,7 +222,7 @@ def _l3_directory(reader: Reader, cpu: int) -> str:
     return ""
 
 
-# All cores of one kind have the same base frequency. Their maximum frequencies differ: favoured cores (Turbo Boost Max
+# Cores of the same kind have the same base frequency. Their maximum frequencies differ: favoured cores (Turbo Boost Max
 # 3.0) reach frequencies up to an eighth higher than other cores.
 _FREQUENCIES: Final = (
     ("cpufreq/base_frequency", Fraction(9, 10)),
@@ -236,7 +236,7 @@ frequency.
 
 def _slow(reader: Reader, online: frozenset[int]) -> frozenset[int]:
     """Returns the CPUs whose cores are of a slower kind, according to the first frequency that distinguishes CPUs. The
-    set is empty if all cores are of one kind.
+    set is empty if all cores are of the same kind.
 
     A frequency that is unknown for any CPU is ignored.
     """
@@ -261,7 +261,7 @@ def read_core_types(reader: Reader, online: frozenset[int]) -> dict[int, CoreTyp
     small = [reader.cpu_list(f"/sys/devices/{name}/cpus") for name in ("cpu_atom", "cpu_lowpower")]
     efficient = frozenset[int]().union(*(cpus for cpus in small if cpus is not None))
     if not has_performance and not efficient:
-        # Arm: capacities are relative to the fastest CPU, 1024. Favoured cores of one kind differ by only a few
+        # Arm: capacities are relative to the fastest CPU, 1024. Favoured cores of the same kind differ by only a few
         # percent.
         found = {cpu: reader.integer(f"{CPU_DIRECTORY}/cpu{cpu}/cpu_capacity") for cpu in online}
         capacity = {cpu: value for cpu, value in found.items() if value is not None}

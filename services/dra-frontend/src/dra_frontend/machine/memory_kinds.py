@@ -6,7 +6,7 @@ No kernel file contains the kind. Three facts together are enough for most nodes
 * The bus of the device that provides the memory. A device on the CXL bus is CXL memory, one on the nvdimm bus is
   persistent memory.
 * Where the kernel itself allocates. It assumes that nodes with CPUs and normal memory are DRAM, and ranks all other
-  memory in comparison with them (``default_dram_nodes`` in mm/memory-tiers.c). This module does the same.
+  memory relative to them (``default_dram_nodes`` in mm/memory-tiers.c). This module does the same.
 * The performance that the firmware reports (HMAT). Memory with more than twice the bandwidth of that DRAM is HBM, which
   is also hwloc's rule. Memory that performs like DRAM is DRAM.
 

@@ -72,7 +72,7 @@ class RunDirectory:
         try:
             return listen_unix(self.state_socket)
         except FileNotFoundError:
-            # Another instance mistook the empty directory for that of a dead instance and removed it.
+            # Another instance mistook the empty directory for a dead instance's and removed it.
             self._make()
             return listen_unix(self.state_socket)
 

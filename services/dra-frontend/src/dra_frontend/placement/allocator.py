@@ -130,8 +130,8 @@ def allocate(
 ) -> frozenset[int]:
     """Returns ``count`` free CPUs of a device: CPUs in ``offered`` that are not in ``taken``.
 
-    The CPUs are of one kind of core unless only a mix satisfies the request. The result is deterministic. Raises
-    NoCpusError.
+    All the CPUs belong to cores of the same kind, unless only a mix of kinds satisfies the request. The result is
+    deterministic. Raises NoCpusError.
     """
     found = []
     for kind in kinds(offered, layout) if parameters.core_type == "any" else ():
@@ -309,7 +309,8 @@ def _listed(cpus: Iterable[int], how: str) -> str:
 
 
 def even_shares(amounts: Sequence[int], need: int, widest: int) -> list[int] | None:
-    """Returns one share for each bit set, as equal as possible, or None if they must differ by more than ``widest``.
+    """Returns one share for each bit set, with all shares as equal as possible, or None if they must differ by more
+    than ``widest``.
 
     Each share is an amount in its bit set, the shares add up to ``need``, and larger shares go to the first bit sets.
     """

@@ -204,7 +204,7 @@ def state_app(state: StateSource, link: BackendLink) -> FastAPI:
         title="dra-driver-numa state",
         version=__version__,
         description=_TEXT,
-        openapi_url=None,  # has a separate route below
+        openapi_url=None,  # a separate route below serves the document
         docs_url=None,
         redoc_url=None,
         # Generated clients derive function names from these.

@@ -4,8 +4,8 @@
 uvicorn limits neither the number of connections, except by rejecting new ones, nor the time that a peer takes to send a
 request or to read the response. h11, its parser, applies its size limit for a request head only while the head is
 incomplete, and takes up to 0.9 s of CPU time for a head of 8 KiB (docs/adr/0025-one-http-server.md has the
-measurements). BoundedConnection therefore makes room for the newest connection by ending another one, ends connections
-after a time limit, and passes a head to h11 only once it is complete and checked.
+measurements). BoundedConnection therefore makes room for the newest connection by closing another one, closes
+connections after a time limit, and passes a head to h11 only once it is complete and checked.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ class Bounds:
     """Limits for the peers of one listening socket."""
 
     connections: int
-    """Maximum number of simultaneous connections. A new connection beyond this number ends another one. If each
-    connection serves a single request, that is the oldest connection, even while its request is being handled.
+    """Maximum number of simultaneous connections. A new connection beyond this number causes another one to be closed.
+    If each connection serves a single request, that is the oldest connection, even while its request is being handled.
     Otherwise it is the oldest connection before its first request, else the oldest between two requests, else the
     oldest.
     """
@@ -83,8 +83,8 @@ class BoundedConnection(H11Protocol):
 
     @property
     def _rank(self) -> int:
-        """Rank by which connections are ended, lowest first: 0 before the first request, 1 between requests, 2 during a
-        request.
+        """Rank by which connections are closed, lowest first: 0 before the first request, 1 between requests, 2 during
+        a request.
 
         Always 0 if the connection serves a single request.
         """
@@ -94,7 +94,7 @@ class BoundedConnection(H11Protocol):
         return 1 if request.response_complete else 2
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accepts the connection, and ends another one if there are too many."""
+        """Accepts the connection, and closes another one if there are too many."""
         super().connection_made(transport)
         if self._bounds.single_request_seconds is not None:
             self._deadline = self.loop.call_later(self._bounds.single_request_seconds, transport.abort)

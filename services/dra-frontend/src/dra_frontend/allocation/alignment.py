@@ -144,8 +144,8 @@ class _Covered:
     others: tuple[Key, ...]
 
     def join(self, results: Sequence[AllocationResult], inventory: Inventory, others: OtherDevices) -> Join:
-        """Returns the constraint with the values to choose from. Raises Refused if a device is unknown or the devices
-        have no value in common.
+        """Returns the constraint and the values that can be chosen for it. Raises Refused if a device is unknown or the
+        devices have no value in common.
         """
         partners = [(key[2], others.values(key, self.attribute)) for key in self.others]
         for driver, result in self.ours:

@@ -26,7 +26,7 @@ MAX_RESULTS: Final = 32
 MAX_CONSTRAINTS: Final = 32
 """Maximum number of constraints in a claim (DeviceConstraintsMaxSize)."""
 # The API's own limits: a claim has at most 256 consumers, and its configuration at most 64 entries (32 from the device
-# classes and 32 from the claim). No claim needs more than 32 entries for these two drivers.
+# classes and 32 from the claim). No claim needs more than 32 entries for our two drivers.
 _MAX_PODS: Final = 256
 _MAX_CONFIGS: Final = 64
 MAX_PARAMETERS: Final = 32
@@ -86,7 +86,7 @@ class OpaqueConfig:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A ``matchAttribute`` constraint: the devices of these requests must have a common value for the attribute."""
+    """A ``matchAttribute`` constraint: the devices of ``requests`` must have a common value for the attribute."""
 
     attribute: str
     requests: frozenset[str]
@@ -250,7 +250,7 @@ def _names(term: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _matches(devices: Mapping[str, Any]) -> tuple[Match, ...]:
-    """Returns the matchAttribute constraints in a claim's spec. All other kinds of constraint are left to the
+    """Returns the matchAttribute constraints in a claim's spec. Constraints of any other kind are left to the
     scheduler.
     """
     entries = _objects(devices, "constraints", MAX_CONSTRAINTS)

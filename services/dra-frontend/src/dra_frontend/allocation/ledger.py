@@ -155,10 +155,10 @@ class Ledger:
     def claimed_bytes(self, ignoring: str = "", *, lost: bool = True) -> dict[str, int]:
         """Returns the claimed bytes of each memory device, excluding the claim ``ignoring``.
 
-        For a lost claim, the size that the API server reported is included. If the claim no longer exists there but one
-        of its containers is still running, the container's hugepage limits are included for each of its NUMA nodes.
-        ``lost=False`` ignores the API server's responses, because claims whose records are being rebuilt must not wait
-        for each other.
+        For a lost claim, the size that the API server reported is included. If the API server reports that the claim no
+        longer exists, but one of its containers is still running, the container's hugepage limits are included for each
+        of its NUMA nodes. ``lost=False`` ignores the API server's responses, because claims whose records are being
+        rebuilt must not wait for each other.
         """
         claimed: dict[str, int] = defaultdict(int)
         for file in (*self.files.values(), *self.releasing.values()):

@@ -40,7 +40,7 @@ from numa_contract.reports import (
 from numa_contract.state.status import Notice, StatusCode
 from pydantic import ValidationError
 
-# Without these fields a report does not show which claims' CPUs a container uses. A report is still used if any other
+# Fields without which a report does not show which claims' CPUs a container uses. A report is still used if any other
 # field is unreadable.
 _NEEDED: Final = frozenset({"id", "claims", "unknownClaims"})
 _KIND: Final = "backend state"

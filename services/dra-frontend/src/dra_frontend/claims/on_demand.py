@@ -49,7 +49,7 @@ from dra_frontend.node.pool_client import HelperError
 
 _log = logging.getLogger(__name__)
 _MANAGER: Final = "dra-numa-on-demand"
-"""Field manager for these conditions. The rest of an entry belongs to other managers."""
+"""Field manager for the Provisioned and NotProvisioned conditions. The rest of an entry belongs to other managers."""
 _REASONS: Final = {PROVISIONED: "Provisioned", NOT_PROVISIONED: "NotProvisioned"}
 _MAX_CLAIMS: Final = 10_000
 """Maximum number of labelled, allocated claims in the cluster that are tracked."""
@@ -217,8 +217,8 @@ class HugepagesOnDemand:
             await self._check_helper()
         if before.keys() - self._shortages.by_device.keys():
             # Claims that are still allocated here were bound without their pages, by a scheduler that does not wait for
-            # conditions. Records may lack pages as well. Both are retried now, since nothing else would trigger a
-            # retry.
+            # conditions. Records may lack pages as well. The missing pages are requested again now, since nothing else
+            # would trigger a retry.
             self._answered = {uid: done for uid, done in self._answered.items() if done}
             self._books = ()
         self._publish_shortages(before)

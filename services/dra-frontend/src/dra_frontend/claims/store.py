@@ -370,7 +370,7 @@ class ClaimStore:
         return bool(ended)
 
     def _write_journal(self, transaction: Transaction) -> None:
-        # These are copies, since the transaction may continue and the journal compares the values with its next
+        # The entries are copies, since the transaction may continue and the journal compares the values with its next
         # entries.
         cpus = {key: file.cpus_by_request for key, file in transaction.files.items() if file.cpus_by_request}
         self._journal.write(Entries(dict(transaction.present), dict(transaction.releasing), transaction.unlisted, cpus))

@@ -7,7 +7,7 @@ write every five minutes. Users control how many conditions their pods cause, so
 
   conditions        1024 for pods (256 more for namespaces with fewer than 4), 256 per namespace, 25 per pod;
                     100 for the Node
-  writes            10 per tick, of which 2 each are reserved for the Node and for pods' conditions that are not urgent
+  writes            10 per tick: 2 are reserved for the Node, and 2 for pods' conditions that are not urgent
   log lines         20 new pod conditions per minute
 
 Namespaces, and the objects within a namespace, take turns. A condition that is not observed for an hour is forgotten,
@@ -157,7 +157,7 @@ class _Condition:
         self.recorded = recorded
 
     def written(self, recorded: Recorded, totals: Mapping[str, int], now: float) -> None:
-        """Records that these totals are included in the Event's count."""
+        """Records that the given totals are included in the Event's count."""
         self.recorded, self.failures = recorded, 0
         self.counted = {source: total for source, total in totals.items() if source in self.totals}
         self.due, self.interval = now + self.interval, min(2 * self.interval, UPDATE_SECONDS[1])

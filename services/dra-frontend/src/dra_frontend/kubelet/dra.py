@@ -158,7 +158,7 @@ def prepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2) 
     for uid, answer in answers.items():
         devices, error = [], answer.error
         if error is None and not answer.devices:
-            # The kubelet would treat this as success and start the container with nothing injected.
+            # The kubelet would treat an empty list as success and start the container with nothing injected.
             error = f"claim {uid}: prepared without any device; report this bug"
         try:
             devices = [_device(device, messages) for device in answer.devices]
@@ -192,5 +192,7 @@ def unprepare_response(answers: Mapping[str, Answer], messages: Any = dra_v1_pb2
 
 
 def _error_text(text: str) -> str:
-    """Returns an error message in printable characters for logs and Events; never empty, since "" means success."""
+    """Returns an error message for logs and Events, containing only printable characters; never empty, since "" means
+    success.
+    """
     return cut_answer(text if text.isprintable() else repr(text)[1:-1]) or "unknown error"

@@ -46,8 +46,8 @@ class NodeStatus:
     ) -> None:
         """``waits`` contains the first and the longest delay in seconds after consecutive failures.
 
-        ``needed`` is True if the memory reserve is used. If it is False, the Node is read only to find out whether
-        claims are counted.
+        ``needed`` is True if the memory reserve is used. If not, the Node is read only to find out whether the kubelet
+        counts claims.
         """
         self._get_node = get_node
         self._clock = clock

@@ -16,15 +16,15 @@ from dra_frontend.machine.memory_kinds import MemoryFacts, memory_kinds
 from dra_frontend.machine.model import MemoryKind, MemoryTraits
 
 DOUBT: Final = "memory"
-"""Key under which a doubt about these files is recorded."""
+"""Key under which a doubt about the files read here is recorded."""
 _NODES: Final = "/sys/devices/system/node"
 _TIERS: Final = "/sys/devices/virtual/memory_tiering"
 _DAX: Final = "/sys/bus/dax"
 _CXL: Final = "/sys/bus/cxl/devices"
 _NVDIMM: Final = "/sys/bus/nd/devices"
 _BLOCKS: Final = "/sys/devices/system/memory"
-# The kernel stores these values in 32 bits (struct access_coordinate). 0 means that the firmware does not report the
-# value.
+# The kernel stores bandwidths and latencies in 32 bits (struct access_coordinate). 0 means that the firmware does not
+# report the value.
 _MAX_VALUE: Final = (1 << 32) - 1
 _MAX_DEVICES: Final = 1024
 """Maximum number of devices examined on a bus."""

@@ -95,7 +95,8 @@ class RunDirectory:
                 await self.become_active()
             self._led, self.problem = leads, ""
         except OSError as error:
-            # Only the reason is reported, since the error names a temporary link that differs each time.
+            # Only the reason is reported, since the error contains the name of a temporary link, which is different
+            # each time.
             reason = error.strerror or str(error)
             problem = f"{self._root} cannot be used: {reason}"
             if problem != self.problem:

@@ -85,7 +85,7 @@ class Layout:
         return len({place.package for place in mine}), len({place.node for place in mine})
 
     def within(self, cpus: frozenset[int], *, atomic: bool = False) -> list[Place]:
-        """Returns the places that contain any of these CPUs, reduced to these CPUs, or to their whole cores if
+        """Returns the places that contain any of the given CPUs, reduced to those CPUs, or to their whole cores if
         ``atomic``.
         """
         found = []

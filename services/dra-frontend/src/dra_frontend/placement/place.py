@@ -96,7 +96,7 @@ def fill(whole: Iterable[Core], broken: Iterable[Core], need: int) -> list[int]:
 
 
 def exactly(cores: Sequence[Core], need: int) -> list[int]:
-    """Returns exactly ``need`` CPUs on whole cores, preferring the first ones."""
+    """Returns exactly ``need`` CPUs on whole cores, preferring the first cores."""
     shares = picked([1 | 1 << len(core) for core in cores], need) or ()
     return [cpu for core, share in zip(cores, shares, strict=True) if share for cpu in core]
 
@@ -232,8 +232,8 @@ Part: TypeAlias = Place | Branch
 
 
 def best_of(parts: Iterable[Part], need: int) -> tuple[Rank, Part] | None:
-    """Returns (rank, part) for the best of these parts and their descendants that can provide the CPUs on its own, or
-    None if no part can.
+    """Returns (rank, part) for the best of the given parts and their descendants that can provide the CPUs on its own,
+    or None if no part can.
     """
     # Rank and part are found together: otherwise each level below would rank the places of the best part again.
     holding = [(part.best(need), part) for part in parts if has(part.amounts, need)]

@@ -52,7 +52,7 @@ class Holding:
     cpus: frozenset[int] = frozenset()
     claims: set[str] = field(default_factory=set)
     pool: str = ""
-    """Pool name, or "" if none of these claims has a readable record."""
+    """Pool name, or "" if none of the claims has a readable record."""
 
     def fault(self, left: int, online: frozenset[int]) -> str:
         """Returns the device's fault, or "" if it has none. ``left`` is the part of the device's amount that the
@@ -110,8 +110,8 @@ class Offer:
         shortages: Mapping[str, Shortage] = _NO_SHORTAGES,
     ) -> None:
         """Republishes devices whose inventory, allocations, faults or shortages have changed."""
-        # Each of these objects is replaced whenever it changes. They are compared by identity, so an idle node does no
-        # work.
+        # The objects in ``books`` are replaced whenever they change. They are compared by identity, so an idle node
+        # does no work.
         books, known = (inventory, faults, shortages, ledger.files, *ledger.releasing.values()), self._books
         if len(books) == len(known) and all(map(is_, books, known)):
             return
@@ -180,8 +180,8 @@ def snapshot(
             status = Health.UNHEALTHY if fault else Health.HEALTHY
             health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
         pools.append(replace(pool, devices=tuple(devices)))
-    # These devices were gone before this process started, so none can be published, but pods that use their claims
-    # still see the health.
+    # Devices that were gone before this process started cannot be published, but pods that use their claims still see
+    # their health.
     for (driver, name), holding in sorted(unseen.items(), key=lambda item: item[0]):
         if holding.pool:
             fault = f"this node no longer has this device; {holding.named()}"

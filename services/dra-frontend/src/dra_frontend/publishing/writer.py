@@ -53,7 +53,7 @@ class SliceWriter:
 
     @property
     def counted(self) -> bool:
-        """True if claims for these devices count against the node's resources, as far as this process knows."""
+        """True if claims for the driver's devices count against the node's resources, as far as this process knows."""
         devices = [device for one in self._held.values() for device in one["spec"].get("devices") or ()]
         return not devices or any(ALLOCATABLE in device for device in devices)
 
@@ -86,7 +86,7 @@ class SliceWriter:
         return True
 
     async def write(self, pools: Pools) -> None:
-        """Writes these pools and deletes all others. An error in one pool does not prevent the others from being
+        """Writes the given pools and deletes all others. An error in one pool does not prevent the others from being
         written.
 
         Raises GateOffError after deleting all slices, else the KubeError from the first pool that failed.

@@ -207,7 +207,7 @@ def state_app(state: StateSource, link: BackendLink) -> FastAPI:
         openapi_url=None,  # a separate route below serves the document
         docs_url=None,
         redoc_url=None,
-        # Generated clients derive function names from these.
+        # Generated clients derive function names from these IDs.
         generate_unique_id_function=lambda route: route.name,
     )
     for name, view in _views(state).items():
@@ -225,7 +225,7 @@ def _add_schema(app: FastAPI) -> None:
 
     @app.get("/openapi.json", include_in_schema=False)
     async def schema() -> Response:
-        # One thread at a time: FastAPI would start up to 40 threads, one for each request, and keep them.
+        # Only one thread at a time, since FastAPI would start up to 40 threads, one for each request, and keep them.
         async with turn:
             return await asyncio.to_thread(lambda: JSONResponse(app.openapi()))
 

@@ -45,7 +45,7 @@ _BACKLOG: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits for the peers of one listening socket."""
+    """Limits for the clients of one listening socket."""
 
     connections: int
     """Maximum number of simultaneous connections. A new connection beyond this number causes another one to be closed.

@@ -39,13 +39,12 @@ _PEER_VALUES = (
     "sysfsOverlay",
 )
 _PEER_KEY = "bindAddress"
-"""Values of dra-driver-cpu's chart, and a key in its driverConfig. The schema allows them so that the chart itself can
-reject them and name their replacements.
+"""Values in dra-driver-cpu's chart (_PEER_VALUES), and a key in its driverConfig (_PEER_KEY). The schema allows them so
+that the chart itself can reject them and name their replacements.
 """
-# With "--set", the value 0 is a number. The chart converts it to a string and validates the string.
 _OTHERWISE = {"reservedCPUs": {"type": ["string", "integer"]}}
 """Values that Helm parses as a different type: with "--set driverConfig.reservedCPUs=0" the value is a number. The
-chart converts it to a string.
+chart converts it to a string and validates the string.
 """
 
 

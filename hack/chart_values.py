@@ -60,7 +60,7 @@ class Component(Values):
 
     image: Image
     port: Port
-    """TCP port of the container's probes in the pod's network namespace; the frontend's also serves all metrics."""
+    """TCP port for probes, in the pod's network namespace. The frontend's port also serves all metrics."""
     resources: Resources
     """Requests and limits of the container."""
     extra_args: list[str]
@@ -127,7 +127,9 @@ class Group(Values):
 
     name: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
     node_selector: Annotated[Texts, Field(min_length=1)] | None = None
-    """Nodes of the group. Default: nodes with the label dra-driver-numa/group and the group's name as its value."""
+    """Labels that select the group's nodes. Default: the label dra-driver-numa/group with the group's name as its
+    value.
+    """
     driver_config: Config | None = None
     frontend: GroupComponent | None = None
     backend: GroupComponent | None = None
@@ -266,7 +268,7 @@ class Doctor(Values):
 
 
 class NetworkPolicy(Values):
-    """The NetworkPolicy of the pods."""
+    """The NetworkPolicy for the pods."""
 
     enabled: bool
     """Allows connections to the metrics port and to the API server, and nothing else."""
@@ -299,9 +301,9 @@ class PrometheusRule(Values):
     extra_rules: list[Kubernetes]
     """Your own rules in the same group."""
     runbook_url: Annotated[str, Field(alias="runbookURL", pattern=r"^(https?://[^\s\"'#]+)?$")]
-    """Address where your organization serves docs/symptoms.md. Each alert links to its section. Empty: the page in the
-    repository that the chart was released from; a chart from a checkout has none, and requires this value if the alerts
-    are enabled.
+    """Address at which your organization serves docs/symptoms.md. Each alert links to its section of that page. Empty:
+    the page in the repository that the chart was released from. A chart from a checkout has no such default, and
+    requires this value if the alerts are enabled.
     """
 
 
@@ -357,7 +359,7 @@ class ChartValues(Values):
     fullname_override: str
     """Replaces the full name, which consists of the release name and the chart name."""
     namespace_override: str
-    """Namespace of all objects. Empty: the namespace of the release."""
+    """Namespace for all objects. Empty: the release's namespace."""
     image_pull_secrets: list[Kubernetes] | None = None
     """Secrets that the kubelet uses to pull the images."""
     frontend: Component
@@ -374,9 +376,9 @@ class ChartValues(Values):
     existing_pods: ExistingPods
     update_strategy: UpdateStrategy
     min_ready_seconds: Annotated[int, Field(ge=0)]
-    """Seconds that a new pod must be ready before the next node is updated."""
+    """Number of seconds for which a new pod must be ready before the next node is updated."""
     termination_grace_period_seconds: Annotated[int, Field(ge=1)]
-    """Seconds after which a terminating pod is killed."""
+    """Number of seconds after which a terminating pod is killed."""
     priority_class_name: str | None = None
     """PriorityClass of the pods."""
     resource_quota: ResourceQuota

@@ -66,7 +66,9 @@ REASONS: Final = {
 
 @contextmanager
 def _measured(cost: Callable[[str, int], None]) -> Iterator[None]:
-    """Calls ``cost`` with the anonymous memory in KiB that executing each module takes, excluding its imports."""
+    """For each module that is executed, calls ``cost`` with its name and the anonymous memory in KiB that executing it
+    takes, excluding its imports.
+    """
     stack: list[int] = []
 
     def wrapped(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Prints the path of a kubectl whose exec uses WebSockets (1.31 and later): $KUBECTL, the one on PATH, or that of Debian,
-# which is unpacked into the cache of the node tests.
+# Prints the path of a kubectl whose exec uses WebSockets (1.31 and later): $KUBECTL, the one on PATH, or Debian's, which
+# is unpacked into the cache of the node tests.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/../tests/node/vm" && pwd)
 # shellcheck source=/dev/null

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # release.sh                    builds all artifacts of a release in dist/ from the committed sources
 # release.sh --check            builds them twice from scratch and compares the digests; does not change dist/
-# release.sh --without-images   leaves out the images and their SBOMs, which need root and minutes
+# release.sh --without-images   leaves out the images and their SBOMs, which need root and take minutes
 #
 # Images by architecture (docker load, ctr import) and the chart, with an SBOM each, the manifests, the kubectl plugin
 # (with REPOSITORY also its manifest for krew), the SLSA provenance of these files, and SHA256SUMS of all. The same

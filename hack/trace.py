@@ -60,7 +60,7 @@ class Journey:
 
 
 def callers(frame: FrameType | None) -> tuple[str, ...]:
-    """Returns the modules of the functions in a frame and above it, outermost first."""
+    """Returns the modules of the functions in a frame and its callers' frames, outermost first."""
     found: list[str] = []
     while frame is not None:
         found += filter(None, [_module(frame)])

@@ -236,8 +236,8 @@ def _count(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status.
 
-    The status is 0 on success, 1 if there are problems, the output cannot be written or pages are missing, and 2 for
-    unusable input. simulate also returns 3 if something does not fit, and 4 if everything may fit but an outcome is
+    The status is 0 on success, 1 if there are problems, the output cannot be written or hugepages are missing, and 2
+    for unusable input. simulate also returns 3 if something does not fit, and 4 if everything may fit but an outcome is
     unknown.
     """
     arguments = build_parser().parse_args(argv)

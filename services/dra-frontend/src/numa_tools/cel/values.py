@@ -199,7 +199,9 @@ def _contained(item: Any, place: Any) -> bool:
 
 
 def calculated(calculate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Returns an arithmetic operator for two numbers of the same type. It raises CelError above 64 bits."""
+    """Returns an arithmetic operator for two numbers of the same type. It raises CelError if an integer result does not
+    fit in 64 bits.
+    """
 
     def apply(one: Any, other: Any) -> Any:
         if not (is_number(one) and is_number(other)) or type(one) is not type(other):

@@ -44,7 +44,7 @@ def provision(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Row]:
-    """Sets every pool to its target, as far as the kernel manages within ``seconds``.
+    """Sets every pool to its target, or as close to it as the kernel can get within ``seconds``.
 
     A pool that already has its target size is not written to. If one pool cannot be resized, the other pools still are.
     """

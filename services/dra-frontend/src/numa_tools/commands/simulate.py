@@ -67,8 +67,8 @@ def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) 
     """Runs each workload ``times`` times.
 
     Returns the outcome of each run, the number of runs that fit, the number of runs for which it is unknown whether
-    they fit, the shared pool at the end, and whether the node enforces claims or only observes. A node that only
-    observes refuses every claim, even if it fits.
+    they fit, the shared pool at the end, and whether the node enforces claims or is in observe mode. In observe mode, a
+    node refuses every claim, even one that fits.
     """
     rows = [
         simulation.run(workload, workload.name if times == 1 else f"{workload.name}-{number}")

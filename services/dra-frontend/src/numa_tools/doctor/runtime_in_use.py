@@ -89,7 +89,7 @@ PLACES: Final = (
     Place("Talos", CONTAINERD, "/etc/cri/containerd.toml", "/run/containerd/containerd.sock"),
     Place(CRI_O, CRI_O, "/etc/crio/crio.conf", "/run/crio/crio.sock", "crio"),
 )
-"""Distributions with known paths, from their documentation and systemd units."""
+"""Distributions and their paths, as stated in their documentation and systemd units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class FoundRuntimes:
 
     candidates: tuple[Candidate, ...]
     sockets: frozenset[str] = frozenset()
-    """Those sockets of the known distributions and the candidates that exist."""
+    """Existing sockets, among those of the known distributions and the candidates."""
     endpoint: str = ""
     """The kubelet's runtime endpoint, with or without ``unix://``, or "" if it is unknown."""
 

@@ -175,7 +175,7 @@ def _checked(setting: Setting, read: Callable[[], Any], absent: Any, *, negative
     if found is None:
         return absent
     if setting.name == "socket" and found == "":
-        return setting.default  # every release does the same (ToOptions)
+        return setting.default  # every release replaces an empty path with its default (ToOptions)
     parts = found if isinstance(found, list) else []
     if type(found) is not setting.kind or not all(isinstance(one, str) for one in parts):
         return Unclear(f"{'.'.join(setting.key)} is {shown(found)}, which the runtime does not accept")

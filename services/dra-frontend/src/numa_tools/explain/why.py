@@ -38,7 +38,9 @@ def shape(machine: Machine, cpus: frozenset[int]) -> dict[str, Any]:
 
 
 def parameter_view(parameters: CpuParameters) -> dict[str, Any]:
-    """Returns the parameters for the choice: the strategy, and all other parameters that differ from their defaults."""
+    """Returns the parameters that determined the choice of CPUs: the strategy, and any others that differ from their
+    defaults.
+    """
     given = parameters.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return {"strategy": parameters.strategy, **given}
 

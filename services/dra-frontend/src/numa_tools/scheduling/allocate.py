@@ -39,11 +39,12 @@ from numa_tools.scheduling.pod_requests import Option, PodRequest, pod_requests,
 from numa_tools.scheduling.published import Key, Published
 from numa_tools.scheduling.reading import ManifestError
 
-# The scheduler gives up after 10 s (DRASchedulerFilterTimeout). This limit is reached within a few seconds.
+# The scheduler gives up after 10 s (DRASchedulerFilterTimeout). A search that reaches the limit below takes only a few
+# seconds.
 _MAX_EFFORT: Final = 2_000_000
 _MAX_TOGETHER: Final = 640
-"""Maximum for the sum of all claims' devices and requests. It is limited because the search recurses once for each of
-them.
+"""Maximum total number of requests and requested devices in all claims. It is limited because the search recurses once
+for each of them.
 """
 _STEP, _CAPACITY, _TAINT = 10, 10, 2
 

@@ -2,7 +2,8 @@
 """Checks a claim's constraints while its devices are chosen one by one and removed in reverse order.
 
 A constraint that fails for some devices also fails for any larger set. Therefore each device is checked only once, when
-it is chosen: against the values that all earlier devices share, or the values that any of them has.
+it is chosen: against the values that all earlier devices share (matchAttribute), or the values that any of them has
+(distinctAttribute).
 """
 
 from collections.abc import Iterable

@@ -189,7 +189,7 @@ def _workload(
         except ManifestError as error:
             raise ManifestError(f"container {value(container, 'name', str, '')}: resources.{error}") from error
     extended, notes = _extended(containers, classes)
-    # An init container releases its claims when it ends, unless it is a sidecar.
+    # An init container releases its claims when it exits, unless it is a sidecar.
     lasting = [one for one in containers if one not in before or one.get("restartPolicy") == "Always"]
     claims = {inner: replace(one, users=_users(inner, lasting)) for inner, one in claims.items()}
     if claims and not any(map(_requests, (spec, *containers))):

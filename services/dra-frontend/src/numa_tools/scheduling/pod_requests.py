@@ -117,7 +117,7 @@ def too_large(requests: Sequence[PodRequest]) -> list[str]:
 
 
 def unmet(requests: Sequence[PodRequest], in_use: InUse) -> list[str]:
-    """Returns the reasons for each request that could not be met even without the other requests."""
+    """For each request that could not be met even without the other requests, returns the reasons."""
     reasons: list[str] = []
     for request in requests:
         missing = [option.missing(in_use) for option in request.options]

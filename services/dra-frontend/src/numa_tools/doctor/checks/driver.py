@@ -76,7 +76,9 @@ def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
 
 
 def _other_mode(cause: Cause) -> str:
-    """Adds the mode that needs no partition to a remedy that does not mention that mode."""
+    """Returns the cause's remedy. If the remedy does not mention ``cpuExclusivity``, also suggests the value that
+    requires no partition.
+    """
     return cause.remedy if "cpuExclusivity" in cause.remedy else f"{cause.remedy}, or set cpuExclusivity: auto"
 
 

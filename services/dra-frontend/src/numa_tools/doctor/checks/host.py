@@ -14,8 +14,7 @@ from numa_tools.doctor.facts import Cgroups, Claims, Kernel, RunDirectory, Servi
 from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
 _MIN_BYTES: Final = 16 << 20
-"""Minimum free space. The journal takes 256 KiB, a record a few KiB, and the quarantine directory at most as much as
-this.
+"""Minimum free space. The journal takes 256 KiB, a record a few KiB, and the quarantine directory at most this minimum.
 """
 _MIN_FILES: Final = 1024
 _MIN_OPEN: Final = 4096
@@ -58,7 +57,7 @@ def _daemons(cgroups: Cgroups, service: Service, config: Config) -> Iterator[Fin
 def _interrupts(kernel: Kernel, service: Service, config: Config) -> Iterator[Finding]:
     ours = _own_cpus(service, without_kept=True)
     there = [number for number, cpus in kernel.interrupts.items() if cpus & ours]
-    # If irqs: keep is set, the driver does not move kernel workers either.
+    # For a claim with irqs: keep, the driver moves neither interrupts nor kernel workers.
     workers = kernel.workqueues & _own_cpus(service) if config.irqs == "move" else frozenset()
     evidence = []
     if there:

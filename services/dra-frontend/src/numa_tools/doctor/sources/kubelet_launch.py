@@ -53,9 +53,9 @@ def find_launch(files: HostFiles, root: str) -> Launch | None:
     """Returns the command line, or None if there is no trace of a kubelet on the node. Raises UnseenError if the
     command line is ambiguous.
 
-    A running process settles the question. Without one, exactly one unit or distribution must be installed, since a
-    node may have leftovers from another installation. Environment files whose unit is not visible may contain only
-    some of the flags.
+    If a kubelet is running, its command line is returned. Otherwise exactly one unit or distribution must be installed,
+    since a node may have leftovers from another installation. Environment files whose unit is not visible may contain
+    only some of the flags.
     """
     if running := list(_running(files)):
         if len({one.arguments for one in running}) > 1:
@@ -64,7 +64,8 @@ def find_launch(files: HostFiles, root: str) -> Launch | None:
     installed = [one for one in (_of_unit(files), _of_microk8s(files), *_of_ranchers(files)) if one]
     if len(installed) > 1:
         raise UnseenError(f"several kubelets are installed: {', '.join(one.origin for one in installed)}")
-    # If the unit runs a wrapper script, the arguments are unknown, but the same environment files contain the flags.
+    # If the unit runs a wrapper script, the kubelet's arguments are unknown, but the environment files still contain
+    # the flags.
     if installed and not (installed[0].unclear and not installed[0].arguments):
         return installed[0]
     return _of_environment_files(files, root, installed[0].unclear if installed else "")

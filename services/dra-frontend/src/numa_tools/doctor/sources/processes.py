@@ -32,7 +32,7 @@ class Process:
     program: str
     number: str
     command: tuple[str, ...]
-    """Command line. Empty if the process has ended or is not readable."""
+    """Command line. Empty if the process has exited or is not readable."""
     namespaces: int | None
     """Number of nested PID namespaces (1 on the node itself), or None if the kernel does not report it."""
     is_root: bool
@@ -63,7 +63,7 @@ def find_processes(tree: HostTree, programs: Collection[str]) -> Iterator[Proces
 
 
 def variables_of(tree: HostTree, process: Process) -> frozenset[str]:
-    """Returns the names of a process's environment variables, or nothing if the process has ended or is unreadable."""
+    """Returns the names of a process's environment variables, or nothing if the process has exited or is unreadable."""
     return frozenset(one.partition("=")[0] for one in _text(tree, process.number, "environ").split("\0"))
 
 

@@ -268,7 +268,9 @@ def _changed_at(tree: HostTree, path: str) -> float:
 
 
 def _running(tree: HostTree, process: Process) -> Candidate | None:
-    """Returns the runtime that a process runs, or None for any other process or a command that only prints."""
+    """Returns the runtime that a process runs, or None if the process runs another program, or a command such as
+    ``containerd config dump``.
+    """
     arguments = _arguments(process)
     if process.program == "crio":
         return None if arguments and not arguments[0].startswith("-") else _running_crio(tree, process)

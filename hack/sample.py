@@ -36,7 +36,7 @@ _BLOCK: Final = re.compile(r"```.*?```", re.DOTALL)
 
 @dataclass(frozen=True, order=True)
 class Text:
-    """A text with its position."""
+    """A text and its position in a file."""
 
     path: str
     line: int

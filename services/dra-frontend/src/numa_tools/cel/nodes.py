@@ -75,9 +75,7 @@ class Select:
 
 
 class Outcomes:
-    """Results of the operands of ``&&``, ``||``, ``all`` and ``exists``, any one of which may decide the result on its
-    own.
-    """
+    """Results of the operands of ``&&``, ``||``, ``all`` and ``exists``. A single operand may decide the result."""
 
     def __init__(self, decisive: bool, what: str) -> None:
         self._decisive, self._what = decisive, what

@@ -18,7 +18,7 @@ START_SLACK_SECONDS: Final = 2.0
 """Uncertainty in a process's start time: the kernel reports the boot time only in whole seconds."""
 _MAX_PROCESSES: Final = 1 << 17
 _MAX_BYTES: Final = 2 << 20
-"""Maximum size of a process's file. With the default stack limit, execve(2) accepts a command line of 2 MiB."""
+"""Maximum size of a file in /proc/PID. With the default stack limit, execve(2) accepts a command line of 2 MiB."""
 _TICKS: Final = 100
 """USER_HZ, the unit of times in /proc/PID/stat."""
 _START: Final = 19

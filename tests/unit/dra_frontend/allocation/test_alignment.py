@@ -133,8 +133,8 @@ def test_cpus_are_next_to_the_claims_hbm(group_by: str) -> None:
 
 
 def test_cpus_for_memory_near_several_nodes_are_all_on_one_of_them() -> None:
-    """Only one of the nodes near the memory has enough free CPUs. The same attribute also joins CPUs to the memory on
-    their own node.
+    """Only one of the nodes near the memory has enough free CPUs. The constraint on the nearest nodes also joins CPUs
+    to memory on the CPUs' own node.
     """
     machine = with_far(NPS4, n8=[2, 5])
     view = joined([cpus(8, device="cpudevmachine"), memory("1Gi", node=8)], match(attribute=NEAREST))
@@ -317,7 +317,7 @@ def test_unreadable_slices_cause_a_refusal(broken: dict[str, Any]) -> None:
 
 
 def test_without_a_common_value_the_refusal_names_the_devices() -> None:
-    """Since the scheduler allocated the claim, the GPU's driver has published other attributes."""
+    """Since the scheduler allocated the claim, the GPU's driver has published different attributes."""
     view = joined([cpus(4, device="cpudevsocket000"), gpu()], match())
     text = refusal(view, node(), slice_of(gpu_1={NUMA: {"int": 5}}))
     assert "no value in common: cpudevsocket000 has 0, 1, 2, 3; gpu-1 has 5" in text
@@ -427,8 +427,8 @@ def foreign_attributes(draw: st.DrawFn, machine: Machine) -> dict[str, Any]:
 def joined_claims(draw: st.DrawFn, mode: str, machine: Machine) -> dict[str, Any]:
     """Draws a claim for CPUs, memory and other drivers' devices, with one or two constraints.
 
-    A request may ask for two devices. With one device per CPU, a request asks for as many devices as it would otherwise
-    ask for CPUs from one larger device.
+    A request may ask for two devices. With one device per CPU, a request for CPUs names no amount, because each device
+    is a single CPU.
     """
 
     def amount() -> dict[str, str]:

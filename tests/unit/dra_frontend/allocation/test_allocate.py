@@ -118,8 +118,8 @@ def test_hugepages_are_never_allocated_twice() -> None:
 
 
 def test_a_lost_record_is_rebuilt_from_running_containers() -> None:
-    """The rebuilt record contains the CPUs to which the container is pinned. If that is impossible, the claim is
-    refused. A request without a running container gets new CPUs.
+    """The rebuilt record contains the CPUs to which the container is pinned. If these CPUs do not match the claim's
+    allocation, the claim is refused. A request without a running container gets new CPUs.
     """
     found = view("u", cpus(2))
     record = decided(found, ledger=lost("u", {"": frozenset({4, 5})}))

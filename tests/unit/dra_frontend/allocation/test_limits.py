@@ -55,8 +55,8 @@ def test_only_the_allowed_kinds_of_protection_are_accepted() -> None:
 
 
 def test_all_claims_together_protect_at_most_a_fraction_of_a_numa_node() -> None:
-    """Memory that other claims protect counts, even while they are being released. Memory on other NUMA nodes does
-    not.
+    """Memory that other claims protect counts toward the fraction, even while these claims are being released.
+    Protected memory on other NUMA nodes does not count.
     """
     node = INVENTORY.machine.numa_nodes[0].memory_bytes
     first = decided(protecting("low", str(node // 4)), "dra.memory")

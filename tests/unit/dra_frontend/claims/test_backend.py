@@ -61,9 +61,9 @@ def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
 
 
 def test_a_lease_without_containers_refers_to_the_known_ones(view: BackendView) -> None:
-    """The same generation means the same containers. If the generation differs or the lease comes from a different
-    backend instance, the containers are unknown until the backend reports them. Until then, the view retains the
-    previous containers, so their CPUs stay allocated.
+    """As long as the generation is unchanged, so are the containers. If the generation differs or the lease comes from
+    a different backend instance, the containers are unknown until the backend reports them. Until then, the view
+    retains the previous containers, so their CPUs stay allocated.
     """
     view.renew(status(1))
     assert (view.live, view.generation) == (True, 1)

@@ -83,8 +83,8 @@ def test_changes_that_do_not_fit_are_ignored_until_all_containers_are_sent(
 
 
 def test_a_backends_first_changes_cannot_be_merged() -> None:
-    """The same is true of changes since generation 0, which the backend sends before the runtime has reported its
-    containers.
+    """The backend sends changes since generation 0 before the runtime has reported its containers, so there is no
+    complete report to merge these changes with.
     """
     view = BackendView(Clock())
     assert send(view, 1, changes=changes(0, 1, container("a"))) == 0

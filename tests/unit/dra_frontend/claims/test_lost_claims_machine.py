@@ -43,14 +43,14 @@ class Machine:
         self.running: set[str] = set()
 
     async def begin(self) -> None:
-        """Starts a frontend process, either the first one or the successor of one that has ended."""
+        """Starts the first frontend process, or the successor of a process that has exited."""
         self.node = Frontend(self.path, api=self.api)
         self.node.recovery.patience = self.node.claims.report_wait = 0.001
         await self.node.store.start()
         self.report()
 
     def report(self, *late: str) -> None:
-        """Renews the backend's reports. ``late`` contains claims whose container has ended but is still in the
+        """Renews the backend's reports. ``late`` contains claims whose container has exited but is still in the
         backend's last report.
         """
         self.node.backend.containers = {}
@@ -93,7 +93,7 @@ class Machine:
         self.node.file(uid, DRIVER).unlink(missing_ok=True)
 
     async def do_restart(self, _: str) -> None:
-        """Ends the process, removes some files, and starts a new process."""
+        """Stops the process, removes some files, and starts a new process."""
         for uid in self.sizes:
             if self.random.random() < 0.4:
                 self.node.file(uid, DRIVER).unlink(missing_ok=True)
@@ -134,7 +134,7 @@ class Machine:
         assert recorded <= self.promised
 
     async def settle(self) -> None:
-        """Ends all faults and checks that every prepared claim gets its record back."""
+        """Clears all faults and checks that every prepared claim gets its record back."""
         self.api.away = None
         self.api.documents = {f"claim-{uid}": document for uid, document in self.documents.items()}
         for _ in range(3):

@@ -215,7 +215,9 @@ async def test_lost_files_are_restored_together(node: Node) -> None:
 
 @pytest.mark.parametrize(("peer", "left"), [(False, ["ns_claim-u"]), (True, ["ns_claim-u", "ns_gone"])])
 async def test_metadata_without_a_claim_is_removed_at_startup(node: Node, peer: bool, left: list[str]) -> None:
-    """Output that cannot be written is reported as an error, with exit code 1."""
+    """A crash between two steps leaves such metadata behind. If a claim file has no record, it is unknown which
+    metadata directory belongs to its claim, so no directory is removed.
+    """
     await node.has(document(cpus(2)))
     (node.plugins / "ns_gone" / "cpus").mkdir(parents=True)
     if peer:

@@ -150,7 +150,7 @@ class Node:
 
 
 def asked(uid: str, *sizes: str | None, pool: str = f"{NODE}-hugepages-1g", device: str = "numa000") -> Document:
-    """Returns a claim with one result for each page size."""
+    """Returns a claim with one result for each given amount of 1 GiB pages."""
     results = []
     for number, size in enumerate(sizes):
         more = {} if size is None else {"consumedCapacity": {"size": size}}

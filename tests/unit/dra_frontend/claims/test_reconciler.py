@@ -42,8 +42,8 @@ def owner(node: Frontend) -> tuple[str, str]:
 
 
 async def test_the_first_user_becomes_the_owner(node: Frontend) -> None:
-    """The owner is stored in the record. When the owner ends, another container in the same pod becomes the owner,
-    unless it was rejected. A container in another pod does not.
+    """The owner is stored in the record. When the owning container exits, another container in the same pod becomes the
+    owner, unless it was rejected. A container in another pod does not.
     """
     for report, expected in [
         ({"id": "i", "name": "init"}, "init"),
@@ -250,8 +250,8 @@ async def test_a_claim_that_was_prepared_again_is_not_released(node: Frontend, a
 
 
 async def test_a_replaced_directory_ends_the_process(tmp_path: Path) -> None:
-    """Only a new container can mount the new directory. Until this one ends, the known records are retained and the
-    cause is logged.
+    """Only a new container can mount the new directory. Until the current container exits, the known records are
+    retained and the cause is logged.
     """
     (tmp_path / "cdi").mkdir()
     await Frontend(tmp_path).store.transact(lambda t: t.write(record("u")))

@@ -474,7 +474,7 @@ async def late(request: pytest.FixtureRequest, tmp_path: Path) -> Frontend:
     already belong to claim ``v``.
 
     Another instance unprepared ``u`` while its container was running. Depending on the parameter, the first instance
-    and its backend either have or have not read that change. Then the container ended and ``v`` got its CPUs, but the
+    and its backend either have or have not read that change. Then the container exited and ``v`` got its CPUs, but the
     first instance's backend has not sent a report since.
     """
     node = Frontend(tmp_path, None, claim("u", cpus(2)), claim("v", cpus(2)), enforced=False)
@@ -581,8 +581,8 @@ async def test_an_unprepared_claim_is_not_rebuilt(node: Frontend) -> None:
 async def test_a_lost_claim_gets_no_cpus_of_another_claim_because_of_an_older_report(
     node: Frontend, *, runs: bool
 ) -> None:
-    """Another instance knew that the container had ended, and allocated its CPUs to another claim. The lost claim is
-    rebuilt after the next report.
+    """Another instance knew that the container had exited, and allocated the container's CPUs to another claim. The
+    lost claim is rebuilt after the next report.
     """
     held = node.cpus("u")
     node.file("u").unlink()
@@ -767,7 +767,7 @@ async def test_an_answer_about_a_lost_claim_is_discarded_when_it_is_released(los
 async def test_a_claim_that_was_unprepared_without_a_file_is_not_rebuilt(
     tmp_path: Path, driver: str, restart: bool, journal: bool
 ) -> None:
-    """The last report before the container ends still names the claim, and the claim still exists on the API server."""
+    """The last report before the container exits still names the claim, and the claim still exists on the API server."""
     wish = cpus(2) if driver == "dra.cpu" else memory("400Mi", "r", 0, "hugepages-2m")
     node = Frontend(tmp_path, api=Claims(claim("u", wish)))
     await node.store.start()
@@ -862,7 +862,7 @@ async def test_the_next_instance_knows_of_a_lost_journal_until_all_claims_are_li
 async def test_all_claims_are_listed_whenever_another_instance_has_lost_the_journal(
     node: Frontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An instance that finds the journal missing may end before it has listed the claims."""
+    """An instance that finds the journal missing may exit before it has listed the claims."""
     monkeypatch.setattr("dra_frontend.claims.recovery._LIST_SECONDS", (0.01, 0.01))
     node.backend.clock = float  # The lease never expires.
     node.enforce()
@@ -881,7 +881,7 @@ async def test_all_claims_are_listed_whenever_another_instance_has_lost_the_jour
 async def test_a_deleted_claim_without_a_name_is_released_after_its_container_has_ended(
     node: Frontend, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
-    """The claims were listed while the container was running. They are listed once more after it has ended."""
+    """The claims were listed while the container was running. They are listed once more after it has exited."""
     monkeypatch.setattr("dra_frontend.claims.recovery._LIST_SECONDS", (0.01, 0.01))
     monkeypatch.setattr("dra_frontend.claims.recovery._LIST_SOON_SECONDS", (0.01, 0.01))
     held = node.cpus("u")
@@ -977,7 +977,7 @@ async def test_a_release_without_a_file_does_not_count_as_a_record(lost: Fronten
 
 
 async def test_the_number_of_releases_without_a_file_is_bounded(node: Frontend) -> None:
-    """The oldest releases are dropped. Without complete reports from the backend, no release would ever end."""
+    """The oldest releases are dropped. Without complete reports from the backend, no release would ever finish."""
     node.enforce(complete=False)
     for n in range(300):
         await node.unprepare(f"x{n}")

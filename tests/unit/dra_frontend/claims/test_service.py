@@ -202,8 +202,8 @@ async def test_nothing_is_allocated_while_reports_are_incomplete(node: Frontend,
 
 
 async def test_prepare_waits_for_the_report_about_an_ended_container(node: Frontend, api: Claims) -> None:
-    """The backend reports the container's end a moment later. A claim that needs the container's CPUs waits for that
-    report instead of failing until the kubelet retries.
+    """The backend reports a moment later that the container has exited. A claim that needs the container's CPUs waits
+    for that report instead of failing until the kubelet retries.
     """
     api.add(claim("u", cpus(2)))
     api.add(claim("v", cpus(2)))

@@ -401,7 +401,7 @@ async def test_a_full_disk_does_not_prevent_unprepare(tmp_path: Path) -> None:
 
 
 async def test_a_running_containers_memory_stays_claimed(node: Frontend) -> None:
-    """Like CPUs, hugepages stay allocated after Unprepare and become free when the last container has ended."""
+    """Like CPUs, hugepages stay allocated after Unprepare and become free when the last container has exited."""
     held = memory_record("u1", ("r", 0, 64 << 20, 2 << 20))
     await node.store.transact(lambda t: t.write(held))
     node.report(claims=[{"uid": "u1", "driver": "dra.memory"}])
@@ -487,7 +487,7 @@ async def test_a_scan_is_due_whenever_a_file_may_have_changed(tmp_path: Path) ->
 
 
 async def test_a_scan_stays_due_while_a_released_claims_container_runs(node: Frontend) -> None:
-    """Each scan may find that the container has ended."""
+    """Each scan may find that the container has exited."""
     await write(node)
     node.report(**USES)
     await release(node)

@@ -178,8 +178,8 @@ def test_nearest_cpus_on_more_nodes_than_a_device_can_list_are_left_out() -> Non
 
 
 def test_a_cpu_devices_nearest_nodes_are_its_own_nodes() -> None:
-    """A device that spans several nodes lists them in the standard attribute and in the driver's own one. If the two
-    lists together are too long, only the standard attribute remains.
+    """A device that spans several nodes lists them in the standard attribute and in the driver's own attribute. If the
+    two lists together are too long, only the standard attribute remains.
     """
     for sockets, listed in ((2, True), (30, False)):
         (device,) = offered(machine(sockets), groupBy="machine").pools[0].devices
@@ -216,8 +216,8 @@ ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left f
     ],
 )
 def test_missing_resources_are_a_warning(keys: dict[str, Any], texts: list[str], kinds: list[MisfitKind]) -> None:
-    """The same configuration serves different nodes, so an item that is missing here may exist elsewhere. The missing
-    item is reported, and all other devices are offered.
+    """The same configuration serves different nodes, so an item that is missing on one node may exist on another. The
+    missing item is reported, and all other devices are offered.
     """
     found = replace(machine(offline=frozenset({7})), possible=frozenset(range(12)), possible_nodes=frozenset(range(4)))
     inventory = offered(found, **keys)

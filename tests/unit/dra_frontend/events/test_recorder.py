@@ -189,8 +189,8 @@ async def test_a_lasting_conditions_event_outlives_the_servers_hour(rig: Rig) ->
 
 
 async def test_a_lasting_condition_that_was_just_reported_is_not_counted_twice(rig: Rig) -> None:
-    """The publisher reports conditions as soon as it encounters them while writing. A condition that ends and comes
-    back is counted again.
+    """The publisher reports conditions as soon as it encounters them while writing. A condition that disappears and
+    comes back is counted again.
     """
     events = NodeEvents(rig.recorder, "node-a", "a", lambda: rig.now)
     events.notify(*PARTITIONS)

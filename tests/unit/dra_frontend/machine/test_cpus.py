@@ -51,7 +51,7 @@ def test_without_a_cpu_list_the_online_files_are_read() -> None:
         ({"online": None, "cpu5/topology": None}, "cpu5/online"),
         ({"isolated": "x"}, "isolated"),
         ({"/sys": None}, ""),
-        # If the masks of siblings disagreed, one core would end up in two claims.
+        # If the masks of siblings disagreed, two claims would get CPUs from the same core.
         ({"cpu0/topology/core_cpus": "07\n"}, "cpu1/topology/core_cpus"),
         ({"cpu0/topology/core_cpus": "02\n"}, "cpu0/topology/core_cpus"),
         ({"cpu0/topology/core_cpus": "0c\n"}, "cpu0/topology/core_cpus"),
@@ -196,7 +196,9 @@ def pmus(**cpus: str) -> Changes:
     ],
 )
 def test_core_types(changes: Changes, small: int) -> None:
-    """The CPUs from ``small`` upwards are E-cores; 8 means that all CPUs have the same type."""
+    """The machine has CPUs 0-7. Those from number ``small`` upwards are E-cores, so if ``small`` is 8, all CPUs have
+    the same type.
+    """
     expected = {"p-core": [*range(small)], "e-core": [*range(small, 8)]} if small < 8 else {"standard": [*range(8)]}
     assert report(look(changes))["coreTypes"] == expected
 

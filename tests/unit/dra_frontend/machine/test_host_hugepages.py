@@ -33,8 +33,8 @@ KEY = (0, PAGE)
     ],
 )
 def test_the_cgroup_of_all_pods_is_found(directory: str, found: str | None, tmp_path: Path) -> None:
-    """The cases cover both cgroup drivers and a kubelet with a cgroup root of its own, as in kind. Cgroups with similar
-    names are ignored.
+    """The cases cover both cgroup drivers and a kubelet with its own cgroup root, as in kind clusters. Cgroups with
+    similar names are ignored.
     """
     (tmp_path / directory[1:]).mkdir(parents=True)
     (tmp_path / "cgroup.controllers").write_text("cpu hugetlb\n")

@@ -30,9 +30,7 @@ def homes(machine: Machine) -> dict[str, dict[int, str]]:
 
 
 def assert_same_names(before: Machine, after: Machine) -> None:
-    """Asserts that every CPU that is in both offers is in a device with the same name, and that no two devices share a
-    name.
-    """
+    """Asserts that every CPU that both machines offer is in a device with the same name on both machines."""
     old, new = homes(before), homes(after)
     for by in GROUPED:
         both = old[by].keys() & new[by].keys()

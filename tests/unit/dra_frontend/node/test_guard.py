@@ -58,7 +58,7 @@ async def test_a_step_that_succeeds_ends_the_warning() -> None:
 
 
 async def test_a_guarded_task_can_be_cancelled() -> None:
-    """When the process ends, a task can be cancelled during a step as well as between two steps."""
+    """When the process shuts down, a task can be cancelled during a step as well as between two steps."""
     started: Callable[[], None]
     for begun in (True, False):
         event = asyncio.Event()

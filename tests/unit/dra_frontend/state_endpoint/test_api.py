@@ -121,8 +121,8 @@ async def test_a_cpus_enforcement_is_shown(endpoint: Endpoint) -> None:
 
 
 def test_the_page_and_the_cpu_list_use_the_same_words() -> None:
-    """The page distinguishes more uses than the list only for claimed CPUs. For a withheld CPU, for example, the page
-    and the list use the same word.
+    """For claimed CPUs, the page distinguishes more uses than the list does. For all other CPUs, such as withheld ones,
+    the page and the list use the same word.
     """
     config = Config(reserved_cpus=frozenset({0}), withheld_cpus=2)
     books = ledger()

@@ -12,7 +12,7 @@ LOG = "kubectl logs POD -c backend"
 
 
 def test_each_service_code_has_a_remedy_or_a_check_of_its_own() -> None:
-    """A new service code requires a table row. A backend problem has the remedy for its cause."""
+    """A new service code requires a row in the table of remedies. A backend problem has the remedy for its cause."""
     others = {StatusCode.SERVICE_DOWN, StatusCode.FILE_MISSING}
     assert others.isdisjoint({*_REMEDIES} | EXPLAINED), "only the command status reports these"
     assert {*_REMEDIES} | EXPLAINED | others | {StatusCode.BACKEND_PROBLEM} == {*StatusCode}
@@ -28,7 +28,7 @@ def test_the_remedy_for_a_missing_registration_names_the_setting() -> None:
 
 
 def test_each_backend_code_has_a_remedy_or_is_known_to_have_none() -> None:
-    """A new backend code requires a table row."""
+    """A new backend code requires a row in the table of causes, unless it is listed as unexplained."""
     assert {*CAUSES} | UNEXPLAINED == {*BackendCode}
     assert CAUSES.keys() & UNEXPLAINED == set()
     for code, cause in CAUSES.items():

@@ -329,7 +329,9 @@ def test_the_table_of_a_machine() -> None:
 
 
 def test_the_table_of_an_uneven_machine() -> None:
-    """Core types and offline CPUs have lines if there are any. A node without CPUs or hugepages shows dashes."""
+    """The output has a line for core types and one for offline CPUs only if the machine has any. A node without CPUs or
+    hugepages shows dashes.
+    """
     node = "/sys/devices/system/node"
     tree = small_machine().changed(
         {

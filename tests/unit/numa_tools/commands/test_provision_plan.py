@@ -86,7 +86,7 @@ def test_the_planned_pages_for_each_node(
 
 
 def test_contradictory_plans_are_rejected() -> None:
-    """The error names the places of both entries in the files. A split and an explicit number for the same node also
+    """The error names both entries by file and field. A split and an explicit number for the same node also
     contradict each other.
     """
     text = fault(file({"size": "2M", "count": 8, "node": 0}), file({"size": "2048kB", "count": 9, "node": 0}))

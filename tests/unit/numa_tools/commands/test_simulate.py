@@ -365,8 +365,8 @@ def container(name: str, **more: Any) -> dict[str, Any]:
 def test_problems_that_would_occur_later_are_noted(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The notes warn that two containers use one claim at the same time, or that the pod would be evicted first. In
-    both cases, the claims still fit.
+    """The notes warn that two containers would use one claim at the same time, and that the pod would be BestEffort and
+    therefore killed first when memory runs out. Neither problem keeps the claims from fitting.
     """
     asked = claim("c", request("a", amount=2))
     shared = {"apiVersion": "v1alpha1", "cpuConfig": {"sharing": "pod"}}
@@ -491,7 +491,7 @@ def test_cpus_and_the_hbm_nearest_to_them(
 def test_cpus_near_cxl_memory_are_on_one_of_the_nearest_nodes(
     kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If node 0's CPUs are in use, node 1's are equally near."""
+    """Both nodes are equally near to the memory, so once node 0's CPUs are in use, a claim gets node 1's CPUs."""
     selector = {"selectors": [{"cel": {"expression": 'device.attributes["dra.memory"].kind == "cxl"'}}]}
     wanted = [request("cpus", amount=12), request("cxl", "dra.memory-far", "1Gi", **selector)]
     document = claim("c", *wanted, constraints=[{"matchAttribute": "dra.cpu/nearestNumaNode"}])

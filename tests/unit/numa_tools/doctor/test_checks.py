@@ -243,7 +243,9 @@ async def test_a_claims_shared_pool_cpus_are_not_a_fault(other: str, result: str
 
 
 async def test_a_container_whose_cpus_are_all_offline_is_not_left_to_the_audit(node: AilingNode) -> None:
-    """The audit does not move the container back until a CPU is online, so the remedy refers to that check."""
+    """The audit does not move the container back until one of its CPUs is online, so the remedy refers to the check for
+    offline CPUs.
+    """
     parts = [one.model_copy(update={"cpus": frozenset({8, 9})}) for one in node.records[0].cpus]
     node.records[0] = node.records[0].model_copy(update={"cpus": tuple(parts)})
     node.containers[0]["cpus"] = "1-7"

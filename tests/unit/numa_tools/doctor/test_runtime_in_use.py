@@ -252,7 +252,7 @@ def test_a_running_containerd_without_a_file_uses_its_defaults(tmp_path: Path) -
     ids=["a command", "in a container", "another program", "ended"],
 )
 def test_other_processes_are_not_evidence(other: dict[str, str], tmp_path: Path) -> None:
-    """Examples are a command that prints the configuration, a runtime inside a container, and a process that ended
+    """Examples are a command that prints the configuration, a runtime inside a container, and a process that exited
     while it was being read.
     """
     assert in_use(write(tmp_path, {PLAIN: ON, "srv/c.toml": OFF, **other})).source == f"/{PLAIN}"

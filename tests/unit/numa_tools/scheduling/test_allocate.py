@@ -302,8 +302,8 @@ def test_a_class_selector_that_is_unknown_counts_for_each_request() -> None:
 
 
 def test_devices_of_a_claim_with_an_unknown_outcome_are_disputed() -> None:
-    """A later claim certainly fits only if it fits without the disputed devices. It certainly does not fit only if it
-    would not fit with them either.
+    """A later claim is reported as fitting only if it fits without the disputed devices, and as not fitting only if it
+    would not fit even with them.
     """
     search = searching(shared("a", 0), shared("b", 1))
     assert "odd()" in undecided(search, exact("r", **size("8Gi"), **selecting(ODD_ON_1)))
@@ -461,7 +461,7 @@ def test_a_pod_with_too_many_requests_is_rejected() -> None:
 
 NAMES = [f"d/a{n}" for n in range(32)]
 PARTS = [exact(f"r{n}", **size("1Gi" if n < 28 else "5Gi")) for n in range(32)]
-"""Requests that together need more than four devices can provide, which becomes apparent only at the end of each
+"""Requests for more capacity than four devices have in total. A search notices the shortage only at the end of each
 combination.
 """
 

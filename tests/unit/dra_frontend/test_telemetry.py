@@ -130,7 +130,7 @@ def test_the_backends_metrics_end_with_its_lease(frontend: Frontend) -> None:
     ],
 )
 def test_invalid_metrics_are_left_out(frontend: Frontend, metric: Metric) -> None:
-    """An invalid metric does not affect the others, and neither do more metrics than a backend can have."""
+    """An invalid metric does not affect the others, and neither do metrics beyond the maximum number per backend."""
     frontend.send(Metric(name="active", samples=(MetricSample(value=1),)), metric)
     assert frontend.of_backend() == ["dra_numa_backend_active 1.0"]
 

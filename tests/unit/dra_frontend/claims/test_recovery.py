@@ -767,7 +767,7 @@ async def test_an_answer_about_a_lost_claim_is_discarded_when_it_is_released(los
 async def test_a_claim_that_was_unprepared_without_a_file_is_not_rebuilt(
     tmp_path: Path, driver: str, restart: bool, journal: bool
 ) -> None:
-    """The last report before the container exits still names the claim, and the claim still exists on the API server."""
+    """The last report before the container exits still names the claim, which also still exists on the API server."""
     wish = cpus(2) if driver == "dra.cpu" else memory("400Mi", "r", 0, "hugepages-2m")
     node = Frontend(tmp_path, api=Claims(claim("u", wish)))
     await node.store.start()

@@ -96,8 +96,8 @@ def test_hbm_and_cxl_next_to_dram() -> None:
 @pytest.mark.parametrize(
     ("changes", "traits"),
     [
-        # An access class for devices only does not describe access by CPUs. On kernels without class 1, class 0 is
-        # used.
+        # An access class that covers only devices does not describe access by CPUs. On kernels without class 1, class 0
+        # is used.
         ({f"{ACCESS}/node1": None, f"{ACCESS}/node4": ""}, {"bandwidth": None, "initiators": frozenset()}),
         (
             {

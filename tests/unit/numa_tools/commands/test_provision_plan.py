@@ -65,7 +65,7 @@ FAR, BARE, OFF = node(2), node(1, frozenset({1}), memory=0), replace(node(3), on
         ([BARE, FAR, node(4)], [SEVEN], {(M2, 2): 4, (M2, 4): 3}),
         # A node that is named explicitly gets its pages, even if it has far memory.
         ([0, 1, FAR], [file(TWO, {"size": "1G", "count": 2, "node": 2})], {(M2, 1): 6, (G1, 2): 2}),
-        # Several files are added up, but identical entries in two files count once.
+        # The entries in several files are added up, but identical entries in two files count once.
         (
             [0, 1],
             [file(ONE), file(TWO, ONE), file({"size": "1G", "count": 1})],

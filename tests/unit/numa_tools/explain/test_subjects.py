@@ -179,8 +179,8 @@ def test_a_claims_second_pod_is_reported_as_refused() -> None:
 
 
 def test_cpus_of_the_claims_other_containers_are_foreign() -> None:
-    """A container has the CPUs of the requests that it names. A container that names no CPU request may run
-    anywhere.
+    """A container is entitled to the CPUs allocated for the requests that it names. A container that names no CPU
+    request may run anywhere.
     """
     record = cpu_record("u0", "a=1-2", "b=3-4")
     both, one = (

@@ -104,8 +104,8 @@ def test_the_first_fitting_device_is_chosen() -> None:
 
 
 def test_constraints_apply_to_all_of_their_requests() -> None:
-    """The constraint's requests get devices with either equal or distinct values. A failed attempt leaves nothing
-    allocated.
+    """Depending on the constraint, its requests get devices whose attribute values are all equal or all distinct. A
+    failed attempt leaves nothing allocated.
     """
     search = searching(shared("a", 0), shared("b", 0), device("c", 1), shared("d", 1))
     same = [{"matchAttribute": "d/node", "requests": ["r", "s"]}]

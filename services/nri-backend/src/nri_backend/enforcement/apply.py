@@ -77,7 +77,7 @@ class Outcome:
     repaired: list[Difference] = field(default_factory=list)
     """Differences that were written successfully."""
     left: list[Problem] = field(default_factory=list)
-    """Problems that remain. Each message names the file and either its desired and observed value or the kernel's
+    """Problems that remain. Each message names the file and either its desired and observed values or the kernel's
     error.
     """
     partition: PartitionKind = ""
@@ -351,7 +351,7 @@ def _unforeseen(error: Exception, known: str = "") -> Problem:
 def _hugepage_limits(
     tree: CgroupTree, notes: OriginalLimits, plan: Plan, original: Mapping[str, Limit] | None
 ) -> tuple[dict[str, DesiredLimit], Mapping[str, Limit]]:
-    """Returns a container's desired hugepage limits, and its current ones as far as they are already known.
+    """Returns a container's desired hugepage limits, and those current limits that are already known.
 
     ``original`` contains the pod's original limits, or is None if they are unknown.
     """
@@ -364,7 +364,7 @@ def _hugepage_limits(
             return {file: replace(wanted, rule="at least") for file, wanted in limits.items()}, _NONE_KNOWN
         return limits, _present_limits(plan, limits)
     files = [hugepage_files(size)[1] for size in plan.guarded]
-    # These are the only limits that an audit reads for a container without a memory claim.
+    # For a container without a memory claim, an audit reads only these reservation limits.
     reservable = _present_limits(plan, files) or tree.read_limits(plan.tracked.identity.cgroup, files)
     return guard_limits(plan.guarded, reservable, pod_own, supplied=bool(asked)), reservable
 

@@ -19,12 +19,13 @@ A round consists of these steps, in this order:
 5. It counts killed processes in pods with a memory event.
 6. It marks containers as stopped if their last process has ended (``_reap``).
 
-A standby omits steps 2 to 5. How much ``audit`` compares varies from tick to tick. Every tick covers the CPUs and nodes
-of containers for which no event reports a change. A *full* audit adds limits and the cgroups above containers. It is
-due at the tick after a repair. With *everyone* (every ALL_SECONDS, and when CPUs go offline or online) an audit is
-full, covers all running containers, and retries partitions that the kernel has refused. An audit skips containers whose
-plan and files have not changed since their last reading; it reads all of them only once every READ_SECONDS. Claim files
-and enforcement records are compared every RECORDS_SECONDS.
+A standby omits steps 2 to 5. How much ``audit`` compares varies from tick to tick. Every tick compares the CPUs and
+nodes of those containers on which a claim depends and whose files can change without an event. A *full* audit also
+compares limits and the cgroups above containers; one is due at the tick after a repair. An *everyone* audit, which is
+due every ALL_SECONDS and when CPUs go offline or online, is a full audit of all running containers that also retries
+partitions that the kernel has refused. An audit skips containers whose plan and files have not changed since their last
+reading; it reads all of them only once every READ_SECONDS. Claim files and enforcement records are compared every
+RECORDS_SECONDS.
 
 The lists of containers that a round needs are recomputed only after a state change (AuditScope): on a quiet node, a
 tick does little more than compare files.
@@ -316,7 +317,7 @@ class Auditor:
                 watch.close()
 
     async def first_audit(self) -> None:
-        """Audits everything when this instance becomes active. An unforeseen exception becomes a problem."""
+        """Audits everything when this instance becomes active. An unforeseen exception is reported as a problem."""
 
         async def look_at_all() -> bool:
             await self.audit(full=True, everyone=True)
@@ -471,7 +472,7 @@ class Auditor:
         return self._taken(batch, outcomes)
 
     async def _audit_limits_of(self, pods: Mapping[str, str]) -> None:
-        """Applies the limits of pods, and of the cgroups above them, after some of the pods' claims have ended."""
+        """Applies the limits of pods in which a container with a claim has ended, and of the cgroups above these pods."""
         if not pods:
             return
         await self._groups.audit_above(pods)

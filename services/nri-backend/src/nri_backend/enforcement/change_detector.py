@@ -38,7 +38,7 @@ each step becomes a separate job, and the switch to a thread and back takes as l
 _Batches = dict[str, list[str]]
 """Batches of cgroups, each to be compared in one step and keyed by its first cgroup."""
 Plans = Mapping[str, object]
-"""Plans by container id, or limit increases by the path of a cgroup above the containers."""
+"""Plans keyed by container id, or limit increases keyed by the path of a cgroup above containers."""
 
 
 class ChangeDetector:

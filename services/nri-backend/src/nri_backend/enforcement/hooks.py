@@ -6,7 +6,7 @@ answers with the container's resources, which the runtime writes to the new cgro
 since the claim files and the cgroups may have changed in the meantime. It then writes the cgroup files that differ,
 verifies them, and writes an enforcement record; if this fails, it kills the container. The other hooks apply a
 lifecycle event to the container (containers/lifecycle.py). A figure in DESIGN.md ("The backend") shows the path from
-here to the cgroup's files.
+the hooks to the cgroup's files.
 """
 
 import asyncio

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the processes that the kernel kills in containers with memory claims because a container is out of memory.
+"""Counts, for containers with memory claims, the processes that the kernel kills because the container is out of
+memory.
 
 The counts are reported to the frontend. A cgroup's ``memory.events`` includes the events in all cgroups below it
 (cgroup-v2.rst). A container's cgroup is removed when its last process has ended, and the container's own count is lost

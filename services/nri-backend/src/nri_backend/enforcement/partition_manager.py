@@ -198,9 +198,9 @@ class PartitionManager:
         self._unsettled = self._unsettled or bool(failure)
 
     def _check_lost_cpus(self, missing: frozenset[int]) -> None:
-        """Forbids new partitions if the same CPUs are in no cgroup at two consecutive readings.
+        """Forbids new partitions if two consecutive readings show the same CPUs in no cgroup.
 
-        A CPU that is just going offline is missing at only one reading. If a CPU is missing for the first time, the
+        A CPU that is just going offline is missing in only one reading. If a CPU is missing for the first time, the
         files are read again at the next tick.
         """
         lost, self._possibly_lost_cpus = missing & self._possibly_lost_cpus, missing

@@ -4,8 +4,8 @@
 Every function that takes a tree blocks.
 
 The kernel requires (kernel/cgroup/cpuset.c; measured in docs/adr/0013) that ``cpuset.cpus.exclusive`` of the cgroup and
-of every cgroup above it contains the CPUs, and that no two siblings have the same CPU in it. Nor may ``cpuset.cpus`` of
-a sibling overlap with the partition. This determines the order of the writes, here for CPUs 2-3:
+of every cgroup above it contains the CPUs, and that no two siblings list the same CPU in this file. Nor may
+``cpuset.cpus`` of a sibling overlap with the partition. This determines the order of the writes, here for CPUs 2-3:
 
                                    write                          if left out, the kernel
   1  siblings in the pod           cpuset.cpus without 2-3        invalidates the partition

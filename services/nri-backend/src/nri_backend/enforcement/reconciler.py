@@ -207,8 +207,8 @@ class Reconciler:
         contains all CPUs that it may be on.
 
         An audit job that ran after the container was admitted may have moved other containers onto the container's
-        CPUs, because the pool still contained these CPUs when that job was planned. The state then shows those
-        containers there, and nothing is applied.
+        CPUs, because the pool still contained these CPUs when that job was planned. The state then shows that those
+        containers are on these CPUs, and nothing is applied.
         """
         now = self._state.containers.get(tracked.id) or tracked
         if others := overlapping(self._state, now):
@@ -228,7 +228,8 @@ class Reconciler:
         before = plans_before_partition(self._state, plan) if plan.partition else []
         record = self.recorder.at_start(now, partition=bool(plan.partition))
 
-        # The audits of these cgroups follow in the same queue, so they read what the start has written.
+        # The audits of the cgroups above the container follow in the same queue, so they read what the start has
+        # written.
         self._raised.extend(plan.groups)
         return now.id, partial(apply_at_start, tree, self._notes, plan, seen, before, record)
 

@@ -333,9 +333,9 @@ class Recorder:
     async def record(self, containers: Iterable[Tracked], *, every: bool = False) -> None:
         """Writes the record of each container with enforced claims, if it has changed since the last write.
 
-        A failed write becomes a problem and is retried by the next audit. ``every`` means that ``containers`` are all
-        containers on the node. Only then does success clear the problem, since the problem may concern any container,
-        including one that has ended.
+        A failed write is reported as a problem and retried by the next audit. ``every`` means that ``containers`` are
+        all containers on the node. Only then does success clear the problem, since the problem may concern any
+        container, including one that has ended.
         """
         new: dict[str, _Content] = {}
         records: list[EnforcementRecord] = []

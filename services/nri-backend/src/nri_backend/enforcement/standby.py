@@ -98,9 +98,10 @@ class Standby:
 class ObservedHooks:
     """Rejects containers with a claim, since nothing enforces the claim, and leaves all other containers unchanged.
 
-    Only claims with a claim file are considered. They were prepared before the node began to observe. This includes a
-    claim whose record is damaged or does not allow the container to use it: an enforcing instance would reject the
-    container as well. A container that names any other claim in its environment starts as if this plugin did not exist.
+    Only claims with a claim file are considered: these claims were prepared before ``enforcement: observe`` was set.
+    They include claims whose record is damaged or does not allow the container to use the claim: an enforcing instance
+    would reject the container as well. A container that names any other claim in its environment starts as if this
+    plugin did not exist.
     """
 
     def __init__(self, state: NodeState) -> None:

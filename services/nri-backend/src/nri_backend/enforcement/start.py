@@ -80,8 +80,8 @@ class Starter:
         if rejection := tracked.rejection or impossible(tracked, self._state, runtime):
             return tracked, rejection
         if self._state.pool.by_kernel and tracked.entitlement.cpus and not tracked.entitlement.partition:
-            # A partition covers the whole container. So if one of its claims is shared, or uses the pool, the pool
-            # enforces all of them.
+            # A partition applies to the container as a whole. So if one of the container's claims is shared, or uses
+            # the pool, the pool enforces all of its claims.
             tracked = replace(tracked, fallback=_fallback_of(tracked))
             self._state.put(tracked)
         return await self._cleared(tracked, runtime, self.clear_until(runtime) if clear_until is None else clear_until)
@@ -189,8 +189,8 @@ class Starter:
     async def kill(self, tracked: Tracked) -> bool:
         """Kills every process of a container. Returns True if that succeeded within KILL_SECONDS.
 
-        The write continues if the hook is cancelled or the time runs out. Once killed, a container in the phase LISTED
-        or RUNNING changes to the phase ENDING. A failure is logged.
+        The write to ``cgroup.kill`` continues even if the hook is cancelled or the time runs out. Once killed, a
+        container in the phase LISTED or RUNNING changes to the phase ENDING. A failure is logged.
         """
         if not tracked.identity.cgroup or tracked.identity.sandboxed:
             self._failed(tracked.id, tracked.problem or "it has no cgroup of its own")

@@ -60,7 +60,7 @@ class Settings:
     """Root under which the node's proc/irq and sys/devices/virtual/workqueue are writable. If empty, interrupts are not
     moved."""
     bind: tuple[str, int] | None
-    """Host ("" for all addresses) and TCP port of the probes, or None if they are disabled."""
+    """Host ("" for all addresses) and TCP port for the probes, or None if they are disabled."""
     plugin_index: str
     warnings: tuple[str, ...] = ()
     """Warnings about the settings, to be logged once at startup."""

@@ -45,7 +45,9 @@ are added only once.
 
 
 PartitionKind = Literal["", "root", "isolated"]
-"""Value of ``cpuset.cpus.partition``: ``root`` with load balancing, ``isolated`` without; empty for a member."""
+"""Value of ``cpuset.cpus.partition``: ``root`` with load balancing, ``isolated`` without; empty for a cgroup that is
+not a partition.
+"""
 _ISOLATION: Final[Mapping[str, PartitionKind]] = {"exclusive": "root", "isolated": "isolated", "mixed": ""}
 
 
@@ -328,6 +330,6 @@ def _fault(parts: Sequence[_Part]) -> str:
         return "its claims ask for binding: preferred and binding: interleave, but a process has only one memory policy"
     mounts = {(uid, a.request): parameters.mount.path for uid, a, parameters in parts if parameters.mount}
     if pair := hiding_mounts(mounts.values()):
-        # The runtime would create both mounts, but only one of them would be visible.
+        # If one mount hid another, the runtime would still create both, but only one of them would be visible.
         return f"one claim's mount at {pair[0]} would hide another's at {pair[1]}; give each its own directory"
     return ""

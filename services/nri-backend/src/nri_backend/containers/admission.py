@@ -265,8 +265,7 @@ def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
     """Returns a rejection that names the containers that are still running on the claim's CPUs. ``occupants`` must not
     be empty.
 
-    The message states that they are being moved. If one of them cannot be moved, it contains the kernel's error
-    instead.
+    The message states that they are being moved, or contains the kernel's error if one of them cannot be moved.
     """
     immovable = [one for one in occupants if one.problem]
     named = (immovable or occupants)[:3]
@@ -302,8 +301,9 @@ def unenforced(
 ) -> Rejection | None:
     """Used by a standby. Returns a rejection if no active instance has set up a claim container, else None.
 
-    ``seen`` contains the CPUs and nodes that the container would run on. They must match its claims. On CreateContainer
-    (``starting`` is False), they are not checked if there is an active instance that the runtime calls after this one.
+    ``seen`` contains the CPUs and nodes that the container would run on, which must match the container's claims. On
+    CreateContainer (``starting`` is False), they are not checked if there is an active instance that the runtime calls
+    after this one.
     """
     if not tracked.identity.evidence.claims or (not starting and leader.fresh and not leader.first):
         return None

@@ -79,9 +79,9 @@ class Event(_HashedByIdentity):
     START = auto()
     """StartContainer was called."""
     STOP = auto()
-    """StopContainer: the runtime has seen the container end."""
+    """StopContainer was called: the runtime has noticed that the container has ended."""
     REMOVE = auto()
-    """RemoveContainer, or the sandbox of the container's pod was removed."""
+    """RemoveContainer was called, or the sandbox of the container's pod was removed."""
     LIST_CREATED = auto()
     """Synchronize lists the container as created."""
     LIST_RUNNING = auto()
@@ -109,7 +109,7 @@ def _row(phase: Phase, **changes: Phase) -> Mapping[Event, Phase]:
     return dict.fromkeys(Event, phase) | {Event[name.upper()]: after for name, after in changes.items()}
 
 
-# Next phases for Synchronize's events, as in most rows of the table.
+# Next phases after Synchronize's events; most rows of the table use these.
 _LISTING: Final = {"list_created": Phase.LISTED, "list_running": Phase.RUNNING}
 
 TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {

@@ -143,8 +143,8 @@ class Plan:
 
     tracked: Tracked
     desired: Desired
-    """Desired cpuset and limits, except hugepage limits. Those depend on the kubelet's limits for the pod, and
-    enforcement/apply.py adds them.
+    """Desired cpuset and limits, except hugepage limits: enforcement/apply.py adds these, since they depend on the
+    kubelet's limits for the pod.
     """
     groups: Mapping[str, Raises | None] = field(default_factory=dict)
     """Limit increases for the cgroups above the container's, by path, to be applied first; None for a cgroup that no

@@ -200,7 +200,7 @@ class Pool:
         """Returns the CPUs for a container without a claim. The driver's own containers use reserved CPUs, if there are
         any.
 
-        The CPUs ``apart`` are excluded, unless no CPU would remain.
+        The CPUs in ``apart`` are excluded, unless no CPU would remain.
         """
         cpus = self.reserved if own_pod and self.reserved else self.shared
         remaining = cpus - apart
@@ -216,7 +216,7 @@ class Pool:
         """Returns the pool's CPUs that a container uses in addition to its own: those in ``near``.
 
         If no unclaimed CPU of ``near`` is in the pool, the container uses the whole pool. Returns an empty set if
-        ``near`` is empty. The CPUs ``apart`` are always excluded.
+        ``near`` is empty. The CPUs in ``apart`` are always excluded.
         """
         cpus = self.without_claim(apart, own_pod=False) - apart if near else frozenset[int]()
         return cpus & near if cpus & near - self.claimed else cpus

@@ -68,7 +68,7 @@ class Movables(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DesiredIsolation:
-    """The desired state for one class of interrupts or slices."""
+    """The desired state for either interrupts or slices."""
 
     cpus_to_vacate: Cpus
     """CPUs that everything movable (threads, interrupts) must leave. If the set is empty, the original affinities are

@@ -104,7 +104,7 @@ class Interrupts:
         return count
 
     def _affinity(self, name: str, file: str = "smp_affinity_list") -> Cpus:
-        # Unbuffered and without pathlib: a node has thousands of these files.
+        # Unbuffered and without pathlib, to save time: a node has thousands of these files.
         with open(f"{self._irqs}/{name}/{file}", "rb", buffering=0) as opened:  # noqa: PTH123
             return parse_cpu_list(opened.read().decode())
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client of irqbalance, the daemon that distributes interrupts over CPUs. Every call blocks.
 
-irqbalance accepts one request for each connection to its unix socket and authenticates the sender by its credentials.
+irqbalance accepts one request per connection to its unix socket and authenticates the sender by its credentials.
 ``settings cpus LIST`` bans the CPUs in the list, and the reply to ``setup`` contains the mask of banned CPUs
 (sock_handle in irqbalance.c). A ban lasts until the daemon exits.
 """

@@ -122,8 +122,8 @@ class HostIsolation:
         self._slices.wake()
 
     def observed_passes(self) -> list[tuple[str, Callable[[], object]]]:
-        """For ``enforcement: observe``: returns one pass per affinity class, with the reason to report with its
-        changes.
+        """Returns the passes to run with ``enforcement: observe``: one per affinity class, each with the reason to
+        report for its changes.
 
         A pass blocks, and records its changes in the tree's files. It raises OSError or ValueError.
         """

@@ -32,7 +32,7 @@ class HostSlices:
         return {name: cpus for name in SLICES if (cpus := self._read(name, "cpuset.cpus")) is not None}
 
     def set_affinity(self, name: str, cpus: Cpus) -> bool:
-        """Writes ``cpuset.cpus`` of a slice and returns True. Raises OSError if that fails."""
+        """Writes a slice's ``cpuset.cpus`` and returns True. Raises OSError if that fails."""
         # The kernel rejects an empty list for a cgroup that has processes (ENOSPC, validate_change in cpuset.c).
         possible = possible_cpus(self._host_root)
         self._tree.files.write(f"{self._tree.root}/{name}/cpuset.cpus", format_cpu_list(cpus or possible))

@@ -45,8 +45,9 @@ from nri_backend.budgets import IDLE_SECONDS
 from nri_backend.node.heartbeat import EVERY_SECONDS, HEARTBEAT_BYTES, STALE_HEARTBEATS, Heartbeat, Leadership
 
 POLL_SECONDS: Final = 0.1
-"""Interval between attempts to acquire the lock. flock(2) cannot be awaited, a take-over must complete within a second,
-and an attempt costs only a few system calls."""
+"""Interval between attempts to acquire the lock. flock(2) cannot be awaited, a takeover must complete within a second,
+and an attempt costs only a few system calls.
+"""
 _log = logging.getLogger(__name__)
 
 

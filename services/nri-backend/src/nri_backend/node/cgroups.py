@@ -24,7 +24,7 @@ from nri_backend.problems import NO_PROBLEM, CodedError, Problem, code_of
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
 PARTITION: Final = "cpuset.cpus.partition"
 MAX_CHILDREN: Final = 4096
-"""Maximum number of a cgroup's children that are listed; a node has a few hundred pods."""
+"""Maximum number of children to list for one cgroup; a node has a few hundred pods."""
 _PIECE_BYTES: Final = 1 << 16
 _ATTRIBUTE: Final = "user.dra-driver-numa"
 # Errors for a cgroup that does not exist, including one that was removed after the file was opened.

@@ -114,10 +114,10 @@ class FileCache:
     def contents(self, paths: Mapping[str, str], name: str) -> dict[str, bytes]:
         """Reads the same file in several cgroups through descriptors that are kept open. Blocks.
 
-        ``paths`` contains the cgroup of each key. A key is left out if its last reading does not include the file, or
-        if the file cannot be read.
+        ``paths`` maps each key to its cgroup. A key is left out if its last reading does not contain this file, or if
+        the file can no longer be read.
         """
-        # A container start reads one file for each container on the node here. The Python objects of hundreds of
+        # When a container starts, this reads one file for each container on the node. The Python objects of hundreds of
         # containers are not in the processor's caches, so a loop over them would take several times as long as the
         # reads.
         closings, opened = self._closings, self._opened.get(name, {})

@@ -85,7 +85,7 @@ def sys_admin() -> Iterator[None]:
     try:
         raised = set_effective(CAP_SYS_ADMIN, on=True)
     except OSError:
-        # The kernel then rejects the write inside the block and reports that it is not permitted.
+        # Without the capability, the kernel rejects the write inside the block and reports that it is not permitted.
         raised = False
     try:
         yield
@@ -95,7 +95,7 @@ def sys_admin() -> Iterator[None]:
 
 
 def no_obstacle() -> Problem:
-    """Returns NO_PROBLEM, for a process that creates no partitions or whose obstacle is unknown."""
+    """Returns NO_PROBLEM. Used for a process that creates no partitions, or whose obstacle is unknown."""
     return NO_PROBLEM
 
 
@@ -252,10 +252,11 @@ def _probe_once(tree: CgroupTree, cpu: str) -> str:
 
     The order of the checks in kernel/cgroup/cpuset.c determines what has to be written. update_prstate() first rejects
     a cgroup that has neither ``cpuset.cpus`` nor ``cpuset.cpus.exclusive`` (PERR_CPUSEMPTY), whether or not the thread
-    is privileged, so the nested cgroup needs a list. Its parent is not a partition, so remote_partition_enable()
-    follows, which checks the capability (PERR_ACCESS) before the CPUs. The CPUs of a remote partition are those in the
-    nested list that the parent reserves in ``cpuset.cpus.exclusive``. The parent reserves none, so the set is empty and
-    the kernel rejects it (PERR_INVCPUS), whatever other partitions exist: no process loses a CPU.
+    is privileged, so the nested cgroup needs a list of CPUs. Its parent is not a partition, so
+    remote_partition_enable() follows, which checks the capability (PERR_ACCESS) before the CPUs. The CPUs of a remote
+    partition are those in the nested list that the parent reserves in ``cpuset.cpus.exclusive``. The parent reserves
+    none, so the set is empty and the kernel rejects it (PERR_INVCPUS), whatever other partitions exist: no process
+    loses a CPU.
 
     The parent must not reserve any CPU: validate_change() compares the exclusive lists of siblings, and the parent is a
     sibling of the kubelet's cgroups. As long as it reserved a CPU, the active instance could not write that CPU to

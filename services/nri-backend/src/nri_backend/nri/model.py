@@ -70,7 +70,7 @@ class Container:
     The pod's author can set such variables as well, so they authorize nothing.
     """
     cgroups_path: str
-    """``slice:prefix:id`` under the systemd driver, else a path under the cgroup root."""
+    """``slice:prefix:id`` with the systemd driver, otherwise a path under the cgroup root."""
     resources: Resources = Resources()
     """Resources as stored by the runtime. The kernel's values may differ."""
 
@@ -117,9 +117,9 @@ class LinkStatus:
     nri_version: str = ""
     """The runtime's NRI version. Empty if the runtime is older than NRI 0.12, which introduced this field."""
     request_timeout: float | None = None
-    """Seconds that the runtime waits for a hook, or None if the runtime does not report this."""
+    """How long the runtime waits for a hook, in seconds; None if the runtime does not report this."""
     registration_timeout: float | None = None
-    """Seconds that the runtime waits for a plugin to register, or None if the runtime does not report this."""
+    """How long the runtime waits for a plugin to register, in seconds; None if the runtime does not report this."""
     last_end: str = ""
     """Reason why the previous connection ended, or why the last attempt to connect failed."""
 

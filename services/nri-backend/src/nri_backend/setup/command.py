@@ -5,8 +5,8 @@ contains them.
 With ``--write`` it creates one new file. It changes no existing file and restarts nothing.
 
 An operator runs it from the image with ``ctr run``. Two things then differ from running a program on the node. ctr does
-not forward the end of its standard input, so the dump is mounted as a file, and reading standard input has a timeout.
-Also, the process is the first in its PID namespace, so the kernel ignores signals for which it has no handler
+not forward end-of-file on its standard input, so the dump is mounted as a file, and reading standard input has a
+timeout. Also, the process is the first in its PID namespace, so the kernel ignores signals for which it has no handler
 (signal(7)); therefore it installs handlers for SIGTERM and SIGINT.
 """
 
@@ -31,7 +31,7 @@ _EXIT_MISSING, _EXIT_UNUSABLE = 1, 2
 _MAX_BYTES: Final = 4 << 20
 _DUMP_SECONDS: Final = 30
 _INPUT_SECONDS: Final = 10
-"""How long to wait for standard input to end. containerd prints its dump within a second."""
+"""How long to wait for end-of-file on standard input. containerd prints its dump within a second."""
 
 _DESCRIPTION: Final = """\
 Reads the output of "containerd config dump", reports the settings that are missing for CDI, NRI and plugin
@@ -148,7 +148,7 @@ def _dump_text(name: str | None) -> str:
 
 
 def _read_until_end(descriptor: int) -> bytes:
-    """Reads until the end or until the limit is exceeded. Raises RuntimeConfigError if the input does not end."""
+    """Reads until end-of-file, or until the limit is exceeded. Raises RuntimeConfigError if neither happens in time."""
     data, deadline = b"", time.monotonic() + _INPUT_SECONDS
     while len(data) <= _MAX_BYTES:
         if not select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))[0]:

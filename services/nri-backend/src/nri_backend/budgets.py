@@ -65,8 +65,8 @@ copies.
 """
 ALL_SECONDS: Final = 60.0
 """Interval between full audits of all containers. Such an audit includes limits, containers that no claim depends on,
-and partitions that the kernel has refused. The audit at each tick (2 s) compares only the CPUs, and the mems if they
-are claimed; if it finds a difference, the next tick compares the limits as well.
+and partitions that the kernel has refused. The audit at each tick (2 s) compares only the CPUs, and the NUMA nodes if
+they are claimed; if it finds a difference, the next tick compares the limits as well.
 """
 READ_SECONDS: Final = 600.0
 """Interval between full audits that read and parse all files, even unchanged ones. They are needed only to notice a

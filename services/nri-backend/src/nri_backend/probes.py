@@ -52,7 +52,7 @@ class Page:
 
 
 Pages = Mapping[str, Callable[[], Page]]
-"""Functions that return the current page, by path."""
+"""Functions that return the current page, keyed by path."""
 HEALTHY: Final = Page(b"ok\n")
 _NOT_HTTP: Final = Page(b"this is not HTTP\n", 400)
 

@@ -17,7 +17,7 @@ from numa_node.config_file import DEPRECATED_FLAGS, load_config
 COMMAND: Final = "nri-backend"
 _INDEX = re.compile(r"\d\d", re.ASCII)
 
-# Flags that override keys in the file, each with its key and its help text.
+# Flags that override keys in the configuration file, each with its key and its help text.
 _FLAGS: Final = {
     "--run-dir": ("runDir", "directory shared by all instances on the node (state sockets, locks)"),
     "--cdi-dir": ("cdiDir", "directory of the claims' CDI files"),

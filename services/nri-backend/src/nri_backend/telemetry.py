@@ -36,7 +36,7 @@ GAUGES: Final = {
     "observed_cgroup_files": "Number of cgroup files that would be written; 0 unless enforcement is observe.",
     "last_event_age_seconds": "Seconds since the runtime's last call.",
 }
-"""Help texts of the gauges, by name. Their values are read when a report is sent."""
+"""Help texts of the gauges, keyed by name. Their values are read when a report is sent."""
 
 
 class _Series:

@@ -116,7 +116,7 @@ class Share:
     shared: bool
     """True if other containers in the pod may use the CPUs as well."""
     parts: tuple[_Part, ...]
-    """Memory of each request. It is used to add up the memory of several claims."""
+    """Memory of each request, used to add up the memory of several claims."""
     memory: MemoryGrant | None
     """Memory grant for this claim alone, or None for a CPU claim."""
     hugepages: Mapping[Pages, int]
@@ -202,14 +202,14 @@ class Entitlement:
     """True if the container has CPU claims and all of their requests have ``quota: lift``."""
     partition: PartitionKind = ""
     """Partition type for the container's cgroup. Empty if the container holds no CPUs, if one of its claims is shared
-    in the pod, or if it also uses the shared pool.
+    within the pod, or if it also uses the shared pool.
     """
     fault: str = ""
     """Reason why the container's CPU claims cannot be enforced; empty if they can."""
     memory: MemoryGrant | None = None
     """Sum of the container's memory claims, or None if it has none."""
     mems: frozenset[int] = frozenset()
-    """NUMA nodes that the container is bound to, as in ``memory``; empty if it is not bound."""
+    """NUMA nodes that the container is bound to (``memory.nodes``); empty if it is not bound."""
     hugepages: Mapping[Pages, int] = field(default_factory=dict)
     """Claimed hugepages in bytes, rounded down to whole pages."""
     counted: Counted = NOT_COUNTED

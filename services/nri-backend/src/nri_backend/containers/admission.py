@@ -279,7 +279,9 @@ def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
 
 
 def not_applied(left: Sequence[Problem]) -> Rejection:
-    """Returns the rejection for a container whose plan could not be applied; ``left`` is as in apply.Outcome."""
+    """Returns the rejection for a container whose plan could not be applied; ``left`` has the same meaning as in
+    apply.Outcome.
+    """
     failure = joined(left)
     text = f"its cgroup settings cannot be applied: {failure}; the kubelet retries"
     return Rejection(Reason.KERNEL, text, cause=failure.code)

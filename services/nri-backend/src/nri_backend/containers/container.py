@@ -108,7 +108,7 @@ class Tracked:
     still enforced.
     """
     enforced: tuple[Held, ...] = ()
-    """Claims that have been applied to the container's cgroup, as in its enforcement record."""
+    """Claims that have been applied to the container's cgroup: the same as in its enforcement record."""
     fallback: Problem = NO_PROBLEM
     """Reason why the container's cgroup is not a partition even though the container holds CPUs; the shared pool
     excludes them instead.
@@ -236,8 +236,8 @@ def tracked_as(
 ) -> Tracked:
     """Returns a container as the runtime describes it, before its claims are checked.
 
-    ``requested`` is as in parse_limits(), ``own_pod`` as in Identity. ``include_claims`` is True if the container's
-    limits already include its claims' hugepages.
+    ``requested`` has the same meaning as in parse_limits(), and ``own_pod`` the same as in Identity. ``include_claims``
+    is True if the container's limits already include its claims' hugepages.
     """
     cgroup, pod_cgroup, error = "", "", NO_PROBLEM
     try:

@@ -147,8 +147,8 @@ class Plan:
     kubelet's limits for the pod.
     """
     groups: Mapping[str, Raises | None] = field(default_factory=dict)
-    """Limit increases for the cgroups above the container's, by path, to be applied first; None for a cgroup that no
-    longer belongs to its pod.
+    """Limit increases for the cgroups above the container's, keyed by path; they are applied first. None for a cgroup
+    that no longer belongs to its pod.
     """
     claimed: Mapping[int, int] | None = None
     """Claimed hugepages by page size; None for a container without a memory claim."""
@@ -205,7 +205,7 @@ def misplaced(state: NodeState) -> list[Tracked]:
     """Returns the running containers that were last seen on the wrong CPUs. Those on CPUs that the pool excludes come
     first.
 
-    Their desired CPUs, as in cpuset_of(), are computed once per cpuset class (state.py).
+    Their desired CPUs, the same as cpuset_of() returns, are computed once per cpuset class (state.py).
     """
     found: list[Tracked] = []
     held = state.pool.held
@@ -225,8 +225,8 @@ def misplaced(state: NodeState) -> list[Tracked]:
 
 
 def plan_of(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Plan:
-    """Returns a container's plan without the limit increases for the cgroups above it. ``again`` is as in
-    NodeState.partition_for().
+    """Returns a container's plan without the limit increases for the cgroups above it. ``again`` has the same meaning
+    as in NodeState.partition_for().
     """
     return _plan(state, tracked, cpuset_of(state, tracked), full=full, again=again)
 

@@ -170,8 +170,8 @@ class GroupAuditor:
         await self._apply(groups, await self._reconciler.group_detector.unsettled(list(groups)))
 
     async def audit_above(self, pods: Mapping[str, str]) -> None:
-        """Audits the cgroups of the given pods, and the cgroups above them, if their plan has changed. ``pods`` is as
-        in Schedule.
+        """Audits the cgroups of the given pods, and the cgroups above them, if their plan has changed. ``pods`` has the
+        same meaning as in Schedule.
         """
         self._reconciler.forget_raised()
         above = {path for cgroup in pods.values() for path in ancestors(cgroup)}
@@ -472,7 +472,7 @@ class Auditor:
         return self._taken(batch, outcomes)
 
     async def _audit_limits_of(self, pods: Mapping[str, str]) -> None:
-        """Applies the limits of pods in which a container with a claim has ended, and of the cgroups above these pods."""
+        """Applies the limits of pods in which a container with a claim has ended, and of the cgroups above them."""
         if not pods:
             return
         await self._groups.audit_above(pods)

@@ -272,7 +272,8 @@ class Reconciler:
         """Adds the CPUs that a hung job writes to the observed CPUs of its container: the container may be on any of
         them.
 
-        No claim container may start there. A container that has not been seen yet stays unseen: it may be on any CPU.
+        No claim container may start on these CPUs. A container that has not been seen yet stays unseen: it may be on
+        any CPU.
         """
         tracked = self._state.containers.get(name)
         if tracked is not None and tracked.phase in MAY_RUN and tracked.observed.cpus is not None:

@@ -64,7 +64,7 @@ metadata each, take 5 MB."""
 MAX_PINS_BYTES: Final = 1 << 20
 """Maximum size of the pins file, sufficient for about 10,000 containers."""
 MAX_AT_ONCE: Final = 64
-"""Maximum number of records that one job writes; the next audit writes more."""
+"""Maximum number of records that one job writes; the rest are left to the next audit."""
 Pins = Mapping[str, frozenset[str]]
 """The kubelet's static managers that requests for a container have revealed, by container id."""
 # Format of the ids that runtimes generate. With any other id, the record's path could be outside the directory or

@@ -36,7 +36,7 @@ class Exchange:
 
     @property
     def period(self) -> float:
-        """Seconds between two reports while nothing changes."""
+        """Interval between reports while nothing changes, in seconds."""
         return RENEW_SECONDS if self._reads_changes else FORMER_RENEW_SECONDS
 
     def is_due(self, lease: BackendStatus, now: float, pause: float = TICK_SECONDS) -> bool:

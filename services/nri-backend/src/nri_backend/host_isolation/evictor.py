@@ -100,7 +100,7 @@ class AffinityClass:
     noun: str
     """Plural noun that names the class in log lines and problems."""
     interval_seconds: float
-    """Seconds between two passes while something is moved."""
+    """Interval between passes while something is moved, in seconds."""
     may_relocate: bool
     """True if an interrupt or slice may use all other online CPUs when all of its own must be vacated. If False, it
     keeps its affinity.

@@ -23,10 +23,10 @@ from nri_backend.problems import Problem
 from nri_backend.settings import Settings
 
 INTERRUPT_SECONDS: Final = 30.0
-"""Seconds between two passes over the interrupts."""
+"""Interval between passes over the interrupts, in seconds."""
 SLICE_SECONDS: Final = 5.0
-"""Seconds between two passes over the slices. The interval is short because a daemon-reload gives host daemons all CPUs
-again.
+"""Interval between passes over the slices, in seconds. The interval is short because a daemon-reload gives host daemons
+all CPUs again.
 """
 _CONTESTED: Final = Problem(
     "another process moves interrupts back to claimed CPUs: if it is irqbalance, set IRQBALANCE_BANNED_CPULIST in its "

@@ -23,7 +23,7 @@ from pydantic import Field
 
 Cpus = frozenset[int]
 Affinities = Mapping[str, Cpus]
-"""Affinities by name of the interrupt or slice."""
+"""Affinities, keyed by the name of the interrupt or slice."""
 
 
 class OriginalAffinity(Document):
@@ -38,7 +38,7 @@ class OriginalAffinity(Document):
 
 
 Originals = Mapping[str, OriginalAffinity]
-"""Stored originals by name of the interrupt or slice."""
+"""Stored originals, keyed by the name of the interrupt or slice."""
 
 
 @dataclass(frozen=True, slots=True)

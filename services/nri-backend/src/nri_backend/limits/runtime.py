@@ -55,7 +55,7 @@ class RuntimeLimits:
     def updated(self, wanted: Resources, *, requested: bool = False) -> "RuntimeLimits":
         """Returns the limits after an update. The update contains only the values that change.
 
-        ``requested`` is as in parse_limits().
+        ``requested`` has the same meaning as in parse_limits().
         """
         now = parse_limits(wanted, requested=requested)
         return replace(

@@ -93,7 +93,7 @@ class ActiveLock:
 
     @property
     def leadership(self) -> Leadership:
-        """Holder of the lock as far as this instance knows."""
+        """The lock's holder, as this instance sees it."""
         holder = self._holder
         first = holder is not None and holder.serving and 0 < holder.since < self._own.since
         return Leadership(self.fresh, first, own=self._held)

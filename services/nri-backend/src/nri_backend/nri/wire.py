@@ -276,8 +276,8 @@ class ServerConnection:
             try:
                 request = ttrpc_pb2.Request.FromString(body)
             except DecodeError as error:
-                # The frame is valid, only its body is not: the stream is answered and the connection stays open, as in
-                # a Go server.
+                # The frame is valid and only its body is not, so the stream is answered and the connection stays open,
+                # as in a Go server.
                 yield encode_error(stream_id, Code.INVALID_ARGUMENT, f"the request cannot be read: {error}")
                 continue
             self._open.add(stream_id)

@@ -99,7 +99,7 @@ def test_the_log_explains_the_effect_of_missing_partitions(
 
 
 async def test_the_error_names_a_task_that_ends(tmp_path: Path) -> None:
-    """If a task that must never end does end, the process ends too, and the error names the task."""
+    """If a task that must never end does end, the process exits, and the error names the task."""
 
     async def ends() -> None:
         return

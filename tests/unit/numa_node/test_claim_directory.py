@@ -54,7 +54,7 @@ def test_every_change_is_detected_immediately(tmp_path: Path) -> None:
 
 
 def test_a_quiet_directory_is_not_read_again(tmp_path: Path) -> None:
-    """Every hook reads the view, so the same object is returned without even looking at the files."""
+    """Every hook reads the view, so the same object is returned and no file is examined."""
     now = time.time_ns()
     directory = ClaimDirectory(str(tmp_path), clock_ns=lambda: now + LATER)
     path = write_claim(tmp_path, ONE)

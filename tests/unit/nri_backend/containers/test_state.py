@@ -207,8 +207,8 @@ def test_shares_are_recomputed_only_for_changed_files() -> None:
 
 
 def test_claim_files_are_set_quickly_with_many_orphans() -> None:
-    """This is done often, because the frontend restores lost records one by one and every hook reads the
-    claim files.
+    """Claim files are set often, because the frontend restores lost records one by one and every hook reads the claim
+    files.
     """
     state = node()
     for number in range(250):

@@ -342,7 +342,7 @@ class FaultyTree(KernelTree):
 
 
 async def test_an_unexpected_error_in_the_first_audit_does_not_end_the_process(memory: Path) -> None:
-    """Otherwise the process would end again after each restart for as long as the cause exists."""
+    """Otherwise the process would exit again after each restart for as long as the cause exists."""
     node = Node(memory, tree=FaultyTree)
     assert isinstance(node.kernel, FaultyTree)
     env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
@@ -377,7 +377,7 @@ async def test_a_full_audit_with_an_unexpected_error_is_repeated_on_the_next_tic
 async def test_an_unexpected_error_in_the_audit_is_reported_and_logged_once(
     memory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The audit continues after the error. If the process ended instead, no hook would be answered."""
+    """The audit continues after the error. If the process exited instead, no hook would be answered."""
     async with enforcing(FaultyNode(memory)) as node:
         assert isinstance(node, FaultyNode)
         plain = await node.run("plain")

@@ -180,7 +180,8 @@ async def test_a_claim_without_online_cpus_is_rejected(node: Node) -> None:
 
 
 async def test_a_kubelet_update_keeps_the_claimed_resources(node: Node) -> None:
-    """The kubelet resizes the container or its CPU manager reconciles it. The answer contains the claimed CPUs.
+    """The cases are a resize by the kubelet and a reconciliation by its CPU manager. The answer contains the claimed
+    CPUs.
 
     The hugepage limit is the kubelet's new limit plus the claim.
     """
@@ -200,8 +201,8 @@ async def test_a_kubelet_update_keeps_the_claimed_resources(node: Node) -> None:
 
 
 async def test_another_instance_does_not_add_the_claim_to_limits_that_include_it(node: Node, memory: Path) -> None:
-    """On CreateContainer, a standby receives the active instance's answer. A new instance receives it when it is
-    synchronized.
+    """On CreateContainer, a standby receives the active instance's answer. A new instance receives the same answer
+    during its synchronization.
     """
     env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     stored, answer = await node.create("claim", *env)

@@ -137,10 +137,10 @@ async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cann
 
 
 async def test_a_pods_kill_count_is_read_between_creation_and_start_of_its_first_claim_container(memory: Path) -> None:
-    """The start itself then reads no kill count. Kills before the reading are not attributed to the container, but
+    """The start itself then reads no kill count. Kills that precede the read are not attributed to the container, but
     later ones are.
 
-    The later ones include a kill that removes the container's cgroup before its own count was read, even if the runtime
+    The later kills include one that removes the container's cgroup before its own count was read, even if the runtime
     does not report it.
     """
     node = Node(memory, tree=RecordingTree)
@@ -198,8 +198,8 @@ async def test_reported_kills_survive_a_runtime_reconnection(node: Node) -> None
 
 
 async def test_a_kill_is_counted_once_if_a_hook_and_the_audit_read_concurrently(memory: Path) -> None:
-    """The audit reads the count before the kill, but processes this reading after the hook has processed a later
-    one.
+    """The audit reads the count before the kill, but processes the result only after the hook has processed the result
+    of a later read.
     """
     node = Node(memory, tree=SlowTree)
     assert isinstance(node.kernel, SlowTree)
@@ -220,9 +220,9 @@ async def test_a_kill_is_counted_once_if_a_hook_and_the_audit_read_concurrently(
 
 
 async def test_a_container_that_starts_while_its_pod_is_being_read_is_still_counted(memory: Path) -> None:
-    """The audit reads the pod before the container's cgroup is created, and processes the reading after the start.
+    """The audit reads the pod before the container's cgroup is created, and processes the result after the start.
 
-    The reading does not contain the cgroup, but must not cause it to be treated as removed.
+    The result does not contain the cgroup, but the cgroup must not be treated as removed.
     """
     node = Node(memory, tree=SlowTree)
     assert isinstance(node.kernel, SlowTree)

@@ -389,7 +389,7 @@ def test_exclusive_cpus_of_ended_partitions_are_released_under_any_kubelet_root(
 
 
 def test_partition_support_is_remembered_if_a_later_check_fails(tmp_path: Path) -> None:
-    """If one failed reading changed the result, every container on the node would be moved twice."""
+    """If a single failed read changed the result, every container on the node would be moved twice."""
     tree = PartitionTree(tmp_path / "cgroup")
     tree.make(POD)
     assert tree.partition_obstacle() == ""

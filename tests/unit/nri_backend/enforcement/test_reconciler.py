@@ -54,7 +54,7 @@ class CountingExecutor(ThreadPoolExecutor):
 
 
 async def test_the_ends_of_many_containers_are_read_in_one_thread(tmp_path: Path) -> None:
-    """Synchronize waits for these readings. Switching to a thread takes 20 times as long as one reading."""
+    """Synchronize waits for these reads. Switching to a thread takes 20 times as long as a single read."""
     tree, state = KernelTree(tmp_path / "cgroup"), NodeState()
     for number in range(20):
         path = f"{CGROUP}-{number}"

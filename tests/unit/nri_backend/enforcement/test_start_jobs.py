@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Container starts whose job finds another container on the claimed CPUs, or during which the state changes."""
+"""Container starts in which the job finds another container on the claimed CPUs, or the state changes."""
 
 import asyncio
 import errno
@@ -94,8 +94,8 @@ async def test_the_kernel_is_asked_even_if_the_last_audit_saw_other_cpus(memory:
 
 
 async def test_a_start_is_applied_if_the_occupant_has_ended_in_the_meantime(memory: Path) -> None:
-    """This holds even after the time limit for waiting has expired, since the job that found the occupant has written
-    nothing.
+    """The start is applied even if the time limit for waiting has expired, since the job that found the occupant has
+    written nothing.
     """
     async with enforcing(Node(memory, tree=InterruptedTree, exclusivity="pool")) as node:
         other = await node.run("x", of="p3")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interrupts on a tree of real files: they are moved, and restored by the same instance or the next one."""
+"""Interrupts are moved, and restored by the same instance or the next one; tested with a tree of real files."""
 
 import asyncio
 import contextlib
@@ -198,7 +198,7 @@ async def test_a_failed_pass_is_a_problem_and_is_retried(tree: IrqTree) -> None:
 
 
 async def test_an_unexpected_exception_is_a_problem_and_does_not_end_the_task(tmp_path: Path) -> None:
-    """If this task ended, the backend would end with it, and claims would no longer be enforced."""
+    """If this task ended, the backend would exit, and claims would no longer be enforced."""
 
     class Broken(IrqTree):
         """Raises an exception that reading the kernel's files never raises."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slices of host daemons, on a tree that behaves like cgroup2."""
+"""The slices of host daemons, tested with a tree that behaves like cgroup2."""
 
 import errno
 from pathlib import Path

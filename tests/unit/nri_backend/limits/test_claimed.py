@@ -257,8 +257,6 @@ def test_a_reservation_is_not_lowered_while_claims_are_unknown() -> None:
 
 
 def test_a_missing_file_is_planned_only_for_a_needed_raise() -> None:
-    """The next reading then reports the needed file as missing. If the raise is not needed, a missing file is
-    skipped.
-    """
+    """The next read then reports the needed file as missing. If the raise is not needed, a missing file is skipped."""
     made, _, _ = raised_limits({}, {MIN: (1, 2)}, {CPU_MAX: Raise(lifted=True), LOW: Raise(plus=3, needed=True)})
     assert {file: wanted.limit for file, wanted in made.items()} == {LOW: 3}

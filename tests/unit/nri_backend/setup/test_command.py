@@ -122,7 +122,7 @@ def test_an_invalid_dump_is_a_single_line_and_status_2(dumped: str) -> None:
 
 @contextmanager
 def waiting(fed: str) -> Iterator[subprocess.Popen[str]]:
-    """Runs the command with a dump on a standard input that never ends, as under ``ctr run``."""
+    """Runs the command with a dump on a standard input that never reaches end of file, as under ``ctr run``."""
     command = [sys.executable, "-m", "nri_backend", "setup-runtime"]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True) as process:
@@ -148,7 +148,7 @@ def test_standard_input_is_not_read_if_the_dump_is_in_a_file(tmp_path: Path) -> 
 
 
 def test_standard_input_that_does_not_end_is_an_error_with_a_remedy() -> None:
-    """In containerd 2.1, ctr does not forward the end of its standard input."""
+    """In containerd 2.1, ctr does not forward the end of file on its standard input."""
     with waiting(text_of(dump("2.2"))) as process:
         assert process.stdout
         assert process.stderr

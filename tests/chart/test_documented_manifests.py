@@ -102,7 +102,7 @@ def test_documented_manifests_are_accepted_by_simulate(
 ) -> None:
     """`simulate` accepts each value, even if this machine has no suitable CPUs."""
     if manifest.source.startswith("examples/") or "hugepages" in manifest.text or "hbm" in manifest.text:
-        return  # tests/unit/numa_tools/commands/test_simulate.py has the machines that examples need
+        return  # The machines that the examples need are in tests/unit/numa_tools/commands/test_simulate.py.
     file = tmp_path / "manifest.yaml"
     file.write_text(manifest.text)
     status = cli.main([*node, "--claim", str(file)])

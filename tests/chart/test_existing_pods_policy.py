@@ -175,7 +175,7 @@ def test_the_policy_is_valid_in_every_release(release: str, served: str) -> None
 
 
 def test_a_virtual_machine_gets_the_claim_of_the_example() -> None:
-    """The pod is like those that KubeVirt 1.9 creates: it has the machine's resources with a memory overhead, and small
+    """The pod is like those that KubeVirt 1.9 creates: it has the machine's resources plus a memory overhead, and small
     helper containers.
     """
     found = list(yaml.safe_load_all((CHART.parents[1] / "examples/kubevirt.yaml").read_text()))

@@ -85,7 +85,7 @@ def dashboard() -> Document:
 
 
 def expressions() -> list[str]:
-    """Returns all of the chart's PromQL expressions, with Grafana's variables replaced as Grafana does."""
+    """Returns all of the chart's PromQL expressions, with variables replaced as Grafana replaces them."""
     asked = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
     filled = [one.replace("$__rate_interval", "1m").replace("$node", ".*") for one in asked]
     return [rule["expr"] for rule in alerts()] + filled
@@ -106,7 +106,7 @@ def test_every_expression_is_valid_promql_for_existing_metrics() -> None:
 
 
 def test_queries_on_the_page_are_valid_promql_for_existing_metrics() -> None:
-    """Readers copy them unchanged. A query may span several lines."""
+    """Readers copy the queries unchanged. A query may span several lines."""
     blocks = re.findall(r"^```promql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     queries = [query for block in blocks for query in re.sub(r"\n  +", " ", block).splitlines()]
     assert len(queries) > 10
@@ -126,7 +126,9 @@ def test_the_page_lists_every_metric_with_its_type() -> None:
 
 
 def test_the_values_of_every_label_are_explained() -> None:
-    """Users need these explanations for queries. A build's version and a NUMA node's number need no explanation."""
+    """Users need to know a label's values to write queries. A build's version and a NUMA node's number need no
+    explanation.
+    """
     table = PAGE.split("\n## Values of labels\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", table, re.MULTILINE)
     explained = {

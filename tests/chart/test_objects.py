@@ -356,7 +356,7 @@ def test_a_mirror_replaces_the_registry(repository: str, pulled: str) -> None:
 
 
 def test_each_image_can_be_changed_alone() -> None:
-    """A tag or digest of one component leaves the other one unchanged; a digest takes precedence."""
+    """Setting one component's tag or digest leaves the other component's image unchanged; a digest takes precedence."""
     digest = "sha256:" + "0f" * 32
     image = {"repository": "registry.example:5000/a/nri-backend", "tag": "1.2.3", "digest": digest}
     documents = render({"backend": {"image": image}})

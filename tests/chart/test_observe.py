@@ -25,7 +25,9 @@ def test_the_init_container_writes_no_pool_while_observing(mode: str, more: list
 
 
 def test_the_init_container_keeps_the_apparmor_profile_of_the_runtime() -> None:
-    """That profile denies writes under /sys, so the host's directory is mounted outside the container's /sys."""
+    """The runtime's profile denies writes under /sys, so the host's directory is mounted outside the container's
+    /sys.
+    """
     documents = render({"hugepageProvision": PROVISION})
     assert host_mounts(documents, "provision-hugepages") == {
         "/host/sys/devices/system/node": ("/sys/devices/system/node", False)
@@ -36,8 +38,8 @@ def test_the_init_container_keeps_the_apparmor_profile_of_the_runtime() -> None:
 def notes(path: Path, config: Document, groups: Sequence[Document] = ()) -> str:
     """Returns the notes of an installation with this configuration and these groups of nodes.
 
-    Helm prints them only after it has contacted a cluster, so this renders a copy of the chart that has them in a
-    ConfigMap.
+    Helm prints them only after it has contacted a cluster, so the function renders a copy of the chart with the notes
+    in a ConfigMap.
     """
     copy = path / "chart"
     shutil.rmtree(copy, ignore_errors=True)

@@ -24,7 +24,7 @@ _PAUSE = 5.0
 
 
 _SHARED = ("cdi_dir", "run_dir", "kubelet_root", "cgroup_root", "nri_socket", "kubeconfig")
-"""Paths shared with other containers; everything else is under the base."""
+"""Paths shared with other containers; everything else is under the base directory."""
 
 
 class SharedStage(Stage):

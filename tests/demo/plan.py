@@ -70,7 +70,7 @@ class Plan:
     @property
     def requests(self) -> list[Document]:
         """Returns the claim's requests; the first one determines the NUMA node, and a constraint keeps the others on
-        it.
+        that node.
         """
         asked = [cpus(self.cpus, numa_node=self.numa_node)] if self.cpus else []
         asked += [memory(self.memory, numa_node=self.numa_node)] if self.memory else []

@@ -22,7 +22,7 @@ def drop_unknown(version: str, spec: Document) -> None:
 def check_declared(resource: Resource, document: Document, node: Document) -> None:
     """Raises ApiError 403 for a mapping on a node whose kubelet has not declared that it counts claims.
 
-    `kubernetes/kubernetes plugin/pkg/admission/nodedeclaredfeatures, 1.37`.
+    Source: `kubernetes/kubernetes plugin/pkg/admission/nodedeclaredfeatures, 1.37`.
     """
     devices = (document.get("spec") or {}).get("devices") or []
     declared = (node.get("status") or {}).get("declaredFeatures") or []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bare ends of an NRI connection, for tests of misbehaviour: a runtime that sends arbitrary bytes, and another
-plugin.
+"""The two ends of an NRI connection without any logic of their own, for tests of misbehaviour: a runtime that sends
+arbitrary bytes, and another plugin.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["Plugin"].m
 
 @dataclass
 class RuntimeEnd:
-    """An accepted connection: the trunk, a client of the plugin, and a server with the given methods."""
+    """An accepted connection: the trunk, a client that calls the plugin, and a server with the given methods."""
 
     trunk: Trunk
     client: RpcClient
@@ -39,7 +39,7 @@ Connected = Callable[[RuntimeEnd], dict[str, Method]]
 
 @asynccontextmanager
 async def bare_runtime(socket: Path, methods: Connected) -> AsyncIterator["asyncio.Queue[RuntimeEnd]"]:
-    """Listens and serves the methods to every client; the queue contains the connections in order."""
+    """Listens and serves the methods to every client. Yields a queue of the accepted connections, oldest first."""
     ends: asyncio.Queue[RuntimeEnd] = asyncio.Queue()
     async with asyncio.TaskGroup() as tasks:
         opened: list[RuntimeEnd] = []

@@ -155,7 +155,7 @@ class FakeRuntime(FakeNode):
             await self.tell("PostUpdateContainer", container)
 
     async def stop_container(self, container: Container) -> None:
-        """Stops the process, or handles its end if it has exited on its own."""
+        """Stops the container's process, or handles its exit if it has already exited."""
         async with self.host.node_lock:
             await self.end(container)
 

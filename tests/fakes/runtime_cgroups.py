@@ -148,8 +148,8 @@ class FakeCgroups:
             self._follow(directory)
 
     def refresh(self) -> list[Path]:
-        """Updates every ``.effective`` to the kernel's value after a cpuset was written. Returns the cgroups whose
-        ``cgroup.kill`` was written.
+        """Sets every ``.effective`` to the value that the kernel would report after a cpuset was written. Returns the
+        cgroups whose ``cgroup.kill`` was written.
 
         It uses one system call for each of three files per cgroup, because it runs continuously alongside calls whose
         duration is measured.

@@ -101,7 +101,7 @@ class FakeNode:
                 raise OperationError(str(error)) from error
 
     async def end(self, container: Container) -> None:
-        """Handles the end of the container's process: removes the container's cgroup and notifies the plugins. The
+        """Handles the exit of the container's process: removes the container's cgroup and notifies the plugins. The
         node's lock must be held.
         """
         if container.directory is not None:
@@ -132,7 +132,7 @@ class FakeNode:
         )
 
     async def _watch(self) -> None:
-        """Imitates the kernel: updates the effective cpusets and handles the end of killed containers."""
+        """Imitates the kernel: updates the effective cpusets and handles the exit of killed containers."""
         pause = _WATCH_SECONDS
         while self.materialises:
             await asyncio.sleep(pause)

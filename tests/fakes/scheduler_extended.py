@@ -17,7 +17,9 @@ name.
 
 
 def class_of(resource: str, classes: Iterable[Document]) -> str | None:
-    """Returns the DeviceClass for an extended resource. The youngest class wins, then the first by name."""
+    """Returns the DeviceClass for an extended resource. The newest class wins; among classes of the same age, the first
+    by name.
+    """
     found = []
     for one in classes:
         name, metadata = (one.get("spec") or {}).get("extendedResourceName"), one["metadata"]

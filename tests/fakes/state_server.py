@@ -110,7 +110,7 @@ class StateServer:
         return 200, json.dumps({"generation": self.records, "changes": []}).encode()
 
     async def serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves one connection until it ends."""
+        """Serves one connection until it is closed."""
         http = h11.Connection(h11.SERVER)
         self.connections.add(writer)
         self.connected += 1

@@ -259,7 +259,7 @@ def test_measurements_from_outside_agree_with_those_of_the_process_itself() -> N
 
 
 def test_context_switches_of_a_new_thread_count_from_its_start() -> None:
-    """A thread that has ended is not counted."""
+    """A thread that has exited is not counted."""
     before = {1: Thread("python", 10, 1), 2: Thread("python", 5, 0)}
     after = {1: Thread("python", 12, 1), 3: Thread("grpc", 4, 2)}
     assert switched(before, after) == [Thread("python", 2, 0), Thread("grpc", 4, 2)]

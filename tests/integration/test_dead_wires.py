@@ -413,7 +413,7 @@ def drift(play: Play) -> None:
 
 
 def slow_kernel(play: Play) -> None:
-    """A write to a cgroup hangs during a start: the hook is late and returns an error."""
+    """A write to a cgroup hangs while a container is being started: the hook is late and returns an error."""
     with play.pod("late", cpus(2)) as pod:
         pod.run_sandbox()
         exclusive = play.stage.paths.cgroup_root / pod.sandbox["cgroup_parent"].lstrip("/") / "cpuset.cpus.exclusive"
@@ -428,7 +428,7 @@ def slow_kernel(play: Play) -> None:
 
 
 def everything_claimed(play: Play) -> None:
-    """Claims hold all CPUs except the shared one."""
+    """Claims hold all CPUs except one, which stays in the shared pool."""
     with play.pod("left", cpus(16, numa_node=1)), play.pod("right", cpus(13, numa_node=0)) as pod:
         pod.run()
         play.until("one CPU", lambda: any(value < 2 for _, value in play.witness.samples["dra_cpu_available_cpus"]))

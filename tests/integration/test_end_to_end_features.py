@@ -14,7 +14,9 @@ LIMITS = ("cpu.max", "hugetlb.2MB.max")
 
 
 def test_published_fields_depend_on_feature_gates(open_stage: OpenStage) -> None:
-    """The mapping is published; without DRAListTypeAttributes devices have no lists, and that is reported."""
+    """The mapping is published; without DRAListTypeAttributes devices have no lists, and the missing gate is
+    reported.
+    """
     both = {"publishNodeAllocatableResourceMapping": True, "exposePCIeRoots": True}
     field, root = "nodeAllocatableResources", "resource.kubernetes.io/pcieRoot"
     stage = open_stage(kubernetes="1.37", gates_on=("DRANodeAllocatableResources",), config=both, partitions=True)

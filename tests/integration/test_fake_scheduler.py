@@ -90,7 +90,7 @@ def test_a_count_allocates_several_devices() -> None:
 
 
 def test_class_configuration_comes_first() -> None:
-    """FromClass entries precede FromClaim entries and contain the request they belong to."""
+    """FromClass entries precede FromClaim entries and name the request to which they apply."""
     mine = {"requests": ["cpu"], "opaque": {"driver": "cpu.example", "parameters": {"a": 2}}}
     allocated = allocate(claim(request("cpu"), config=[mine]), PUBLISHED, CLASSES)
     assert allocated["status"]["allocation"]["devices"]["config"] == [

@@ -61,12 +61,12 @@ class Node:
         return self.machine.root / f"sys/devices/system/node/node0/hugepages/hugepages-2048kB/{name}"
 
     def start_helper(self) -> None:
-        """Starts the helper and waits until it serves."""
+        """Starts the helper and waits until it answers a request."""
         self.helper.start()
         wait_for("the helper", lambda: self.ask(b"{}").problem)
 
     def ask(self, data: bytes) -> PoolAnswer:
-        """Returns the helper's response to a message, or an empty one if there is none."""
+        """Returns the helper's response to a message, or an empty response if the helper sends none."""
         with suppress(OSError), pool_socket() as connection:
             connection.settimeout(SECONDS)
             connection.connect(str(self.socket))

@@ -64,7 +64,7 @@ class Rig:
         return int(self.pool.read_text())
 
     def claim(self) -> Document:
-        """Returns the claim as the server has it."""
+        """Returns the claim as the server stores it."""
         return self.server.store.get(CLAIMS, "ns", "c")
 
     def asked(self, gibibytes: int) -> Document:

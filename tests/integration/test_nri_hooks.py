@@ -79,7 +79,7 @@ async def test_another_plugin_that_sets_cpus_fails_every_creation(tmp_path: Path
 
 
 async def test_a_cpuset_outside_the_machine_fails_after_the_hook(tmp_path: Path) -> None:
-    """runc fails at create; the container's stop event shows the plugin that it never ran."""
+    """runc fails at create; the stop event shows the plugin that the container never ran."""
     async with nri_rig(tmp_path, cgroup_root=tmp_path / "cgroup") as rig:
         rig.answer(cpus="64")
         pod = await rig.runtime.run_pod_sandbox("web")

@@ -134,8 +134,8 @@ async def test_the_plugin_reconnects_after_every_runtime_restart(tmp_path: Path)
 
 
 async def test_a_snapshot_of_500_containers_is_answered_within_200_ms(tmp_path: Path) -> None:
-    """The runtime applies a single timeout of 2 s to the whole snapshot and blocks the node until it ends. The fastest
-    of three runs counts.
+    """The runtime applies a single timeout of 2 s to the whole snapshot and blocks the node while it waits for the
+    response. The fastest of three runs counts.
     """
     seconds = []
     for attempt in range(3):
@@ -186,7 +186,7 @@ async def test_a_failed_snapshot_is_retried_on_a_new_connection(tmp_path: Path) 
 
 
 async def test_a_rejected_registration_is_retried_and_reported(tmp_path: Path) -> None:
-    """If the runtime does not accept the plugin's name, the status must contain that; the plugin must not retry
+    """If the runtime does not accept the plugin's name, the status must report the rejection; the plugin must not retry
     silently.
     """
     socket = tmp_path / "nri.sock"

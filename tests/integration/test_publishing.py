@@ -414,8 +414,8 @@ async def test_whether_claims_are_counted_depends_on_server_and_kubelet(
 ) -> None:
     """All fields are published in any release, and Prepare can query whether claims are counted.
 
-    Since 1.37, the server forbids the mapping on a node whose kubelet has not declared that it counts; lists are still
-    published.
+    Since 1.37, the server forbids the mapping on a node whose kubelet has not declared that it counts claims; lists are
+    still published.
     """
     rig.server.options.version = release
     rig.server.options.gates |= {GATE: gate, "DRAListTypeAttributes": True}
@@ -434,8 +434,8 @@ async def test_whether_claims_are_counted_depends_on_server_and_kubelet(
 
 @pytest.mark.parametrize(("version", "gate"), [("1.34", False), ("1.36", False), ("1.36", True), ("1.37", True)])
 async def test_numa_nodes_are_listed_if_the_server_supports_lists(rig: Rig, version: str, gate: bool) -> None:
-    """This concerns devices that span several nodes. Without the gate they are published without the list, and nothing
-    is reported.
+    """Each device that spans several nodes lists them. Without the gate, such devices are published without the list,
+    and nothing is reported.
     """
     rig.server.options.version, rig.server.options.gates["DRAListTypeAttributes"] = version, gate
     devices = build_inventory(MACHINE, Config(group_by="machine"), NODE).pools[0]

@@ -64,7 +64,7 @@ class Process:
     state: NodeState = field(default_factory=NodeState)
     reports: Reports = field(init=False)
     exchange: Exchange | None = None
-    """The reports on its connection, or None while it has no connection."""
+    """The reports on the backend's connection, or None while the backend is not connected."""
 
     def __post_init__(self) -> None:
         self.reports = Reports(self.state)
@@ -153,7 +153,9 @@ class Links(RuleBasedStateMachine):
 
     @rule(number=_number)
     def settle(self, number: int) -> None:
-        """Delivers some reports of one backend without losses, after which the frontend has its current state."""
+        """Delivers some reports of one backend without losses, after which the frontend has that backend's current
+        state.
+        """
         backend = self.backends[number]
         self.now += RENEW_SECONDS + 1
         for _ in range(_ROUNDS):

@@ -88,8 +88,8 @@ async def test_every_machine_is_drawn(tab: Tab, name: str, scheme: str) -> None:
 
 
 async def test_the_page_is_accessible(tab: Tab) -> None:
-    """Every focusable element has a role and a name, headings skip no level, and uses differ by letter as well as by
-    colour.
+    """Every focusable element has a role and a name, no heading level is skipped, and uses differ by letter as well as
+    by colour.
     """
     async with served(populated(LARGEST), tab):
         tree = (await tab.call("Accessibility.getFullAXTree"))["nodes"]

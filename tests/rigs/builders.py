@@ -27,7 +27,7 @@ MI = 1 << 20
 
 
 def record(uid: str = "u1", cpus: frozenset[int] = frozenset({1, 2})) -> AllocationRecord:
-    """Returns the record of a CPU claim that has one request and is reserved for no pod."""
+    """Returns the record of a CPU claim that has one request and is not reserved for any pod."""
     return cpu_record(uid, f"r={format_cpu_list(cpus)}", pods=())
 
 

@@ -12,7 +12,7 @@ from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
 NO_SUCH_KERNEL = Problem("no such kernel", BackendCode.KERNEL_TOO_OLD)
-"""Obstacle on a node whose kernel does not support partitions."""
+"""The problem that prevents partitions on a node whose kernel does not support them."""
 TOP = "kubepods.slice"
 PODS = f"{TOP}/kubepods-burstable.slice"
 POD = f"{PODS}/kubepods-burstable-podp1.slice"

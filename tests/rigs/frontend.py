@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A frontend's claim handling on a directory, without a kubelet, an API server or sockets. Each object acts as a new
-process.
+"""A frontend's claim handling with a real directory, but without a kubelet, an API server or sockets. Each object acts
+as a new process.
 """
 
 import asyncio

@@ -10,7 +10,9 @@ from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 
 
 class IrqTree(Interrupts):
-    """A tree of regular files. Writes to managed interrupts fail, and so do affinities without an online CPU."""
+    """A tree of regular files. Writes to managed interrupts fail, and so do writes that would leave an affinity without
+    an online CPU.
+    """
 
     def __init__(self, root: Path, cpus: str = "0-7") -> None:
         super().__init__(str(root), Irqbalance(str(root), str(root)))

@@ -165,7 +165,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 def simulate(disk: Disk, work: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine, and everything that it starts, to its end."""
+    """Runs a coroutine, and everything that it starts, to completion."""
     loop = SimulatedLoop(disk)
     # Tasks of killed processes end with an error that no code reads.
     loop.set_exception_handler(lambda _loop, _context: None)

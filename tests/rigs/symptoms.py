@@ -17,7 +17,7 @@ class Sample(NamedTuple):
     command: str
     """Command after the prompt; empty for a sample of an Event."""
     parts: tuple[str, ...]
-    """Parts of the output that the page shows, without the omitted parts in between."""
+    """Parts of the output that the page shows; the page omits the text between them."""
 
 
 def slug(title: str) -> str:

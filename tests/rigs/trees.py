@@ -130,8 +130,8 @@ _SETS: Final = ("_siblings", "_cpus", "_list", "shared_cpu_map", "cpumap", "/cpu
 
 
 def offline(tree: MemoryTree, cpus: Collection[int]) -> MemoryTree:
-    """Returns a machine whose CPUs went offline as in a kernel: they have no topology and no cache, and no CPU set
-    contains them any longer, but their directory and their link to the NUMA node remain.
+    """Returns a machine as the kernel shows it after these CPUs have gone offline: they have no topology and no cache,
+    and no CPU set contains them any longer, but their directory and their link to the NUMA node remain.
     """
     present = {int(name[3:]) for name in tree.names(_CPU) or () if re.fullmatch(r"cpu\d+", name)}
     gone = {number for number in present if tree.names(f"{_CPU}/cpu{number}/topology") is None} | set(cpus)

@@ -176,7 +176,7 @@ class StagePod:
         """Creates the sandbox."""
         self.sandbox = self.stage.runtime("run_pod_sandbox", name=self.name, uid=self.uid, namespace=self.namespace)
         group = self.stage.paths.cgroup_root / self.sandbox["cgroup_parent"].lstrip("/")
-        # This is the kubelet's part (cm/cgroup_manager_linux.go): a pod whose spec does not request hugepages gets
+        # The kubelet sets these limits (cm/cgroup_manager_linux.go): a pod whose spec does not request hugepages gets
         # none.
         for limit in group.glob("hugetlb.*.max"):
             limit.write_text("0\n")

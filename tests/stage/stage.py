@@ -207,7 +207,7 @@ class Stage:
     def kill_backend(self, instance: Instance) -> None:
         """Kills the backend and returns when the runtime has noticed.
 
-        The instance is ready again when its successor has reported, since a lease outlives its backend by 10 s.
+        The instance is ready again when the next backend has reported, since a lease outlives its backend by 10 s.
         """
         with suppress(AnsweredError, OSError):
             self._killed.add(self._lessee(instance))

@@ -38,7 +38,7 @@ def event(regarding: Document, controller: str = "dra-driver-numa") -> Document:
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE", "DELETE"])
 @pytest.mark.parametrize("node", ["a", "node-1.example.com"])
 def test_what_the_driver_publishes_is_allowed(operation: str, node: str) -> None:
-    """This covers every slice of a node, and every operation on it."""
+    """Every slice of the node is covered, with every operation on it."""
     pools = build_inventory(discover(captured("32intel64-2p8co2t+8ve")), Config(), node).pools
     published = [document for pool in pools for document in slice_documents(pool, node)]
     assert {document["spec"]["pool"]["name"] for document in published} >= {node, f"{node}-memory"}

@@ -170,7 +170,7 @@ def test_the_label_is_the_one_that_the_driver_selects() -> None:
 
 
 def test_the_policy_can_be_left_out() -> None:
-    """This is for operators who set the label themselves. The helper container remains."""
+    """Operators who set the label themselves do not need the policy. The helper container remains."""
     documents = render({**ON, "hugepagesOnDemand": {"labelPolicy": {"enabled": False}}})
     assert not any(one["kind"].startswith("Mutating") for one in documents)
     assert names(documents) == ["frontend", "backend", "hugepages"]

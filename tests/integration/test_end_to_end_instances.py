@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several instances at once (a surge update), the files they share on the node, and other managers of CPUs."""
+"""Several instances at once (a surge update), the files that they share on the node, and other CPU managers."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -27,7 +27,7 @@ def run(code: str) -> str:
     ids=["backend", "frontend"],
 )
 def test_the_services_do_without_modules_that_their_libraries_import(start: str) -> None:
-    """These modules would take 2 MB of memory in each process."""
+    """The unused modules would take 2 MB of memory in each process."""
     code = f"{start}\nimport sys, json\nprint(json.dumps([name for name in {UNUSED} if name in sys.modules]))"
     assert json.loads(run(code)) == []
     assert "google.protobuf.internal.python_message" in run(f"{start}\nimport sys\nprint(*sys.modules)")

@@ -266,7 +266,7 @@ async def test_only_one_repair_is_pending_at_a_time(rig: Rig) -> None:
 
 
 async def test_slices_of_other_drivers_and_nodes_are_left_alone(rig: Rig) -> None:
-    """Those slices survive; an obsolete pool of this driver does not."""
+    """Slices of other drivers and nodes survive; an obsolete pool of this driver does not."""
     for driver, node, pool in (("other", NODE, "x"), ("dra.cpu", "node-b", "node-b"), ("dra.cpu", NODE, "old")):
         spec = {"driver": driver, "nodeName": node, "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1}}
         rig.server.store.create(SLICES, "", {"metadata": {"name": f"{driver}-{pool}"}, "spec": spec})

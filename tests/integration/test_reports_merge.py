@@ -169,7 +169,7 @@ class Links(RuleBasedStateMachine):
             assert self.view.containers.keys() == expected
 
     def _exchange(self, backend: Process) -> bool:
-        """Sends a report, if one is due. Returns True if there was one."""
+        """Sends a report if one is due. Returns True if a report was due."""
         body = self._next_body(backend)
         if body is None:
             return False

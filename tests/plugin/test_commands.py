@@ -165,7 +165,7 @@ async def test_lists_are_limited_by_labels(plugin: Plugin) -> None:
 
 
 async def test_flags_may_precede_the_command(plugin: Plugin) -> None:
-    """This works as in ``kubectl -n ns get``; a flag after the command takes precedence."""
+    """Flags before the command work as in ``kubectl -n ns get``; a flag after the command takes precedence."""
     for words in (["-n", "ns", "claims"], ["-n", "other", "claims", "-n", "ns"]):
         assert [row["claim"] for row in await plugin.rows(*words)] == ["train"]
     for arguments in (["--context", "c", "nodes"], ["--context", "other", "nodes", "--context", "c"]):

@@ -82,7 +82,7 @@ def test_formatted_bytes_are_short() -> None:
 
 @given(st.text())
 def test_control_characters_never_reach_the_terminal(text: str) -> None:
-    """This includes escape sequences and characters that change the writing direction."""
+    """Control characters include escape sequences and characters that change the writing direction."""
     assert safe(text).isprintable()
     assert table([{"claim": text}]).count("\n") == 1
     for printed, read in ((json_text([{"claim": text}]), json.loads), (yaml_text([{"claim": text}]), yaml.safe_load)):

@@ -108,7 +108,7 @@ class Claims:
 
 
 ALL_CHANGES = 2**62
-"""Generation of claim records that a backend reports if it has read every change at once."""
+"""Generation of claim records that a backend reports if it has read each change immediately."""
 
 
 class Frontend:

@@ -108,8 +108,8 @@ def test_a_single_cpu_needs_no_quotes() -> None:
 
 
 def test_all_errors_are_reported_at_once() -> None:
-    """This lets the operator fix the whole file in one go. The known keys are listed only for errors at the
-    top level.
+    """A complete list of errors lets the operator fix the whole file in one go. The known keys are listed only for
+    errors at the top level.
     """
     with pytest.raises(ConfigError) as caught:
         parse_config({"sharedPool": {"grwo": "lazy"}, "cdiDir": "x"}, "f")

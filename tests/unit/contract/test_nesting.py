@@ -74,7 +74,7 @@ _documents = st.recursive(
 
 @given(_documents, st.integers(LIMIT - 8, LIMIT + 2))
 def test_the_json_text_and_the_parsed_value_have_the_same_depth(document: Any, more: int) -> None:
-    """This holds for any document."""
+    """The depths are the same for any document."""
     for _ in range(more):
         document = [document]
     assert json_too_deep(json.dumps(document).encode()) == (levels(document) > LIMIT)
@@ -95,5 +95,5 @@ def test_the_json_text_and_the_parsed_value_have_the_same_depth(document: Any, m
     ids=range(7),
 )
 def test_measuring_the_depth_takes_linear_time(text: bytes) -> None:
-    """This holds for any input, valid or not."""
+    """The time is linear for any input, valid or not."""
     assert cpu_seconds(lambda: json_too_deep(text)) < 1

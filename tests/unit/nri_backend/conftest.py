@@ -24,8 +24,8 @@ def blocking() -> Iterator[BlockBuster | None]:
         yield None
         return
     with blockbuster_ctx("nri_backend") as blockbuster:
-        # This is a single system call on an in-memory directory, and running it in a thread would cost a hundred times
-        # as much.
+        # The stat is a single system call on an in-memory directory, and running it in a thread would cost a hundred
+        # times as much.
         blockbuster.functions["os.stat"].can_block_in("numa_node/claim_directory.py", {"is_current"})
         # Starting a container without claims reads the container's own cgroup. No process that reads these files waits
         # for one that writes them.

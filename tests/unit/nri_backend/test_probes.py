@@ -88,7 +88,7 @@ async def test_endless_requests_are_cut_off(data: bytes) -> None:
 
 
 async def test_a_connection_is_closed_after_a_few_seconds() -> None:
-    """This applies to a connection that sends nothing, or only a byte now and then."""
+    """A client that sends nothing, or only a byte now and then, cannot keep its connection open."""
     async with (
         serve_pages(("127.0.0.1", 0), PAGES, seconds=0.2) as port,
         peer(port) as (silent, _),

@@ -189,7 +189,9 @@ def test_a_key_that_differs_only_in_case_gives_no_result() -> None:
     ],
 )
 def test_relative_imports_start_at_the_importing_file(imports: list[str], expected: list[str]) -> None:
-    """They are relative to the directory of the file that imports them. Paths are cleaned as in Go's filepath."""
+    """Import paths are relative to the directory of the file that contains them. Paths are cleaned as in Go's
+    filepath.
+    """
     assert imports_of("/etc/x/config.toml", {"imports": imports}) == expected
 
 

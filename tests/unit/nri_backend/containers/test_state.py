@@ -66,7 +66,7 @@ def test_a_claims_cpus_leave_the_pool_with_its_record_and_return_without_it() ->
 
 
 def test_containers_on_held_cpus_are_moved_first() -> None:
-    """They leave a new claim's CPUs before other containers get CPUs back."""
+    """Containers leave a new claim's CPUs before other containers get CPUs back."""
     state = node()
     started(state, "narrow", cpus="1")
     started(state, "wide", cpus="1-7")

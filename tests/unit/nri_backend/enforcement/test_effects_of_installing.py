@@ -71,7 +71,9 @@ async def installed(
 
 @pytest.mark.parametrize("partitions", [True, False])
 async def test_without_reserves_and_guard_no_cgroup_is_written(partitions: bool, tmp_path: Path) -> None:
-    """This is the minimal installation. In pool mode, the runtime stores the list of all CPUs for each container."""
+    """An installation without reserves and guard is the minimal one. In pool mode, the runtime stores the list of all
+    CPUs for each container.
+    """
     async with installed(tmp_path, partitions=partitions) as found:
         assert found.written() == {}
         assert found.updates == ({} if partitions else {"web": "0-7", "db": "0-7"})
@@ -79,7 +81,7 @@ async def test_without_reserves_and_guard_no_cgroup_is_written(partitions: bool,
 
 @pytest.mark.parametrize("partitions", [True, False])
 async def test_the_guard_sets_two_files_for_each_running_container(partitions: bool, tmp_path: Path) -> None:
-    """This happens with the default values, before the first claim is prepared."""
+    """With the default values, the files are set before the first claim is prepared."""
     async with installed(tmp_path, partitions=partitions, guard=True) as found:
         assert found.written() == found.each(GUARD)
 

@@ -23,7 +23,7 @@ def reservable(node: Node, path: str) -> list[str]:
 
 
 async def test_the_guard_sets_reservations_to_zero_for_containers_without_hugepages(memory: Path) -> None:
-    """This includes a container with a CPU claim, and the siblings of a container that claims hugepages."""
+    """Examples are a container with a CPU claim, and the siblings of a container that claims hugepages."""
     async with enforcing(Node(memory, guard=True)) as node:
         pages = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
         claimed_pages = await node.run("holder", *pages, name="holder")

@@ -300,7 +300,7 @@ async def test_a_kill_in_a_vanished_sibling_is_not_attributed_to_the_claim_conta
 
 
 async def test_kills_are_found_even_if_a_pods_count_excludes_its_containers(node: Node) -> None:
-    """This is the case if cgroup2 is mounted with memory_localevents."""
+    """A pod's count excludes its containers if cgroup2 is mounted with memory_localevents."""
     path = await node.run("main", *node.claim(ONE))
     await node.enforcer._auditor.audit(full=True)
     node.kernel.set(path, "memory.events", "oom 1\noom_kill 1")

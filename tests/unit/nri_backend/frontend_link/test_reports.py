@@ -140,8 +140,8 @@ def changes_of(body: bytes) -> tuple[int, int, list[str], list[str]] | None:
 
 
 def test_a_frontend_that_reads_changes_gets_only_those_since_the_last_body() -> None:
-    """This requires that the frontend has the containers from the last body. In every other case, all containers are
-    sent.
+    """Only changes are sent if the frontend has the containers from the last body. In every other case, all containers
+    are sent.
     """
     state = synchronized(*(one(name) for name in "abcdef"))
     reports = Reports(state)

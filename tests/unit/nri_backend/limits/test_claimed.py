@@ -219,8 +219,8 @@ def test_a_limit_is_only_raised_while_claims_are_unknown(own: Limit, before: Rai
 
 @given(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20))
 def test_a_limit_changed_by_the_kubelet_becomes_the_original_limit(own: int, jobs: list[tuple[int, int]]) -> None:
-    """This happens on an in-place resize: a value that the backend has not written comes from the kubelet, and the
-    claims are added to it.
+    """The kubelet changes the limit on an in-place resize: a value that the backend has not written comes from the
+    kubelet, and the claims are added to it.
     """
     group = Group(own)
     for change, plus in jobs:

@@ -148,7 +148,7 @@ def test_cruns_container_cgroup_is_the_leaf(tree: CgroupTree, tmp_path: Path) ->
 
 
 def test_original_limits_are_stored_on_the_pods_cgroup(tmp_path: Path) -> None:
-    """Another instance finds them there.
+    """Another instance finds the limits on that cgroup.
 
     A new pod with the same path has no original limits, and storing an empty mapping removes the attribute.
     """

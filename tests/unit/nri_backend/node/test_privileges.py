@@ -211,7 +211,7 @@ def test_a_probe_without_a_result_is_logged_and_not_an_obstacle(
     ("permitted", "partitions"), [(ALL, True), (ALL, False), ("0000000000000002", True), ("0000000000000002", False)]
 )
 def test_a_killed_probes_cgroups_are_removed_at_each_start(tmp_path: Path, permitted: str, partitions: bool) -> None:
-    """They are removed even without the capability and in pool mode."""
+    """The cgroups are removed even without the capability and in pool mode."""
     tree = ProbedTree(tmp_path / "cgroup")
     tree.make("dra-driver-numa-probe-01234567/partition")
     read_privileges(tree, host(tmp_path, permitted), partitions=partitions)

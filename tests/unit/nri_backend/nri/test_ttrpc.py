@@ -180,7 +180,7 @@ def test_the_length_field_does_not_count_the_header() -> None:
 def test_frames_are_the_same_however_the_bytes_are_split(
     frames: list[tuple[int, int, bytes]], data: st.DataObject
 ) -> None:
-    """This includes empty frames, which are valid."""
+    """The frames include empty ones, which are valid."""
     pieces = cut(data, b"".join(encode_frame(*frame) for frame in frames))
     assert _feed(*pieces) == [Frame(stream, kind, len(body), body) for stream, kind, body in frames]
 

@@ -178,7 +178,7 @@ def _status(pid: int, field: str) -> str:
 
 
 def test_a_dump_over_4_mib_is_rejected(tmp_path: Path) -> None:
-    """This applies to a file as well as to standard input."""
+    """The limit applies to a file as well as to standard input."""
     file = tmp_path / "dump.toml"
     file.write_text("#" * (_MAX_BYTES + 1))
     for ran in (run(file), run(dumped=file.read_text())):

@@ -58,7 +58,7 @@ class FakeRuntime(FakeNode):
         return [plugin.name for plugin in self.host.plugins]
 
     async def restart(self, down_seconds: float = 0.0) -> None:
-        """Restarts the runtime: connections end, the socket is recreated, and containers keep running."""
+        """Restarts the runtime: connections are closed, the socket is recreated, and containers keep running."""
         await self.host.shut()
         await asyncio.sleep(down_seconds)
         await self.host.listen()

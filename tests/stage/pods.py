@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life cycle of pods on the stage, from the claim through scheduler, kubelet and runtime to the pod's end."""
+"""The life cycle of pods on the stage, from the claim through scheduler, kubelet and runtime to the pod's removal."""
 
 import uuid
 from collections.abc import Mapping, Sequence

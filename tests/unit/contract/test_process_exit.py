@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Library code never ends the process."""
+"""Library code never terminates the process."""
 
 import re
 from pathlib import Path

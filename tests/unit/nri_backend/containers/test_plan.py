@@ -90,7 +90,7 @@ def test_a_container_without_claims_raises_no_limit() -> None:
 
 
 def test_a_pods_quota_is_raised_for_unthrottled_containers() -> None:
-    """The quota is raised by the unthrottled containers' claimed CPUs until the last of these containers has ended.
+    """The quota is raised by the unthrottled containers' claimed CPUs until the last of these containers has exited.
 
     A container whose limit exceeds its claim is throttled and does not count.
     """

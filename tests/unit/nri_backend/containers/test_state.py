@@ -92,7 +92,7 @@ def test_a_lazy_pools_member_is_misplaced_only_on_cpus_outside_the_pool() -> Non
 
 def test_only_other_containers_on_the_claimed_cpus_overlap() -> None:
     """Containers whose CPUs have not been read yet count as well. The claim container itself, its earlier instances,
-    ended containers and containers that share the claim do not count.
+    containers that have exited, and containers that share the claim do not count.
     """
     state = node(ONE)
     claim = state.authorized(tracked_as(pod(), container("new", *env_of(ONE))))
@@ -138,7 +138,7 @@ def test_a_rejected_container_gets_the_claim_after_its_owner_has_ended(end: str)
 def test_a_claims_first_user_owns_it_across_restarts() -> None:
     """The owner is identified by pod and container name, not by the container's ID.
 
-    When the owner ends, the claim does not pass to another pod; only a new record can give it to one.
+    When the owner exits, the claim does not pass to another pod; only a new record can give it to one.
     """
     both = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"))
     state = node(both)
@@ -158,7 +158,7 @@ def test_a_claims_first_user_owns_it_across_restarts() -> None:
 
 
 def test_a_running_container_keeps_its_cpus_when_its_record_disappears() -> None:
-    """The container becomes an orphan, whose CPUs stay allocated until it has ended.
+    """The container becomes an orphan, whose CPUs stay allocated until it has exited.
 
     When the record comes back, the container is a claim container again.
     """

@@ -137,7 +137,7 @@ async def test_a_standby_uses_the_limit_from_the_last_update(memory: Path, befor
 
 @pytest.mark.parametrize("known_by", ["listed", "started"])
 async def test_a_claim_container_without_a_cgroup_is_stopped(memory: Path, known_by: str) -> None:
-    """The runtime lists the container as running even though it has ended, or its end was reported only to another
+    """The runtime lists the container as running even though it has exited, or its exit was reported only to another
     instance.
     """
     node = Node(memory)
@@ -254,8 +254,8 @@ async def test_on_a_full_node_other_containers_get_the_reserved_cpus(memory: Pat
 
 
 async def test_an_unreadable_ending_container_does_not_stop_the_audit(node: Node) -> None:
-    """The backend has no free file descriptor (EMFILE). The container is reported as stopped once the kernel shows its
-    end.
+    """The backend has no free file descriptor (EMFILE). The container is reported as stopped once the kernel shows that
+    it has exited.
     """
     claim = await node.run("claim", *node.claim(ONE))
     node.kernel.unreadable[claim, "cgroup.events"] = errno.EMFILE
@@ -457,7 +457,7 @@ async def test_without_claims_there_is_a_tick_every_six_seconds(memory: Path) ->
 
 
 async def test_a_claim_without_its_record_keeps_the_ticks_frequent(memory: Path) -> None:
-    """The claim's container uses the CPUs until it ends, so until then the audit must keep moving other containers off
+    """The claim's container uses the CPUs until it exits, so until then the audit must keep moving other containers off
     them.
     """
     async with enforcing(Node(memory)) as node:

@@ -99,8 +99,8 @@ async def test_reserved_cpus_move_each_running_container(partitions: bool, tmp_p
 
 
 async def test_in_pool_mode_a_claim_moves_all_other_containers(tmp_path: Path) -> None:
-    """The containers are moved at Prepare. After the claim has ended, their list contains all CPUs instead of being
-    empty.
+    """The containers are moved at Prepare. After the claim has been released, their lists contain all CPUs instead of
+    being empty.
     """
     async with installed(tmp_path, partitions=False) as found:
         found.node.claim(CLAIM)
@@ -112,7 +112,7 @@ async def test_in_pool_mode_a_claim_moves_all_other_containers(tmp_path: Path) -
 
 
 async def test_in_partition_mode_a_claim_writes_to_no_other_container(tmp_path: Path) -> None:
-    """The other containers' effective CPUs change when the claim's container starts and ends, without a write to their
+    """The other containers' effective CPUs change when the claim's container starts and exits, without a write to their
     files.
     """
     async with installed(tmp_path, partitions=True) as found:

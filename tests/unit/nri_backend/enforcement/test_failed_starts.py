@@ -194,7 +194,7 @@ async def test_a_container_without_claims_whose_start_timed_out_is_moved_by_the_
 async def test_a_claim_container_whose_start_timed_out_is_killed(node: Node) -> None:
     """The container's settings have not been verified.
 
-    The container counts as stopped once its last process has ended, even though the runtime does not report that.
+    The container counts as stopped once its last process has exited, even though the runtime does not report that.
     """
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)

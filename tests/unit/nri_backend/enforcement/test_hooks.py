@@ -402,7 +402,7 @@ async def test_a_standby_rejects_starting_a_claim_container_that_is_not_pinned(m
 async def test_an_instance_with_the_lock_rejects_claims_before_it_enforces(
     memory: Path, first: bool, claim: str
 ) -> None:
-    """The previous holder of the lock has ended, so no instance that the runtime calls later could pin or reject the
+    """The previous holder of the lock has exited, so no instance that the runtime calls later could pin or reject the
     container.
     """
     node = Node(memory)

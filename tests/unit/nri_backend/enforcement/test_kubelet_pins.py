@@ -43,7 +43,7 @@ async def create(node: Node, id_: str, cpus: str = "", mems: str = "") -> None:
 
 
 async def test_static_managers_are_reported_while_one_of_their_containers_runs(tmp_path: Path) -> None:
-    """After the policy is changed to none, existing containers keep their cpusets until they end."""
+    """After the policy is changed to none, existing containers keep their cpusets until they exit."""
     kubelet = StaticManagers(parse_cpu_list("0-7"), parse_cpu_list("0"), memory=True)
     async with enforcing(Node(tmp_path)) as node:
         await create(node, "plain", **kubelet.created("plain"))

@@ -48,7 +48,7 @@ async def test_a_claim_without_any_record_survives_a_runtime_reconnection(memory
 
 
 async def test_a_container_that_is_not_listed_keeps_its_cpus_while_one_of_its_processes_runs(memory: Path) -> None:
-    """The runtime reported the container's end while no instance was connected. The CPUs stay out of the pool, even
+    """The runtime reported the container's exit while no instance was connected. The CPUs stay out of the pool, even
     across a backend restart.
     """
     async with enforcing(Node(memory)) as node:
@@ -86,7 +86,7 @@ async def test_a_container_gets_its_claim_when_the_owners_last_process_has_ended
 async def test_a_leftover_process_of_a_container_without_claims_leaves_claimed_cpus(memory: Path) -> None:
     """The runtime has removed the container.
 
-    Until its leftover process has ended, the process is moved off claimed CPUs. Then the container is forgotten.
+    The leftover process is moved off claimed CPUs until it exits. Then the container is forgotten.
     """
     async with enforcing(Node(memory)) as node:
         left = container("left", of="p2")
@@ -144,9 +144,7 @@ async def test_a_sibling_leaves_an_ended_partitions_cpus_on_the_kernels_event(me
 
 
 async def overlap(node: Node, db: str, sibling: str) -> None:
-    """Writes a sibling's cpuset, as another process would, so that it overlaps a partition whose container has
-    ended.
-    """
+    """Writes a sibling's cpuset, as another process would, so that it overlaps an exited container's partition."""
     await node.enforcer.stop_container(pod("p1"), container("db"))
     node.kernel.set(sibling, "cpuset.cpus", "0-7")
     assert "invalid" in node.partition(db)
@@ -281,7 +279,7 @@ async def test_a_standby_does_not_touch_an_ended_containers_invalid_partition(me
 
 
 async def test_a_start_does_not_wait_for_the_next_tick_once_the_last_process_has_ended(memory: Path) -> None:
-    """The runtime has stopped the other container. Its process ends and its cgroup is removed between two ticks."""
+    """The runtime has stopped the other container. Its process exits and its cgroup is removed between two ticks."""
     async with enforcing(Node(memory)) as node:
         path = await node.run("left", of="p2")
         await asyncio.sleep(0.05)  # until the audit has ended
@@ -342,7 +340,7 @@ async def test_a_record_that_disappears_while_its_container_is_removed_frees_no_
 
 async def test_a_container_that_stops_while_the_cgroup_tree_is_hidden_keeps_its_cpus(memory: Path) -> None:
     """Mounting something over the tree does not end a process. The CPUs stay allocated until the tree shows that the
-    process has ended.
+    process has exited.
     """
     async with enforcing(Node(memory)) as node:
         await node.run("claim", *node.claim(ONE))

@@ -91,7 +91,7 @@ async def test_a_kill_in_a_claim_container_is_reported_once(node: Node, seen_by:
 
 
 async def test_a_kill_is_attributed_even_if_the_audit_has_already_found_the_container_gone(node: Node) -> None:
-    """The audit marks the container as stopped before the kills are counted. The next container that ends must not be
+    """The audit marks the container as stopped before the kills are counted. The next container that exits must not be
     blamed.
     """
     env = node.claim(ONE)
@@ -288,7 +288,7 @@ async def test_a_pod_whose_count_could_not_be_read_is_read_again(node: Node) -> 
 
 
 async def test_a_kill_in_a_vanished_sibling_is_not_attributed_to_the_claim_container(node: Node) -> None:
-    """An earlier audit has seen the sibling. The runtime is not connected, so it does not report the sibling's end."""
+    """An earlier audit has seen the sibling. The runtime is not connected, so it does not report the sibling's exit."""
     await node.run("main", *node.claim(ONE))
     side = await node.run("side", name="side")
     await node.enforcer._auditor.audit(full=True)
@@ -315,7 +315,7 @@ def test_only_oom_kill_is_parsed_from_memory_events() -> None:
 
 
 _Reading = tuple[int, dict[str, int | None], str, dict[str, int]]
-"""The pod's count, its containers' counts, the container that has just ended, and the expected new kills."""
+"""The pod's count, its containers' counts, the container that has just exited, and the expected new kills."""
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ _Reading = tuple[int, dict[str, int | None], str, dict[str, int]]
 )
 def test_kills_are_attributed_by_counts_and_ends(readings: list[_Reading]) -> None:
     """A kill is attributed by the containers' own counts if possible. Otherwise it is attributed to the container that
-    has just ended or, if none has, to the only container that is gone.
+    has just exited or, if none has, to the only container that is gone.
     """
     pod = PodKills(total=0)
     for total, own, ended, expected in readings:
@@ -355,14 +355,14 @@ def test_kills_are_attributed_by_counts_and_ends(readings: list[_Reading]) -> No
 
 
 def test_kills_before_the_first_reading_are_not_attributed() -> None:
-    """A container that ends later is not blamed for kills before the first reading."""
+    """A container that exits later is not blamed for kills before the first reading."""
     assert PodKills(total=3).take(3, {"a": 0}, ended="a") == {}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=30))
 def test_every_kill_is_attributed_exactly_once(steps: list[tuple[str, bool, bool]]) -> None:
-    """In whatever order kills, readings and ends happen, each container ends up with exactly the kills that happened in
-    it.
+    """In whatever order kills, readings and exits happen, each container ends up with exactly the kills that happened
+    in it.
     """
     pod, total = PodKills(total=0), 0
     own = dict.fromkeys("abc", 0)

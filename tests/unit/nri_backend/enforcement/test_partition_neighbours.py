@@ -116,7 +116,7 @@ async def test_an_attempt_that_was_never_started_does_not_block_the_next_ones_pa
         assert (node.partition(second), node.cpus(second)) == ("isolated", "2-3")
         assert node.kernel.get(first, "cpuset.cpus") == "1,4-7"
         assert (node.reports["first"].claims, node.reports["first"].state) == ((), "created")
-        # If the runtime starts the first container after the second one has ended, the first one gets the claim.
+        # If the runtime starts the first container after the second one has exited, the first one gets the claim.
         await node.stop("second")
         await node.enforcer.start_container(pod("p1"), stored)
         assert (node.partition(first), node.cpus(first)) == ("isolated", "2-3")

@@ -167,7 +167,7 @@ async def test_a_lingering_partition_keeps_its_cpus_without_record_and_enforceme
     tmp_path: Path, end: str
 ) -> None:
     """Only the kernel shows the partition's CPUs. One of the container's processes is still running after the runtime
-    has reported the container's end.
+    has reported the container's exit.
     """
     record = cpu_record("c1", "r=2-3")
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
@@ -214,7 +214,7 @@ async def test_a_running_claim_container_becomes_a_partition_after_an_upgrade(tm
 
 
 async def test_an_ended_partitions_exclusive_cpus_are_released_for_the_next_one(tmp_path: Path) -> None:
-    """The next claim is in another QoS class, and the backend did not notice that the previous container had ended."""
+    """The next claim is in another QoS class, and the backend did not notice that the previous container had exited."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
         node.kernel.remove(db)
@@ -297,7 +297,7 @@ def test_a_partition_is_created_only_in_a_populated_cgroup(tmp_path: Path) -> No
 def test_an_invalid_partition_is_released_while_one_of_its_processes_runs(
     tmp_path: Path, populated: str, partition: str, released: bool, left: str
 ) -> None:
-    """Without a process, the cgroup may be in the middle of being removed, and the container has ended anyway."""
+    """Without a process, the cgroup may be in the middle of being removed, and the container has exited anyway."""
     tree = KernelTree(tmp_path / "cgroup")
     tree.make(f"{POD}/a")
     files = {PARTITION: partition, EXCLUSIVE: "2-3", "cgroup.events": f"populated {populated}\nfrozen 0"}
@@ -310,8 +310,8 @@ def test_an_invalid_partition_is_released_while_one_of_its_processes_runs(
 
 
 async def test_no_partition_is_created_in_a_cgroup_that_is_being_removed(tmp_path: Path) -> None:
-    """The kernel ends the partition, reports that, and then removes the cgroup. The runtime reports the container's end
-    only later.
+    """The kernel ends the partition, reports that, and then removes the cgroup. The runtime reports the container's
+    exit only later.
     """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))

@@ -24,8 +24,8 @@ CGROUP = "kubepods/pod1/c1"
 async def test_a_container_whose_cgroup_cannot_be_read_counts_as_alive(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error such as EMFILE is not evidence that the container has ended, and no exception is raised. It is logged
-    once for as long as it lasts.
+    """An error such as EMFILE is not evidence that the container has exited, and no exception is raised. The error is
+    logged once for as long as it lasts.
     """
     tree, state = KernelTree(tmp_path / "cgroup"), NodeState()
     tree.make(CGROUP)

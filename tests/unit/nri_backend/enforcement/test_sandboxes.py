@@ -82,7 +82,7 @@ async def test_a_sandbox_leaves_claimed_cpus_before_a_claim_container_starts(mem
 
 async def test_the_next_instance_finds_a_running_sandbox(memory: Path) -> None:
     """The runtime lists the sandbox's containers as running. They count as stopped when the sandbox's last process has
-    ended.
+    exited.
     """
     node = Node(memory)
     one = replace(container("vm", of="p2"), state=ContainerState.RUNNING)
@@ -114,7 +114,7 @@ async def test_only_the_pods_cgroup_counts_as_a_sandboxs_cgroup(memory: Path) ->
 
 
 async def test_a_rejected_container_in_a_sandbox_is_not_killed(memory: Path) -> None:
-    """The container shares the pod's cgroup, so a kill would end the whole pod."""
+    """The container shares the pod's cgroup, so a kill would also stop the pod's other containers."""
     async with enforcing(Node(memory)) as node:
         node.claim(ONE)
         path = create_sandbox(node, KATA, container("vm", of="p2"))

@@ -90,7 +90,7 @@ def test_a_container_whose_cpus_cannot_be_read_may_be_on_any_cpu(tmp_path: Path,
 
 
 async def test_a_start_does_not_wait_for_a_container_whose_cgroup_is_gone(memory: Path) -> None:
-    """The runtime has not reported the container's end yet."""
+    """The runtime has not reported the container's exit yet."""
     async with enforcing(Node(memory)) as node:
         first, env = await run_others(node)
         node.kernel.remove(first)

@@ -51,7 +51,7 @@ def settings(root: Path) -> Settings:
 
 
 def test_interrupts_vacate_the_cpus_of_running_containers() -> None:
-    """Interrupts leave the CPUs when the container starts and stay away until its last process has ended. Claims that
+    """Interrupts leave the CPUs when the container starts and stay away until its last process has exited. Claims that
     keep interrupts are an exception.
     """
     state = node()

@@ -40,7 +40,7 @@ _UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def plain(text: str) -> str:
-    """Returns output in the form that is compared: folded lines are joined, UIDs and ages are replaced.
+    """Returns output in the form that is compared: folded lines are joined, and UIDs and ages are replaced.
 
     Which of the two drivers' claims comes first depends on the order of files in a directory.
     """

@@ -45,7 +45,7 @@ def assemble(
     caches: dict[int | None, int] = {}
     numbers: dict[int | None, int] = {}
     for index, (_, number) in enumerate(slots):
-        numbers.setdefault(cores[number].l3, index * stride)  # L3 ids follow the lowest CPU of each L3, offline or not
+        numbers.setdefault(cores[number].l3, index * stride)  # an L3's id is its lowest CPU, online or not
     ranks: dict[int, int] = {}
     in_package: dict[int, int] = {}
     for number, core in enumerate(cores):

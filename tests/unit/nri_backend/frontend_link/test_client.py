@@ -384,7 +384,7 @@ async def test_a_frontend_that_cannot_send_record_changes_still_receives_reports
 
 
 async def test_a_frontend_that_never_answers_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The cause may be that the run directory is not mounted, which does not resolve itself."""
+    """The run directory may not be mounted, a fault that does not resolve itself."""
     backend = Backend(tmp_path / "missing.sock")
     client = FrontendClient(
         str(backend.path),

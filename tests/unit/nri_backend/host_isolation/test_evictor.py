@@ -198,7 +198,7 @@ async def test_a_failed_pass_is_a_problem_and_is_retried(tree: IrqTree) -> None:
 
 
 async def test_an_unexpected_exception_is_a_problem_and_does_not_end_the_task(tmp_path: Path) -> None:
-    """If this task ended, the backend would exit, and claims would no longer be enforced."""
+    """If the task that moves interrupts ended, the backend would exit, and claims would no longer be enforced."""
 
     class Broken(IrqTree):
         """Raises an exception that reading the kernel's files never raises."""

@@ -29,11 +29,13 @@ class BackendCode(StrEnum):
     KERNEL_TOO_OLD = "KernelTooOld"
     """The kernel is too old: it does not support partitions, or it lacks some other cgroup file."""
     CPUS_LOST = "CPUsLost"
-    """The kernel has lost CPUs: those of an ended partition are in no cgroup. No more partitions are created."""
+    """The kernel has lost CPUs: the CPUs of a removed partition are in no cgroup. The backend creates no more
+    partitions.
+    """
     KERNEL_CALL_HANGS = "KernelCallHangs"
     """The kernel has not answered a call for several seconds."""
     HOST_UNREADABLE = "HostUnreadable"
-    """The backend cannot read the machine's CPUs and hugepage sizes, and keeps using its last reading."""
+    """The backend cannot read the machine's CPUs and hugepage sizes, and keeps using the values that it last read."""
     # Files.
     PERMISSION_DENIED = "PermissionDenied"
     """The kernel returned EACCES: a capability is missing, or a security module denies access."""

@@ -53,7 +53,7 @@ class ClaimFile:
     memory: Mapping[str, int] = field(default_factory=dict)
     """Allocated bytes by memory device."""
     cpus_by_request: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """CPUs by request name, as it appears in the CDI device's name: "" in a claim with only one request. Without a
+    """CPUs by the request name in the CDI device's name, which is "" if the claim has only one request. Without a
     record, the CPUs come from the environment.
     """
 
@@ -95,9 +95,7 @@ def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
 
 
 def shared_env(record: AllocationRecord, request: str) -> dict[str, str]:
-    """Returns the informational variable with the CPUs that a container that uses ``request`` may use besides its
-    own.
-    """
+    """Returns the informational variable that lists additional CPUs available to containers that use ``request``."""
     pool = record.pool_cpus.get(request)
     name = shared_cpu_env_key(record.claim.uid, record.device_request(request))
     return {name: format_cpu_list(pool.cpus)} if pool else {}

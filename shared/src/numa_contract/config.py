@@ -243,8 +243,9 @@ class Config(Section):
     """Isolation of claimed CPUs. ``auto``: by the kernel if possible, else by the shared pool. ``partition``: by the
     kernel, else claims are refused. ``pool``: by the shared pool."""
     pool_growth: Literal["immediate", "lazy"] = "immediate"
-    """When running containers without a CPU claim get released CPUs: ``immediate``, or ``lazy`` (with their next
-    change)."""
+    """When running containers without a CPU claim get released CPUs: ``immediate``, or ``lazy`` (the next time the
+    driver changes their CPUs anyway).
+    """
     withheld_cpus: Annotated[int, Field(ge=0, le=MAX_CPU)] | None = Field(default=None, alias="withheldCPUs")
     """Minimum number of unreserved CPUs that claims leave to other containers. If not set: 1 if no CPU is reserved,
     else 0.

@@ -70,7 +70,7 @@ _decode: Final = json.JSONDecoder(parse_constant=_refused, parse_float=_finite, 
 
 
 def json_too_deep(data: bytes) -> bool:
-    """Returns True if a JSON document is nested too deep. For a string that is not JSON, the result may be either."""
+    """Returns True if a JSON document is nested too deep. For a string that is not JSON, the result is undefined."""
     if data.count(b"[") + data.count(b"{") <= MAX_NESTING:
         return False
     # Removes the strings. Once escaped backslashes and quotes are gone, splitting at quotes makes every second part a

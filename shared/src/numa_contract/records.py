@@ -95,7 +95,7 @@ class Document(BaseModel):
     )
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Replaces the set of fields that were set with an equal set that is shared."""
+        """Replaces ``model_fields_set`` with an equal set that other instances share."""
         _share_fields(self)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -106,7 +106,7 @@ class Document(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> JsonSchemaValue:
-        """Returns the JSON schema with the docstrings of class and attributes as descriptions."""
+        """Returns the JSON schema with the docstrings of the class and its attributes as descriptions."""
         reference = handler(schema)
         found = handler.resolve_ref_schema(reference)
         found["description"] = as_markdown(cls.__doc__ or "")
@@ -350,16 +350,17 @@ class AllocationRecord(RecordPart):
     memory: Annotated[tuple[MemoryAllocation, ...], Field(max_length=_MAX_RESULTS)] = ()
     """Allocated memory by result; empty in a ``dra.cpu`` record."""
     parameters: dict[str, CpuParameters] = Field(default_factory=dict)
-    """Parameters of the requests for ``dra.cpu``, by base name of the request."""
+    """Parameters of the requests for ``dra.cpu``, keyed by the request's base name."""
     memory_parameters: dict[str, MemoryParameters] = Field(default_factory=dict)
-    """Parameters of the requests for ``dra.memory``, by base name of the request."""
+    """Parameters of the requests for ``dra.memory``, keyed by the request's base name."""
     metadata: dict[str, MetadataFile] = Field(default_factory=dict)
-    """Metadata files by base name of the request; empty if metadata is off or the file could not be written."""
+    """Metadata files, keyed by the request's base name; empty if metadata is off or the file could not be written."""
     pool_cpus: Annotated[
         dict[str, PoolCpus], Field(alias="poolCpus", validation_alias=AliasChoices("poolCpus", "sharedCpus"))
     ] = Field(default_factory=dict)
-    """CPUs of the shared pool that containers may use as well, by base name of the request; only for requests with
-    ``poolCPUs`` other than ``none``."""
+    """Shared-pool CPUs that containers may also use, keyed by the request's base name; only for requests whose
+    ``poolCPUs`` is not ``none``.
+    """
     sharing: str = "container"
     """Sharing of the claim: ``pod`` if all containers of one pod share it, or ``container``. An unknown value is
     enforced as ``container``, the stricter one.
@@ -383,7 +384,9 @@ class AllocationRecord(RecordPart):
         return tuple(dict.fromkeys([result.base for result in self.results]))
 
     def device_request(self, request: str) -> str | None:
-        """Returns the request that CDI names contain, or None if the claim has only one request for this driver."""
+        """Returns the request name to use in CDI device names, or None if the claim has only one request for this
+        driver.
+        """
         return request if len(self.requests) > 1 else None
 
     def cdi_id(self, request: str) -> str:

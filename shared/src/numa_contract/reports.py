@@ -141,7 +141,9 @@ class ContainerReport(Document):
     fallback_reason: Text = ""
     """Reason why the pool enforces the claims even though the kernel could; empty otherwise."""
     fallback_code: Code = ""
-    """Code for the cause, as in ``cause`` in ``/v1/status``; empty if there is none or the backend is too old."""
+    """Code for the cause, with the same values as the ``cause`` field of ``/v1/status``; empty if there is no cause or
+    the backend is too old to send its code.
+    """
     pool_requested_by: Text = ""
     """Setting in the container's claims that requests the pool even though the kernel could enforce the claims; empty
     if there is none.
@@ -158,7 +160,9 @@ class ContainerReport(Document):
     refused: Text = ""
     """Reason why the container was refused; empty if it was not."""
     refused_code: Code = ""
-    """Code for the cause, as in ``cause`` in ``/v1/status``; empty if there is none or the backend is too old."""
+    """Code for the cause, with the same values as the ``cause`` field of ``/v1/status``; empty if there is no cause or
+    the backend is too old to send its code.
+    """
     memory_kills: int = 0
     """Number of the container's processes that the kernel has killed because the container was out of memory; counted
     only if the container uses a memory claim.
@@ -250,8 +254,7 @@ class Observation(Document):
     total: int = 0
     """Number of files that would change."""
     cgroup_files: int = 0
-    """Number of files that would change and belong to cgroups. The other files belong to interrupts and kernel
-    workers."""
+    """Number of cgroup files that would change. The other files belong to interrupts and kernel workers."""
     complete: bool = False
     """True if all containers that the runtime listed were compared."""
     changes: Annotated[tuple[ObservedChange, ...], BeforeValidator(lambda value: _first(value, MAX_OBSERVED))] = ()
@@ -275,7 +278,7 @@ class BackendStatus(Document):
     """
     reported_at: float | None = None
     """Time of the report, in seconds of the node's monotonic clock (``CLOCK_MONOTONIC``). A report that is older than
-    the last one was overtaken by it and is ignored. Null if the backend does not send it.
+    the last one received was overtaken in transit and is ignored. Null if the backend does not send it.
     """
     records: int | None = None
     """Generation of the claim records that the backend had read when it made this report; null if it has read none. A
@@ -308,7 +311,9 @@ class BackendStatus(Document):
     remedy; otherwise empty. With ``cpuExclusivity: partition``, CPU claims for one container are then refused.
     """
     exclusivity_code: Code = ""
-    """Code for the cause, as in ``cause`` in ``/v1/status``; empty if there is none or the backend is too old."""
+    """Code for the cause, with the same values as the ``cause`` field of ``/v1/status``; empty if there is no cause or
+    the backend is too old to send its code.
+    """
     kubelet_pins: Texts = ()
     """Managers that assign CPUs (``cpu``) or NUMA nodes (``memory``) to containers: the kubelet's static managers, or
     another NRI plugin in their place.

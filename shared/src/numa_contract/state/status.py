@@ -33,8 +33,8 @@ class StatusCode(StrEnum):
     NO_BACKEND_ENFORCES = "NoBackendEnforces"
     """No backend on this node holds the active lock and serves the runtime, so no claim can be prepared."""
     BACKEND_PROBLEM = "BackendProblem"
-    """The backend cannot enforce something, and sent no code for the cause or a code that this release does not know.
-    The message is the backend's own.
+    """The backend cannot enforce something, and sent either no code for the cause or one that this release does not
+    know. The message is the backend's own.
     """
     MACHINE_UNREADABLE = "MachineUnreadable"
     """The machine cannot be read; the result of the last successful read stays in use."""

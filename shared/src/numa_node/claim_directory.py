@@ -66,7 +66,7 @@ class _Entry:
     file: ClaimFile | None
     problem: str = ""
     digest: bytes = b""
-    """Digest of the content; empty if it was not read."""
+    """Digest of the file's content; empty if the content was not read."""
 
 
 stamp_clock_ns: Final = partial(time.clock_gettime_ns, _CLOCK_REALTIME_COARSE)
@@ -148,7 +148,7 @@ class ClaimDirectory:
         return self._show({"": problem} if problem else {})
 
     def note(self, key: ClaimKey, file: ClaimFile | None) -> None:
-        """Updates the view with a file that this process has written, or removed (None), which makes the next scan
+        """Updates the view with a file that this process has written or removed (None), so that the next scan is
         unnecessary.
 
         A change by another process within the same clock tick is then seen only by the next thorough refresh. Writers

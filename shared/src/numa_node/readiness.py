@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readiness of a pod, which changes only after a problem has lasted, or has been absent, for some time.
 
-A starved node occasionally misses any deadline. If the pod became unready each time, its readiness would be
+On an overloaded node, any deadline is missed occasionally. If the pod became unready each time, its readiness would be
 meaningless, and the roll-out of a DaemonSet would stall.
 """
 

@@ -27,7 +27,9 @@ async def next_tick(*, busy: bool = False) -> None:
 
 
 async def each_tick(work: Callable[[], Awaitable[bool | None]]) -> None:
-    """Calls ``work`` at each quiet tick, or at the next tick if it returned True. Ends only if ``work`` raises."""
+    """Calls ``work`` at each quiet tick, or at the next tick if it returned True. Continues until ``work`` raises an
+    exception.
+    """
     busy: bool | None = False
     while True:
         await next_tick(busy=bool(busy))

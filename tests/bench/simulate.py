@@ -76,13 +76,16 @@ def prepares(inventory: Inventory, pairs: int, seed: int = 1) -> list[float]:
 
 
 def samples(pairs: int) -> Iterator[tuple[Quantity, str, list[float]]]:
-    """Yields a quantity, its load and its samples: for each way of grouping the CPUs, and for the growth in time."""
+    """Yields tuples of a quantity, a description of the load, and the samples. The first tuples are for the duration of
+    a prepare, one for each way of grouping the CPUs into devices; the others are for how much that duration grows with
+    the number of CPUs.
+    """
     if pairs == 0:
         return
     for kind in (DeviceKind.NUMA_NODE, DeviceKind.MACHINE):
         seconds = prepares(node(_CPUS, kind), pairs)
         yield quantities.simulated(kind, _CPUS, _P99_BUDGET), _LOAD, [one * 1000 for one in seconds]
-    # On the whole machine, as a single device with all CPUs.
+    # The growth is measured on a single device that contains all CPUs of the machine.
     sizes = (_SMALLEST, 2 * _SMALLEST, _CPUS)
     some = max(1, pairs // 20)
     medians = [statistics.median(prepares(node(cpus, DeviceKind.MACHINE), some)) for cpus in sizes]

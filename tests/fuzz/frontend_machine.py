@@ -327,7 +327,7 @@ class Trace(Node):
     # The API server and the scheduler.
 
     async def do_server(self) -> None:
-        """Makes the API server fail some calls, slow it down, or repair it."""
+        """Makes the API server fail some calls, slows it down, or repairs it."""
         kind = self.input.number(len(_ERRORS) + 2)
         self.api.error = _ERRORS[kind] if kind < len(_ERRORS) else None
         self.api.failures = (1, 3, 30)[self.input.number(3)]

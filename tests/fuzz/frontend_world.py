@@ -111,7 +111,7 @@ class Server(Claims):
         return copy.deepcopy(self.documents.get(name))
 
     async def list_claims(self, namespace: str = "") -> AsyncGenerator[dict[str, Any], None]:
-        """Yields the claims; the client must end an endless list."""
+        """Yields the claims; if the list never ends, the client must stop reading it."""
         await self._fail("list resourceclaims")
         for document in list(self.documents.values()):
             yield copy.deepcopy(document)

@@ -21,7 +21,7 @@ AGENT = "dra-driver-numa"
 _T = TypeVar("_T")
 OPEN_FILES = Path(__file__).with_name("open_files.py")
 _PATIENCE = 20.0 * PATIENCE
-"""Seconds during which the simulated kubelet retries; a real one retries indefinitely."""
+"""Number of seconds for which the simulated kubelet retries; a real one retries indefinitely."""
 
 
 def commands(ports: tuple[int, int]) -> tuple[str, str]:

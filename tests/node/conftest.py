@@ -17,7 +17,7 @@ from tests.node.rig.services import LOGS, Services
 
 IRQBALANCE = Path("/opt/irqbalance")  # installed by run.sh if its arguments name irqbalance
 LAST_REPORT = pytest.StashKey[Callable[[], dict[str, str]]]()
-"""Returns the logs of everything that a test has started."""
+"""Function that returns the logs of everything that a test has started."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

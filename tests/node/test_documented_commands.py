@@ -117,7 +117,9 @@ def test_the_runtime_page_finds_and_repairs_a_disabled_nri(node: Node, image: st
 
 @each_runtime
 def test_a_dump_that_is_piped_in_cannot_hang(node: Node, image: str) -> None:
-    """If ctr does not forward the end of its input, the command exits after its timeout, and no container remains."""
+    """If ctr does not forward the end-of-file of its input, the command exits after its timeout, and no container
+    remains.
+    """
     before = containers(node)
     ctr = f"ctr -n k8s.io run --rm {image} setup-piped /opt/app/bin/nri-backend setup-runtime"
     ran = run(node, f"containerd config dump | {ctr}")

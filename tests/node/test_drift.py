@@ -74,7 +74,7 @@ def test_a_container_whose_settings_cannot_be_applied_is_rejected(cluster: Clust
         assert fine.run().cpus_allowed == fine.cpus
 
     pod.write("cgroup.subtree_control", "-hugetlb")
-    # This includes PID 1, because runc would enable the controller again.
+    # PID 1's mount namespace is included, because runc runs in it and would enable the controller again.
     with read_only(pod.directory / "cgroup.subtree_control", backend, 1):
         never_starts(db, r"the hugetlb controller is not in .*subtree_control")
     again = db.run()

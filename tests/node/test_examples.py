@@ -34,8 +34,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 VALUES: dict[str, dict[str, Any]] = {"extended-resource": {"deviceClasses": {"extendedResource": "dra-numa/cpu"}}}
 """Other chart values that an example needs, as its first lines state."""
 FOREIGN = {"gpu.nvidia.com": ("resource.kubernetes.io/numaNode", 0), "dra.net": ("dra.net/numaNode", 1)}
-"""Devices of other drivers: the attribute for their NUMA node, and the node. The GPU is on node 0, since its example
-claims eight CPUs, and the driver withholds one of node 1's eight CPUs from claims.
+"""Other drivers' devices: by driver, the attribute that contains the device's NUMA node, and the number of that node.
+The GPU is on node 0, since its example claims eight CPUs, and the driver withholds one of node 1's eight CPUs from
+claims.
 """
 MODES: dict[str, dict[str, Any]] = {"auto": {}, "pool": {"cpuExclusivity": "pool"}, "without SYS_ADMIN": {}}
 LACKING = {"without SYS_ADMIN": "backend capability SYS_ADMIN"}
@@ -140,9 +141,7 @@ def inside(box: Container) -> str:
 def check_cpus(
     cluster: Cluster, box: Container, records: list[AllocationRecord], own: frozenset[int], mode: str
 ) -> None:
-    """Checks that the container is on its CPUs without other processes, and that the CPUs are enforced as the mode
-    promises.
-    """
+    """Checks that the container is alone on its CPUs, and that its claims are enforced as the mode promises."""
     beside = any(record.pool_cpus for record in records)
     allowed = box.cpus_allowed
     assert own <= allowed if beside else own == allowed

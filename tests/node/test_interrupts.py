@@ -56,7 +56,7 @@ def metric(cluster: Cluster, name: str) -> float:
 
 
 def everything() -> tuple[dict[str, str], frozenset[int]]:
-    """Returns all values that must be the same before and after."""
+    """Returns all values that must be the same before and after a claim."""
     return device_interrupts(), masks()
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims for memory and hugepages: sums, the time at which excess pages are refused, and mounts."""
+"""Claims for memory and hugepages: how several claims are added up, when excess pages are refused, and how hugetlbfs is
+mounted.
+"""
 
 import signal
 from functools import partial
@@ -31,8 +33,8 @@ def free_pages() -> int:
 
 @pytest.mark.core
 def test_sizes_nodes_and_claims_are_summed(cluster: Cluster) -> None:
-    """A container with two claims on two nodes and with two page sizes can touch the sum of all, and not a page
-    more.
+    """A container with two claims on two nodes and with two page sizes can touch as many pages as all its claims
+    together provide, and not one more.
     """
     many = Wish(
         [

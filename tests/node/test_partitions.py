@@ -25,8 +25,8 @@ pytestmark = pytest.mark.configuration(cpuExclusivity="auto")
 
 
 def alone(*holders: tuple[ClaimPod, Container], seconds: float = 0) -> None:
-    """Asserts that each container has its claim's CPUs, and that no other process may run or has run there for a
-    while.
+    """Asserts that each container has its claim's CPUs, and that no other process may run on those CPUs. If `seconds`
+    is set, also asserts that no other process runs on them during that time.
     """
     for pod, box in holders:
         assert box.cpus_allowed == box.cgroup.cpus() == pod.cpus

@@ -3,8 +3,8 @@
 
 touch_memory.py [--hold] SIZE:PAGES... with SIZE 4K, 2M or 1G. Prints a JSON list, one entry per mapping in order:
 {"size", "pages", "error" (errno name of mmap, or null), "nodes" {node: pages}, "page_kib"}. All mappings are held at
-the same time. A page that cannot be allocated at the first touch ends the process with SIGBUS. --hold: keep the memory
-until killed.
+the same time. If a page cannot be allocated when it is first touched, the kernel kills the process with SIGBUS. --hold:
+keep the memory until killed.
 """
 
 import ctypes

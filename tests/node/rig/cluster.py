@@ -38,7 +38,7 @@ _KUBECONFIG, _PORT, _CONTROL = (_ACCESS / name for name in ("kubeconfig", "port"
 _ADDRESS = "10.0.2.15"
 """Address at which pods reach the machine from their network."""
 _RENDERER = os.environ.get("CHART", "")
-"""Address where run.sh renders the chart (vm/chart.py)."""
+"""Address of the server that renders the chart (vm/chart.py); run.sh starts it."""
 _USUAL: dict[str, Any] = {
     "kubeconfig": str(_KUBECONFIG),
     "reservedCPUs": format_cpu_list(RESERVED),
@@ -61,7 +61,7 @@ def chart_values(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict
     """Returns the chart's values: `settings` contains keys of driverConfig, where None omits a key; `values` contains
     all other values.
 
-    The pod gets a kubeconfig in a volume, since the fake API server is not a service of a cluster.
+    The pod gets a kubeconfig in a volume, since the fake API server is not an in-cluster Service.
     """
     config = {key: value for key, value in {**_USUAL, **settings}.items() if value is not None}
     mount = {"name": "access", "mountPath": str(_ACCESS), "readOnly": True}
@@ -291,8 +291,8 @@ class Cluster:
         return pod
 
     def settled(self) -> Node:
-        """Returns the node once no sandbox is being created, because restarting the runtime would interrupt its
-        creation.
+        """Returns the node once no sandbox is being created, because restarting the runtime would interrupt the
+        creation of one.
         """
         for pod in self._pods:
             pod.settle()
@@ -304,7 +304,9 @@ class Cluster:
         return {device["name"]: device for one in slices for device in one["spec"].get("devices") or []}
 
     def clean(self) -> None:
-        """Ends every pod with its claim, as the kubelet does; one of the driver's pods runs afterwards."""
+        """Removes every pod and its claims, as the kubelet does. Afterwards, exactly one of the driver's pods is
+        running.
+        """
         for extra in self.instances[1:]:
             extra.note_times()
             extra.pod.remove()

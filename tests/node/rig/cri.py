@@ -60,7 +60,7 @@ class Runtime:
         return answer.runtime_name, answer.runtime_version
 
     def answers(self) -> bool:
-        """Returns True if the runtime has finished starting; until then, every call fails as unavailable."""
+        """Returns True if the runtime has finished starting; until then, every call fails with UNAVAILABLE."""
         try:
             self.version()
         except CriError as error:
@@ -111,7 +111,7 @@ class Runtime:
         return int(json.loads(answer.info["info"]).get("pid") or 0)
 
     def exec(self, container: str, command: list[str], limit: int = 60) -> ExecResult:
-        """Runs a command inside a container and waits at most `limit` seconds for its end."""
+        """Runs a command inside a container and waits at most `limit` seconds for it to exit."""
         limit = int(limit * PATIENCE)
         request = pb.ExecSyncRequest(container_id=container, cmd=command, timeout=limit)
         answer = self.call(request, limit=limit + 10.0)

@@ -19,8 +19,8 @@ _LONGEST = 200_000  # microseconds, the longest delay in the histogram
 
 
 def cyclictest(cpus: Collection[int], *, every: int, seconds: int = 0, priority: int = 0) -> list[str]:
-    """Returns a command with a thread on each CPU that wakes up at this interval in microseconds and writes JSON at the
-    end.
+    """Returns a cyclictest command that wakes up a thread on each CPU at this interval (in microseconds) and writes the
+    results as JSON at the end.
 
     `seconds` is the duration, or 0 to run until SIGINT. `priority` is the SCHED_FIFO priority, or 0 for an ordinary
     thread.

@@ -265,7 +265,7 @@ class _Pod:
         for source in volume.each("sources"):
             if source.has("serviceAccountToken"):
                 token = source.inside("serviceAccountToken")
-                token.take("expirationSeconds")  # used by the API server: when to request a new token
+                token.take("expirationSeconds")  # the token's lifetime, which the runtime does not use
                 found[str(token.take("path"))] = "token"
             elif source.has("configMap"):
                 config = source.inside("configMap")

@@ -105,7 +105,7 @@ class ManifestPod:
         return self._scheduled(name, spec)
 
     def _extended(self) -> Document:
-        """Creates the claim for extended resources that classes serve, as the scheduler does (KEP-5004)."""
+        """Creates the claim for the extended resources that DeviceClasses provide, as the scheduler does (KEP-5004)."""
         classes = {
             one["spec"]["extendedResourceName"]: one["metadata"]["name"]
             for one in self.cluster.objects

@@ -43,7 +43,9 @@ class Resources:
 
 
 def cri_log(path: Path) -> str:
-    """Returns a container's output without the time and the stream that the runtime adds to each line; "" at first."""
+    """Returns a container's output without the time and the stream that the runtime adds to each line, or "" before the
+    container has started.
+    """
     lines = path.read_text().splitlines() if path.exists() else []
     return "".join(line.split(" ", 3)[3] + "\n" for line in lines)
 

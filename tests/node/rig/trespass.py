@@ -71,8 +71,8 @@ def ran_on(cpus: frozenset[int], cgroups: Collection[str], seconds: float) -> di
 
 
 def _grown(who: str, fields: list[str], spent: dict[str, int]) -> bool:
-    """Returns True if CPU time has been used since the last reading. The first reading returns False for a thread and
-    True for a process.
+    """Returns True if CPU time has been used since the last call. The first call returns False for a thread and True
+    for a process.
     """
     ticks, before = int(fields[11]) + int(fields[12]), spent.get(who)
     spent[who] = ticks

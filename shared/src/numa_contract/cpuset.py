@@ -2,9 +2,9 @@
 """CPU and NUMA node lists in the kernel's list format (``0-3,8``), as sets of ints.
 
 Pod authors can also supply such lists. The kernel writes its lists in ascending order and without overlaps
-(lib/bitmap-str.c). Only that form is accepted, so the size of the largest possible machine limits the work for one
-list. A node has few distinct lists, which are parsed and formatted again and again; therefore the most recent results
-of parsing and of formatting are cached.
+(lib/bitmap-str.c). Only that form is accepted, so the work for one list is bounded by the size of the largest possible
+machine. A node has few distinct lists, which are parsed and formatted again and again; therefore the most recent
+results of parsing and of formatting are cached.
 """
 
 import re

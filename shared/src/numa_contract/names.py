@@ -174,15 +174,15 @@ def memory_class_name(hugepage_bytes: int | None, *, far: bool = False) -> str:
 
 
 class EnvKey(NamedTuple):
-    """Claim and request that one of the driver's environment variables names. The request is "" if the claim has only
-    one.
+    """Claim and request, as parsed from the name of one of the driver's environment variables. The request is "" if the
+    claim has only one.
     """
 
     driver: str
     uid: str
     request: str | None
     item: str = ""
-    """Content of a memory variable: ``NUMANodes``, ``memory`` or ``hugepages_2Mi``. Empty for CPUs."""
+    """Kind of value in a memory variable: ``NUMANodes``, ``memory`` or ``hugepages_2Mi``. Empty for CPUs."""
 
 
 def cpu_env_key(uid: str, request: str | None) -> str:

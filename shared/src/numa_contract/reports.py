@@ -285,7 +285,9 @@ class BackendStatus(Document):
     claim that had been released by then and that no container names is not in use.
     """
     active: bool = False
-    """True if this backend holds the active lock and enforces, or observes if ``enforcement`` is ``observe``."""
+    """True if this backend holds the active lock and enforces claims (or only observes, if ``enforcement`` is
+    ``observe``).
+    """
     enforced: bool = True
     """True if a backend on this node holds the lock, serves the runtime, and has renewed its heartbeat recently."""
     synchronized: bool = False

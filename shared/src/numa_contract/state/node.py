@@ -125,8 +125,8 @@ class NodeDocument(StateDocument):
     runtime: str
     """Name and version of the container runtime; empty if it is not known."""
     live: bool
-    """True if a backend on this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
-    for other reasons.
+    """True if a backend on this node enforces claims, and the reports are complete and at most 10 s old. Prepare can
+    still fail for other reasons.
     """
     problems: tuple[ProblemDocument, ...]
     """Problems, then warnings, at most 100 in total, and one entry with the number of omitted problems and warnings."""

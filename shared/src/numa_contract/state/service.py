@@ -32,11 +32,11 @@ class VersionDocument(StateDocument):
 
 
 class BackendDocument(StateDocument):
-    """The backend's last report, and whether any backend on this node enforces."""
+    """The backend's last report, and whether any backend on this node enforces claims."""
 
     live: bool
-    """True if a backend on this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
-    for other reasons.
+    """True if a backend on this node enforces claims, and the reports are complete and at most 10 s old. Prepare can
+    still fail for other reasons.
     """
     problem: str
     """Reason why ``live`` is false; empty if it is true."""

@@ -175,8 +175,8 @@ class StatusDocument(StateDocument):
     """True if the pod is ready. A problem makes the pod unready after 10 s, and the pod is ready again 2 s after its
     last problem has ended."""
     live: bool
-    """True if a backend on this node enforces and the reports are complete and at most 10 s old. Prepare can still fail
-    for other reasons.
+    """True if a backend on this node enforces claims, and the reports are complete and at most 10 s old. Prepare can
+    still fail for other reasons.
     """
     problems: tuple[Notice, ...]
     """Problems that make the pod unready, then all other problems. Some problems that make a ready pod unready, such as

@@ -20,7 +20,9 @@ _NOT_STRUCTURE: Final = re.compile(
 )
 
 _BETWEEN_KEYS: Final = re.compile(r"[]\n\r=,{}[]")
-"""Characters that end a key, a header or a value. No value contains more than one dot."""
+"""Characters that end a key, a header or a value. No value contains more than one dot, so text between two of these
+characters that contains more dots is a key or a header.
+"""
 
 
 def parse_toml(text: str) -> dict[str, Any]:

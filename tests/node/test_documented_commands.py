@@ -83,8 +83,8 @@ def containers(node: Node) -> list[str]:
 def test_the_runtime_page_finds_and_repairs_a_disabled_nri(node: Node, image: str, configuration: Path) -> None:
     """The page's blocks run in order: check, install the drop-in; then the check finds nothing.
 
-    Installing again does nothing, and the dump is always removed. Requiring the plugin comes last; these releases of
-    containerd cannot do it, and the command reports that.
+    Installing again does nothing, and the dump is always removed. The last block requires the plugin; these releases of
+    containerd do not support that, and the command reports it.
     """
     check, install, require = (
         block.script({"IMAGE": image}) for block in documented.blocks("runtime", documented.NODE)

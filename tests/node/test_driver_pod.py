@@ -52,7 +52,7 @@ def spec(cluster: Cluster) -> dict[str, Any]:
 
 
 def each(pod: DriverPod, spec: dict[str, Any]) -> list[tuple[DriverContainer, dict[str, Any]]]:
-    """Returns each running container with its rendered spec, and asserts that none is missing or additional."""
+    """Returns each running container with its rendered spec, and asserts that none is missing or unexpected."""
     assert [*pod.containers] == [one["name"] for one in spec["containers"]]
     return [(pod.containers[one["name"]], one) for one in spec["containers"]]
 

@@ -144,7 +144,7 @@ def privileged(cluster: Cluster, script: str) -> Container:
 
 
 def makes_way(cluster: Cluster, box: Container, claims: int) -> None:
-    """Checks with several successive claims, between which audits run, that the container leaves their CPUs."""
+    """Prepares several claims one after another, and checks after each that the container has left all their CPUs."""
     claimed: frozenset[int] = frozenset()
     for _ in range(claims):
         db = cluster.pod(cpus(1, numa_node=1))

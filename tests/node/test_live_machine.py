@@ -51,7 +51,9 @@ def test_slices_follow_cpus_that_go_offline_and_online(cluster: Cluster) -> None
 
 
 def test_slices_follow_the_number_of_hugepages(cluster: Cluster) -> None:
-    """If one node's nr_hugepages is written at run time, that node's device changes accordingly, up and down."""
+    """If one node's nr_hugepages is written at run time, the capacity of that node's device rises and falls
+    accordingly.
+    """
     pages = kernel.NODES / "node1/hugepages/hugepages-2048kB/nr_hugepages"
     before = pages.read_text().strip()
     assert size_of(cluster, "hugepages-2m-numa001", "size") == "512Mi"

@@ -123,7 +123,9 @@ class Instance:
             self._killed = str((self.state("/v1/backend")["status"] or {}).get("instance", ""))
 
     def note_times(self) -> None:
-        """Adds the backend's measurements since its start, as reported two seconds ago, to the times of all hooks."""
+        """Adds the backend's measurements since its start, as last reported to the frontend, to the times of all
+        hooks.
+        """
         if self.backend.alive:
             with suppress(*_UNREACHABLE):
                 self._times.add(self.state("/metrics"))

@@ -19,7 +19,7 @@ from tests.node.rig.template import Fields
 PERIOD: Final = 100_000
 """CFS period in microseconds."""
 CRITICAL: Final = {"system-node-critical": -997}
-"""oom_score_adj of priority classes that protect a pod like a static pod (pkg/kubelet/qos/policy.go)."""
+"""oom_score_adj for priority classes whose pods are protected as static pods are (pkg/kubelet/qos/policy.go)."""
 _SUFFIXES: Final[Mapping[str, Decimal]] = {
     "": Decimal(1),
     "m": Decimal("0.001"),

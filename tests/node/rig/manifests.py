@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts pods from manifests on the node as controllers, scheduler and kubelet would, until their containers are
-running.
+"""Starts pods from manifests on the node as the controllers, the scheduler and the kubelet would, up to the start of
+their containers.
 
 The images in manifests cannot be pulled here: every container runs busybox, with its own command if that is part of
 busybox.

@@ -23,7 +23,7 @@ FORMER_RENEW_SECONDS: Final = 2.0
 connections that are idle for 5 s.
 """
 MAX_STATE_BYTES: Final = 4 << 20
-"""Maximum size of a request body in bytes. The report of a node with 500 containers takes up 5 % of this."""
+"""Maximum size of a request body in bytes. The report of a node with 500 containers takes up 5 % of this limit."""
 MAX_REPORTS: Final = 20_000
 """Maximum number of containers in one body. An invalid report can be two bytes long, but rejecting it takes a hundred
 times as much CPU time as sending it.
@@ -295,11 +295,13 @@ class BackendStatus(Document):
     runtime: Text = ""
     """Name and version of the container runtime; empty while it is not connected."""
     request_timeout: float | None = None
-    """Seconds after which the runtime abandons a hook; null if the runtime does not report this (before NRI 0.6, or not
-    connected).
+    """Seconds after which the runtime abandons a hook; null if the runtime does not report the timeout (before NRI 0.6,
+    or not connected).
     """
     registration_timeout: float | None = None
-    """Seconds after which the runtime abandons a plugin's registration; null if the runtime does not report this."""
+    """Seconds after which the runtime abandons a plugin's registration; null if the runtime does not report the
+    timeout.
+    """
     pool: CpuSet = frozenset()
     """CPUs of the shared pool, which containers without a CPU claim may use, in the kernel's list format."""
     partitioned: CpuSet = frozenset()

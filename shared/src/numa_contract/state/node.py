@@ -17,7 +17,9 @@ class ProblemDocument(StateDocument):
     should know about it).
     """
     code: str
-    """Code of the problem or warning, as in ``/v1/status``; empty in the entry that counts the omitted entries."""
+    """Code of the problem or warning, with the same values as in ``/v1/status``; empty in the entry that counts the
+    omitted entries.
+    """
     subject: str
     """Object that the problem concerns; empty if it concerns the whole node."""
     text: str

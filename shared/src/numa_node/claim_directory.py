@@ -284,11 +284,11 @@ class DirectoryReader:
         asked = self._reads
         await self._reading.acquire()
         if self._reads > asked and not thorough:
-            # Another caller's read began after this call and has already ended.
+            # Another caller's read began after this call and has already finished.
             self._reading.release()
             return self._directory.view
         self._reads += 1
-        # Not to_thread: if a hook is cancelled, its thread continues to read and must hold the lock until it ends.
+        # Not to_thread: if a hook is cancelled, its thread continues to read and must hold the lock until it finishes.
         read = partial(self._directory.refresh, thorough=thorough)
         job = asyncio.get_running_loop().run_in_executor(None, read)
         job.add_done_callback(lambda _: self._reading.release())

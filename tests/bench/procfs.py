@@ -17,7 +17,7 @@ _KB = 1024
 
 
 def cpu_seconds(pid: int) -> float:
-    """Returns the CPU time that a process has used, including threads that have ended, with nanosecond resolution."""
+    """Returns the CPU time that a process has used, including threads that have exited, with nanosecond resolution."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 
@@ -48,7 +48,7 @@ def threads(pid: int) -> dict[int, Thread]:
 
 
 def switched(before: Mapping[int, Thread], after: Mapping[int, Thread]) -> list[Thread]:
-    """Returns each thread's context switches between two readings, except for threads that have ended in between."""
+    """Returns each thread's context switches between two readings, except for threads that have exited in between."""
     nothing = Thread("", 0, 0)
     return [
         Thread(

@@ -29,7 +29,7 @@ def ready(stage: Stage) -> None:
 
 
 def pods(stage: Stage, load: Load, rounds: int, pause: float) -> Iterator[Sample]:
-    """Starts and ends pods with a claim, then pods without one. ``pause`` is the wait before each Prepare, in
+    """Starts and removes pods with a claim, then pods without one. ``pause`` is the wait before each Prepare, in
     seconds.
     """
     with _recording(stage) as hurried:
@@ -60,7 +60,7 @@ def pods(stage: Stage, load: Load, rounds: int, pause: float) -> Iterator[Sample
 
 
 def _claim_pod(stage: Stage, load: Load, pause: float, settle: Callable[[Any], float]) -> float:
-    """Starts and ends a pod with a claim; returns the seconds until other containers had left the claimed CPUs."""
+    """Starts and removes a pod with a claim; returns the seconds until other containers had left the claimed CPUs."""
     pod = load.pod(_MEASURED_CPUS)
     pod.run_sandbox()
     time.sleep(pause)

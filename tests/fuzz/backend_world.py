@@ -185,7 +185,7 @@ class Instance:
         self.task = asyncio.create_task(self.enforcer.run_forever())
 
     async def bury(self) -> None:
-        """Ends the instance abruptly, and closes the files that would otherwise stay open until its process exits."""
+        """Kills the instance, and closes the files that would otherwise stay open until its process exits."""
         self.power.dead = True
         self.task.cancel()
         await asyncio.wait({self.task})
@@ -352,7 +352,7 @@ class World:
         return Leadership(fresh=True, first=self.instances.index(active) < self.instances.index(asking))
 
     async def bury(self, instance: Instance) -> None:
-        """Ends an instance; the instance that connected next takes over."""
+        """Kills an instance; the instance that connected next takes over."""
         self.shake()
         self.instances.remove(instance)
         await instance.bury()
@@ -498,13 +498,15 @@ class World:
         self._apply([Update(box.id, wanted)])
 
     def begin_to_vanish(self, box: Box) -> None:
-        """Ends all of a container's processes and its partition, as the kernel does before it removes a cgroup."""
+        """Kills all of a container's processes and removes its partition, as the kernel does before it removes a
+        cgroup.
+        """
         self.kernel.set(box.path, "cgroup.events", "populated 0\nfrozen 0")
         if self.partitions:
             self.kernel.set(box.path, PARTITION, "member")
 
     def vanish(self, box: Box) -> None:
-        """Ends all of a container's processes and removes its cgroup; the runtime does not send an event."""
+        """Kills all of a container's processes and removes its cgroup; the runtime does not send an event."""
         if self.exists(box):
             self.kernel.remove(box.path)
 
@@ -520,7 +522,7 @@ class World:
             pass
 
     async def remove(self, box: Box) -> None:
-        """Removes a container from the runtime's list, whether or not it has ended."""
+        """Removes a container from the runtime's list, whether or not it has exited."""
         if box.phase in ("created", "running"):
             await self.stop(box)
         box.listed = False
@@ -553,7 +555,7 @@ class World:
                 del self.boxes[box.id]
 
     async def wait(self, seconds: float) -> None:
-        """Advances the clock. Raises AssertionError if a task of a live instance has ended."""
+        """Advances the clock. Raises AssertionError if a task of a live instance has stopped."""
         await asyncio.sleep(seconds)
         for instance in tuple(self.instances):
             if not instance.task.done():

@@ -60,7 +60,7 @@ class Trace(Node):
     """A node on which a trace's steps are run."""
 
     async def run(self) -> None:
-        """Runs the trace and ends it on a node where everything works again."""
+        """Runs the trace, and finishes it on a node on which everything works again."""
         await self.begin()
         for _ in range(self.input.number(6)):
             await self.do_pod()
@@ -297,7 +297,7 @@ class Trace(Node):
         self._lose_journal(self.input.number(4))
 
     async def do_restart(self) -> None:
-        """Ends all instances, loses files, and starts a new instance."""
+        """Kills all instances, may remove or damage their files, and starts a new instance."""
         what, which, how = self.input.number(6), self.input.number(5), self.input.number(4)
         for instance in self.instances:
             instance.dead, instance.memory = True, {}
@@ -317,7 +317,7 @@ class Trace(Node):
         self.instance().operations_left = self.input.number(24)
 
     async def do_second(self) -> None:
-        """Performs half of an upgrade: starts a second instance next to the first, or ends the older of two."""
+        """Performs half of an upgrade: starts a second instance next to the first, or stops the older of two."""
         if len(self.instances) < 2:
             await self.begin()
         else:
@@ -386,7 +386,7 @@ class Trace(Node):
     # The end.
 
     async def end(self) -> None:
-        """Ends all faults. Checks that prepared claims are kept, and that everything is free once all claims are
+        """Repairs all faults. Checks that prepared claims are kept, and that everything is free once all claims are
         unprepared.
         """
         for one in self.instances:

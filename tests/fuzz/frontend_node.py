@@ -258,7 +258,7 @@ class Node:
         service = DraService(call.driver, call.instance.frontend.claims)
         answers = await service.answer(call.kind, names, _Time(seconds))  # type: ignore[arg-type]
         if call.instance.dead:
-            return  # The trace ended the process before the response was sent.
+            return  # The trace killed the process before the response was sent.
         try:
             demand(time() - began <= seconds, f"{call.kind} took {time() - began} of {seconds} s")
             for claim in call.claims:

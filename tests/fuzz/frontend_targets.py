@@ -568,7 +568,7 @@ TARGETS = [
         _watch,
         spoilt(st.just({"type": "MODIFIED", "object": _slice})).map(written).map(lambda line: line + b"\n" + line),
         (KubeError,),
-        # The time for a whole stream of the maximum length. The events in a single chunk take a sixtieth of this.
+        # The time for a whole stream of the maximum length. The events in a single chunk take a sixtieth of this time.
         milliseconds=2500,
         most_bytes=answers.MAX_BYTES + 1,
         bombs=(_DEEP, _EVENTS, b"\n" * _MIB),

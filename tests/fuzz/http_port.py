@@ -64,8 +64,8 @@ class Port:
                 await asyncio.sleep(0)
         while state.tasks:
             await asyncio.gather(*state.tasks)
-            # A callback removes each task after it has ended, and waiting for tasks that have already ended runs no
-            # callbacks.
+            # A callback removes each task after it has finished, and waiting for tasks that have already finished runs
+            # no callbacks.
             await asyncio.sleep(0)
         connection.connection_lost(None)
         assert transport.written.count(b"HTTP/1.1 ") <= 1

@@ -17,7 +17,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock starts at 0 and advances only while the loop is idle."""
 
     def __init__(self, delays: Iterator[float | None]) -> None:
-        """``delays`` are the seconds until each thread job starts, or None if it ends before the caller continues.
+        """``delays`` are the seconds until each thread job starts, or None if each job finishes before the caller
+        continues.
 
         The backend's worker then gets the result without another iteration of the loop (HOLD_SECONDS).
         """

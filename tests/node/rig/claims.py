@@ -160,8 +160,8 @@ class ClaimPod:
         return "isolated" if any(one.get("isolation") == "isolated" for one in given) else "root"
 
     def remove_sandbox(self) -> None:
-        """Ends the containers and the sandbox, if there is one; the claim stays prepared, and a new sandbox can be
-        created.
+        """Stops the containers and removes the sandbox, if one exists; the claim stays prepared, and a new sandbox can
+        be created.
         """
         if self._sandbox is not None:
             self._sandbox.result().remove()

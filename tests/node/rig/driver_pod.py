@@ -188,7 +188,7 @@ class DriverPod:
         return f"127.0.0.1\tlocalhost\n{self.address}\t{self.config.hostname}\n"
 
     def remove(self) -> None:
-        """Ends the containers and the sandbox, and removes the files that the kubelet has created for them."""
+        """Stops the containers, and removes the sandbox and the files that the kubelet has created for them."""
         if self._sandbox:
             self.node.kept.discard(self._sandbox)
             self.node.runtime.remove_pod(self._sandbox)

@@ -178,7 +178,7 @@ class ManifestPod:
         return box
 
     def end(self) -> None:
-        """Ends the containers, then the claims."""
+        """Removes the containers, then the claims."""
         if self.sandbox is not None:
             self.sandbox.remove()
         deadline = time.monotonic() + 30

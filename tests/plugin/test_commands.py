@@ -298,7 +298,7 @@ async def test_the_second_pod_of_a_claim_is_not_reported_as_enforced(plugin: Plu
         code, out, _ = await plugin.run("explain", name, "-n", "ns")
         assert (code, "enforced: yes" in out) == (0, False)
         assert f"container main was refused: {reason}: dra-driver-numa: {text}\n" in out
-        assert "enforced: not for this pod: container main was refused, see above" in out
+        assert "enforced: not for this pod (refused containers: main; see above)" in out
     pulling = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
     plugin.add_pod("pulling", spec=spec, status={"containerStatuses": [{"name": "main", "state": pulling}]})
     out = (await plugin.run("explain", "pulling", "-n", "ns"))[1]

@@ -25,7 +25,8 @@ def explain_missing(use: ClaimName, namespace: str, *, template_exists: bool | N
     """Yields the lines about a claim that is named by a pod but does not exist."""
     yield f"claim {use.name or use.entry}"
     if use.name and not use.template:
-        yield f"  does not exist: create ResourceClaim {use.name} in namespace {namespace}, or name another in the pod"
+        create = f"create ResourceClaim {use.name} in namespace {namespace}"
+        yield f"  does not exist: {create}, or name a different claim in the pod"
     elif use.name:
         yield f"  no longer exists; it was created from template {use.template}: delete the pod to get a new one"
     elif template_exists is False:
@@ -63,7 +64,7 @@ def _enforced(claim: Claim, pod: Pod) -> str:
     if not claim.parts:
         return "none of its devices belong to this driver"
     if pod.refused:
-        return f"enforced: not for this pod: container {', '.join(pod.refused)} was refused, see above"
+        return f"enforced: not for this pod (refused containers: {', '.join(pod.refused)}; see above)"
     if not claim.enforced:
         return "enforced: not reported; the claim is not prepared yet, or the node does not write status.devices"
     return f"enforced: {ENFORCED[claim.enforced]}: {claim.message or claim.reason}"

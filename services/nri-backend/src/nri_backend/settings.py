@@ -20,7 +20,7 @@ _INDEX = re.compile(r"\d\d", re.ASCII)
 # Flags that override keys in the configuration file, each with its key and its help text.
 _FLAGS: Final = {
     "--run-dir": ("runDir", "directory shared by all instances on the node (state sockets, locks)"),
-    "--cdi-dir": ("cdiDir", "directory of the claims' CDI files"),
+    "--cdi-dir": ("cdiDir", "directory for the claims' CDI files"),
     "--nri-socket": ("nriSocket", "the runtime's NRI socket"),
     "--cgroup-root": ("cgroupRoot", "the node's cgroup v2 root"),
     "--log-level": ("logLevel", "debug, info, warning or error"),

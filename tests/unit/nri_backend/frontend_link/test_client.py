@@ -398,6 +398,8 @@ async def test_a_frontend_that_never_answers_is_logged_once(tmp_path: Path, capl
         async with asyncio.timeout(1.0):
             await client.report_forever()
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.getMessage() for record in warnings] == [
-        "no frontend has answered yet; check that it is running and that both mount the same run directory"
-    ]
+    text = (
+        "no frontend has answered yet; check that it is running and that frontend and backend mount the same run "
+        "directory"
+    )
+    assert [record.getMessage() for record in warnings] == [text]

@@ -129,7 +129,7 @@ def test_in_pool_mode_partitions_are_not_probed(tmp_path: Path) -> None:
     ("permitted", "capable", "named"),
     [
         ("0000000000000002", False, "lacks the capability SYS_ADMIN"),
-        ("0000000000200002", False, "denies nri-backend partitions although it has the capability SYS_ADMIN"),
+        ("0000000000200002", False, "create partitions even though it has the capability SYS_ADMIN"),
         ("0000000000200002", True, "$"),
     ],
 )

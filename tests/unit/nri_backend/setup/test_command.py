@@ -154,7 +154,7 @@ def test_standard_input_that_does_not_end_is_an_error_with_a_remedy() -> None:
         assert process.stderr
         assert process.wait(_INPUT_SECONDS + 30) == 2
         assert process.stdout.read() == ""
-        assert f"did not end within {_INPUT_SECONDS} s" in (printed := process.stderr.read())
+        assert f"no end-of-file on standard input within {_INPUT_SECONDS} s" in (printed := process.stderr.read())
         assert '"containerd config dump >FILE"' in printed
 
 

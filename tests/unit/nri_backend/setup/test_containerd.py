@@ -123,7 +123,10 @@ def test_an_nri_socket_at_another_path_is_a_warning() -> None:
     """The driver must be configured with the same path. /run and /var/run count as the same directory."""
     assert warnings(as_read(dump("2.1", {"socket_path": "/run/nri/nri.sock"}))) == []
     (warning,) = warnings(as_read(dump("2.1", {"socket_path": "/run/other.sock"})))
-    assert warning == "containerd's NRI socket is '/run/other.sock': set nriSocket in this driver's configuration to it"
+    assert (
+        warning
+        == "containerd's NRI socket is '/run/other.sock': set nriSocket in this driver's configuration to that path"
+    )
 
 
 def test_a_dump_from_2_0_may_lack_settings() -> None:

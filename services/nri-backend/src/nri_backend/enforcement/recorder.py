@@ -170,7 +170,7 @@ class EnforcementRecords:
             try:
                 data = record.model_dump_json().encode()
                 if len(data) > MAX_BYTES:
-                    raise OSError(errno.EFBIG, f"would have {len(data)} bytes, more than {MAX_BYTES}", path)
+                    raise OSError(errno.EFBIG, f"would be {len(data)} bytes long, more than {MAX_BYTES}", path)
                 try:
                     replace_file(path, data, 0o600)
                 except FileNotFoundError:

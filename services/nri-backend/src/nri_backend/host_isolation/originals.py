@@ -39,7 +39,7 @@ class OriginalsFile:
             return {}
         except ValidationError as error:
             raise ValueError(
-                f"{self._path} is damaged; restore the affinities that it lists by hand, then remove it"
+                f"{self._path} is damaged; restore the listed affinities by hand, then remove it"
             ) from error
 
     def save(self, originals: Originals) -> None:

@@ -223,8 +223,8 @@ class PartitionRight:
             answer = str(error)
         if NOT_PERMITTED in answer:
             text = (
-                f"the kernel denies nri-backend partitions although it has the capability SYS_ADMIN ({answer}); "
-                "look for a security module (AppArmor, SELinux) that denies it"
+                "the kernel does not let nri-backend create partitions even though it has the capability SYS_ADMIN "
+                f"({answer}); check whether a security module (AppArmor, SELinux) prevents that"
             )
             return Problem(text, BackendCode.SECURITY_MODULE)
         if _NO_CPUS not in answer:

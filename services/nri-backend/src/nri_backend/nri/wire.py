@@ -266,7 +266,7 @@ class ServerConnection:
                 yield encode_error(stream_id, Code.INVALID_ARGUMENT, "a client's stream id must be odd")
                 continue
             if stream_id <= self._last_id:
-                text = "a stream id must be higher than those before it"
+                text = "a stream id must be higher than all earlier ones"
                 yield encode_error(stream_id, Code.INVALID_ARGUMENT, text)
                 continue
             self._last_id = stream_id

@@ -153,8 +153,8 @@ def _read_until_end(descriptor: int) -> bytes:
     while len(data) <= _MAX_BYTES:
         if not select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))[0]:
             raise RuntimeConfigError(
-                f"standard input did not end within {_INPUT_SECONDS} s (ctr run does not forward its end): "
-                f'write the dump to a file, "containerd config dump >FILE", and name it: "{COMMAND} FILE"'
+                f"no end-of-file on standard input within {_INPUT_SECONDS} s (ctr run does not forward it): "
+                f'write the dump to a file, "containerd config dump >FILE", and pass that file: "{COMMAND} FILE"'
             )
         part = os.read(descriptor, 1 << 16)
         if not part:

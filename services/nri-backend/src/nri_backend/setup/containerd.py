@@ -86,7 +86,9 @@ def warnings(dump: Dump) -> list[str]:
     lines = []
     socket = str(dump.value(NRI, "socket_path") or NRI_SOCKET)
     if same_place(socket) != same_place(NRI_SOCKET):
-        lines.append(f"containerd's NRI socket is {shown(socket)}: set nriSocket in this driver's configuration to it")
+        lines.append(
+            f"containerd's NRI socket is {shown(socket)}: set nriSocket in this driver's configuration to that path"
+        )
     if dump.of_2_0:
         lines.append(
             "the dump of containerd 2.0.0 to 2.0.5 lacks settings from a config.toml of version 2: for these "

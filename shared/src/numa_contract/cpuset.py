@@ -71,7 +71,7 @@ def _parse(text: str) -> frozenset[int]:
             raise MalformedError("CPU list", text, f"{last} is higher than any CPU number ({MAX_CPU})")
         if first < next_free:
             raise MalformedError(
-                "CPU list", text, f"{item} must come after {next_free - 1}: write it in ascending order"
+                "CPU list", text, f"{item} must come after {next_free - 1}: write the list in ascending order"
             )
         found.update(range(first, last + 1))
         next_free = last + 1

@@ -30,7 +30,7 @@ def parse_json(data: bytes, most_bytes: int, kind: str, name: str) -> Any:
     infinite or huge number, or a lone surrogate, which could be parsed but never serialized again.
     """
     if len(data) > most_bytes:
-        raise MalformedError(kind, name, f"has {len(data)} bytes, more than {most_bytes}")
+        raise MalformedError(kind, name, f"is {len(data)} bytes long, more than {most_bytes}")
     if json_too_deep(data):
         raise MalformedError(kind, name, TOO_DEEP)
     try:

@@ -26,7 +26,7 @@ def check_socket_path(path: str | os.PathLike[str]) -> None:
     length = len(os.fsencode(path))
     if length > SOCKET_PATH_BYTES:
         raise SocketPathError(
-            f"the socket path {os.fspath(path)} has {length} bytes, but the kernel allows {SOCKET_PATH_BYTES}: "
+            f"the socket path {os.fspath(path)} is {length} bytes long, but the kernel allows {SOCKET_PATH_BYTES}: "
             f"choose a directory whose path is at least {length - SOCKET_PATH_BYTES} bytes shorter"
         )
 

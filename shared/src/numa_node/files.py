@@ -130,7 +130,7 @@ class FileLock:
                 self._turn.release()
             if isinstance(error, TimeoutError) and scope.expired() and limit is not None:
                 own = "earlier calls in this process are waiting for the disk"
-                why = "another instance holds it, or the disk is slow" if mine else own
+                why = "another instance holds the lock, or the disk is slow" if mine else own
                 raise LockTimeoutError(f"{self.path} could not be locked within {limit:g} s: {why}") from None
             raise
 

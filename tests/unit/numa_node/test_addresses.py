@@ -36,9 +36,11 @@ def test_a_socket_path_has_at_most_107_bytes() -> None:
     in characters.
     """
     check_socket_path(Path("/" + "a" * 106))
-    with pytest.raises(SocketPathError, match=r"has 110 bytes, but the kernel allows 107: .* at least 3 bytes shorter"):
+    with pytest.raises(
+        SocketPathError, match=r"is 110 bytes long, but the kernel allows 107: .* at least 3 bytes shorter"
+    ):
         check_socket_path("/" + "a" * 109)
-    with pytest.raises(SocketPathError, match="has 121 bytes"):
+    with pytest.raises(SocketPathError, match="is 121 bytes long"):
         check_socket_path("/" + "ä" * 60)
 
 

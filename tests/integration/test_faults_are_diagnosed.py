@@ -89,7 +89,10 @@ NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
     gate_off: {"doctor": ("(feature gate DRAConsumableCapacity). [api.gates]", "enable it in the API")},
     static_cpu_manager: {"doctor": ("CPU manager is static. [kubelet.cpu-manager]", "set cpuManagerPolicy: none")},
     reserved_offline: {
-        "doctor": ("reservedCPUs: CPU 1 is offline", "bring it online, or remove it from the setting"),
+        "doctor": (
+            "reservedCPUs: CPU 1 is offline",
+            "bring the missing CPU or NUMA node online, or remove it from the setting",
+        ),
         "explain cpu/1": ("CPU 1: offline: switched off in the kernel, even though reservedCPUs names it", ""),
     },
     claim_too_big: {"explain greedy": ("cpudevnuma000 gives at most 12 of dra.cpu/cpu, 17 requested", "request less")},

@@ -24,7 +24,7 @@ class Cause:
 
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"
 _LOG: Final = "see the backend container's log: kubectl logs POD -c backend"
-REFUSED: Final = f"change what the message names; {_LOG}"
+REFUSED: Final = f"remove the cause that the message names; {_LOG}"
 """Remedy for a rejected container whose cause has no remedy of its own."""
 _ENFORCE: Final = "set enforcement: enforce in driverConfig once you agree with the changes that /v1/backend lists"
 _DAC_OVERRIDE: Final = Cause(
@@ -84,7 +84,7 @@ CAUSES: Final = {
         "drain and reboot the node: its kernel has lost the CPUs and may panic (docs/exclusive.md)"
     ),
     BackendCode.KERNEL_CALL_HANGS: Cause(
-        "see dmesg for a task that hangs in the kernel; if it does not end, drain and reboot the node"
+        "see dmesg for a task that is stuck in the kernel; if it stays stuck, drain and reboot the node"
     ),
     BackendCode.CONTROLLER_MISSING: Cause(
         "write the missing controller to the named cgroup.subtree_control; see kernel.delegated"

@@ -59,7 +59,7 @@ class StateClient:
             if answer.length and len(body) <= _MAX_BYTES:
                 raise http.client.IncompleteRead(body.encode(), answer.length)
         except FileNotFoundError:
-            raise NoServiceError(f"{self.socket}: no such socket; the service does not run here") from None
+            raise NoServiceError(f"{self.socket}: no such socket; the service is not running here") from None
         except SocketPathError as error:
             raise NoServiceError(str(error)) from error
         except (OSError, http.client.HTTPException) as error:

@@ -241,7 +241,7 @@ def test_an_archive_is_written_to_stdout(short_root: Path, capfdbinary: pytest.C
     archive.write_bytes(printed.out)
     assert "node/manifest.json" in contents(archive)
     assert printed.err.count(b"not read: ") == 1
-    assert b"no such socket; the service does not run here" in printed.err
+    assert b"no such socket; the service is not running here" in printed.err
 
 
 def deep(path: Path) -> None:

@@ -129,9 +129,9 @@ def test_plans_that_the_machine_cannot_fulfil_are_rejected() -> None:
     bare = host(node(0, frozenset({0})), node(1, frozenset({1}), memory=0))
     for pages, machine_, text in (
         ({"size": "512M", "count": 1}, None, "this kernel has no pages of 512Mi; it has 2Mi, 1Gi"),
-        ({**small, "node": 3}, None, "there is no NUMA node 3 with memory; there are 0-1"),
-        ({**small, "node": 1}, bare, "no NUMA node 1 with memory"),
-        (small, host(node(0, memory=0)), "no NUMA node of this machine has memory"),
+        ({**small, "node": 3}, None, "NUMA node 3 does not exist or has no memory; the NUMA nodes with memory are 0-1"),
+        ({**small, "node": 1}, bare, "NUMA node 1 does not exist or has no memory"),
+        (small, host(node(0, memory=0)), "none of this machine's NUMA nodes has memory"),
     ):
         assert text in fault(file(pages), on=machine_)
     text = fault(file({"size": "1G", "count": 64, "node": 1}), file({**small, "node": 1}))

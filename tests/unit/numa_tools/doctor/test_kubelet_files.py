@@ -232,7 +232,7 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "flags without their unit": (
         {f"{ROOT}/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--cpu-manager-policy=static"\n'},
         {"cpuManagerPolicy": "static"},
-        "the unit that passes flags to it is not visible",
+        "the unit that passes flags to the kubelet is not visible",
     ),
     "AKS": (
         AKS,
@@ -247,7 +247,7 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "k3s without its unit": (
         {path: text for path, text in K3S.items() if "systemd" not in path},
         {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0-3"},
-        "no unit of k3s is visible",
+        "no k3s unit is visible",
     ),
     "files of several distributions": (
         {f"{ROOT}/config.yaml": HEAD + STATIC, "/etc/kubernetes/kubelet.yaml": HEAD},

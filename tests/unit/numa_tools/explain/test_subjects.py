@@ -114,7 +114,7 @@ def test_the_reasons_after_a_change() -> None:
     assert "names these CPUs itself" in why(knowing([named]), "u0")["text"]
     tomorrow = CpuParameters(core_type="of tomorrow")
     newer = named.model_copy(update={"parameters": dict.fromkeys(named.parameters, tomorrow)})
-    assert "another release chose them" in why(knowing([newer]), "u0")["text"]
+    assert "a different release chose these CPUs" in why(knowing([newer]), "u0")["text"]
     empty = tuple(one.model_copy(update={"cpus": frozenset()}) for one in first.cpus)
     assert "has no CPUs for it" in why(knowing([first.model_copy(update={"cpus": empty})]), "u0")["text"]
     gone = first.model_copy(update={"cpus": tuple(one.model_copy(update={"device": "x"}) for one in first.cpus)})
@@ -353,7 +353,7 @@ def test_a_claim_that_is_allocated_but_not_prepared_is_explained() -> None:
 @pytest.mark.parametrize(
     ("asked_for", "hindrances", "remedy"),
     [
-        (cpus(2), (), "change what the message names"),
+        (cpus(2), (), "remove the cause that the message names"),
         (memory("1Gi"), (), "see the pod's Events"),
         (memory("1Gi"), ("NRI is off",), "run dra-frontend doctor"),
     ],

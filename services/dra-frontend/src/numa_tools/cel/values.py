@@ -210,7 +210,7 @@ def calculated(calculate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
             result = calculate(one, other)
         except ZeroDivisionError as error:
             if isinstance(one, float):
-                raise CelUnsupportedError("the quotient of a float and zero is not calculated") from error
+                raise CelUnsupportedError("the division of a float by zero is not supported") from error
             raise CelError("division by zero") from error
         low, high = (0, UINT_END) if isinstance(one, Uint) else (-INT_END, INT_END)
         if isinstance(result, int) and not low <= result < high:

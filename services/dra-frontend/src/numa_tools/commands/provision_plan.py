@@ -92,11 +92,11 @@ def _targets(machine: Machine, source: str, pages: Pages) -> list[Target]:
         raise ConfigError(source, [f"this kernel has no pages of {kubernetes_page_size(pages.size)}; it has {known}"])
     nodes = {node.id: node for node in machine.numa_nodes.values() if node.online and node.memory_bytes}
     if not nodes:
-        raise ConfigError(source, ["no NUMA node of this machine has memory"])
+        raise ConfigError(source, ["none of this machine's NUMA nodes has memory"])
     if pages.node is not None and pages.node not in nodes:
-        raise ConfigError(
-            source, [f"there is no NUMA node {pages.node} with memory; there are {format_cpu_list(nodes)}"]
-        )
+        present = format_cpu_list(nodes)
+        text = f"NUMA node {pages.node} does not exist or has no memory; the NUMA nodes with memory are {present}"
+        raise ConfigError(source, [text])
     local = [number for number, node in nodes.items() if node.tier == LOCAL_TIER]
     ids = sorted(local or nodes) if pages.node is None else [pages.node]
     each, rest = divmod(pages.count, len(ids))

@@ -199,7 +199,7 @@ def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unrea
         command,
         settings,
         reported.release if reported else None,
-        incomplete="it does not show the files that the runtime does not read",
+        incomplete="the output does not include files that the runtime does not read",
         remedy=_NO_DUMP,
     )
 

@@ -149,7 +149,7 @@ def _pairs(variables: Sequence[str]) -> dict[str, str]:
 def _expanded(split: Sequence[str], variables: Mapping[str, str], *, may_be_elsewhere: bool) -> Iterator[str]:
     def value(name: str) -> str:
         if name not in variables and may_be_elsewhere:
-            raise UnitError(f"no file contains its variable {name}")
+            raise UnitError(f"no visible file sets the unit's variable {name}")
         return variables.get(name, "")
 
     split_values: dict[str, list[str]] = {}

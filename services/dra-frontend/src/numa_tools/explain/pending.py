@@ -49,13 +49,14 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str, oth
             return None
         if not view.is_for(node, view.claim.uid):
             names = ", ".join(sorted(frozenset[str]().union(*view.nodes)))
-            return problem(_UNPREPARED, f"it is allocated to node {names}", "run the command in the driver's pod there")
+            remedy = "run the command in the driver's pod on that node"
+            return problem(_UNPREPARED, f"it is allocated to node {names}", remedy)
         view.check_usable(view.claim.uid)
         for driver in (driver for driver, results in view.results.items() if results):
             parsed = parse_driver_claim(view, driver, known.inventory, known.config, others=others)
             allocate_claim(parsed, known.inventory, known.ledger)
     except Refused as refusal:
-        remedy = f"change what the message names; {_EVENTS}"
+        remedy = f"remove the cause that the message names; {_EVENTS}"
         return problem(_UNPREPARED, str(refusal), remedy)
     if not any(view.results.values()):
         why = "it is allocated, but has no devices of these drivers"

@@ -59,7 +59,7 @@ def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> 
     if parameters.cpuset is not None:
         return {**found, "text": "the claim names these CPUs itself (cpuConfig.cpuset)"}
     if _of_another_release(parameters):
-        return {**found, "text": "another release chose them with parameters that this release does not know"}
+        return {**found, "text": "a different release chose these CPUs with parameters that this release does not know"}
     if part.joined:
         joined = {one.attribute: list(one.values) for one in part.joined}
         found["joined"], device = joined, replace(device, cpus=narrowed(inventory, device, joined))

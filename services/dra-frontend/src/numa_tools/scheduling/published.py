@@ -129,7 +129,7 @@ def of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[s
         alone = "kubectl get resourceslices --field-selector spec.nodeName=NAME -o yaml"
         raise ManifestError(
             f"the ResourceSlices belong to {len(named)} nodes ({some}): select one of them with --node NAME, "
-            f"or pass only its own slices ({alone})"
+            f"or pass only one node's slices ({alone})"
         )
     specs = [(one, mapping(one, "spec")) for one in documents]
     return [{**one, "spec": _part(spec, node)} for one, spec in specs if value(spec, "nodeName", str, node) == node]

@@ -66,7 +66,7 @@ def _apart(claims: Claims, service: Service | Unread) -> Iterator[Finding]:
         both = format_cpu_list(one.cpus_of() & other.cpus_of())
         yield problem(
             f"{_name(one)} and {_name(other)} are both allocated CPUs {both}.",
-            "two containers have been promised exclusive use of them",
+            "two containers have been promised exclusive use of the same CPUs",
             f"delete one of the pods: {_pods(one)} or {_pods(other)}",
         )
     if isinstance(service, Unread):
@@ -205,8 +205,8 @@ def _on_their_cpus(service: Service) -> Iterator[Finding]:
             strange = format_cpu_list(foreign)
             yield problem(
                 f"{_pod(one)} may run on CPUs {strange}, which belong to none of its claims.",
-                "it disturbs the containers that use them; unless all of its own CPUs are offline, the audit should "
-                "have moved it within seconds",
+                "the container disturbs others that use these CPUs; unless all of its own CPUs are offline, the audit "
+                "should have moved it within seconds",
                 "see claims.online and driver.status",
             )
 

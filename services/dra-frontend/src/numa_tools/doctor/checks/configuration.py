@@ -10,7 +10,7 @@ from numa_tools.doctor.model import Check, Finding, Unread, problem
 
 _OTHER: Final = "correct the named setting in the chart's driverConfig; docs/configuration.md"
 _REMEDIES: Final = {
-    MisfitKind.ABSENT: "bring it online, or remove it from the setting",
+    MisfitKind.ABSENT: "bring the missing CPU or NUMA node online, or remove it from the setting",
     MisfitKind.NOTHING_LEFT: "reserve less: reservedCPUs, withheldCPUs, reservedMemory in driverConfig",
     MisfitKind.DOUBT: ("update the machine's firmware or hypervisor, or replace the named files with sysfsOverlay"),
     MisfitKind.NO_PAGE_SIZE: "remove this size from reservedMemory, or boot a kernel that supports it",

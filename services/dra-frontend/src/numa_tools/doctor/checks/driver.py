@@ -25,7 +25,9 @@ def _pod(pod: Sequence[PodFault]) -> Iterator[Finding]:
     for fault in pod:
         why = "the service does not start without it" if fault.fatal else "the service works without it"
         found = problem if fault.fatal else note
-        yield found(f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy or "change what the message names")
+        yield found(
+            f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy or "remove the cause that the message names"
+        )
 
 
 def _endpoint(service: object) -> Iterator[Finding]:

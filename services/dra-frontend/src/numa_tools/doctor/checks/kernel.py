@@ -70,7 +70,7 @@ def _release(kernel: Kernel, cgroups: Cgroups, config: Config, machine: Inventor
     if kernel.release < _KILLS or not (cgroups.can_kill or cgroups.controllers is None):
         yield problem(
             f"The kernel, Linux {number}, has no cgroup.kill.",
-            "containers that must not run are killed with it (Linux 5.14); the backend does not start without it",
+            "the backend uses cgroup.kill (Linux 5.14) to kill containers that must not run, and needs it to start",
             _BOOT,
         )
         return
@@ -118,7 +118,7 @@ def _effect(lacking: _Lacking, config: Config) -> str:
         return "hugepages used by host processes count as free and may be allocated to claims"
     if config.cpu_exclusivity == "partition":
         return "with cpuExclusivity: partition, every CPU claim for one container is refused"
-    daemons = "and hostSlices keeps host daemons off" if config.host_slices else "host daemons stay on them"
+    daemons = "and hostSlices keeps host daemons off" if config.host_slices else "but host daemons stay on them"
     return f"the shared pool keeps containers off claimed CPUs, {daemons}"
 
 

@@ -25,7 +25,8 @@ _NAMES: Final = {"cpu": "CPU", "memory": "memory"}
 _CONFIGURATION: Final = "the kubelet's configuration"
 _SEEN: Final = {"cpu": "CPUs", "memory": "NUMA nodes"}
 _NO_FIGURES: Final = Unread(
-    "the Node has no capacity or no allocatable amount", "see kubelet.ready: the kubelet sets both in the Node"
+    "the Node has no capacity or no allocatable amount",
+    "see kubelet.ready: the kubelet sets the Node's capacity and allocatable amounts",
 )
 _PINNED: Final = "Guaranteed pods may be assigned claimed CPUs or memory, but do not get them: claims take precedence"
 
@@ -39,7 +40,9 @@ def _release(node: Document, server: str | Unread) -> Iterator[Finding]:
     said = str(((node.get("status") or {}).get("nodeInfo") or {}).get("kubeletVersion", ""))
     ours, theirs = _version(said), _version(known(server))
     if ours and ours < _OLDEST:
-        why = "dynamic resource allocation has been stable since Kubernetes 1.34; older kubelets use another protocol"
+        why = (
+            "dynamic resource allocation has been stable since Kubernetes 1.34; older kubelets use a different protocol"
+        )
         yield problem(f"The kubelet is {said}.", why, "update the node to Kubernetes 1.34 or later")
     elif ours and theirs and not 0 <= theirs[1] - ours[1] <= _MAX_BEHIND:
         newer = ours > theirs
@@ -97,7 +100,9 @@ def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]
             yield problem(f"The kubelet's {name} manager is {static}.", _PINNED, remedy, seen)
         elif kubelet and kubelet.configured.get(manager) == static:
             what = f"The kubelet's {name} manager is configured as {static}, but runs as {running}."
-            yield problem(what, "the kubelet does not restart while its state file has another policy", remedy, seen)
+            yield problem(
+                what, "the kubelet does not restart while its state file contains a different policy", remedy, seen
+            )
         elif kubelet and pins and (manager in kubelet.running or kubelet.unseen is None):
             what = f"Containers are pinned, although the kubelet's {name} manager is {running}."
             other = "remove the other NRI plugin that pins them, or delete pods created while the manager was static"

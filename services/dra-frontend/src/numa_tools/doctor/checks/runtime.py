@@ -91,7 +91,7 @@ def _socket(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
         yield problem(
             f"{runtime.software}'s NRI socket is {socket}, but nriSocket is {config.nri_socket}.",
             "the backend waits for a socket that is never created",
-            f"set nriSocket to {socket} in driverConfig, or change the runtime's",
+            f"set nriSocket to {socket} in driverConfig, or change the runtime's socket path",
         )
 
 
@@ -100,8 +100,8 @@ def _required(runtime: RuntimeConfig) -> Iterator[Finding]:
         yield Finding(
             Level.NOTE,
             "The runtime starts containers while the driver is not connected.",
-            "if a container with a claim starts in the meantime, it runs unpinned until the backend is back, for about "
-            "a second",
+            "if a container with a claim starts in the meantime, it runs unpinned until the backend has reconnected, "
+            "which takes about a second",
             "annotate the pods that must start before the driver, then require the plugin (containerd 2.2, CRI-O "
             f"1.34): {_set_up(runtime, ' --require-plugin')}",
         )

@@ -39,8 +39,8 @@ from numa_tools.doctor.sources.processes import START_SLACK_SECONDS
 _STATES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
 _MAX_BYTES: Final = 1 << 20
 _ASK: Final = (
-    "kubectl get --raw /api/v1/nodes/{node}/proxy/configz prints all of it, and --kubelet-config reads that; "
-    "kubectl numa doctor {node} does both"
+    "kubectl get --raw /api/v1/nodes/{node}/proxy/configz prints the whole configuration, which --kubelet-config "
+    "reads; kubectl numa doctor {node} does both"
 )
 
 
@@ -100,7 +100,7 @@ def read_files(host_root: str, root: str) -> Reading:
         command = parse_command(launch.arguments if launch else ())
     except (UnseenError, FlagError) as error:
         return Reading(running=_states(files, root), unseen=str(error))
-    unseen = "its command line is not visible" if launch is None else launch.unclear
+    unseen = "the kubelet's command line is not visible" if launch is None else launch.unclear
     documents, parts = HostFiles(host_root), []
     try:
         for part in _parts(documents, command, root, certain=not unseen):
@@ -142,7 +142,9 @@ def _base(files: HostFiles, path: str, *, certain: bool) -> dict[str, Any]:
     if document is None:
         raise UnseenError(f"{path}, which the kubelet's command line names, is not visible")
     if not _is_configuration(document, bare=not certain):
-        raise UnseenError(f"{path} is not a {KIND} of {API_VERSION}, so the kubelet will not start with it")
+        raise UnseenError(
+            f"{path} is not a {KIND} with apiVersion {API_VERSION}, so the kubelet will not start with it"
+        )
     settings: dict[str, Any] = document
     return settings
 

@@ -149,7 +149,9 @@ def read_drop_ins(files: HostFiles, directory: str) -> Iterator[tuple[str, dict[
             raise UnseenError(f"{directory} has more than {_MAX_DROP_INS} drop-ins")
         document = files.document(path)
         if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != (API_VERSION, KIND):
-            raise UnseenError(f"{path} is not a {KIND} of {API_VERSION}, so the kubelet will not start with it")
+            raise UnseenError(
+                f"{path} is not a {KIND} with apiVersion {API_VERSION}, so the kubelet will not start with it"
+            )
         yield path, document
 
 

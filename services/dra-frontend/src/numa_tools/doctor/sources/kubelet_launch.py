@@ -194,7 +194,7 @@ def _of_rancher(files: HostFiles, rancher: Rancher) -> Launch | None:
     if has_own:
         arguments = [one for one in arguments if one.partition("=")[0] not in ("--config", "--config-dir")]
         arguments.append(f"--config-dir={own}")
-    unclear = "" if started else f"no unit of {rancher.name} is visible, and its command line may contain more flags"
+    unclear = "" if started else f"no {rancher.name} unit is visible, and its command line may contain more flags"
     if started and started.variables & {f"{rancher.name.upper()}_{name}" for name in ("CONFIG_FILE", "DATA_DIR")}:
         unclear = f"an environment variable moves {rancher.name}'s files"
     if any(one.partition("=")[0].endswith(("+", "-")) for one in arguments):
@@ -249,4 +249,6 @@ def _of_environment_files(files: HostFiles, root: str, why: str) -> Launch | Non
             arguments += flags
     if not arguments and not why:
         return None
-    return Launch(", ".join(origins), tuple(arguments), why or "the unit that passes flags to it is not visible")
+    return Launch(
+        ", ".join(origins), tuple(arguments), why or "the unit that passes flags to the kubelet is not visible"
+    )

@@ -259,12 +259,12 @@ def test_too_few_free_cpus_on_the_joined_node_are_refused_with_the_numbers() -> 
 def test_mutually_exclusive_constraints_are_refused_permanently() -> None:
     results = [cpus(4, device="cpudevsocket000"), memory("1Gi", "a", node=1), memory("1Gi", "b", node=3)]
     text = refusal(joined(results, match("cpus", "a"), match("cpus", "b")), node())
-    assert "no CPUs on this node would satisfy that even if all were free" in text
+    assert "no CPUs on this node would meet these requirements even if all were free" in text
 
 
 def test_more_cpus_than_the_joined_node_has_are_refused_permanently() -> None:
     text = refusal(joined([cpus(9, device="cpudevsocket000"), memory("1Gi", node=1)], match()), node())
-    assert "1 has 8 of 8 free; no CPUs on this node would satisfy that even if all were free" in text
+    assert "1 has 8 of 8 free; no CPUs on this node would meet these requirements even if all were free" in text
 
 
 @pytest.mark.parametrize(

@@ -303,7 +303,7 @@ def test_memory_limits_and_protection_are_refused_for_hugepages(fields: Entry) -
     (name,) = fields
     assert shown.startswith(f"parameters of the DeviceClass: memoryConfig.{name}: ")
     assert "for 2Mi hugepages" in shown
-    assert "list only requests to which the field applies under config[].requests" in shown
+    assert "under config[].requests, list only requests to which the field applies" in shown
     assert fault(of_memory(memory_opaque(fields), kinds=("memory", HUGE)))
     assert memory_wish(memory_opaque({"limit": "none", "protect": "none"}), kinds=(HUGE,)) == MemoryParameters()
 

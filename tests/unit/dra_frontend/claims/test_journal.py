@@ -222,7 +222,7 @@ def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
     assert read.present == dict.fromkeys(more, ("", ""))
     assert (read.releasing[A].record, read.releasing[A].cpus) == (None, {1, 2})
     journal.write(Entries({("dra.cpu", f"{n:0100d}"): ("", "") for n in range(4000)}))
-    assert "more claims than it has room for" in journal.problem
+    assert "more claims than the journal has room for" in journal.problem
 
 
 def replace_slot(path: Path, sequence: int, entries: list[Any]) -> None:

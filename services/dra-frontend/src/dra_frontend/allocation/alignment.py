@@ -276,7 +276,8 @@ def no_alignment(
         texts.append(f"matchAttribute {join.attribute} requires {wanted}{near}: {free}")
     if next(alignments(constraints, offered, counts, frozenset()), None) is None:
         remedy = (
-            "no CPUs on this node would satisfy that even if all were free; change the claim's constraints or amounts"
+            "no CPUs on this node would meet these requirements even if all were free; change the claim's "
+            "constraints or amounts"
         )
     else:
         remedy = (

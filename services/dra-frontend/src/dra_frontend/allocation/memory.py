@@ -106,14 +106,15 @@ def _check_lost(uid: str, ledger: Ledger) -> None:
     """Raises Refused while a lost claim's hugepages are unknown, since any page may belong to that claim."""
     if lost := ledger.unanswered(MEMORY_DRIVER, ignoring=uid):
         raise Refused(
-            f"no hugepages are allocated while the record of claim {lost[0]} is being rebuilt; this is retried. If "
-            "this continues, dra-frontend's log contains the reason (lost record not rebuilt); deleting that claim's "
-            "pod resolves it"
+            f"no hugepages are allocated while the record of claim {lost[0]} is being rebuilt; the kubelet retries. If "
+            "the problem persists, dra-frontend's log contains the reason (lost record not rebuilt); deleting that "
+            "claim's pod resolves it"
         )
     if ledger.unlisted:
         raise Refused(
-            "no hugepages are allocated until the claims of this node are listed, since their journal was lost; this "
-            "is retried. If this continues, dra-frontend's log contains the reason (claims of this node not listed)"
+            "no hugepages are allocated until the claims of this node are listed, since their journal was lost; the "
+            "kubelet retries. If the problem persists, dra-frontend's log contains the reason (claims of this node not "
+            "listed)"
         )
 
 

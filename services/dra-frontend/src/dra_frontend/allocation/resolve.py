@@ -32,7 +32,7 @@ _EXCLUSIVE: Final = (
 """Pairs of CPU fields, with the values that contradict each other."""
 _CHARGED: Final = ("limit", "protect", "high")
 """Fields that apply only to memory charged by the memory cgroup controller, and therefore not to hugepages."""
-_ONLY: Final = "list only requests to which the field applies under config[].requests"
+_ONLY: Final = "under config[].requests, list only requests to which the field applies"
 
 
 def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: MemoryProtection) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _memory_fault(
     if name in _CHARGED and pages and value != "none":
         return (
             f"{value} applies to plain memory, but the request is for {pages[0]} hugepages, "
-            f"which have a limit of their own; {_ONLY}"
+            f"which have their own limit; {_ONLY}"
         )
     if name == "mount" and not all(device.hugepages for device in devices):
         return f"applies to hugepages, but the request is for plain memory; {_ONLY}"

@@ -239,7 +239,7 @@ class _Lines:
             data = b"".join([head, *_short_lines(entries, listed=listed)])
         if len(data) <= SLOT_BYTES - _HEADER:
             return data
-        raise OSError(errno.EFBIG, "there are more claims than it has room for")
+        raise OSError(errno.EFBIG, "there are more claims than the journal has room for")
 
     def _whole(self, entries: Entries) -> list[bytes]:
         present, releasing = self._present, self._releasing

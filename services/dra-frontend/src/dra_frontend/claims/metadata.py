@@ -122,7 +122,7 @@ class MetadataFiles:
                 raise MalformedError("metadata file", file.host_path, below)
             data = file.content.encode() + b"\n"
             if len(data) > _MAX_FILE_BYTES:
-                raise MalformedError("metadata file", path, f"has {len(data)} bytes, more than {_MAX_FILE_BYTES}")
+                raise MalformedError("metadata file", path, f"is {len(data)} bytes long, more than {_MAX_FILE_BYTES}")
             # No fsync: after a node crash the claims are prepared again, and files that differ are rewritten.
             if not _has(path, data):
                 # pathlib would take twice as long.

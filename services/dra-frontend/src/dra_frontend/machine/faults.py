@@ -43,7 +43,7 @@ class ErrorRates:
             # The message omits the number of errors, since every change to the message would cause another report to
             # the kubelet.
             if 0 < self._limits.corrected_per_hour <= last_hour:
-                text = f"{self._limits.corrected_per_hour} corrected errors or more within an hour"
+                text = f"{self._limits.corrected_per_hour} or more corrected errors within an hour"
                 found.append(_fault(one, "corrected", text))
         return tuple(found)
 

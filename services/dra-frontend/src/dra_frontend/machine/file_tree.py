@@ -75,7 +75,7 @@ class Reader:
         if text is None:
             return None
         if not _INTEGER.fullmatch(text) or int(text) < lowest:
-            raise HostTreeError(path, f"{shown(text, 40)} is not a number of {lowest} or more")
+            raise HostTreeError(path, f"{shown(text, 40)} is not a number greater than or equal to {lowest}")
         return int(text)
 
     def cpu_set(self, mask_path: str, list_path: str) -> tuple[frozenset[int], str] | None:

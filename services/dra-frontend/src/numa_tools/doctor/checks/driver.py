@@ -106,7 +106,9 @@ def _left_behind(run_directory: RunDirectory) -> Iterator[Finding]:
     dead = [uid for uid, alive in run_directory.instances.items() if not alive and uid != run_directory.active]
     if dead:
         why = "these pods were killed; their sockets are harmless"
-        yield note(f"Dead instances left sockets: {', '.join(dead)}.", why, f"remove them under {run_directory.path}")
+        yield note(
+            f"Dead instances left sockets behind: {', '.join(dead)}.", why, f"remove them under {run_directory.path}"
+        )
 
 
 def _private(run_directory: RunDirectory) -> Iterator[Finding]:

@@ -145,7 +145,7 @@ def _isolated_offered(machine: Inventory) -> Iterator[Finding]:
             f"CPUs {format_cpu_list(both)} are in isolcpus and available to claims.",
             "a program that does not pin its threads runs on only one of them, and the kernel partitions them only for "
             "claims with isolation: isolated",
-            "set isolcpus: only or never in claims, or boot without isolcpus: isolation: isolated does the same",
+            "set isolcpus: only or never in claims, or boot without isolcpus and use isolation: isolated instead",
         )
 
 

@@ -338,8 +338,8 @@ class Service:
         ]
 
     async def offer_claims(self, stack: AsyncExitStack) -> None:
-        """Serves the kubelet and publishes devices forever, as soon as the backend enforces claims. Before that, claims
-        would be refused.
+        """Waits until the backend enforces claims, since claims would be refused before that; then registers with the
+        kubelet and publishes devices forever.
         """
         for plugin in self.plugins.values():
             await stack.enter_async_context(plugin)

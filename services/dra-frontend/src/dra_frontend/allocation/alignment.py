@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses attribute values so that a claim's CPUs match its other devices (``matchAttribute``).
 
-A CPU device may span several NUMA nodes, sockets or PCIe roots, and then publishes a list of values. The scheduler
-compares lists: a constraint between the CPU device and node 3's memory is satisfied if 3 is in the device's list. Which
-CPUs the claim gets is decided here, so the constraint must be enforced here as well:
+A CPU device may span several NUMA nodes, sockets or PCIe roots, in which case its attribute is a list of values. The
+scheduler compares lists: a constraint between the CPU device and node 3's memory is satisfied if 3 is in the device's
+list. Which CPUs the claim gets is decided here, so the constraint must be enforced here as well:
 
   CPU device, numaNodes 0-3   memory, numaNode 3     constraint: equal numaNode
   values in common: {3}  ->  the device is narrowed to the CPUs of node 3, and CPUs are chosen from these

@@ -48,7 +48,7 @@ def entitled_cpus(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
 def use_of_claimed(record: AllocationRecord | None, cpu: int, exclusivity: str) -> str:
     """Returns the use of a claimed CPU as a key in ``numa_contract.state.words.USES``.
 
-    ``exclusivity`` is reported for one of the claim's running containers; it is "" if no container is running.
+    ``exclusivity`` is the value reported for one of the claim's running containers, or "" if none is running.
     """
     if record is None:
         return "held"

@@ -173,10 +173,9 @@ class KubeClient:
     ) -> AsyncGenerator[tuple[list[Document], Document], None]:
         """Yields the items and the metadata of each page in a list.
 
-        ``pace`` limits the rate of the first request, and ``later`` (if given) that of all subsequent requests. A page
-        that is too large is requested again in smaller pages, and a single object that is too large is skipped. The
-        number of items, the time and the tokens are limited: a server that keeps announcing another page causes an
-        error.
+        ``pace`` throttles the first request, and ``later`` (if given) all subsequent ones. A page that is too large is
+        requested again in smaller pages, and a single object that is too large is skipped. The number of items, the
+        time and the tokens are limited: a server that keeps announcing another page causes an error.
         """
         page, token, seen, left = _PAGE, "", set[str](), self._most_listed
         clock = asyncio.get_running_loop().time

@@ -22,7 +22,7 @@ class UnavailableError(KubeError):
 
 
 class UnreachableError(UnavailableError):
-    """The connection could not be established or broke, so another call would fail as well."""
+    """The connection could not be established, or it broke, so another call would fail as well."""
 
 
 class UnreadableError(UnavailableError):

@@ -311,7 +311,9 @@ def _parse(data: bytes) -> Entries:
 
 
 def _cpu_lists(lists: Any, left: int) -> tuple[dict[str, frozenset[int]], int]:
-    """Returns the CPUs by request, and what remains of ``left``. Stops when the remainder is negative."""
+    """Returns the CPUs by request, and ``left`` minus the number of these CPUs. Stops once the difference is
+    negative.
+    """
     found = {}
     for request, text in lists.items():
         found[str(request)] = parse_cpu_list(text)

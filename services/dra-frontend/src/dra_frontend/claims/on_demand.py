@@ -56,7 +56,7 @@ _MAX_CLAIMS: Final = 10_000
 _GROWTH_SECONDS: Final = 30.0
 """Time limit for growing one pool; the scheduler waits 600 s."""
 _CHECK_SECONDS: Final = 10.0
-"""Interval between checks of whether the helper can write the pools. A check takes less time than this interval."""
+"""Interval between checks of whether the helper can resize the pools. A check takes less time than this interval."""
 
 
 class ClaimApi(Protocol):
@@ -85,7 +85,7 @@ class Pools(Protocol):
         """Returns the number of pages in a pool, excluding surplus pages."""
 
     def check(self, node: int, page_bytes: int) -> None:
-        """Raises HostTreeError if the pool cannot be written, or HelperError if the helper does not respond in time."""
+        """Raises HostTreeError if the pool cannot be resized, or HelperError if the helper does not respond in time."""
 
     def shrink(self, node: int, page_bytes: int, pages: int) -> None:
         """Requests a smaller pool."""
@@ -209,7 +209,7 @@ class HugepagesOnDemand:
         return True
 
     async def _follow_shortages(self) -> None:
-        """Ends expired shortages, and checks whether the helper can write the pools."""
+        """Ends expired shortages, and checks whether the helper can resize the pools."""
         before = self._shortages.by_device
         self._shortages.expire()
         if self._clock() >= self._next_check:
@@ -224,7 +224,7 @@ class HugepagesOnDemand:
         self._publish_shortages(before)
 
     async def _check_helper(self) -> None:
-        """Checks whether the helper can write each pool. Stops if the helper does not respond."""
+        """Checks whether the helper can resize each pool. Stops if the helper does not respond."""
         devices = [device for _, device in self._devices()]
         for number, device in enumerate(devices):
             try:

@@ -208,7 +208,7 @@ class Recovery:
                 await self._rebuild(key, documents[key[1]])
 
     async def _rebuild(self, key: ClaimKey, document: Any) -> None:
-        """Rewrites a lost claim's record, or gives the claim up if it no longer exists.
+        """Rewrites a lost claim's record, or gives up on the claim if it no longer exists.
 
         Raises Refused or OSError, and any other exception that a malformed claim may cause.
         """
@@ -353,7 +353,7 @@ def _add_listed(transaction: Transaction, names: Mapping[ClaimKey, Name], unusab
 
     If the journal was not lost, it contains every prepared claim, though perhaps without its name, so only lost claims
     are added. ``unusable`` contains, by UID, the names of listed claims that cannot be parsed or are not reserved for
-    any pod. These claims exist, so a lost claim among them is not given up: it is read by name until it can be rebuilt
+    any pod. These claims exist, so a lost claim among them is not abandoned: it is read by name until it can be rebuilt
     or is gone.
     """
     for key, name in names.items():

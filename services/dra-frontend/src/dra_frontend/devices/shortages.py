@@ -31,7 +31,7 @@ class ShortageKind(StrEnum):
     GROWTH_FAILED = "growth-failed"
     """The kernel allocated fewer pages than requested."""
     HELPER_UNAVAILABLE = "helper-unavailable"
-    """The helper container does not respond, or cannot write the pool."""
+    """The helper container does not respond, or cannot resize the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,12 @@ class Shortages:
         return lasts >= SILENCE_SECONDS
 
     def helper_failed(self, device: str, text: str) -> None:
-        """Records that the helper responded but cannot write a device's pool."""
+        """Records that the helper responded but cannot resize a device's pool."""
         self._silent_since.pop(device, None)
         self._set(device, Shortage(ShortageKind.HELPER_UNAVAILABLE, text))
 
     def helper_answered(self, device: str) -> None:
-        """Records that the helper can write a device's pool."""
+        """Records that the helper can resize a device's pool."""
         self._silent_since.pop(device, None)
         if device in self.by_device and self.by_device[device].kind is ShortageKind.HELPER_UNAVAILABLE:
             self._remove(device)

@@ -99,8 +99,8 @@ def _read_initiators(reader: Reader, path: str) -> frozenset[int]:
 
 
 def _read_mean(reader: Reader, path: str, what: str) -> int | None:
-    """Returns the mean of reads and writes. If only one is known, returns that value; if neither is known, returns
-    None.
+    """Returns the mean of the read and write values. If only one is known, returns that value; if neither is known,
+    returns None.
     """
     names = (f"{path}/read_{what}", f"{path}/write_{what}")
     known = [value for name in names if (value := _tolerant(reader, _read_value, name))]

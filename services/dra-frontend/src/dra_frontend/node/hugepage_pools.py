@@ -23,7 +23,7 @@ from dra_frontend.node.host_tree import HostTree
 # Delays in seconds after each compaction that follows a step without new pages. Pages that block the allocation are
 # usually written back or freed soon.
 WAITS: Final = (0.2, 0.5, 1.0, 2.0)
-# The kernel does not stop allocating after a timeout, so no more than this is requested at a time.
+# The kernel's allocation has no timeout, so no more than this is requested at a time.
 STEP_BYTES: Final = 8 << 30
 _WHOLE_MACHINE: Final = "/sys/kernel/mm/hugepages"
 OBSERVED: Final = "this node only observes (enforcement: observe)"

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[Fingerprint, dict[PageKey, int], bool]:
-    """Returns the fingerprint, the hugepages that no pod holds, and True if the pods' hugepages of every size are
+    """Returns the fingerprint, the hugepages that no pod holds, and whether the pods' hugepages of every size are
     known.
 
     The pods are read before and after the fingerprint, so that pages that a pod allocates or frees in between are

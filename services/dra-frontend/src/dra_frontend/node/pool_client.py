@@ -46,7 +46,7 @@ class HelperPools:
         return self._kernel.pages(node, page_bytes)
 
     def check(self, node: int, page_bytes: int) -> None:
-        """Checks a pool. Raises HostTreeError if it cannot be written, HelperError if the helper does not respond in
+        """Checks a pool. Raises HostTreeError if it cannot be resized, or HelperError if the helper does not respond in
         time.
         """
         self._ask(PoolRequest(numa_node=node, page_bytes=page_bytes), self._check_seconds)

@@ -106,7 +106,7 @@ def _stop(*_: object) -> None:
 
 
 def _check_pools(pools: KernelPools, config: Config) -> None:
-    """Logs pools that cannot be written. That is not fatal: a NUMA node may appear later, and requests are still
+    """Logs pools that cannot be resized. That is not fatal: a NUMA node may appear later, and requests are still
     handled.
     """
     for one in config.hugepages_on_demand:

@@ -128,7 +128,7 @@ class Publisher:
                         async with self._writing:  # our own writes are known only once the server has responded
                             if kind == "BOOKMARK" or not self._writer.see(kind, document):
                                 continue
-                        if due <= loop.time():  # one repair covers all changes made before it runs
+                        if due <= loop.time():  # one write reverts all changes made before it
                             due = loop.time() + repairs.next()
                             loop.call_at(due, self._wake.set)
             except UnavailableError as error:

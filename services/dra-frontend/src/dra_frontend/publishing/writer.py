@@ -169,8 +169,8 @@ class SliceWriter:
         self._accepted[answer["metadata"]["name"]] = self._check_gate(document, answer)
 
     def _check_gate(self, sent: Document, answer: Document) -> tuple[Document, Document]:
-        """Returns both specs in canonical form. Raises GateOffError if the sharing fields are absent from the
-        response.
+        """Returns the sent and the stored spec in canonical form. Raises GateOffError if the sharing fields are absent
+        from the response.
         """
         both = canonical(sent["spec"]), canonical(answer["spec"])
         if any(path.rpartition(".")[2] in SHARING_FIELDS for path in differences(*both)):

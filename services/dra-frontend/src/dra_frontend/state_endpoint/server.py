@@ -38,7 +38,9 @@ _MAX_LINES: Final = 64
 _CONNECTIONS_PER_TURN: Final = 8
 """Number of connections that are accepted during a flood before the event loop continues with other work."""
 _IDLE_SECONDS: Final = 60
-"""Time without a request after which a connection is closed. Longer than RENEW_SECONDS, the backend's longest pause."""
+"""Time without a request after which a connection is closed. Longer than RENEW_SECONDS, the longest interval between
+the backend's reports.
+"""
 _BACKLOG: Final = 1024
 """Maximum number of connections that wait in the kernel until they are accepted (listen(2))."""
 
@@ -70,7 +72,7 @@ PORT: Final = Bounds(connections=64, head_bytes=8 << 10, single_request_seconds=
 
 
 class BoundedConnection(H11Protocol):
-    """A connection within the limits of its listening socket."""
+    """A connection that is subject to its listening socket's limits."""
 
     def __init__(self, bounds: Bounds, connections: dict["BoundedConnection", None], **options: Any) -> None:
         super().__init__(**options)

@@ -266,8 +266,8 @@ class Transaction:
     def free(self, key: ClaimKey, *, remember: bool) -> None:
         """Ends a release, because none of the claim's containers is running any longer.
 
-        ``remember`` keeps an entry without resources: a list of claims that is in progress or still to come may show
-        the claim as allocated, and recovery must not mistake the release for a loss.
+        ``remember`` keeps an entry without resources: a listing of claims that is in progress or has yet to start may
+        still show the claim as allocated, and recovery must not mistake the release for a loss.
         """
         file = self.releasing.get(key)
         if file is None:

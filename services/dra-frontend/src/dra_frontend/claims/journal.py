@@ -215,7 +215,7 @@ def _status_of(status: os.stat_result) -> tuple[int, ...]:
 
 
 class _Lines:
-    """Serialises entries as lines. A write changes only one or two entries, so the previous lines are cached."""
+    """Serializes entries as lines. A write changes only one or two entries, so the previous lines are cached."""
 
     def __init__(self) -> None:
         self._present: dict[ClaimKey, tuple[Name, Mapping[str, frozenset[int]], bytes]] = {}

@@ -60,7 +60,7 @@ class MisfitKind(StrEnum):
     """Kinds of mismatches between the machine and the configuration. The doctor has a remedy for each."""
 
     ABSENT = "absent"
-    """A setting names CPUs or a NUMA node that are offline or absent."""
+    """A setting names CPUs or NUMA nodes that are offline or absent."""
     NOTHING_LEFT = "nothing left"
     """The settings leave no resources for claims."""
     DOUBT = "doubt"

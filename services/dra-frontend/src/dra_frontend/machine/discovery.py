@@ -15,8 +15,8 @@ from dra_frontend.machine.memory import NODE_DIRECTORY, NodeMemory, read_base_pa
 from dra_frontend.machine.model import MEMORY_STEP, Cpu, Machine
 
 _DEVICES: Final = "/sys/devices"
-# The number of a PCI domain has more than four digits if the firmware assigns none and the kernel chooses one (Intel
-# VMD, Hyper-V).
+# A PCI domain number has more than four digits if the firmware assigns none and the kernel chooses one (Intel VMD,
+# Hyper-V).
 _PCIE_ROOT = re.compile(r"pci([0-9a-f]{4,8}:[0-9a-f]{2})", re.ASCII)
 
 

@@ -154,7 +154,8 @@ _REMEDIES: Final = {
     ),
     StatusCode.MACHINE_UNREADABLE: "see config.machine",
     StatusCode.NOTHING_OFFERED: "see config.fits",
-    # kubelet.registration is good even if the sockets are in a directory that the kubelet does not read.
+    # The check kubelet.registration finds no problem even if the sockets are in a directory that the kubelet does not
+    # read.
     StatusCode.NOT_REGISTERED: (
         "if it persists for a minute, set kubeletRootDir in driverConfig to the kubelet's --root-dir; see "
         "kubelet.registration, and the kubelet's log: journalctl -u kubelet on the node"

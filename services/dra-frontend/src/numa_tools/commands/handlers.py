@@ -93,7 +93,7 @@ def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
     settings = load_settings(arguments)
     if not arguments.claim + arguments.pod:
         raise ConfigError("command line", ["simulate needs --claim FILE or --pod FILE"])
-    # The name under which a test machine was captured may be invalid.
+    # A placeholder is used because the name under which a test machine was captured may be invalid.
     node = read_node(settings, _NODE, empty=arguments.empty)
     check(node.inventory, settings.config, node.claims)
     asked = prepared(arguments.claim, arguments.pod, node, settings.config, settings.node_name)

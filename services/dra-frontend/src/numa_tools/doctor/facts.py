@@ -118,8 +118,8 @@ class Service:
 
     @property
     def hindrances(self) -> tuple[str, ...]:
-        """Reasons why no claim can run here, whatever the claim requests. The backend's reasons are included once it
-        has reported.
+        """Reasons why this node accepts no claims, whatever they request. The backend's reasons are included once the
+        backend has reported.
         """
         return tuple(one.text for one in self.status.problems if one.unready or one.code in PREVENTS_PREPARE)
 

@@ -55,7 +55,7 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The kubelet's configuration as found on the node, without asking the kubelet."""
+    """The kubelet's configuration as found on the node, without querying the kubelet."""
 
     parts: tuple[Part, ...] = ()
     """Parts of the configuration, in the order in which the kubelet applies them."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes how a claim is enforced for its containers, as the backend and the kernel report it, and any deviation from
-the claim's records.
+"""Describes how a claim is enforced for its containers, as reported by the backend and the kernel, and any deviation
+from the claim's records.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ def _kernel(known: Known, report: ContainerReport) -> dict[str, Any]:
 
 
 def problems_of(known: Known, records: Sequence[AllocationRecord]) -> list[Problem]:
-    """Returns a problem for each respect in which the enforcement deviates from the records."""
+    """Returns a problem for each difference between the enforcement and the records."""
     if known.silent:
         return [problem("enforcement is unknown", known.silent, "start the driver's pod on this node")]
     found = []

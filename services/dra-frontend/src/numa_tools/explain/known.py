@@ -53,7 +53,7 @@ class Known:
     silent: str = ""
     """Reason why the service did not respond, or "". Without the service, the containers are unknown."""
     hindrances: tuple[str, ...] = ()
-    """Reasons why this node cannot currently run any claim, regardless of the claim's requests."""
+    """Reasons why this node currently accepts no claims, whatever they request."""
     kernel: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """The containers' cgroup files by container id and file name, if visible."""
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)

@@ -17,10 +17,10 @@ does:
 * The exact search takes the same steps as the scheduler. If it ends before it reaches a device for which a selector is
   unknown, the scheduler ends there as well, so the outcome is certain.
 * Otherwise the generous search assumes that every unknown selector has the value that suits the request best, and skips
-  devices for which a selector fails. If even this search finds no devices, none fit, whatever the selectors evaluate
-  to.
+  devices for which evaluating a selector fails. If even this search finds no devices, none fit, whatever the selectors
+  evaluate to.
 
-Devices that might be allocated to a claim with an unknown outcome are disputed: a later claim fits with certainty only
+Devices that might be allocated to a claim with an unknown outcome are disputed: a later claim is certain to fit only
 if it needs none of them.
 """
 
@@ -171,7 +171,7 @@ class Search:
     def verdicts(self, subrequest: SubRequest) -> list[Verdict]:
         """Returns a verdict on each device that the selectors admit or may admit.
 
-        Raises ManifestError if the class is missing or a selector fails.
+        Raises ManifestError if the class is missing or evaluating a selector fails.
         """
         option = Option(
             subrequest, matching(subrequest, class_of(subrequest, self._classes), self._devices, self._budget)
@@ -217,7 +217,9 @@ class Search:
         return False
 
     def _check_certain(self, candidate: Candidate) -> None:
-        """Raises UndecidedError if a selector is unknown for the device, and UnschedulableError if a selector fails."""
+        """Raises UndecidedError if a selector's value for the device is unknown, and UnschedulableError if evaluating a
+        selector fails.
+        """
         if not self._exact:
             return
         if candidate.failed:

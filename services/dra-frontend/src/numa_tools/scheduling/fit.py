@@ -92,8 +92,8 @@ def budget() -> Budget:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A device that must be considered for a request: the selectors of its class and the request admit the device, may
-    admit it, or fail for it.
+    """A device that must be considered for a request: the selectors of the request and of the request's DeviceClass
+    admit the device, may admit it, or cause an error when they are evaluated for it.
     """
 
     device: Published
@@ -113,7 +113,7 @@ class Candidate:
 def matching(
     subrequest: SubRequest, device_class: DeviceClass, devices: Iterable[Published], whole: Budget
 ) -> list[Candidate]:
-    """Returns the devices that the selectors of the class and the request do not exclude. The selectors share one
+    """Returns the devices that the selectors of a request and its DeviceClass do not exclude. The selectors share one
     budget.
     """
     selectors = [
@@ -127,9 +127,9 @@ def matching(
 
 
 def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Budget) -> Candidate | None:
-    """Evaluates the selectors in the scheduler's order until one is false or fails.
+    """Evaluates the selectors in the scheduler's order until one is false or its evaluation fails.
 
-    A selector that is false or fails after an unknown one excludes the device. The device still stays in the list: the
+    If this happens after an unknown selector, the device is excluded but still stays in the list: evaluating the
     unknown selector may fail in the cluster, and the scheduler would then stop with an error at this device.
     """
     unknown = ""

@@ -43,7 +43,7 @@ class Claim:
     name: str
     spec: ClaimSpec
     users: tuple[str, ...] = ()
-    """Those of the pod's containers that use the claim at the same time."""
+    """The pod's containers that use the claim at the same time."""
 
     @property
     def document(self) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def _by_domain(driver: str, values: Mapping[str, Any]) -> Domains:
 
 
 def of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
-    """Returns the slices that belong to a node and those that do not belong to any single node. Raises ManifestError.
+    """Returns the slices that belong to a node and those that are not tied to one node. Raises ManifestError.
 
     If the slices name only one node, they are used whatever that node is called, because a captured machine rarely has
     the node's name.

@@ -53,8 +53,8 @@ class ClaimFile:
     memory: Mapping[str, int] = field(default_factory=dict)
     """Allocated bytes by memory device."""
     cpus_by_request: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """CPUs by the request name in the CDI device's name, which is "" if the claim has only one request. Without a
-    record, the CPUs come from the environment.
+    """CPUs by request name. The key is the request name that the CDI device's name contains, or "" if the claim has
+    only one request. Without a record, the CPUs come from the environment.
     """
 
     @classmethod
@@ -152,7 +152,7 @@ def _environment(document: Any) -> list[str]:
 
 
 def _evidence(environment: list[str]) -> tuple[dict[str, frozenset[int]], dict[str, int]]:
-    """Parses the environment: CPUs by request ("" in a claim with only one), and bytes by memory device."""
+    """Parses the environment: CPUs by request ("" if the claim has only one request), and bytes by memory device."""
     cpus: dict[str, frozenset[int]] = defaultdict(frozenset)
     memory: dict[str, int] = defaultdict(int)
     for entry in environment:

@@ -18,7 +18,7 @@ _ITEM = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
 MAX_CPU: Final = 8191
 """Highest possible number of a CPU or NUMA node, since CONFIG_NR_CPUS is at most 8192."""
 MAX_LIST: Final = 32 << 10
-"""Maximum length of a list in bytes. A list of every second CPU of the largest machine takes 20 KB."""
+"""Maximum length of a list in bytes. A list of every other CPU of the largest machine takes 20 KB."""
 # In the worst case, the caches take 28 MB: 12 MB each for 256 parsed and 256 formatted sets of 512 CPUs, and 4 MB for 8
 # sets of 8192. The few lists of a real node take a small part of that.
 _REMEMBERED: Final = 256

@@ -26,8 +26,8 @@ _DIGITS: Final = 20
 def parse_json(data: bytes, most_bytes: int, kind: str, name: str) -> Any:
     """Parses a JSON document in UTF-8. Error messages refer to the document by ``kind`` and ``name``.
 
-    Raises MalformedError if the document is too long, nested too deep, not JSON or not UTF-8, or if it contains NaN, an
-    infinite or huge number, or a lone surrogate, which could be parsed but never serialized again.
+    Raises MalformedError if the document is too long, nested too deeply, not JSON or not UTF-8, or if it contains NaN,
+    an infinite or huge number, or a lone surrogate, which could be parsed but never serialized again.
     """
     if len(data) > most_bytes:
         raise MalformedError(kind, name, f"is {len(data)} bytes long, more than {most_bytes}")
@@ -70,7 +70,7 @@ _decode: Final = json.JSONDecoder(parse_constant=_refused, parse_float=_finite, 
 
 
 def json_too_deep(data: bytes) -> bool:
-    """Returns True if a JSON document is nested too deep. For a string that is not JSON, the result is undefined."""
+    """Returns True if a JSON document is nested too deeply. For a string that is not JSON, the result is undefined."""
     if data.count(b"[") + data.count(b"{") <= MAX_NESTING:
         return False
     # Removes the strings. Once escaped backslashes and quotes are gone, splitting at quotes makes every second part a
@@ -79,7 +79,7 @@ def json_too_deep(data: bytes) -> bool:
 
 
 def brackets_too_deep(text: bytes) -> bool:
-    """Returns True if the brackets in a document without strings and comments are nested too deep.
+    """Returns True if the brackets in a document without strings and comments are nested too deeply.
 
     Each round removes the innermost pairs, so a document with N levels is empty after N rounds. Brackets that are never
     closed count as one level each.
@@ -96,7 +96,7 @@ def brackets_too_deep(text: bytes) -> bool:
 
 
 def value_too_deep(value: Any) -> bool:
-    """Returns True if a value of lists and maps is nested too deep, regardless of how it was built."""
+    """Returns True if a value of lists and maps is nested too deeply, regardless of how it was built."""
     level = _containers([value])
     for _ in range(MAX_NESTING):
         level = [inner for one in level for inner in _containers(one.values() if isinstance(one, dict) else one)]

@@ -271,7 +271,7 @@ class CpuParameters(RecordPart):
 
 
 class PoolCpus(RecordPart):
-    """CPUs of the shared pool that a container that uses the request may use in addition to the claim's own."""
+    """CPUs of the shared pool that a container using the request may use in addition to the claim's own."""
 
     cpus: CpuSet
     """All CPUs of the machine except the claim's, in the kernel's list format."""

@@ -202,7 +202,7 @@ def parse_yaml(data: bytes, source: str) -> Any:
 
 
 def parse_yaml_documents(data: bytes, source: str) -> list[Any]:
-    """Returns the values of all documents of a YAML stream. Raises ConfigError with ``source`` and the line."""
+    """Returns the values of all documents in a YAML stream. Raises ConfigError with ``source`` and the line."""
     documents: list[Any] = _parsed(data, source, lambda text: list(yaml.load_all(text, _StrictLoader)))
     return documents
 

@@ -26,7 +26,7 @@ characters that contains more dots is a key or a header.
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parses a TOML document. Raises ValueError if the document is not TOML or is nested too deep."""
+    """Parses a TOML document. Raises ValueError if the document is not TOML or is nested too deeply."""
     structure = _NOT_STRUCTURE.sub("s", text)
     if brackets_too_deep(structure.encode(errors="replace")) or _dots_too_deep(structure):
         raise ValueError(TOO_DEEP)

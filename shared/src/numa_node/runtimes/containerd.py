@@ -127,7 +127,7 @@ class Effective:
     has_cri: bool
     """True if the CRI service is on; a containerd without it cannot be the kubelet's."""
     on_by_default: bool
-    """True if NRI and CDI are on unless a file mentions them."""
+    """True if NRI and CDI are on by default."""
 
     @property
     def has_nri(self) -> bool:

@@ -37,7 +37,7 @@ class Setting:
     default: Any
     """Default in containerd 2 and CRI-O."""
     crio: tuple[str, ...] = ()
-    """Path in CRI-O's file under ``[crio]``. If empty, CRI-O always has the default."""
+    """Path in CRI-O's file under ``[crio]``. If empty, CRI-O always uses the default."""
     is_negative: bool = False
     """True if containerd's key disables what the setting enables."""
     is_negative_in_crio: bool = False

@@ -49,7 +49,7 @@ chart converts it to a string and validates the string.
 
 
 def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
-    """Returns the schema without references, titles and defaults. In the returned schema, objects may not contain
+    """Returns the schema without references, titles or defaults. In the returned schema, objects may not contain
     unlisted keys.
     """
     if isinstance(node, list):
@@ -135,8 +135,7 @@ def _model_of(field: FieldInfo) -> type[BaseModel] | None:
 def _rows(model: type[BaseModel], defaults: dict[str, Any], prefix: str = "", about: str = "") -> Iterator[str]:
     """Yields the rows of a model's values: key, default, description.
 
-    ``about`` is the description of the whole model, which is also used for ``create`` and ``enabled`` if they have no
-    description of their own.
+    ``about`` describes the whole model, and also ``create`` and ``enabled`` if they have no description of their own.
     """
     for name, field in model.model_fields.items():
         key = field.alias or name

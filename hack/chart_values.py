@@ -397,7 +397,7 @@ class ChartValues(Values):
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default"]
     """DNS policy of the pods."""
     selinux_type: Annotated[str, Field(alias="selinuxType", pattern=r"^[a-z0-9_]*$")]
-    """SELinux type of the containers. Empty: the runtime's default, which may not write cgroups."""
+    """SELinux type of the containers. Empty: the runtime's default, which may not write to cgroups."""
     app_armor_profile: Literal["", "RuntimeDefault", "Unconfined"]
     """AppArmor profile of the containers. Empty: the runtime's default on nodes that have AppArmor."""
     probes: Probes

@@ -35,7 +35,7 @@ class Metric(NamedTuple):
 
 
 def of_frontend() -> Iterator[Metric]:
-    """Yields the metrics of a frontend that has read an empty machine."""
+    """Yields the metrics of a frontend whose machine inventory is empty."""
     machine = SimpleNamespace(online=frozenset())
     watch = SimpleNamespace(
         inventory=SimpleNamespace(machine=machine, reserved_cpus=frozenset()),

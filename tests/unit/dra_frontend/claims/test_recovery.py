@@ -241,7 +241,7 @@ async def test_no_cpus_are_allocated_before_the_backend_has_reported_a_lost_clai
 
 
 async def test_without_the_api_server_lost_cpus_stay_held(node: Frontend) -> None:
-    """The CPUs that a container is pinned to stay allocated, with or without a record."""
+    """The CPUs to which a container is pinned stay allocated, with or without a record."""
     node.file("u").unlink()
     again = await restarted(node)
     again.report(unknownClaims=[use("x", frozenset({1, 4, 5}))])

@@ -59,7 +59,7 @@ def faults(config: Config, **more: str) -> list[Fault]:
 
 
 def test_a_pod_as_the_chart_renders_it_has_no_faults(config: Config) -> None:
-    """A process outside a container, which has no mounts of its own, has no faults either, even before any of the
+    """A process that is not in a container has no mounts of its own. It has no faults either, even before any of the
     directories exists.
     """
     assert faults(config) == []

@@ -355,7 +355,7 @@ def test_a_feature_that_the_machine_lacks_is_named(whole: bool) -> None:
 
 @given(st.sampled_from(sorted(SYNTHETIC)), st.data())
 def test_the_suggested_multiple_can_be_allocated(name: str, data: st.DataObject) -> None:
-    """If the device is empty, it can provide the amount that the refusal suggests, which is the next one possible."""
+    """An empty device can provide the amount that the refusal suggests, which is the next larger possible amount."""
     found = SYNTHETIC[name]
     count = data.draw(st.integers(1, len(found.cpus)))
     try:

@@ -101,7 +101,7 @@ def test_no_difference_remains_after_all_repairs(
     limit: int | None,
     seen_limit: int | None,
 ) -> None:
-    """Each difference contains the value to write to its file, which is never empty."""
+    """Each difference contains the value to write to its file, and this value is never empty."""
     desired = Desired(
         cpus=wanted, shown=wanted, shared=shared, mems=mems, files={f: DesiredLimit(limit) for f in hugepage_files(TWO)}
     )

@@ -184,8 +184,8 @@ def test_a_quick_audits_plan_contains_no_limits() -> None:
 
 
 def test_a_start_keeps_the_protection_for_other_containers_in_the_pod() -> None:
-    """Starting a container writes its pod's cgroup. The protection includes the siblings' claims, but no other pods'
-    claims.
+    """Starting a container writes to its pod's cgroup. The protection includes the siblings' claims, but not other
+    pods' claims.
     """
     one, far = (
         memory_record(uid, ("m", 0, 64 * MI, 4096), pods=(of,), m={"protect": "min"})

@@ -50,7 +50,7 @@ def divided(
 def test_without_partitions_the_pool_contains_no_claimed_cpu(
     online: frozenset[int], reserved: frozenset[int], held: frozenset[int]
 ) -> None:
-    """The pool contains all online CPUs that are neither reserved nor claimed, and no other CPUs."""
+    """The pool contains exactly the online CPUs that are neither reserved nor claimed."""
     claims = [ClaimFile("dra.cpu", "a", None, held)]
     pool = divide(Config(reserved_cpus=reserved), Host(online), claimed_cpus(claims), ()).shared
     assert not pool & held

@@ -133,8 +133,9 @@ async def test_a_moved_container_is_not_read_again_by_the_next_tick(memory: Path
 
 
 async def test_a_container_that_has_to_leave_cpus_is_read_once_after_the_write(memory: Path) -> None:
-    """The state stores the CPUs on which the container was last seen. A container that has to leave some of them must
-    be written to, but if it only gains CPUs, its file is read first, because it may contain them already.
+    """The state stores the CPUs on which the container was last seen. If the container has to leave some of these
+    CPUs, its cpuset must be written. If it only gains CPUs, the cpuset is read first, because it may already contain
+    them.
     """
     node = Node(memory, tree=CountingTree)
     tree, auditor = node.kernel, node.enforcer._auditor

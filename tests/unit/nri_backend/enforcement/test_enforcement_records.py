@@ -40,7 +40,7 @@ def test_a_record_is_read_back_as_it_was_written() -> None:
 
 @pytest.mark.parametrize("container_id", ["", "a/b", "..", "a.b", "x" * 129, "ä", "a b", "a\n"])
 def test_an_invalid_container_id_has_no_record(store: EnforcementRecords, tmp_path: Path, container_id: str) -> None:
-    """The file of such a record would be outside the directory, or could not be created."""
+    """The record's file would be outside the directory, or could not be created."""
     assert store.write([EnforcementRecord(container=container_id, inode=0)]) == {}
     assert list(tmp_path.rglob("*.json")) == []
     directory = tmp_path / DIRECTORY / "a"

@@ -76,7 +76,7 @@ async def test_a_forged_variable_is_rejected(node: Node, caplog: pytest.LogCaptu
 
 
 async def test_a_restarted_container_gets_the_same_cpus_and_limits(node: Node) -> None:
-    """The container restarts twenty times, and each time another container in the pod is rejected in between."""
+    """The container restarts twenty times. Before each restart, another container in the pod is rejected."""
     env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     for life in range(20):
         path = await node.run(f"life-{life}", *env)
@@ -329,7 +329,7 @@ async def test_the_drivers_own_pod_leaves_claimed_cpus_through_the_pods_cgroup(m
 
 
 async def test_a_rejection_explains_why_the_drivers_own_pod_cannot_be_moved(memory: Path) -> None:
-    """In this test, the pod's cgroup cannot be written."""
+    """In this test, the pod's cgroup cannot be written to."""
     async with enforcing(Node(memory, reserved="")) as node:
         path = await node.run("backend", of="own_pod")
         node.kernel.refused[path.rpartition("/")[0], "cpuset.cpus"] = errno.EROFS

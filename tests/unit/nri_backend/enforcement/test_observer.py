@@ -173,8 +173,8 @@ async def test_a_claim_with_a_file_is_refused_even_if_its_record_allows_nothing(
 
 
 async def test_a_refused_start_kills_nothing(tmp_path: Path) -> None:
-    """If a container was created before the mode was switched, its start is rejected, but ``cgroup.kill`` is not
-    written.
+    """If a container was created before the mode was switched, its start is rejected, but nothing is written
+    to ``cgroup.kill``.
     """
     observed = Observed(tmp_path)
     node = observed.node

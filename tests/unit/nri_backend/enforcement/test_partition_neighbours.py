@@ -123,8 +123,8 @@ async def test_an_attempt_that_was_never_started_does_not_block_the_next_ones_pa
 
 
 async def test_an_attempt_that_is_listed_as_created_does_not_block_the_next_partition(tmp_path: Path) -> None:
-    """The backend was restarted too. It has made the first attempt a partition, since the attempt may start without an
-    event.
+    """The backend was restarted too. It has made the first attempt's container a partition, since that container may
+    start without an event.
     """
     record = cpu_record("c1", "r=2-3", isolation="isolated")
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
@@ -142,8 +142,8 @@ async def test_an_attempt_that_is_listed_as_created_does_not_block_the_next_part
 
 
 async def test_an_attempt_that_is_listed_next_to_a_running_one_does_not_get_its_claims(tmp_path: Path) -> None:
-    """The kubelet runs only one attempt of a container at a time. If the first attempt got the claims, it would break
-    the second one's partition.
+    """The kubelet runs only one instance of a container at a time. If the instance from the first attempt got the
+    claims, it would break the partition of the second one.
     """
     record = cpu_record("c1", "r=2-3", isolation="isolated")
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:

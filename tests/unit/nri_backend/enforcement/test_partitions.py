@@ -146,7 +146,7 @@ async def test_a_shared_claim_is_enforced_by_the_pool(tmp_path: Path) -> None:
 
 
 async def test_a_restarted_instance_recognizes_existing_partitions(tmp_path: Path) -> None:
-    """The pool does not shrink during the restart, and no other container's cgroup is written."""
+    """The pool does not shrink during the restart, and no other container's cgroup is written to."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))

@@ -36,7 +36,7 @@ def create_sandbox(node: Node, of: Pod, one: Container) -> str:
 
 
 async def start(node: Node, of: Pod, *env: str, id_: str = "vm", name: str = "main") -> str:
-    """Creates and starts a container in such a pod. Returns the sandbox's cgroup."""
+    """Creates and starts a container in a pod that has a sandbox. Returns the sandbox's cgroup."""
     asked = container(id_, *env, of=of.uid, name=name)
     answer = await node.enforcer.create_container(of, asked)
     stored = replace(asked, resources=answer.resources, state=ContainerState.CREATED)

@@ -254,7 +254,7 @@ async def test_on_an_idle_node_reporting_a_change_does_not_delay_the_lease_renew
 
 
 async def test_an_event_without_a_change_sends_nothing(path: Path) -> None:
-    """The backend's state may change in ways that its reports do not contain."""
+    """The backend's state may change in ways that its reports do not reflect."""
     async with merging(path) as (server, backend):
         await asyncio.sleep(0.5)
         before = len(server.leases)
@@ -384,7 +384,7 @@ async def test_a_frontend_that_cannot_send_record_changes_still_receives_reports
 
 
 async def test_a_frontend_that_never_answers_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The run directory may not be mounted, a fault that does not resolve itself."""
+    """If the run directory is not mounted, for example, the fault does not resolve itself."""
     backend = Backend(tmp_path / "missing.sock")
     client = FrontendClient(
         str(backend.path),

@@ -25,7 +25,7 @@ def one(id_: str, phase: Phase = Phase.RUNNING, of: str = "p", name: str = "c") 
 
 
 def refused(id_: str, of: str = "p", name: str = "c") -> Tracked:
-    """Returns a rejected attempt."""
+    """Returns a rejected attempt to start a container."""
     return replace(one(id_, Phase.ABSENT, of, name), rejection=Rejection(Reason.KERNEL, 'a "quoted" \u2028 text'))
 
 

@@ -57,8 +57,8 @@ def interrupts(tree: IrqTree, interval_seconds: float = 60.0, originals: str = "
 
 
 def test_interrupts_leave_claimed_cpus_and_get_their_originals_back(tree: IrqTree) -> None:
-    """The same applies to the default affinity and to unbound workqueues. A managed interrupt is written only once, and
-    an unused interrupt is never written.
+    """The same applies to the default affinity and to unbound workqueues. A managed interrupt's affinity is written
+    only once, and that of an unused interrupt is never written.
     """
     before = tree.all_affinities()
     result = evict(interrupts(tree), vacate(2, 3), frozenset())

@@ -29,7 +29,7 @@ NIC = cpu_record("c2", "cpus=4-5", pods=("p2",), irqs="keep")
 
 
 def node() -> NodeState:
-    """Returns a node's state with both claims prepared."""
+    """Returns the state of a node on which both of the tests' claims are prepared."""
     state = NodeState(config("0"))
     state.set_host(Host(parse_cpu_list("0-7"), ()))
     state.set_claim_files(files_of(ONE, NIC))

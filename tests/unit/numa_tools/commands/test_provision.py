@@ -69,8 +69,8 @@ def facts(rows: list[Row], *names: str) -> list[tuple[int | None, ...]]:
 
 def test_pools_are_resized_to_their_targets() -> None:
     """Pools that shrink come first, followed by those that grow, large pages before small ones. The rows are in the
-    same order as the plan. A pool that already has its target size is not written, so the command may run whenever a
-    pod starts, and a dry run writes nothing.
+    same order as the plan. A pool that already has its target size is not written to, so the command may run whenever
+    a pod starts, and a dry run writes nothing.
     """
     kernel = Kernel({(0, M2): 100, (1, M2): 100, (0, G1): 2}, pools={(1, M2): 50})
     targets = [target(10), target(20, node=1), target(2, G1)]

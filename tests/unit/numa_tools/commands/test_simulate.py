@@ -203,7 +203,7 @@ ODD = "device.odd() == 1"
 def test_the_exit_statuses_for_selectors(
     expressions: list[str], status: int, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A selector that cannot be evaluated causes a separate exit status, unless the claim would not fit anyway."""
+    """A selector that cannot be evaluated results in a distinct exit status, unless the claim would not fit anyway."""
     selectors = [{"cel": {"expression": one}} for one in expressions]
     file = written(tmp_path / "c.yaml", claim("c", request("a", amount=2, selectors=selectors)))
     found, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)

@@ -269,7 +269,7 @@ def test_a_claim_fits_if_the_scheduler_never_evaluates_the_unknown_part(
 def test_a_claim_does_not_fit_whatever_the_unknown_selector_evaluates_to(
     requests: list[dict[str, Any]], text: str
 ) -> None:
-    """The cause that prevents the allocation whatever the selector's value is reported as usual."""
+    """If the claim does not fit whatever the selector's value, the cause is reported as usual."""
     assert text in missing(searching(device("a", 0), device("b", 1)), *requests)
 
 

@@ -28,8 +28,8 @@ from nri_backend.problems import Problem, joined
 UNLIMITED: Final = -1
 """The quota that means "no limit" to a runtime."""
 # Maximum number of updates in the answer to Synchronize. containerd applies them one by one under a node-wide lock,
-# which takes about 30 ms for each, and CRI-O fails the synchronization if one of them fails. The updates only change
-# the resources that the runtime has stored: the audit writes the cgroup files.
+# taking about 30 ms for each, and CRI-O fails the synchronization if one of them fails. The updates only change the
+# resources that the runtime has stored: the audit writes the cgroup files.
 MAX_SYNC_UPDATES: Final = 32
 _log = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ class Phase(_HashedByIdentity):
     """The state that enforcement assumes a container's processes to be in."""
 
     ABSENT = auto()
-    """Not tracked: never seen, forgotten, or an attempt that a hook has rejected."""
+    """Not tracked: the container was never seen, has been forgotten, or was rejected by a hook."""
     CREATED = auto()
     """CreateContainer was answered. None of the container's processes has run, and none will before StartContainer."""
     STARTING = auto()

@@ -290,10 +290,10 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
 
     These are the plans of siblings that have been created but have not started. The runtime may have created their
     cgroups already, as CRI-O does. A cgroup that was created before the claim's record appeared may contain the claim's
-    CPUs. The audit does not write these cgroups, but the kernel refuses a partition next to an overlapping
+    CPUs. The audit does not write to these cgroups, but the kernel refuses a partition next to an overlapping
     ``cpuset.cpus`` even if no process has run in that cgroup. Siblings in the phase LISTED are included. Such a sibling
-    may be an earlier attempt to create the same container, and no start waits for that attempt to be moved. Its cgroup
-    may be a partition, since a listed container can start without an event and is treated as running.
+    may come from an earlier attempt to create the same container, and no start waits until that sibling has been moved.
+    Its cgroup may be a partition, since a listed container can start without an event and is treated as running.
     """
     siblings = state.containers.of_pod(plan.tracked.identity.pod.uid)
     waiting = [one for one in siblings if one.phase in PENDING or one.phase is Phase.LISTED]

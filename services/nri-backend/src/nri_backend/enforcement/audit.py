@@ -355,8 +355,8 @@ class Auditor:
                 raise DirectoryReplacedError
             if await self._read_machine():
                 due.records = due.full = due.everyone = True
-        # Other events come from hooks, which have just read the claim files: reading them again would only delay the
-        # next hook.
+        # A round that a hook has requested does not read the claim files: the hook has just read them, and reading them
+        # again would only delay the next hook.
         if due.tick or self._next.claim_files:
             self._next.claim_files = False
             # A thorough refresh detects writes to known files, which leave the directory's time stamp unchanged.

@@ -138,8 +138,8 @@ class Enforcer:
             pod = by_id.get(container.pod_id) or Pod(container.pod_id, "", "", "", "")
             described = self._described(pod, container)
             if container.state is ContainerState.CREATED:
-                # If another attempt of the same container is running, the kubelet will not start this one
-                # (_supersede()).
+                # If the container from another attempt to create it is already running, the kubelet will not start the
+                # one from this attempt (_supersede()).
                 superseded = pod.uid and described.identity.user in running
                 found.append((described.without_claims() if superseded else described).after(Event.LIST_CREATED))
             elif container.state is not ContainerState.STOPPED:
@@ -253,7 +253,7 @@ class Enforcer:
         self.state.forget_rejected(pod.uid)
 
     def disconnected(self) -> None:
-        """Requests an audit. Known containers stay enforced; new ones are listed by the next Synchronize."""
+        """Requests an audit. Known containers' claims stay enforced; the next Synchronize lists new containers."""
         self._auditor.request_audit()
 
     async def _recall(self, containers: Sequence[Tracked]) -> list[Tracked]:

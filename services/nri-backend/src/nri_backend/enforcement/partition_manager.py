@@ -131,7 +131,7 @@ class PartitionManager:
         """Returns the containers to audit after the kernel has changed partitions: all containers in the partitions'
         pods.
 
-        The next call does not return them again, unless another change has been added.
+        The next call does not return them again, unless another change has been recorded in the meantime.
 
         Partitions come last: an overlapping sibling is what invalidates a partition, so it must be moved before the
         partition is restored.

@@ -181,7 +181,7 @@ class Reconciler:
         """Applies a starting container's plan.
 
         In most cases the worker runs this as a job. It calls ``_start_step`` when the job begins, so the plan is up to
-        date. For a container without claims the step is run on the event loop instead, unless a job is writing its
+        date. For a container without claims the step is run on the event loop instead, unless a job is writing to its
         cgroup. If the step then finds that the cpuset has to be written, it raises CpusetWriteError before any write,
         and the worker runs the step again.
         """
@@ -194,7 +194,7 @@ class Reconciler:
         return await self._worker.finish(tracked.id, lambda: self._start_step(tracked, self._tree))
 
     def _is_at_work(self, identity: Identity) -> bool:
-        """Returns True if a running or hung job may be writing the cgroup of the container or of its pod."""
+        """Returns True if a running or hung job may be writing to the cgroup of the container or of its pod."""
         busy = self._worker.stuck.keys() | (set[str]() if self._worker.free else self._aims.keys())
         return not busy.isdisjoint((identity.id, identity.pod_cgroup))
 
@@ -269,8 +269,7 @@ class Reconciler:
         return group_plans(self._state, {path: uid for path, uid in groups_above(self._state).items() if path in paths})
 
     def _lose_sight(self, name: str) -> None:
-        """Adds the CPUs that a hung job writes to the observed CPUs of its container: the container may be on any of
-        them.
+        """Adds to a container's observed CPUs those that its hung job is writing: the container may be on any of them.
 
         No claim container may start on these CPUs. A container that has not been seen yet stays unseen: it may be on
         any CPU.
@@ -370,7 +369,7 @@ class Reconciler:
         return found
 
     def _may_live(self, tracked: Tracked, lives: bool | CgroupAccessError) -> bool:
-        """Returns True if the container may have a process. Logs an error once, until a reading succeeds."""
+        """Returns True if the container may have a process. Logs an error unless the last reading failed as well."""
         if isinstance(lives, bool):
             self._unreported.discard(tracked.id)
             return lives

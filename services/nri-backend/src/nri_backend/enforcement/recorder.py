@@ -342,7 +342,7 @@ class Recorder:
         for one in containers:
             content, started = self._content(one, one.enforced, one.fallback), self._starting.get(one.id)
             if started is not None and started.results == {one.id: None}:
-                # The start job has written the container's record. If that failed, the record is written below instead.
+                # The start job has already written this record. A record that it failed to write is written below.
                 self._written[one.id], started.results = started.content, {}
             if one.enforced and self._written.get(one.id) != content:
                 new[one.id] = content

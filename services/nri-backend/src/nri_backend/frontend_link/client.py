@@ -8,7 +8,7 @@ frontend stores the generation together with the containers. Its answer contains
 stored no containers from this backend instance. While this acknowledged generation is the current one, containers are
 omitted. If the last request with containers had the acknowledged generation, only the changes since then are sent. In
 all other cases, such as on a new connection, all containers are sent. If the answer to a request without all containers
-acknowledges another generation, the frontend has restarted, or it cannot merge the changes; all containers are then
+acknowledges a different generation, the frontend has restarted, or it cannot merge the changes; all containers are then
 sent at once. A backend sends generation 0 until the runtime has sent its list of containers: until then it reports no
 containers, and the frontend retains those that it has.
 

@@ -43,8 +43,8 @@ from nri_backend.limits.claimed import limit_text
 from nri_backend.problems import NO_PROBLEM
 
 MAX_UNKNOWN: Final = 16
-"""Maximum number of claims to include in a container's report that the container names but does not hold. The list is
-limited because the pod's author controls how many claims a container names.
+"""Maximum number of unknown claims in a container's report: claims that the container names but does not hold. The list
+is limited because the pod's author controls how many claims a container names.
 """
 _STATES: Final[dict[Phase, ContainerState]] = {
     Phase.ABSENT: "unknown",

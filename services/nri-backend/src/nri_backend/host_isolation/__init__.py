@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves interrupts, kernel workers and host daemons off claimed CPUs. Only ``enforcement`` writes the pods' cgroups."""
+"""Moves interrupts, kernel workers and host daemons off claimed CPUs. Only ``enforcement`` writes to pods' cgroups."""

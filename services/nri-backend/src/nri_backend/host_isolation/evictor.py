@@ -14,7 +14,7 @@ Since step 3 precedes step 4, an instance that is killed at any point leaves a f
 can restore every original. If step 3 fails, nothing is moved.
 
 A pass runs when the CPUs to vacate or the online CPUs change. While something is moved it also runs periodically,
-because other programs write the same files: irqbalance writes those of interrupts, and a ``systemctl daemon-reload``
+because other programs write to the same files: irqbalance to those of interrupts, and a ``systemctl daemon-reload`` to
 those of slices. A movable whose write the kernel rejected is considered unmovable, and is not written again until the
 CPUs change.
 """
@@ -50,8 +50,8 @@ class Movables(Protocol):
     """
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> Mapping[str, Cpus | None]:
-        """Returns the affinities of the interrupts or slices named in ``moved``, and at least of every other one that
-        uses a CPU to be vacated.
+        """Returns the affinities of the interrupts or slices named in ``moved``, and of at least those others that use
+        a CPU to be vacated.
 
         The value is None if an interrupt or slice exists but its affinity cannot currently be read.
         """

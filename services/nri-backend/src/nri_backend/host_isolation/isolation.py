@@ -58,8 +58,8 @@ def cpus_without_host_daemons(state: NodeState) -> Cpus:
 class HostIsolation:
     """The evictors for interrupts and for host daemons.
 
-    They act only while this instance is active and after the runtime has sent its containers: a standby, or an instance
-    that has just started, does not know which claims are in use.
+    They act only while this instance is active and after the runtime has sent its list of containers: a standby, or an
+    instance that has just started, does not know which claims are in use.
     """
 
     def __init__(self, state: NodeState, active: Callable[[], bool], tree: CgroupTree, settings: Settings) -> None:

@@ -43,9 +43,9 @@ class OriginalsFile:
             ) from error
 
     def save(self, originals: Originals) -> None:
-        """Replaces the file, or removes it if there are no originals. Does nothing if ``read_only`` is set.
+        """Replaces the file, or removes it if there are no originals.
 
-        Raises OSError if this fails; the file is then unchanged.
+        Raises OSError if that fails; the file is then unchanged. Does nothing if ``read_only`` is set.
         """
         if self._read_only:
             return

@@ -9,9 +9,9 @@ other programs:
 * The file contains each original together with the last two affinities that the backend expects to read back: the one
   before its latest write and the one that it wrote. If the process dies between two writes, either affinity may be in
   effect, and the stored original is still valid.
-* If the current affinity is neither of these two, another program has written it. That program's affinity becomes the
-  new original. The movable is moved again only if the new original contains CPUs to vacate; it is counted as contested
-  if an earlier pass had moved it.
+* If the current affinity is neither of these two, another program has written it, and it becomes the new original. The
+  movable is moved again only if the new original contains CPUs to vacate; it is counted as contested if an earlier pass
+  had moved it.
 """
 
 from collections.abc import Collection, Mapping

@@ -96,7 +96,9 @@ class ObservedFiles(NodeFiles):
         return False
 
     def set_attribute(self, path: str, name: str, data: bytes) -> None:
-        """Does nothing: the attribute only contains original values of files, which are not written either."""
+        """Does nothing: the attribute would only contain original values of files, and these files are not written
+        either.
+        """
 
     def remove_attribute(self, path: str, name: str) -> None:
         """Does nothing, for the same reason as set_attribute()."""

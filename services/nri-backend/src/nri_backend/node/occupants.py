@@ -49,7 +49,7 @@ def occupants(
     """
     found: dict[str, frozenset[int] | None] = {}
     read = others.contents(others.paths, EFFECTIVE)
-    # A node has hundreds of containers and few different cpusets, so each content is parsed and compared once.
+    # A node has hundreds of containers and few different cpusets, so each distinct content is parsed and compared once.
     parsed = {content: _cpus_in(content) for content in set(read.values())}
     elsewhere = {content for content, cpus in parsed.items() if cpus and cpus.isdisjoint(own)}
     left = list[str]()

@@ -262,8 +262,8 @@ def _probe_once(tree: CgroupTree, cpu: str) -> str:
     sibling of the kubelet's cgroups. As long as it reserved a CPU, the active instance could not write that CPU to
     kubepods' ``cpuset.cpus.exclusive``: the write would fail with EINVAL. The nested cgroup has no sibling.
 
-    Linux 6.7 to 6.11 give the same reason whether or not the thread has the capability, "Parent is not a partition
-    root", which proves nothing.
+    Linux 6.7 to 6.11 give the same reason, "Parent is not a partition root", whether or not the thread has the
+    capability, so this reason proves nothing.
     """
     parent = f"{_PROBE}-{os.urandom(4).hex()}"
     child = f"{parent}/partition"

@@ -7,8 +7,8 @@ runtime's calls and one for the plugin's. Each connection transmits ttrpc messag
 Multiplexer. The byte stream of each connection is split into frames with a header of eight bytes, big endian:
 connection id, payload length. Frame boundaries are not message boundaries, so ``Demultiplexer`` accepts any split.
 
-The runtime's Go reader is stricter (NRI pkg/net/multiplex/mux.go). Each read returns one frame, and fails if the
-frame is longer than the caller's buffer, which closes the connection. ttrpc reads headers and short messages through a
+The runtime's Go reader is stricter (NRI pkg/net/multiplex/mux.go). Each read returns one frame. If the frame is longer
+than the caller's buffer, the read fails, and the connection is closed. ttrpc reads headers and short messages through a
 buffer of 4096 bytes, but reads a body that does not fit into that buffer directly into a buffer of the body's length.
 Therefore ``frame_message()`` writes a message of up to 4096 bytes as one frame, and a longer one as two: ttrpc header
 and body. Splitting it into many small frames instead could overrun the queue of 256 frames that the reader holds.

@@ -327,8 +327,8 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
 
 
 def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises | None]:
-    """Returns the limit increases that the claims of all containers on the node require for the cgroups in ``groups``,
-    which is as returned by groups_above().
+    """Returns the limit increases that the claims of all containers on the node require for the cgroups in ``groups``
+    (in the form that groups_above() returns).
 
     The value is None for a cgroup that no longer belongs to its pod; its limits are not changed.
     """

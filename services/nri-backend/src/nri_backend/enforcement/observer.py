@@ -3,7 +3,7 @@
 
 On such a node the instance's ``CgroupTree`` records writes instead of making them (node/node_files.py). The audit is
 not active: it only reads the machine's state and the claim files, and detects that containers have ended. The hooks are
-those of ``standby.ObservedHooks``: they change nothing in their answers, and reject containers with a claim.
+those of ``standby.ObservedHooks``: their answers change nothing, and they reject containers with a claim.
 
 `Observer` repeats a *pass*. A pass applies the plans of all cgroups to the recording tree, as the first audit of an
 enforcing instance would: the cgroups above containers first, then every running container, then interrupts and host

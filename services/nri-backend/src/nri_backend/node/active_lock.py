@@ -11,7 +11,7 @@ A heartbeat lets standbys detect a holder that is still running but not working:
 its connection to the runtime. At every tick, or less often while the node is idle, the holder writes its name, the
 time, whether it is synchronized with the runtime, and the interval of its heartbeats into the file.
 
-A standby replaces such a stale holder:
+A standby replaces a holder that is not working (a *stale* holder):
 
   holder    beat      beat      (frozen)                               (resumes) inode differs: LockLostError, exit
   file      inode 1 ───────────────────────────────┐ rename

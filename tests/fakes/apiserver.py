@@ -36,8 +36,8 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 
 class ApiServer:
-    """The server, used with ``async with``. ``url`` is its address, ``store`` contains its objects and ``served`` the
-    requests.
+    """The server, used with ``async with``. ``url`` is its address, ``store`` contains its objects, and ``served`` the
+    requests that it has answered.
     """
 
     def __init__(self, options: Options | None = None) -> None:

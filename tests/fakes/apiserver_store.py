@@ -79,7 +79,7 @@ RESOURCES = (
 
 @dataclass(frozen=True)
 class Change:
-    """One entry in the history. ``before`` decides which type of event a selective watch sees."""
+    """One entry in the history. ``before`` determines which type of event a selective watch sees."""
 
     version: int
     resource: Resource

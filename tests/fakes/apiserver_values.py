@@ -55,7 +55,7 @@ class Options:
     certificate: Path | None = None
     key: Path | None = None
     not_served: set[str] = field(default_factory=set)
-    """API groups that are answered with 404."""
+    """API groups that the server does not serve: requests for them are answered with 404."""
     address: str = "127.0.0.1"
     """The address to listen on, which is also in the kubeconfig."""
     kubelets: dict[str, Document] = field(default_factory=dict)

@@ -79,7 +79,7 @@ def _added(statuses: Iterable[Mapping[str, Any]]) -> Amounts:
 
 
 def _with_claims(own: Amounts, counted: Amounts) -> Amounts:
-    """Adds claims to limits. An unlimited resource stays unlimited, but hugepages without a limit have a limit of 0."""
+    """Adds claims to limits. A resource without a limit stays unlimited, but an absent hugepage limit counts as 0."""
     added = {name: own.get(name, 0) + more for name, more in counted.items() if name in own or name.startswith(_HUGE)}
     return {**own, **added}
 

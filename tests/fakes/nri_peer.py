@@ -85,7 +85,7 @@ async def other_plugin(
     served = {**dict.fromkeys(_METHODS, nothing), "Configure": configure, "Synchronize": synchronize, **methods}
 
     async def serve() -> None:
-        # A method may encounter any error when the plugin is disconnected.
+        # A method may raise any exception when the plugin is disconnected.
         with contextlib.suppress(ExceptionGroup):
             async with asyncio.TaskGroup() as tasks:
                 for chore in (RpcServer(trunk.open(1), PLUGIN, served).run(), runtime.run(), trunk.run()):

@@ -38,7 +38,7 @@ _FILES = {
 
 
 _PARTITIONS = {"cpuset.cpus.exclusive": "", "cpuset.cpus.exclusive.effective": ""}
-"""Files that exist if the kernel supports partitions anywhere in the tree (6.7). Writing them has no effect here."""
+"""Files that exist if the kernel supports partitions anywhere in the tree (6.7). Writing to them has no effect here."""
 _WATCHED = ("cpuset.cpus", "cpuset.mems", "cgroup.kill")
 
 

@@ -185,7 +185,7 @@ class RpcServer:
         if isinstance(answer, RpcError):
             response.status.code, response.status.message = answer.code, answer.message
         else:
-            # A Go server also sends a status with code 0 for a success.
+            # A Go server also sends a status with code 0 on success.
             response.status.code = 0
             response.status.SetInParent()
             response.payload = answer.SerializeToString()

@@ -133,7 +133,7 @@ class Machine:
         self.world.write_record(mixed(record, "0-3") if name == "mixed" else record)
 
     def _prepare_again(self, claim: Claim, users: list[Box]) -> None:
-        """Writes the same record, with the owner that the backend reports."""
+        """Writes the claim's record again, with the owner that the backend reports."""
         record = claim.record
         assert record is not None
         holders = [box for box in users if claim.uid in box.held and record.reserves(box.pod.uid)]

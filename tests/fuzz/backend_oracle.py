@@ -92,7 +92,7 @@ def _cpus(records: Iterable[AllocationRecord]) -> frozenset[int]:
 
 
 def held_records(box: Box) -> list[AllocationRecord]:
-    """Returns the claims that a container keeps while it is running."""
+    """Returns the records of the claims that a container keeps while it is running."""
     return [box.named[uid] for uid in sorted(box.held)]
 
 
@@ -138,10 +138,11 @@ def check_settled(world: World) -> None:
 
 
 def _check_partition(world: World, box: Box) -> None:
-    """Checks that no container is an invalid partition: if it exited now, the kernel would lose its CPUs (ADR 29).
+    """Checks that the container is not an invalid partition: if it exited now, the kernel would lose its CPUs (ADR 29).
 
-    A partition whose CPUs are all offline can be repaired only when one of them is online again. The kernel has
-    returned its CPUs and removed it from its list of partitions (remote_partition_disable()), so its end is harmless.
+    A partition whose CPUs are all offline can be repaired only when one of them is online again. The kernel has already
+    returned that partition's CPUs and removed the partition from its list (remote_partition_disable()), so removing the
+    cgroup is harmless.
     """
     text = world.kernel.get(box.path, PARTITION) if isinstance(world.kernel, PartitionTree) else ""
     assert "invalid" not in text or "hotplug" in text, f"{box.id} ({box.phase}) is a partition in state {text}"

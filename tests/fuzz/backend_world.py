@@ -132,11 +132,11 @@ class Box:
     pod: Pod
     path: str
     named: dict[str, AllocationRecord]
-    """Records of the claims that its environment names, as they were when it was created."""
+    """Records of the claims that the container's environment names, as they were when the container was created."""
     phase: str = "created"
     """``created``, ``running``, ``lingering`` (the runtime considers it exited, but a process remains) or ``ended``."""
     held: set[str] = field(default_factory=set)
-    """Claims that an active instance has enforced for the container, which keeps them while it is running."""
+    """Claims that an active instance has enforced for the container. The container keeps them while it is running."""
     forged: bool = False
     """True if its environment contains values that differ from the claims' values."""
     ended_before: object = None
@@ -283,9 +283,7 @@ class World:
 
     @property
     def tick(self) -> float:
-        """Returns the time in seconds after which a tick of the audit has found changes that no event reports
-        (docs/adr/0032).
-        """
+        """Returns the seconds within which an audit tick finds changes that no event reports (docs/adr/0032)."""
         claims = any(claim.present for claim in self.claims.values())
         return TICK if claims or any(box.named and box.phase != "ended" for box in self.boxes.values()) else IDLE
 
@@ -418,8 +416,8 @@ class World:
     def describe(self, number: int, name: str, uids: Iterable[str], *, forged: bool = False) -> Box:
         """Returns a container that is about to be created. With ``forged``, its pod's author has changed the variables.
 
-        Each attempt of the same container has the claims and the variables of its first one, because a pod's spec is
-        constant.
+        Each attempt to create the same container uses the claims and the variables of the first attempt, because a
+        pod's spec is constant.
         """
         of = pod(OWN_POD if number < 0 else self.pod_uid(number))
         uids, forged = self._specs.setdefault((of.uid, name), (tuple(uids), forged))

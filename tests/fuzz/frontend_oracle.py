@@ -211,8 +211,8 @@ class Oracle:
         """Checks that no claim got hugepages that the node does not have or that belong to other claims.
 
         ``sizes`` contains each claim's bytes by device, and ``capacity`` the node's. The node may have had more pages
-        since the last check; claims that have their pages keep them. The claims in ``kept`` also keep theirs: these are
-        UIDs of claims that are unprepared while the backend has not confirmed the end of their containers.
+        since the last check; claims that already have pages keep them. The claims in ``kept`` also keep theirs: these
+        are UIDs of claims that are unprepared while the backend has not confirmed the end of their containers.
 
         A claim in ``leaving`` whose file is lost belongs to neither group, but a frontend that remembers it still holds
         its pages and may write the file again. The claim is then not a new holder, unless another claim got pages in

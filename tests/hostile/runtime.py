@@ -28,7 +28,7 @@ Events = Callable[[Field, StagePod, Box], Sequence[tuple[str, Any, Any]]]
 
 @taking
 def sends(field: Field, *data: bytes) -> Iterator[str]:
-    """Writes bytes to the plugin; each time the plugin reconnects, and the containers are unchanged."""
+    """Sends bytes to the plugin, and checks that it reconnects each time and that the containers are unchanged."""
     with field.victim():
         for one in data:
             assert field.stage.runtime("send_bytes", data=one.hex()) == 1

@@ -99,7 +99,9 @@ class Claims:
                 yield one
 
     async def list_slices_of(self, driver: str, node_name: str) -> AsyncGenerator[dict[str, Any], None]:
-        """Lists the slices of a driver on a node, or those without a single node, unless the server is unavailable."""
+        """Lists a driver's slices for a node, or, if the name is empty, its slices that are not tied to one node.
+        Raises an error if the server is unavailable.
+        """
         if self.away is not None:
             raise self.away
         for one in self.slices:

@@ -48,7 +48,7 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The scope of one run: drivers' names, loads, kernels, turns and times."""
+    """The scope of one run: drivers' names, loads, kernels, turns and durations."""
 
     loads: Loads
     modes: tuple[str, ...]
@@ -56,7 +56,7 @@ class Plan:
     """Names that the drivers register with the kubelet."""
     turns: int
     rounds: int
-    """Number of pods of each kind that start and end in one turn."""
+    """Number of pods of each kind that are started and removed in each turn."""
     idle: float
     """Seconds for which an idle driver is observed."""
     settle: float

@@ -78,7 +78,7 @@ def _program(command: str) -> str:
 def earlier_revision(revision: str, repository: Path = ROOT, below: Path = _WORKTREES) -> Driver:
     """Checks out a revision of this driver under a directory, and returns the driver. Raises DriverError.
 
-    The driver runs with this environment's packages, even though the revision may require others.
+    The driver runs with this environment's packages, even though the revision may require different ones.
     """
     tree = check_out(revision, repository, below)
     sources = [tree / "shared/src", *sorted(tree.glob("services/*/src"))]

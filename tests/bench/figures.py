@@ -52,7 +52,7 @@ class Summary(_Model):
 
 
 class Figure(_Model):
-    """The samples of one quantity, for one driver on a node with one load."""
+    """The samples of one quantity, for one driver at one load."""
 
     quantity: str
     """Key of the quantity."""

@@ -7,7 +7,9 @@ from tests.bench.figures import Figure, Quantity, Report, median_ratio, shown, s
 
 
 def table(report: Report) -> str:
-    """Returns one line for each quantity, kernel and load. If there are two drivers, each line contains their ratio."""
+    """Returns one line for each quantity, kernel and load. If there are two drivers, each line also contains the other
+    driver's median and the ratios.
+    """
     last = ("OTHER", "RATIO", "RATIOS OF TURNS") if len(report.drivers) > 1 else ("BUDGET",)
     headings = ("WHAT", "KERNEL", "NODE", "MEDIAN", "QUARTILES", "P99", "N", *last)
     rows = [headings, *_rows(report)]

@@ -42,7 +42,7 @@ def values(module: ModuleType, argument: ast.expr) -> tuple[str, ...]:
 
 
 def test_the_role_contains_exactly_the_calls_of_the_code() -> None:
-    """A new call without a rule fails in this test rather than in a cluster, and so does a rule without a call."""
+    """Fails for a call without a rule, which would otherwise fail in a cluster, and for a rule without a call."""
 
     def granted(**config: object) -> set[tuple[str, str, str]]:
         return {
@@ -67,7 +67,7 @@ def test_the_account_can_write_the_device_status_of_its_own_drivers_only() -> No
 
 
 def test_the_doctors_permission_to_query_kubelets_is_optional() -> None:
-    """The permission is equivalent to a shell in every pod, so the default does not grant it."""
+    """The permission is equivalent to a shell in every pod, so it is not granted by default."""
     plain, wide = (
         only(render({"doctor": {"kubeletProxy": wanted}} if wanted else {}), "ClusterRole")["rules"]
         for wanted in (False, True)

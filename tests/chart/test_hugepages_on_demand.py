@@ -44,7 +44,7 @@ def test_the_helper_has_its_mount_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("run_dir", [Config().run_dir, "/run/numa"])
 def test_frontend_and_helper_share_only_the_socket(run_dir: str) -> None:
-    """The frontend only connects, so its mount is read-only, and it cannot write sysfs. The backend has neither
+    """The frontend only connects, so its mount is read-only, and it cannot write to sysfs. The backend has neither
     mount.
     """
     documents = render({"driverConfig": {"hugepagesOnDemand": [POOL], "runDir": run_dir}})

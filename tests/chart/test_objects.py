@@ -165,7 +165,7 @@ def test_containers_have_no_more_privileges_than_needed(name: str) -> None:
 
 
 def test_each_container_has_only_its_own_paths() -> None:
-    """The frontend reads cgroups and cannot reach the runtime; the backend writes cgroups and its own directory."""
+    """The frontend reads cgroups and cannot reach the runtime; the backend writes to cgroups and its own directory."""
     documents = render()
     kubelet = "/var/lib/kubelet"
     own = [f"{kubelet}/{place}/{driver}" for place in ("plugins_registry", "plugins") for driver in DRIVERS]

@@ -73,7 +73,7 @@ async def test_the_charts_permissions_are_enough_in_every_release(tmp_path: Path
 
 
 async def test_entries_end_with_the_allocation(tmp_path: Path) -> None:
-    """The server drops the entries without any client, and clients on the node may no longer write them."""
+    """The server drops the entries on its own, and clients on the node may no longer write them."""
     async with cluster(tmp_path, "1.36") as (server, client):
         await apply(server, client, CPU)
         server.store.update(CLAIMS, "ns", "c", {**present(server), "status": {}}, "status")

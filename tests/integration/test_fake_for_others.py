@@ -52,7 +52,7 @@ def enveloped(kind: str, raw: bytes, api_version: str = "resource.k8s.io/v1") ->
 
 def a_slice(name: str) -> bytes:
     """Returns a slice with two devices."""
-    # Names and values as other drivers publish them: an attribute with the value 0 counts, an empty name does not.
+    # Names and values as other drivers publish them: an attribute with the value 0 counts, but an empty name does not.
     metadata = field(1, name) + field(2, "") + field(3, "") + field(8, b"") + field(13, field(1, "Node") + field(6, 1))
     pool = field(1, "node-a") + field(2, 1) + field(3, 1)
     attributes = field(2, field(1, "numaNode") + field(2, field(2, 0)))

@@ -71,8 +71,8 @@ async def plugged(root: Path, door: Door) -> AsyncIterator[Kubelet]:
 
 
 async def test_two_drivers_of_one_process_serve_a_pod(short_root: Path) -> None:
-    """Both drivers register with v1, both prepare a claim for devices of both, and each container gets the devices that
-    it names.
+    """Both drivers register with v1 and prepare a claim with devices from both, and each container gets the devices
+    that it names.
     """
     door = Door("cpus", "mem")
     cpu = KubeletPlugin("dra.cpu", door, PluginPaths.below(short_root, "dra.cpu", OLD))

@@ -237,8 +237,8 @@ async def test_the_publisher_survives_an_unknown_exception(rig: Rig, caplog: pyt
 
 
 async def test_deleted_slices_are_soon_restored(rig: Rig) -> None:
-    """The kubelet's deletecollection is repaired once, after the settling time rather than after the kubelet plugin
-    helper's 30 s.
+    """Slices that the kubelet deletes with deletecollection are restored once, after the settling time rather than
+    after the kubelet plugin helper's 30 s.
     """
     async with rig.publisher() as publisher:
         await rig.published(publisher)
@@ -278,7 +278,7 @@ async def test_slices_of_other_drivers_and_nodes_are_left_alone(rig: Rig) -> Non
 
 
 async def test_a_change_is_published_at_once(rig: Rig) -> None:
-    """A machine change does not wait for the repair of foreign writes, and updates one slice only."""
+    """A machine change is published before other clients' writes have been reverted, and it updates only one slice."""
     async with rig.publisher(waits=(3600, 3600)) as publisher:
         await rig.published(publisher)
         await eventually(lambda: rig.server.watches)
@@ -460,7 +460,7 @@ async def test_another_fault_is_not_blamed_on_lists(rig: Rig) -> None:
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_published_devices_are_valid_and_unchanged(rig: Rig, driver: str, counted: bool) -> None:
-    """The server accepts the slices, and no difference in spelling in its response looks like a change."""
+    """The server accepts the slices, and values that its response spells differently are not mistaken for changes."""
     rig.server.options.version = "1.37"
     rig.server.options.gates["DRANodeAllocatableResources"] = True
     inventory = build_inventory(MACHINE, Config(), NODE)

@@ -56,8 +56,8 @@ def test_a_claim_that_requires_one_l3_gets_it_or_nothing(cluster: Cluster) -> No
 
 @pytest.mark.configuration(groupBy="l3")
 def test_an_l3_is_a_device(cluster: Cluster) -> None:
-    """With groupBy l3 the CPUs of each cache are one device, and the container of a claim for all of them is pinned to
-    them.
+    """With groupBy l3, the CPUs that share a cache form one device, and the container of a claim for a whole device is
+    pinned to that device's CPUs.
     """
     sizes = cpu_devices(cluster)
     assert sorted(sizes.values()) == [2, 4]

@@ -70,8 +70,8 @@ def test_a_process_cannot_write_the_root_of_its_cgroup_namespace(node: Node) -> 
     """cgroup2 has nsdelegate, as systemd mounts it, and a container is in a cgroup namespace whose root is its own
     cgroup.
 
-    Therefore no process inside can write its own cpuset, whatever its capabilities. The pod's cgroup, one level above,
-    can be written.
+    Therefore no process inside can write its own cpuset, whatever its capabilities. The files of the pod's cgroup, one
+    level above, can be written.
     """
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     (options,) = (words[3].split(",") for words in mounts if words[:2] == ["cgroup2", "/sys/fs/cgroup"])

@@ -192,8 +192,8 @@ def check_exact(world: World, box: Box) -> None:
 def _no_overlap(world: World, owner: Box, other: Box) -> None:
     """Checks that another container is not on a claim's CPUs.
 
-    If processes of a stopped container without claims still run, only the instance that was notified of its end knows
-    of them.
+    If processes of a stopped container without claims still run, only the instance that was notified of the container's
+    end knows about them.
     """
     unknown = other.phase == "lingering" and not other.held and other.ended_before is not world.active
     if owner.user == other.user or unknown:

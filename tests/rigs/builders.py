@@ -57,7 +57,7 @@ def cpu_record(
 
 
 def mixed(record: AllocationRecord, near: str, machine: str = "0-7") -> AllocationRecord:
-    """Returns the same claim with isolation ``mixed``: its requests also use the shared pool near CPUs ``near``."""
+    """Returns the record with isolation ``mixed``: its requests also use the shared pool near the CPUs in ``near``."""
     others = parse_cpu_list(machine) - record.cpus_of()
     shared = PoolCpus(cpus=others, near=parse_cpu_list(near) - record.cpus_of())
     parameters = CpuParameters(isolation="mixed", pool_cpus="numa")

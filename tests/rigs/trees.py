@@ -121,7 +121,7 @@ def captured_memory(name: str) -> MemoryTree:
 
 
 def expected_memory(name: str) -> Any:
-    """Returns the memory that hwloc reports for such a machine, by NUMA node."""
+    """Returns the memory that hwloc reports for a captured machine, by NUMA node."""
     return {int(node): one for node, one in json.loads((_MEMORY / f"{name}.expected.json").read_text()).items()}
 
 

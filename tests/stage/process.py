@@ -99,7 +99,7 @@ class Process:
 
     def ask_to_stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Sends a signal to the process group if the process is still running."""
-        # The process is not reaped yet, so its number cannot belong to another one.
+        # The process has not been reaped yet, so its number cannot belong to another process.
         if self.alive and self._child is not None:
             self._is_ours |= number in (signal.SIGTERM, signal.SIGKILL)
             with suppress(ProcessLookupError):

@@ -148,7 +148,9 @@ def test_events_contain_the_drivers_own_name(document: Document, text: str) -> N
 
 
 def test_the_driver_can_change_only_its_own_events() -> None:
-    """RBAC grants patch for all Events of the API group; the reportingController of an Event is immutable."""
+    """RBAC grants patch for all Events in the API group, so the policy rejects changes to another component's Events.
+    The reportingController of an Event is immutable.
+    """
     pod = {"kind": "Pod", "name": "p", "namespace": "n"}
     assert judge(EVENTS, "UPDATE", event(pod), event(pod), user=caller()) == ALLOWED
     foreign = event(pod, "kubelet")

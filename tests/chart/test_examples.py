@@ -31,8 +31,8 @@ from tests.stage.wires import ask_http
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 CLAIMING = [path for path in EXAMPLES if path.stem not in {"kubevirt", "slurm-bridge"}]
-"""Examples whose pods refer to claims. In the other two, slurm-bridge creates the claims, or a policy adds them to
-virtual machines.
+"""Examples whose pods refer to claims. In the other two examples, slurm-bridge creates the claims, or a policy adds
+them to virtual machines.
 """
 NODE = "node-a"
 PATHS = {

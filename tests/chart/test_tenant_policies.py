@@ -160,7 +160,7 @@ def test_the_charts_own_classes_are_allowed(document: Document) -> None:
     ],
 )
 def test_an_error_contains_a_remedy(config: list[Document], text: str) -> None:
-    """The error is a single sentence in the output of "kubectl apply", for a template as well."""
+    """The error is a single sentence in the output of "kubectl apply", and is the same for a template."""
     assert text in verdict(*config)
     template = {"kind": "ResourceClaimTemplate", "spec": {"spec": claim(*config)["spec"]}}
     assert text in judge(PARAMETERS, "CREATE", template)

@@ -35,8 +35,8 @@ def test_an_idle_driver_wakes_up_at_most_twice_a_second() -> None:
     """There are no claims, and all threads of both processes count except those of gRPC.
 
     About one wake-up a second is expected, mostly for the lease and for health reports. Each file that is read in a
-    thread every two seconds would add one; with several such files there were thirteen wake-ups. A busy machine does
-    not add any: a process that does not get a CPU does not wait.
+    thread every two seconds would add one wake-up a second; with several such files there were thirteen. A busy machine
+    does not add any: a process that does not get a CPU does not wait.
     """
     with Stage(StageSettings(partitions=True)) as stage:
         instance = stage.add_ready_instance()

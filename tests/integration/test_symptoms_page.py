@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The samples in docs/symptoms.md are the commands' output on nodes with these faults."""
+"""The samples in docs/symptoms.md are the commands' actual output on nodes with the faults that the page describes."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def shown() -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize("sample", SAMPLES, ids=[sample.name for sample in SAMPLES])
 @pytest.mark.timeout(900)
 def test_the_page_shows_the_output_of_the_commands(sample: Sample, shown: dict[str, str]) -> None:
-    """An operator whose node has this fault sees the same output. Folded lines count as one."""
+    """An operator whose node has one of the faults sees the same output. Folded lines count as one."""
     output, start = plain(shown[sample.name]), 0
     for part in map(plain, sample.parts):
         found = output.find(part, start)

@@ -37,7 +37,9 @@ TARGETS = (
     *frontend_machine.TARGETS,
     *backend_machine.TARGETS,
 )
-"""All parsers of untrusted input, and traces. To add a parser, add a row to its service's table."""
+"""All parsers of untrusted input, and the state machines that are tested with traces. To add a parser, add a row to its
+service's table.
+"""
 _TURN_SECONDS = 2.0
 
 

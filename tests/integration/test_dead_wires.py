@@ -57,7 +57,7 @@ _NAMES = (
 DOCUMENTS = tuple(f"/v1/{name}" for name in _NAMES)
 
 
-# --- Entries that another test proves, in the node tests or elsewhere, with that test's pytest id. ---
+# --- Entries that another test covers, in the node tests or elsewhere, with that test's pytest id. ---
 
 _BACKEND = "tests/unit/dra_frontend/claims/test_backend.py"
 _REMEDIES = "tests/integration/test_remedies.py"

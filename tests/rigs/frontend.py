@@ -110,7 +110,7 @@ class Claims:
 
 
 ALL_CHANGES = 2**62
-"""Generation of claim records that a backend reports if it has read each change immediately."""
+"""The generation that a backend reports if it always reads changed claim records immediately."""
 
 
 class Frontend:

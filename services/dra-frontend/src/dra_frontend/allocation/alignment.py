@@ -69,7 +69,7 @@ class Choice:
 
     value: Value
     cpus: Mapping[int, frozenset[int]]
-    """For each CPU result, by its index in the claim, those CPUs in the result's device that have the value."""
+    """For each CPU result, by its index in the claim, the CPUs in the result's device that have this value."""
 
 
 @dataclass(frozen=True, slots=True)

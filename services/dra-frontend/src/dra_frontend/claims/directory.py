@@ -264,7 +264,7 @@ class Transaction:
         self.changes.append(Change("released", driver, uid))
 
     def free(self, key: ClaimKey, *, remember: bool) -> None:
-        """Ends a release, because none of the claim's containers is running any longer.
+        """Completes a release once none of the claim's containers is running.
 
         ``remember`` keeps an entry without resources: a listing of claims that is in progress or has yet to start may
         still show the claim as allocated, and recovery must not mistake the release for a loss.

@@ -63,7 +63,7 @@ class Entries:
     """The journal's contents."""
 
     present: Mapping[ClaimKey, Name] = field(default_factory=dict)
-    """Claims that have a file. If such a claim's file is missing, the claim was not released: it is lost."""
+    """Claims for which a file was written. If such a file is missing, its claim was not released: it is lost."""
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
     """Claims that were released but whose containers may still be running."""
     unlisted: bool = False

@@ -131,7 +131,7 @@ def main(config: Config, host_root: str) -> int:
     """Serves until SIGTERM and returns the exit code. Raises OSError if the socket cannot be created."""
     set_up_logging(config.log_level, config.log_format)
     pools, path = KernelPools(HostTree(host_root), observes=config.observes), Path(pool_socket_path(config.run_dir))
-    # The helper is PID 1 in its container, and the kernel ends PID 1 only on signals that it handles.
+    # The helper is PID 1 in its container, and the kernel delivers to PID 1 only signals for which it has a handler.
     with suppress(_StoppedError):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)

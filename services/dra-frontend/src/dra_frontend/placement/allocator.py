@@ -54,7 +54,7 @@ class Layout:
     """A machine's topology in the form that the allocator uses, computed once."""
 
     places: tuple[tuple[frozenset[int], Place], ...]
-    """For each place, the set of its CPUs and the place itself, with all of these CPUs free."""
+    """For each place, the set of its CPUs and the place as it is while all of them are free."""
     isolcpus: frozenset[int]
     by_type: Mapping[CoreType, frozenset[int]]
     by_node: Mapping[int, frozenset[int]]

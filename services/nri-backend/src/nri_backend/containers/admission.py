@@ -52,8 +52,8 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
         if (kind.cpus is None or not own.isdisjoint(kind.cpus)) and _must_leave(state, tracked, kind)
         for i in ids
     ]
-    # There may be hundreds of these containers, most of them in other pods. All containers in other pods must leave, so
-    # they are not checked one by one.
+    # There may be hundreds of these containers, most of them in other pods. All containers in other pods must leave
+    # these CPUs, so they are not checked one by one.
     return [one for one in others if one.identity.pod.uid != pod_uid or not _may_stay(state, tracked, one)]
 
 

@@ -523,8 +523,8 @@ class Auditor:
                 await self._see(after)
 
     def _watch_ends(self) -> None:
-        """Watches ``cgroup.events`` of containers that the runtime has reported as ended, until their last process
-        ends.
+        """Watches the ``cgroup.events`` files of containers that the runtime has reported as ended, until their last
+        process exits.
         """
         if self._ends.follow(self._scope.ending.value):
             self._reconciler.signals.audit.set()

@@ -113,7 +113,7 @@ class CgroupWorker:
 
     @property
     def free(self) -> bool:
-        """True if no job is running and no step hangs."""
+        """True if no job is running and no step is hung."""
         return not (self._busy or self.stuck)
 
     async def work(

@@ -136,7 +136,7 @@ def test_unknown_subjects_are_reported(flags: list[str]) -> None:
     """One line says where the subject was looked up; an impossible CPU number is not looked up in the API server."""
     status, out, err = explain(flags, "default/nobody")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "neither this node nor namespace default has a claim nobody" in err
+    assert "in namespace default, no claim and no pod with a claim is named nobody" in err
     assert explain(flags, "cpu/999") == (2, "", "dra-frontend: this machine has no cpu 999\n")
     assert explain(flags, "cpu/2-3") == (2, "", "dra-frontend: a CPU is a single number, such as cpu/3\n")
 

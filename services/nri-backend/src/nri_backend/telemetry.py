@@ -85,7 +85,7 @@ class Telemetry:
         self._last_event: float | None = None
         self._hooks = _Series(
             "hook_duration_seconds",
-            "Time taken to answer a call from the runtime in seconds, by hook.",
+            "Duration of the calls from the runtime in seconds, by hook.",
             "hook",
             buckets=_HOOK_SECONDS,
         )

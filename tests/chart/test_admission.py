@@ -118,7 +118,7 @@ GPU = [{"driver": "gpu.example", "device": "gpu-0"}]
         pytest.param(with_status(devices=MINE), with_status(), ALLOWED, id="ours"),
         pytest.param(with_status(devices=[*GPU, *MINE]), with_status(devices=GPU), ALLOWED, id="beside others"),
         pytest.param(with_status("b", devices=MINE), with_status("b"), "a claim on another node", id="another node's"),
-        pytest.param({"status": {"devices": MINE}}, {"status": {}}, "a claim on another node", id="nobody's"),
+        pytest.param({"status": {"devices": MINE}}, {"status": {}}, "a claim on another node", id="unallocated claim"),
         pytest.param(with_status(devices=GPU), with_status(), "dra.cpu and dra.memory only", id="another driver"),
         pytest.param(with_status(), with_status(devices=GPU), "dra.cpu and dra.memory only", id="removed"),
         pytest.param(with_status(reservedFor=[]), with_status(), "status.devices of claims only", id="stolen"),

@@ -134,9 +134,9 @@ def test_a_claim_that_does_not_fit_is_explained(stage: Stage, flags: list[str]) 
 
 def test_unknown_subjects_are_reported(flags: list[str]) -> None:
     """One line says where the subject was looked up; an impossible CPU number is not looked up in the API server."""
-    status, out, err = explain(flags, "default/nobody")
+    status, out, err = explain(flags, "default/missing")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "in namespace default, no claim and no pod with a claim is named nobody" in err
+    assert "neither this node nor namespace default has a claim named missing or a pod named missing" in err
     assert explain(flags, "cpu/999") == (2, "", "dra-frontend: this machine has no cpu 999\n")
     assert explain(flags, "cpu/2-3") == (2, "", "dra-frontend: a CPU is a single number, such as cpu/3\n")
 

@@ -45,8 +45,8 @@ async def test_nodes_shows_free_resources(plugin: Plugin) -> None:
 async def test_nodes_shows_a_single_node(plugin: Plugin) -> None:
     """A node that publishes nothing is an error, as with ``kubectl get``."""
     assert [row["node"] for row in await plugin.rows("nodes", NODE)] == [NODE]
-    code, out, err = await plugin.run("nodes", "nobody")
-    assert (code, out, "node nobody publishes nothing" in err) == (1, "", True)
+    code, out, err = await plugin.run("nodes", "node-z")
+    assert (code, out, "node node-z publishes nothing" in err) == (1, "", True)
 
 
 def observe(plugin: Plugin) -> None:
@@ -104,8 +104,8 @@ async def test_free_shows_resources_by_numa_node(plugin: Plugin) -> None:
     assert told == [(0, 1, OFFERED[0] - GIB), (1, 4, OFFERED[1])]
     ordered = [row["numaNode"] for row in await plugin.rows("free", "--sort-by", "cpus")]
     assert ordered == [1, 0], "the node with the most free CPUs comes first"
-    code, _, err = await plugin.run("free", "nobody")
-    assert (code, "node nobody publishes nothing" in err) == (1, True)
+    code, _, err = await plugin.run("free", "node-z")
+    assert (code, "node node-z publishes nothing" in err) == (1, True)
 
 
 async def test_claims_shows_cpus_and_enforcement(plugin: Plugin) -> None:

@@ -49,7 +49,7 @@ def asked(count: int, **fields: Any) -> dict[str, Any]:
 
 
 def knowing(records: list[AllocationRecord], *containers: ContainerReport, **more: Any) -> Known:
-    """Returns what is known about the node."""
+    """Returns the state of a node that has the given records and containers."""
     files = {(one.driver, one.claim.uid): ClaimFile.of(one) for one in records}
     return Known(INVENTORY, Config(), files, tuple(containers), more.pop("backend", ENFORCING), **more)
 

@@ -156,8 +156,8 @@ async def _explain_pending(
         documents = await _claims(client, kind, namespace, name)
         if not documents:
             raise UnknownSubjectError(
-                f"on this node and in namespace {namespace}, no claim and no pod with a claim is named {name}; "
-                "use NAMESPACE/NAME for another namespace"
+                f"neither this node nor namespace {namespace} has a claim named {name} or a pod named {name} that uses "
+                "a claim; use NAMESPACE/NAME for another namespace"
             )
         class_names = {cls for document in documents for cls in _class_names(document)}
         try:

@@ -480,7 +480,7 @@ class Auditor:
         await self._look(self._reconciler.detectors[True].outdated(ids), full=True)
 
     def _count_repairs(self, outcomes: Iterable[Outcome]) -> None:
-        for outcome in outcomes:
+        for outcome in (one for one in outcomes if one.repaired):
             tracked = self._state.containers.get(outcome.id)
             names = tracked.identity.names if tracked is not None else {"cgroup": outcome.id}
             for one in outcome.repaired:

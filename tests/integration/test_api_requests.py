@@ -4,6 +4,8 @@
 import time
 from collections import Counter
 
+from numa_node.ticks import QUIET_SECONDS
+
 from tests.stage.pods import StagePod, cpus, hugepages, make_claim
 from tests.stage.process import wait_for
 from tests.stage.stage import OpenStage, Stage
@@ -15,7 +17,9 @@ START = {("get", "nodes"): 6, ("list", "resourceslices"): 2, ("create", "resourc
 # written once.
 CLAIM = {("get", "resourceclaims"): 2, ("patch", "resourceclaims"): 1}
 TAKE_OVER = {("get", "nodes"): 1, ("list", "resourceslices"): 2, ("get", "resourceclaims"): 1}
-IDLE_SECONDS = 3.0
+# The longest time between two runs of a periodic task, and a second for its requests. After a shorter wait, the first
+# sweep might still be due; if the claim exists by then, the sweep reads it.
+IDLE_SECONDS = QUIET_SECONDS + 1.0
 
 
 def asked(stage: Stage) -> Counter[tuple[str, str]]:

@@ -324,7 +324,7 @@ def damaged_files(play: Play) -> None:
         pod.run()
         other.run()
         instance.frontend.kill()
-        (damaged,), (removed,) = (stage.paths.cdi_dir.glob(f"*{one.claim_uid}*") for one in (pod, other))
+        (damaged,), (removed,) = (stage.paths.cdi_dir.glob(f"dra*{one.claim_uid}*") for one in (pod, other))
         removed.unlink()
         document = json.loads(damaged.read_text())
         document["annotations"][RECORD_ANNOTATION] = "{"

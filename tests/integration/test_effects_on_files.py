@@ -39,20 +39,23 @@ def files(stage: Stage) -> set[str]:
 
 def test_files_are_created_and_removed_as_documented(open_stage: OpenStage) -> None:
     """The files are compared after the installation, with a claim, after the claim is gone, and after the driver's pod
-    has been deleted.
+    has been deleted. Each comparison waits until no temporary file is left: a file is written under a temporary name
+    and then renamed, also when its claim gets an owner.
     """
     stage = open_stage()
     instance = stage.add_ready_instance()
     installed = DIRECTORIES | KEPT | SOCKETS
-    assert files(stage) == installed
+    wait_for("the driver's files to exist", lambda: files(stage) == installed)
     with claim_pod(stage, "db", cpus(4)) as pod:
         pod.prepare()
         pod.run()
         wait_for("the claim's files to exist", lambda: files(stage) >= OF_A_CLAIM)
-        metadata = {one for one in files(stage) - installed if "/dra-device-metadata" in one}
+        present = {one for one in files(stage) - installed if not one.endswith(".tmp")}
+        metadata = {one for one in present if "/dra-device-metadata" in one}
         assert any(one.endswith("/metadata.json") for one in metadata)
         empty = {"run/backend/enforcement-records", "kubelet/plugins/dra.cpu/dra-device-metadata"}
-        assert files(stage) == installed | OF_A_CLAIM | empty | metadata
+        expected = installed | OF_A_CLAIM | empty | metadata
+        wait_for("exactly the claim's files to exist", lambda: files(stage) == expected)
     wait_for("the claim's files to be removed", lambda: files(stage) == installed | empty, 30)
     for process in instance.processes:
         process.stop()

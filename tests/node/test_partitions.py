@@ -157,6 +157,19 @@ def test_an_invalidated_partition_is_repaired(cluster: Cluster) -> None:
     alone((db, box))
 
 
+def test_a_changed_cpuset_of_a_partition_has_no_effect(cluster: Cluster) -> None:
+    """The kernel keeps to cpuset.cpus.exclusive. Therefore only an audit of all containers, which is due every 60 s,
+    corrects the file.
+    """
+    db = cluster.pod(cpus(2, numa_node=1))
+    box = db.run()
+    assert box.partition == "root"
+    box.cgroup.write("cpuset.cpus", format_cpu_list(ALL))
+    alone((db, box), seconds=5)
+    until(lambda: box.cgroup.cpus("cpuset.cpus") == db.cpus, "the file contains the claim's CPUs again", within=75)
+    alone((db, box))
+
+
 def test_without_partitions_an_exclusive_claim_uses_the_pool_and_an_isolated_one_fails(cluster: Cluster) -> None:
     """An exclusive claim is enforced by the pool and reports the reason; the container of an isolated claim never
     runs.

@@ -84,6 +84,18 @@ async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) ->
     assert "all of its devices are tainted, or their nodes only observe; see kubectl numa nodes" in out
 
 
+async def test_explain_tells_missing_devices_from_a_class_that_it_does_not_know(plugin: Plugin) -> None:
+    """No node publishes devices of the driver's class: that is the cause. Another class may select any devices."""
+    for one in list(plugin.server.store.select(SLICES)):
+        plugin.server.store.delete(SLICES, "", one["metadata"]["name"])
+    wants = [{"name": name, "exactly": {"deviceClassName": name}} for name in ("dra.cpu", "special")]
+    plugin.server.store.create(CLAIMS, "ns", {"metadata": {"name": "one"}, "spec": {"devices": {"requests": wants}}})
+    plugin.add_pod("p", spec={"resourceClaims": [{"name": "one", "resourceClaimName": "one"}]})
+    _, out, _ = await plugin.run("explain", "p", "-n", "ns")
+    assert "dra.cpu: of class dra.cpu; no node publishes such devices; see kubectl numa nodes" in out
+    assert "special: of class special; the ResourceSlices do not show how much of it is free" in out
+
+
 @pytest.mark.parametrize("tokens", [["a"] * 9, ["a", "b"] * 5])
 async def test_a_list_whose_pages_repeat_is_an_error(plugin: Plugin, tokens: list[str]) -> None:
     """A server or a proxy that always announces one more page must not keep the command running forever."""

@@ -86,6 +86,8 @@ def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[
         of_class = f"  {name}: of class {exact.get('deviceClassName', 'several')}; "
         if published:
             yield f"{of_class}all of its devices are tainted, or their nodes only observe; see kubectl numa nodes"
+        elif kind:
+            yield f"{of_class}no node publishes such devices; see kubectl numa nodes"
         else:
             yield f"{of_class}the ResourceSlices do not show how much of it is free"
         return

@@ -23,7 +23,7 @@ from numa_tools.doctor.table import CHECKS, Verdict, examine, report
 from numa_tools.doctor.text import findings_text
 
 from tests.rigs.ailing_node import AilingNode
-from tests.unit.numa_tools.doctor.illnesses import ILLNESSES
+from tests.unit.numa_tools.doctor.illnesses import ILLNESSES, UNKNOWN_CLAIM
 
 ROOT = Path(__file__).parents[4]
 
@@ -255,6 +255,18 @@ async def test_a_container_whose_cpus_are_all_offline_is_not_left_to_the_audit(n
     assert "claims.online" in finding.remedy
     assert "echo 1 >" in found["claims.online"].findings[0].remedy
     assert "claims.online" in remedy_of(Notice(code=StatusCode.CLAIM_NOT_ENFORCED, text="any"))
+
+
+async def test_a_container_that_outlives_its_claim_is_to_be_stopped(node: AilingNode) -> None:
+    """The remedy is one for a pod that no longer exists: its container is stopped on the node. New claims get other
+    CPUs, so the finding does not say that they get none.
+    """
+    node.containers[0] |= UNKNOWN_CLAIM
+    (finding,) = (await verdicts(node))["claims.recorded"].findings
+    assert "their CPUs stay held" in finding.why
+    assert (
+        f"has been deleted, stop this container on the node (crictl stop {node.containers[0]['id']})" in finding.remedy
+    )
 
 
 async def test_a_record_in_another_format_is_skipped(node: AilingNode) -> None:

@@ -156,10 +156,11 @@ def _recorded(service: Service) -> Iterator[Finding]:
             uids = ", ".join(use.uid for use in one.unknown_claims[:_MAX_SHOWN])
             yield problem(
                 f"{_pod(one)} names claims without a record: {uids}.",
-                "its allocation is uncertain, and until it is known no new claim gets CPUs",
-                "wait: the record is rebuilt from the API server; if that does not happen, delete pod "
-                f"{one.pod_namespace}/"
-                f"{one.pod_name}",
+                "their CPUs stay held while the container runs, and a claim that was lost may keep new claims from "
+                "getting hugepages",
+                f"if the pod {one.pod_namespace}/{one.pod_name} has been deleted, stop this container on the node "
+                f"(crictl stop {one.id}); otherwise wait until the record has been rebuilt from the API server, and "
+                "delete the pod if that does not happen within a minute",
             )
 
 

@@ -82,5 +82,5 @@ def test_a_stored_problem_has_its_code_if_this_release_knows_it(stored: str, cod
 @pytest.mark.parametrize("reason", Reason)
 def test_a_rejection_has_the_code_of_its_cause_or_of_its_reason(reason: Reason) -> None:
     """Each reason has a code, but the code of the problem that caused the rejection takes precedence."""
-    assert Rejection(reason, "text").problem.code_text in set(BackendCode)
-    assert Rejection(reason, "text", cause=BackendCode.CPUS_LOST).problem.code is BackendCode.CPUS_LOST
+    assert Rejection(reason, "text").problem().code_text in set(BackendCode)
+    assert Rejection(reason, "text", cause=BackendCode.CPUS_LOST).problem().code is BackendCode.CPUS_LOST

@@ -47,6 +47,20 @@ async def test_a_claim_without_any_record_survives_a_runtime_reconnection(memory
         assert node.cpus(path) == "2-3"
 
 
+async def test_the_problem_of_a_running_container_without_a_record_has_its_own_remedy(memory: Path) -> None:
+    """The pod may have been deleted while its container could not be stopped. A container that is being created is
+    rejected with the advice to name the claim in the pod.
+    """
+    async with enforcing(Node(memory)) as node:
+        await node.run("claim", *node.claim(ONE))
+        await lose_record(node)
+        (problem,) = node.enforcer.state.problems
+        assert "the container still runs, so the claim's CPUs stay held. If its pod has been deleted, stop" in problem
+        assert "spec.resourceClaims" not in problem
+        with pytest.raises(RejectedError, match=r"spec\.resourceClaims instead of setting the variable"):
+            await node.enforcer.create_container(pod("p2"), container("other", *env_of(ONE), of="p2"))
+
+
 async def test_a_container_that_is_not_listed_keeps_its_cpus_while_one_of_its_processes_runs(memory: Path) -> None:
     """The runtime reported the container's exit while no instance was connected. The CPUs stay out of the pool, even
     across a backend restart.

@@ -126,7 +126,7 @@ def test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_reason(
     tracked = state.authorized(tracked_as(pod(), container("c", *env_of(ONE))))
     rejection = impossible(tracked, state, LinkStatus())
     assert rejection is not None
-    assert rejection.problem.code is code
+    assert rejection.problem().code is code
 
 
 def test_rejections_without_another_problem_have_their_reasons_code() -> None:
@@ -146,7 +146,7 @@ def test_rejections_without_another_problem_have_their_reasons_code() -> None:
         outside(claimed),
         unenforced(claimed, None, Leadership(fresh=False, first=True), state, starting=True),
     )
-    assert [one.problem.code if one else None for one in found] == [
+    assert [one.problem().code if one else None for one in found] == [
         BackendCode.NO_SHARED_CPUS,
         BackendCode.CLAIMED_CPUS_OCCUPIED,
         BackendCode.PERMISSION_DENIED,

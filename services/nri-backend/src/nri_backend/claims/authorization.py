@@ -15,7 +15,7 @@ may rely on the CPUs and pages. The container is then an orphan with respect to 
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -105,11 +105,15 @@ class Rejection:
     """All claims that the container names but may not use."""
     cause: BackendCode | None = None
     """Code of the problem that caused the rejection. If it is None, ``reason`` determines the code."""
+    text_if_running: str = ""
+    """Message for a container that was already running when its claims were rejected, if ``text`` does not apply."""
 
-    @property
-    def problem(self) -> Problem:
-        """The message, with the code in ``cause`` if there is one, otherwise with the code for ``reason``."""
-        return Problem(self.text, self.cause or _CODES[self.reason])
+    def problem(self, *, running: bool = False) -> Problem:
+        """Returns the message for a running or any other container, with the code in ``cause`` if there is one,
+        otherwise with the code for ``reason``.
+        """
+        text = self.text_if_running if running else ""
+        return Problem(text or self.text, self.cause or _CODES[self.reason])
 
 
 class Claims:
@@ -213,8 +217,8 @@ def authorize(
         for key, rejection in refused.items()
         if key in evidence.claims
     )
-    first = next(iter(refused.values()))
-    return entitlement_from([*held, *kept]), tuple(map(_use, kept)), Rejection(first.reason, first.text, unknown, about)
+    first = replace(next(iter(refused.values())), unknown=unknown, about=about)
+    return entitlement_from([*held, *kept]), tuple(map(_use, kept)), first
 
 
 def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Claims) -> Held | Rejection:
@@ -239,10 +243,12 @@ def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Cl
 
 
 def _no_record(key: ClaimKey, variables: Sequence[Variable], why: str) -> Rejection:
-    text = f"{shown(variables[0].name)} names {key[0]} {key[1]}, but {why}; name the claim in the pod's \
-spec.resourceClaims instead of setting the variable. If it is named there, dra-frontend rebuilds the record and the \
-kubelet retries"
-    return Rejection(Reason.NO_RECORD, text, (use(key, variables),))
+    what = f"{shown(variables[0].name)} names {key[0]} {key[1]}, but {why}"
+    text = f"{what}; name the claim in the pod's spec.resourceClaims instead of setting the variable. If it is named \
+there, dra-frontend rebuilds the record and the kubelet retries"
+    running = f"{what}; the container still runs, so the claim's CPUs stay held. If its pod has been deleted, stop the \
+container on the node; otherwise dra-frontend rebuilds the record from the API server"
+    return Rejection(Reason.NO_RECORD, text, (use(key, variables),), text_if_running=running)
 
 
 def use(claim: ClaimKey, variables: Sequence[Variable]) -> ClaimUse:

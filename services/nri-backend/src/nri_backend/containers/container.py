@@ -256,7 +256,7 @@ def problem_of(tracked: Tracked) -> Problem:
     """Returns the container's problem to report to the operator, or NO_PROBLEM if it has none."""
     found = tracked.observed.failure or tracked.identity.cgroup_error
     if not found and tracked.rejection is not None:
-        found = tracked.rejection.problem
+        found = tracked.rejection.problem(running=tracked.phase in OCCUPYING)
     if tracked.phase in OVER or not found:
         return NO_PROBLEM
     return Problem(f"container {tracked.identity.name} of pod {tracked.identity.names['pod']}: {found}", found.code)

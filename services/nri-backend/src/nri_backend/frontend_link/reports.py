@@ -168,7 +168,7 @@ def report(tracked: Tracked) -> ContainerReport:
     lost = (
         not refused_now and rejection is not None and (bool(tracked.orphaned) or rejection.reason is Reason.NO_RECORD)
     )
-    refusal = NO_PROBLEM if rejection is None or lost else rejection.problem
+    refusal = NO_PROBLEM if rejection is None or lost else rejection.problem()
     return ContainerReport(
         id=tracked.id,
         name=tracked.identity.name,

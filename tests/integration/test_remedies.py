@@ -207,7 +207,7 @@ def rejections(name: str, value: str) -> Iterator[Problem]:
     pod = Pod("s", "p1", name, name, "/kubepods.slice")
     others = [Tracked(Identity(f"c{number}", name, pod)) for number in range(5)]
     moving = occupied(Tracked(Identity("c", name, pod)), others)
-    yield moving.problem
+    yield moving.problem()
     yield problem_of(Tracked(Identity("c", name, pod), rejection=moving))
 
 
@@ -217,7 +217,7 @@ def rejection(record: AllocationRecord, env: tuple[str, ...], user: Owner, first
     claims = Claims({key: ClaimFile.of(record)}, {key: first} if first else {})
     _, _, found = authorize(read_evidence(env), user, claims)
     assert found is not None
-    return found.problem
+    return found.problem()
 
 
 @pytest.mark.parametrize("name", ["work", "interrupts", "sysadminmissing", "read-only-0-cpus"])

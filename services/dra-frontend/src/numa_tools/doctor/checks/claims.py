@@ -49,8 +49,8 @@ def _readable(claims: Claims) -> Iterator[Finding]:
             continue
         why = "its CPUs and memory stay allocated, and the claim's pod cannot be restarted"
         remedy = (
-            f"wait until the driver has rebuilt the file; if it does not, delete the claim's pod: {_find(name)}; "
-            "a copy of the file is in quarantine/ under runDir"
+            f"wait until the driver has rebuilt the file; if it does not, delete the claim's pod: {_find(name)}; if no "
+            "claim has this UID, remove the file; a copy of it is in quarantine/ under runDir"
         )
         yield problem(f"The claim file {name} cannot be used: {text}.", why, remedy)
 

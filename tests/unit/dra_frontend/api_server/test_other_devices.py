@@ -110,7 +110,7 @@ async def test_too_many_slices_are_a_problem() -> None:
     api = Claims()
     api.slices = [slice_of(f"s{number}", 1, node="", pool=f"p{number}") for number in range(2001)]
     found = await OtherDeviceReader(api, NODE, seconds=5).read(frozenset({GPU}))
-    assert "gpu.example.com has more than 2000 slices that belong to no single node" in found.problem
+    assert "gpu.example.com has more than 2000 slices that are not specific to one node" in found.problem
 
 
 async def test_only_the_other_drivers_slices_are_listed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ list. Which CPUs the claim gets is decided here, so the constraint must be enfor
 1. :func:`joins` finds, for each constraint, the values that all its devices have in common, each as a
    :class:`Choice`.
 2. :func:`alignments` combines one choice for each constraint and yields the combinations that leave enough free CPUs,
-   the tightest first. The search is bounded, because other claims are waiting for it.
+   tightest first. The search is bounded, because other claims are waiting for it.
 3. ``allocation.cpus`` narrows the devices to a combination and allocates; if that fails, it tries the next combination.
 """
 
@@ -44,7 +44,7 @@ class OtherDevices:
     """Attributes of other drivers' devices, as found in their ResourceSlices."""
 
     found: Mapping[Key, Mapping[str, Values]] = field(default_factory=dict)
-    """For each device, its attribute values by attribute name; the name includes the domain."""
+    """For each device, its attribute values by attribute name; the names include the domain."""
     problem: str = ""
     """Error message if the slices could not be read, in which case some devices may be missing."""
 

@@ -80,8 +80,7 @@ def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> Alloc
 def allocate_claim(
     parsed: DriverClaim, inventory: Inventory, ledger: Ledger, *, rebuilding: bool = False
 ) -> AllocationRecord:
-    """Returns the claim's record: the existing record if its results are unchanged, or else a new record. Raises
-    Refused.
+    """Returns the claim's record: the existing one if its results are unchanged, otherwise a new one. Raises Refused.
 
     A claim is allocated as a whole or not at all. A claim with running containers keeps the resources that they hold.
     ``rebuilding`` is True if the claim was prepared before and its record was lost.
@@ -108,7 +107,7 @@ def allocate_claim(
         raise Refused(
             f"{parsed.view} was reallocated while container {users[0].name} of pod "
             f"{users[0].pod_namespace}/{users[0].pod_name} is still running with its old allocation; the kubelet "
-            "retries until that container has ended"
+            "retries until that container has exited"
         )
     try:
         return _allocated(parsed, inventory, ledger, rebuilding=rebuilding)
@@ -162,7 +161,7 @@ def _rebuilt(parsed: DriverClaim, inventory: Inventory, ledger: Ledger) -> Alloc
     """Rebuilds the record of a claim whose file was lost while its containers were running, from the resources that
     these containers hold.
 
-    The claim keeps these resources even if this release or configuration would refuse its parameters.
+    The claim keeps these resources even if this release or the current configuration would refuse its parameters.
     """
     blank, given = parsed.blank, dict[str, Any](rebuilt=True)
     try:

@@ -243,7 +243,7 @@ class _Choice:
         with suppress(NoCpusError):
             allocate(offered, mine, request.count, layout, wanted)
             # Suggest waiting only if the device would have enough CPUs if there were no other claims.
-            text += "; CPUs of a claim that is being released become free when its last container has ended"
+            text += "; CPUs of a claim that is being released become free when its last container has exited"
         raise Refused(text)
 
     def _single(self, request: _Request, mine: frozenset[int]) -> frozenset[int]:
@@ -254,7 +254,7 @@ class _Choice:
             holder = self.ledger.cpu_holders(ignoring=self.uid)[cpu]
             raise Refused(
                 f"request {request.name}: CPU {cpu} is held by claim {holder}; "
-                "it becomes free when that claim is unprepared and its last container has ended"
+                "it becomes free when that claim is unprepared and its last container has exited"
             )
         return request.device.cpus
 

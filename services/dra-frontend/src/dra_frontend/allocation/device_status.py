@@ -156,7 +156,7 @@ def _data(record: AllocationRecord, part: CpuAllocation | MemoryAllocation, mach
     nodes = {machine.cpus[cpu].numa_node for cpu in part.cpus if cpu in machine.cpus}
     wanted = record.parameters_of(part.request)
     data = {"cpus": format_cpu_list(part.cpus), "isolation": wanted.isolation, "numaNodes": sorted(nodes)}
-    # "mixed" is used only in records, where it makes a backend that does not know poolCPUs reject the container.
+    # "mixed" is used only in records, where it makes backends without support for poolCPUs reject the container.
     return data | ({"isolation": "exclusive", "poolCPUs": wanted.pool_cpus} if wanted.isolation == "mixed" else {})
 
 

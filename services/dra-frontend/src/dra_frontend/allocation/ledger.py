@@ -4,10 +4,10 @@
 A claim normally holds the resources in its file. Files can be damaged or deleted while containers are running, so three
 other sources keep resources from being allocated twice:
 
-  source             used for                                   contains
-  releasing          claims unprepared before containers exit   the record as of the release
-  containers         claims named by running containers        CPUs they are pinned to, hugepage limits
-  answered           lost claims found in the API server       bytes by memory device
+  source       used for                                   contains
+  releasing    claims unprepared before containers exit   the record as of the release
+  containers   claims named by running containers         CPUs they are pinned to, hugepage limits
+  answered     lost claims found in the API server        bytes by memory device
 
 A claim is lost if the journal, a damaged file or a running container shows that it was prepared, but the claim has no
 readable record. The resources of a lost claim are unknown until one of these sources contains them.
@@ -74,7 +74,7 @@ class Ledger:
         return [file.record for _, file in sorted(self.files.items()) if file.record]
 
     def _strays(self) -> list[tuple[ContainerReport, ClaimUse, frozenset[int]]]:
-        """Returns (report, use, CPUs) for each claim without a file that a running container uses."""
+        """Returns (report, use, CPUs) for each claim that has no file but is used by a running container."""
         found = []
         known = self.files.keys() | {key for key, file in self.releasing.items() if not is_tombstone(file)}
         for report in self.containers:

@@ -4,8 +4,8 @@ Pure.
 
 The kernel has one pool for each NUMA node and page size. The size of an on-demand pool follows the claims:
 
-  needed pages = bytes in records + reserved bytes + bytes requested by waiting claims, divided by the page size,
-  rounded up requested    = needed, but at most the configured limit; a pool that already exceeds the limit is not grown
+  needed pages = (bytes in records + reserved bytes + bytes requested by waiting claims) / page size, rounded up
+  requested    = needed, but at most the configured limit; a pool that already exceeds the limit is not grown
 
 A waiting claim is allocated to this node and has no record yet: its pages must exist before it is prepared. Existing
 pages that belong neither to a record nor to the reserve are assigned to waiting claims one after another; a claim that

@@ -155,8 +155,8 @@ class KubeClient:
         return found, version
 
     async def list_slices_of(self, driver: str, node_name: str) -> AsyncGenerator[Document, None]:
-        """Yields another driver's ResourceSlices on a node, page by page; "" selects the slices that do not belong to a
-        single node.
+        """Yields another driver's ResourceSlices on a node, page by page; "" selects the slices that are not specific
+        to one node.
 
         Malformed slices are skipped.
         """
@@ -175,7 +175,7 @@ class KubeClient:
 
         ``pace`` throttles the first request, and ``later`` (if given) all subsequent ones. A page that is too large is
         requested again in smaller pages, and a single object that is too large is skipped. The number of items, the
-        time and the tokens are limited: a server that keeps announcing another page causes an error.
+        time and the tokens are limited, so a server that keeps announcing another page causes an error.
         """
         page, token, seen, left = _PAGE, "", set[str](), self._most_listed
         clock = asyncio.get_running_loop().time

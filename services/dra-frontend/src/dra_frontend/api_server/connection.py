@@ -143,7 +143,7 @@ class Connection:
         since the object's author controls the event's length.
         """
         async with self._answered(call, self._watch_limits) as response:
-            # readline() would copy the incomplete line for each received chunk, and a chunk may have only a few bytes.
+            # readline() would copy the incomplete line for each received chunk, and a chunk may be only a few bytes.
             line, skipped = bytearray(), 0
             async for piece in response.content.iter_any():
                 end, *following = piece.split(b"\n")

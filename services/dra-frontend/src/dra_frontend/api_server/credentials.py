@@ -38,7 +38,7 @@ def read_configuration(load: Load) -> tuple[Configuration, object]:
 
 
 def _stamp(path: str | None) -> object:
-    """Returns a value that changes with the file's content, even if a symbolic link to the file is replaced."""
+    """Returns a value that changes when the file is written or replaced, or when a symbolic link to it is replaced."""
     try:
         status = Path(path or "").stat()
     except OSError:

@@ -24,7 +24,7 @@ class SliceSource(Protocol):
     """Source of other drivers' ResourceSlices."""
 
     def list_slices_of(self, driver: str, node_name: str) -> AsyncGenerator[dict[str, Any], None]:
-        """Yields a driver's slices on a node; "" selects the slices that do not belong to a single node. Raises
+        """Yields a driver's slices on a node; "" selects the slices that are not specific to one node. Raises
         KubeError.
         """
 
@@ -79,7 +79,7 @@ async def _read(
         async for document in listed:
             seen += 1
             if seen > _MAX_SLICES:
-                where = f"on node {place}" if place else "that belong to no single node"
+                where = f"on node {place}" if place else "that are not specific to one node"
                 raise KubeError("list resourceslices", f"{driver} has more than {_MAX_SLICES} slices {where}")
             if document["spec"]["pool"]["name"] in pools:
                 documents.append(document)

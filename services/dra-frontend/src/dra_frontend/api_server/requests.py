@@ -85,7 +85,7 @@ class Pace:
         self._at = clock()
 
     def take(self) -> float:
-        """Takes a token and returns the seconds to wait before using it."""
+        """Takes a token and returns how many seconds to wait before using it."""
         now = self._clock()
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate) - 1
         self._at = now

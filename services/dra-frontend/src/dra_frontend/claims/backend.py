@@ -2,8 +2,8 @@
 """Holds the backend's last reported state: its lease, and the latest report of every container.
 
 The backend renews its lease with each ``PUT /v1/backend``. The lease ends after ``LEASE_SECONDS`` without such a
-request, and then no claim is prepared. A request contains all containers, only those that changed since a generation,
-or none:
+request, and then no claim is prepared. A request contains all containers, only those that have changed since a given
+generation, or none:
 
   containers: [...]             all reports replace the stored ones
   changes: {since, total, ...}  ignored unless ``since`` is the stored generation and the result has ``total`` reports
@@ -118,7 +118,7 @@ def _check_count(containers: Sequence[Any]) -> None:
 
 
 def _with_measurements(status: BackendStatus, before: BackendStatus) -> BackendStatus:
-    """Returns the status, with any counters and metrics that it does not contain copied from the previous status."""
+    """Returns the status. Counters and metrics that it does not contain are copied from the previous status."""
     left_out = MEASUREMENTS - status.model_fields_set
     return status.model_copy(update={name: getattr(before, name) for name in left_out}) if left_out else status
 
@@ -244,7 +244,7 @@ class BackendView:
     _renewed: float = 0.0
 
     def renew(self, status: BackendStatus, reports: Iterable[Any] | Changes | None = None) -> None:
-        """Stores a lease and the reports in the request body, if there are any.
+        """Stores the lease and any reports in the request body.
 
         Ignores a report that arrives after a newer one.
         """
@@ -277,8 +277,8 @@ class BackendView:
     def _is_overtaken(self, status: BackendStatus) -> bool:
         """Returns True if a report is older than the last one but arrived after it, on an older connection.
 
-        Once the lease has expired, any report is accepted. Otherwise a report with a future timestamp would block all
-        later reports.
+        Once the lease has expired, any report is accepted: if it were not, a report with a future timestamp would block
+        all later ones.
         """
         if self.status is None or self.clock() - self._renewed > LEASE_SECONDS:
             return False

@@ -34,7 +34,7 @@ _MAX_COPIES: Final = 64
 _MAX_COPIED_BYTES: Final = 16 << 20
 _MAX_SET_ASIDE: Final = 64
 _MAX_TOMBSTONES: Final = 256
-"""Maximum number of releases that are remembered for claims without a file; the oldest releases are dropped."""
+"""Maximum number of releases that are remembered for claims without a file; the oldest are dropped first."""
 
 
 class ClaimFiles(ClaimDirectory):
@@ -163,7 +163,8 @@ class Transaction:
     """The node's claims while the claims lock is held: the ledger to allocate from, and the methods that change claims.
 
     A change made by a method is final, even if a later step fails. A method that raises OSError has changed nothing.
-    Once the store has loaded the transaction, only methods change it, so each change rebuilds the ledger.
+    Once the store has loaded the transaction, it is changed only through its methods, so each change rebuilds the
+    ledger.
     """
 
     _files: ClaimFiles
@@ -302,8 +303,8 @@ class Transaction:
         allocated them. The other claim's CPUs are known from its file, from its release, from its container's report,
         or from its own vanished file.
 
-        If a container uses a vanished record's claim, the record is restored nevertheless, and recovery sets the other
-        record aside. The exception is a container that the reports show on other CPUs: its claim was lost earlier and
+        If a container uses a vanished record's claim, the record is restored anyway, and recovery sets the other record
+        aside. The exception is a container that the reports show on other CPUs: its claim was lost earlier and
         was rebuilt with those CPUs.
         """
         self._ledger = None

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores which claims this node has prepared; all instances on the node share the journal (docs/adr/0004-journal.md).
+"""Records which claims this node has prepared; all instances on the node share the journal (docs/adr/0004-journal.md).
 
 The absence of a claim file does not prove that the claim was never prepared: the file may have been deleted. The
 journal lists every claim that has a file, with its CPUs, and every claim that was released while its containers may
 still be running, with all its resources. A claim that the journal lists but that has no file is lost, and recovery
 rebuilds its record.
 
-The file has two slots of fixed size and is allocated when it is created, so that it can be written while the disk is
-full. Writes alternate between the slots, in place:
+The file has two slots of fixed size. Its disk space is allocated when it is created, so that it can be written even
+when the disk is full. Writes alternate between the slots, in place:
 
   offset 0         header 64 B: magic, sequence n, length, CRC-32    one JSON document per line
   offset 256 KiB   header 64 B: magic, sequence n+1, length, CRC-32  one JSON document per line
 
 A reader uses the valid slot with the higher sequence number. If an instance dies during a write, the checksum of that
 slot is wrong and the other slot still contains the previous entries. Instances take turns through the claims lock; each
-instance detects from the sequence number and checksum whether another instance has written in the meantime.
+instance can tell from the sequence number and checksum whether another instance has written in the meantime.
 """
 
 import errno
@@ -39,7 +39,7 @@ from numa_contract.records import parse_record
 from numa_node.claim_directory import stamp_clock_ns
 
 SLOT_BYTES: Final = 256 << 10
-"""Size of a slot. A slot fits about 2,300 claims with names and CPUs, or MAX_CLAIM_FILES claims without them."""
+"""Size of a slot. A slot can hold about 2,300 claims with names and CPUs, or MAX_CLAIM_FILES claims without them."""
 _SLOTS: Final = (0, SLOT_BYTES)
 _MAX_CPUS: Final = 16 * (MAX_CPU + 1)
 """Maximum number of CPUs in all entries together. Each CPU in a machine is in one or two entries. Without this limit a
@@ -63,7 +63,7 @@ class Entries:
     """The journal's contents."""
 
     present: Mapping[ClaimKey, Name] = field(default_factory=dict)
-    """Claims for which a file was written. If such a file is missing, its claim was not released: it is lost."""
+    """Claims for which a file was written. If such a file is missing, its claim has been lost, not released."""
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
     """Claims that were released but whose containers may still be running."""
     unlisted: bool = False
@@ -168,7 +168,7 @@ class Journal:
         try:
             data = self._lines.dump(entries)
             sequence = self._stamp[0] + 1
-            # The CRC covers the sequence number as well, so a torn header cannot make an old slot look newest.
+            # The CRC also covers the sequence number, so a torn header cannot make an old slot look like the newest.
             checksum = zlib.crc32(data, sequence)
             slot = (b"%s %d %d %d" % (_MAGIC, sequence, len(data), checksum)).ljust(_HEADER) + data
             descriptor = self._open()
@@ -288,8 +288,8 @@ def _parse(data: bytes) -> Entries:
     releasing: dict[ClaimKey, ClaimFile] = {}
     unlisted, left = False, _MAX_CPUS
     for line in data.splitlines():
-        # A line that cannot be parsed was written by a newer release. A line with a name that is invalid for a claim
-        # file is also skipped: no release would ever end that entry, and its CPUs would stay allocated.
+        # A line that cannot be parsed was written by a newer release. A line whose name is not valid for a claim file
+        # is also skipped: no release would ever remove such an entry, and its CPUs would stay allocated.
         with suppress(ValueError, TypeError, KeyError, AttributeError):
             value = parse_json(line, SLOT_BYTES, "journal", "entry")
             if isinstance(value, list):

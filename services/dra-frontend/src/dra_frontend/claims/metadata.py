@@ -66,8 +66,8 @@ def _document(record: AllocationRecord, view: ClaimView, request: str, inventory
 
 
 def _cpu_attributes(record: AllocationRecord, request: str) -> dict[str, Any]:
-    """Returns attributes for the claimed CPUs and for the pool's CPUs if containers that use the request also use the
-    shared pool, or an empty dict if they do not.
+    """Returns the claimed CPUs and the pool's CPUs as attributes if containers that use the request also use the shared
+    pool; otherwise returns an empty dict.
     """
     pool = record.pool_cpus.get(request)
     sets = {_OWN_CPUS: record.cpus_of([request]), _POOL_CPUS: pool.cpus} if pool else {}
@@ -163,7 +163,7 @@ class MetadataFiles:
             _log.warning("cannot remove metadata", extra={"claim": record.claim.full_name, "error": str(error)})
 
     def sweep(self, files: Iterable[ClaimFile]) -> None:
-        """Removes files that do not belong to any claim. Removes nothing as long as any claim's name is unknown."""
+        """Removes files that do not belong to any claim. Removes nothing while any claim's name is unknown."""
         known = list(files)
         in_use = {_place(file.record) for file in known if file.record}
         nameless = {file.driver for file in known if file.record is None}

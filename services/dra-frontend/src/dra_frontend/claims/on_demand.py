@@ -2,14 +2,14 @@
 """Allocates hugepages when a claim needs them, before its pod is bound, and frees them later (KEP-5007, docs/adr/0023).
 
 1. The scheduler allocates a claim that has the on-demand label, and waits before it binds the pod.
-  2. This module sees the allocation and resizes the kernel's pool through the helper.
-  3. It writes the Provisioned or NotProvisioned condition to the claim's status.devices.
-  4. The scheduler binds the pod, or looks for another device.
+2. This module sees the allocation and resizes the kernel's pool through the helper.
+3. It writes the Provisioned or NotProvisioned condition to the claim's status.devices.
+4. The scheduler binds the pod, or looks for another device.
 
 A pool's size is computed from the current claims and records (``allocation/pool_targets``). This module stores no
 state, so none can be lost between growing a pool and writing the claim's record. A pool shrinks when records and
-waiting claims need fewer pages. If the kernel finds too little memory, or the helper fails, the device is reported as a
-shortage and tainted, so that the scheduler avoids it.
+waiting claims need fewer pages. If the kernel finds too little memory, or the helper fails, a shortage is reported for
+the device and the device is tainted, so that the scheduler avoids it.
 """
 
 import asyncio
@@ -216,9 +216,9 @@ class HugepagesOnDemand:
             self._next_check = self._clock() + _CHECK_SECONDS
             await self._check_helper()
         if before.keys() - self._shortages.by_device.keys():
-            # Claims that are still allocated here were bound without their pages, by a scheduler that does not wait for
-            # conditions. Records may lack pages as well. The missing pages are requested again now, since nothing else
-            # would trigger a retry.
+            # If a claim is still allocated here, its pod was bound without the pages, by a scheduler that does not wait
+            # for conditions. Records may lack pages as well. The missing pages are requested again now, since nothing
+            # else would trigger a retry.
             self._answered = {uid: done for uid, done in self._answered.items() if done}
             self._books = ()
         self._publish_shortages(before)
@@ -321,8 +321,8 @@ class HugepagesOnDemand:
             return PoolOutcome(made, grown, str(error), isinstance(error, HelperError))
 
     def _record_outcome(self, target: PoolTarget, outcome: PoolOutcome) -> bool:
-        """Updates the shortages from the outcome. Returns False if the request must be retried, since the helper may be
-        restarting.
+        """Updates the shortages to match the outcome. Returns False if the request must be retried, since the helper
+        may be restarting.
         """
         name = target.device.name
         if outcome.helper_silent:

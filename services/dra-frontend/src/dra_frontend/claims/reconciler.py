@@ -31,7 +31,7 @@ from dra_frontend.claims.store import ClaimStore
 _log = logging.getLogger(__name__)
 
 _THOROUGH_SECONDS: Final = 10.0
-"""Minimum time between two scans of all files. Only such a scan detects missing metadata files and files that were
+"""Minimum time between two scans of all files. Only a full scan detects missing metadata files and files that were
 changed in place.
 """
 # Delay before a report that could not be handled is handled again, unless a new report arrives earlier.
@@ -201,7 +201,7 @@ class Reconciler:
 
 def _only_scan(_: Transaction) -> None:
     """Changes nothing. Every transaction reads the directory before it runs its change, so a transaction with this
-    change only scans.
+    change does nothing but scan.
     """
 
 

@@ -5,7 +5,7 @@ A claim is lost if the journal or a running container shows that it was prepared
 Nothing that a lost claim may hold is allocated: CPUs that a container is pinned to stay held, with or without a record.
 
   source of the claim's identity   lookup in the API server
-  namespace and name (journal)     read by name, several at once, retried after 5 s up to 10 min
+  namespace and name (journal)     read by name, several at once, retried at intervals of 5 s to 10 min
   a container that names its UID   the namespace of the container's pod is listed
   neither (the journal was lost)   all claims of the cluster are listed, minutes apart
 
@@ -241,8 +241,8 @@ class Recovery:
         """True if the cluster's claims must be listed to find prepared claims, or to prove that a lost claim is gone.
 
         A claim without a name that the last list did not contain is released unless a container uses it. If a container
-        does, the list is repeated when the container has exited: the kubelet may already have unprepared the claim, and
-        nothing else would release it.
+        does, the claims are listed again once the container has exited: the kubelet may already have unprepared the
+        claim, and nothing else would release it.
         """
         ledger = self._store.ledger
         waiting = (key for key in self._nameless() if not (key in self._listed and ledger.users(key[1])))
@@ -313,9 +313,8 @@ def _prepare_lost(
     allocation cannot be read either, the claim's memory stays unknown, and no hugepages are allocated. Raises Refused
     or OSError.
 
-    ``reported`` is True if the backend has reported again since the claim was contested. Before that report, the
-    container may already have exited, and another instance, which received the report earlier, may have reallocated the
-    CPUs.
+    ``reported`` is True if the backend has reported again since the claim was contested. Until it has, the
+    container may already have exited, and another instance that learned of this earlier may have reallocated the CPUs.
     """
     blank, uid, inventory = parsed.blank, parsed.view.claim.uid, devices.inventory
     key = (blank.driver, uid)

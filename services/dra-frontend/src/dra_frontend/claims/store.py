@@ -382,9 +382,9 @@ def _vanished(
     """Returns the contents of claim files that have disappeared: from this instance's memory or, failing that, from the
     journal.
 
-    Memory contains whole records, but may be older than the journal: if a file is lost twice, another instance may have
-    rebuilt its record with other CPUs in between. The journal contains only CPUs. These CPUs stay held, and recovery
-    rebuilds the record with them, as it does for a damaged file whose environment can be parsed.
+    The records in memory are complete, but may be older than the journal: if a file is lost twice, another instance may
+    have rebuilt its record with other CPUs in between. The journal contains only CPUs. These CPUs stay held, and
+    recovery rebuilds the record with them, as it does for a damaged file whose environment can be parsed.
     """
     vanished = {
         key: file for key, file in known.items() if _is_lost(files.get(key), file, released=key not in entries.present)

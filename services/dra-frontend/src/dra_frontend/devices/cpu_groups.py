@@ -75,7 +75,7 @@ def _whole_machine(machine: Machine) -> _Groups:
 
 
 def _by_l3(machine: Machine) -> _Groups:
-    # CPUs without an L3 are grouped by NUMA node, the next larger unit, and are published after the others.
+    # CPUs without an L3 cache are grouped by NUMA node, the next larger unit, and are published after the others.
     groups = _split(machine, lambda cpu: (cpu.l3 is None, cpu.numa_node if cpu.l3 is None else cpu.l3_id))
     for (bare, number), cpus in groups.items():
         name = f"cpudevnuma{number:03d}" if bare else f"cpudevl3{number:03d}"

@@ -57,7 +57,7 @@ _INSTEAD: Final = {
 
 
 class MisfitKind(StrEnum):
-    """Kinds of mismatches between the machine and the configuration. The doctor has a remedy for each."""
+    """Kinds of mismatch between the machine and the configuration. The doctor has a remedy for each."""
 
     ABSENT = "absent"
     """A setting names CPUs or NUMA nodes that are offline or absent."""
@@ -190,7 +190,7 @@ def _check_names(node_name: str, pools: Sequence[Pool]) -> None:
 
 
 def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
-    """Yields (driver, reason) for each driver that must offer nothing because the configuration was written for a
+    """Yields (driver, reason) for each driver that must not offer anything because the configuration was written for a
     different machine.
     """
     possible = machine.possible | machine.online | machine.offline

@@ -33,7 +33,7 @@ class DeviceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A device's capacity, and how requests are rounded: up to ``minimum`` plus a multiple of ``step``."""
+    """A device's capacity. Requests are rounded up to an amount that is ``minimum`` plus a multiple of ``step``."""
 
     key: str
     value: int
@@ -81,7 +81,7 @@ class CpuDevice:
     overclaimed: bool = False
     """True if claims hold more CPUs than the device has. A taint keeps new claims away unless they tolerate it."""
     failing: str = ""
-    """Kind of hardware error that the device has too many of, or "". A taint keeps new claims away."""
+    """If the device has too many hardware errors, the kind of error; otherwise "". A taint keeps new claims away."""
 
     @property
     def amount(self) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the memory and other resources reserved for the system from the Node's status and the configuration.
+"""Computes, from the Node's status and the configuration, the memory and other resources reserved for the system.
 
 The kubelet reserves memory for the node as a whole. The kernel and daemons allocate on the NUMA nodes whose CPUs they
 run on, so the reserve is divided in proportion to size among NUMA nodes with CPUs and normal memory; nodes that have
@@ -73,8 +73,8 @@ def is_explicit(config: Config) -> bool:
 
 
 def _system_nodes(machine: Machine) -> list[NumaNode]:
-    """Returns the NUMA nodes from which the kernel and daemons allocate, or all nodes if the kernel's files would
-    exclude every node.
+    """Returns the NUMA nodes from which the kernel and daemons allocate, or all nodes if the kernel's files rule out
+    every node.
     """
     filled = [node for node in machine.numa_nodes.values() if node.memory_bytes]
     usual = [node for node in filled if node.cpus and node.normal_memory]

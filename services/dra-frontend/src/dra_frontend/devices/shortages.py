@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tracks devices with hugepages on demand whose pages could not be allocated, so that new claims avoid them.
+"""Tracks on-demand hugepage devices whose pages could not be allocated, so that new claims avoid them.
 
 If a device's pool could not be grown, the device is tainted for FIRST_SECONDS; then new claims may try again. Each
 additional consecutive failure doubles the time, up to MAX_SECONDS. In the meantime no pool is grown for the device: an

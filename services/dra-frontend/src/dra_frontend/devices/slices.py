@@ -43,7 +43,7 @@ def slice_documents(pool: Pool, node_name: str, *, counted: bool = False) -> lis
 
 
 def _name(index: int, pool: Pool) -> str:
-    """Returns a slice's name, which is the same at every start. The scheduler sorts slices by name, so the leading
+    """Returns a slice's name, which stays the same across restarts. The scheduler sorts slices by name, so the leading
     index preserves our order.
     """
     name = f"{index:05x}-{pool.driver}-{pool.name}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parses and merges the opaque parameters of DeviceClasses and claims for our drivers.
 
-A field in the claim overrides the same field of the class, for each request separately. Unknown or contradictory fields
+A field in the claim overrides the same field in the class, for each request separately. Unknown or contradictory fields
 are refused, since a silently ignored parameter is only noticed in production. Anyone who may create a claim can write
 parameters, so each entry is limited in size and parsed only once.
 """

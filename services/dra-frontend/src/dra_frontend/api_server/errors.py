@@ -26,8 +26,8 @@ class UnreachableError(UnavailableError):
 
 
 class UnreadableError(UnavailableError):
-    """The response is JSON that this client partly rejects: it is nested too deeply, or contains a huge number or a
-    lone surrogate.
+    """The response is JSON, but this client rejects part of it, which is nested too deeply or contains a huge number or
+    a lone surrogate.
 
     The object's author may have written the rejected part. The next response will contain it again, but other objects
     are not affected.

@@ -304,8 +304,8 @@ class Transaction:
         or from its own vanished file.
 
         If a container uses a vanished record's claim, the record is restored anyway, and recovery sets the other record
-        aside. The exception is a container that the reports show on other CPUs: its claim was lost earlier and
-        was rebuilt with those CPUs.
+        aside. The exception is a container that the reports show on other CPUs: its claim was lost earlier and was
+        rebuilt with those CPUs.
         """
         self._ledger = None
         known = Ledger(self._files.view.files, self.releasing, self.containers)

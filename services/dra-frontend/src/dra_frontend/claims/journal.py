@@ -289,7 +289,7 @@ def _parse(data: bytes) -> Entries:
     unlisted, left = False, _MAX_CPUS
     for line in data.splitlines():
         # A line that cannot be parsed was written by a newer release. A line whose name is not valid for a claim file
-        # is also skipped: no release would ever remove such an entry, and its CPUs would stay allocated.
+        # is also skipped: nothing would ever remove such an entry, and its CPUs would stay allocated.
         with suppress(ValueError, TypeError, KeyError, AttributeError):
             value = parse_json(line, SLOT_BYTES, "journal", "entry")
             if isinstance(value, list):

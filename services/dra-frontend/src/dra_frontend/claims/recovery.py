@@ -313,8 +313,8 @@ def _prepare_lost(
     allocation cannot be read either, the claim's memory stays unknown, and no hugepages are allocated. Raises Refused
     or OSError.
 
-    ``reported`` is True if the backend has reported again since the claim was contested. Until it has, the
-    container may already have exited, and another instance that learned of this earlier may have reallocated the CPUs.
+    ``reported`` is True if the backend has reported again since the claim was contested. Until it has, the container
+    may already have exited, and another instance that learned of this earlier may have reallocated the CPUs.
     """
     blank, uid, inventory = parsed.blank, parsed.view.claim.uid, devices.inventory
     key = (blank.driver, uid)

@@ -20,7 +20,7 @@ MAX_CPU: Final = 8191
 MAX_LIST: Final = 32 << 10
 """Maximum length of a list in bytes. A list of every other CPU of the largest machine takes 20 KB."""
 # In the worst case, the caches take 28 MB: 12 MB each for 256 parsed and 256 formatted sets of 512 CPUs, and 4 MB for 8
-# sets of 8192. The few lists of a real node take a small part of that.
+# sets of 8192. The few lists on a real node take up only a small part of that.
 _REMEMBERED: Final = 256
 _REMEMBERED_LARGE: Final = 8
 _MAX_TEXT: Final = 256

@@ -40,7 +40,7 @@ def attribute_docs(cls: type) -> dict[str, str]:
 
 
 def as_markdown(text: str) -> str:
-    """Converts a docstring to Markdown: joins lines to paragraphs, and puts literals in single backticks."""
+    """Converts a docstring to Markdown: joins lines into paragraphs, and puts literals in single backticks."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(" ".join(one.split()) for one in paragraphs).replace("``", "`")
 

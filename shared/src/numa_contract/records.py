@@ -291,7 +291,7 @@ class MemoryMount(RecordPart):
 
 
 def hiding_mounts(paths: Iterable[str]) -> tuple[str, str] | None:
-    """Returns two mount paths of which the first equals or would hide the second, or None if there is no such pair."""
+    """Returns two mount paths, the first of which equals or would hide the second, or None if there is no such pair."""
     # In this order, the paths under a directory directly follow the directory itself.
     ordered = sorted(f"{path}/" for path in paths)
     return next(((a[:-1], b[:-1]) for a, b in pairwise(ordered) if b.startswith(a)), None)

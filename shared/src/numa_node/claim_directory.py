@@ -38,8 +38,8 @@ from numa_node.files import read_regular
 MAX_CLAIM_FILES: Final = 4096
 """Maximum number of claim files that are read; any more are reported as a problem. A node has a few hundred pods."""
 _CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python has no name for it
-# If the clock was set back, stamps may lie in the future. A stamp that is no further ahead than this may soon be
-# reached by the clock, so it proves nothing.
+# If the clock was set back, stamps may lie in the future. The clock may soon reach a stamp that is no further ahead
+# than this, so such a stamp proves nothing.
 _FUTURE_NS: Final = 10**9
 _Stamp = tuple[int, ...]
 _log = logging.getLogger(__name__)

@@ -68,7 +68,7 @@ def _quoted(text: str) -> str:
 
 
 class Complaints:
-    """Logs an item's error once, and again only if the error changes or recurs after it had cleared."""
+    """Logs an item's error once, and again only if the error changes or recurs after it has cleared."""
 
     def __init__(self, logger: logging.Logger, *foreseen: type[Exception]) -> None:
         self._logger = logger

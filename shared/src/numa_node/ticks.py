@@ -17,7 +17,7 @@ QUIET_SECONDS: Final = 4.0
 
 
 def until_tick(period: float = TICK_SECONDS) -> float:
-    """Returns the seconds to the next multiple of ``period`` on the loop's clock."""
+    """Returns the number of seconds until the next multiple of ``period`` on the loop's clock."""
     return period - asyncio.get_running_loop().time() % period
 
 

@@ -117,7 +117,7 @@ class Telemetry:
         self._rejections.count(reason)
 
     def repaired(self, kind: str, change: Mapping[str, str]) -> None:
-        """Counts and logs a cgroup file that the audit found to be changed and rewrote.
+        """Counts and logs a cgroup file that the audit found changed and has rewritten.
 
         ``change`` contains the fields of the log line, which identify the cgroup and the file.
         """

@@ -109,8 +109,8 @@ class Rejection:
     """Message for a container that was already running when its claims were rejected, if ``text`` does not apply."""
 
     def problem(self, *, running: bool = False) -> Problem:
-        """Returns the message for a running or any other container, with the code in ``cause`` if there is one,
-        otherwise with the code for ``reason``.
+        """Returns the message, either for a running container or for any other, with the code in ``cause`` if there is
+        one, otherwise with the code for ``reason``.
         """
         text = self.text_if_running if running else ""
         return Problem(text or self.text, self.cause or _CODES[self.reason])
@@ -151,7 +151,7 @@ class Claims:
         first user, otherwise None.
 
         Two kinds of owners are ignored: a container whose pod has been removed from reservedFor, and a container in the
-        user's own pod that has ended, such as an init container.
+        user's own pod that has exited, such as an init container.
         """
         for owner in (held.record.owner, self.first_users.get(held.key)):
             if owner is None or owner.pod_uid not in held.share.pods:
@@ -193,7 +193,7 @@ def read_evidence(env: Sequence[str]) -> Evidence:
 def authorize(
     evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()
 ) -> tuple[Entitlement, tuple[ClaimUse, ...], Rejection | None]:
-    """Returns a container's entitlement, the claims in that entitlement that no record allows any longer (the container
+    """Returns a container's entitlement, the claims in that entitlement that no record allows any more (the container
     is an orphan with respect to these), and the rejection for claims that the container may not use.
 
     The rejection is None if the container may use every claim that the environment names. ``proven`` contains the
@@ -288,7 +288,7 @@ def _owned(record: AllocationRecord, owner: Owner, user: Owner) -> Rejection:
     text = f"{_name_of(record)} belongs to container {owner.container} of pod {pods.get(owner.pod_uid, owner.pod_uid)}"
     if owner.pod_uid == user.pod_uid:
         remedy = "give this container a claim of its own, share the claim in the pod (sharing: pod), or use it \
-in an init container that ends before this container starts"
+in an init container that exits before this container starts"
         return Rejection(Reason.SHARED, f"{text} while that container is running; {remedy}")
     remedy = "give this pod a claim of its own, as resourceClaimTemplateName does, or delete that pod"
     return Rejection(Reason.SHARED, f"{text}, and pods cannot share it; {remedy}")

@@ -312,7 +312,7 @@ def _whole_pages(allocation: MemoryAllocation) -> int:
 def _high(plain: Sequence[_Part]) -> int:
     wanted = sum(a.size * (1 if p.high is None else p.high) for _, a, p in plain)
     page = plain[0][1].page_bytes
-    # With memory.high set to 0, the kernel would throttle the container from its first page on.
+    # With memory.high set to 0, the kernel would throttle the container from its very first page.
     return max(int(wanted) // page, 1) * page
 
 

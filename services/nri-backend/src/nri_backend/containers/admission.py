@@ -28,7 +28,7 @@ from nri_backend.problems import Problem, joined
 UNLIMITED: Final = -1
 """The quota that means "no limit" to a runtime."""
 # Maximum number of updates in the answer to Synchronize. containerd applies them one by one under a node-wide lock,
-# taking about 30 ms for each, and CRI-O fails the synchronization if one of them fails. The updates only change the
+# taking about 30 ms each, and CRI-O fails the synchronization if one of them fails. The updates only change the
 # resources that the runtime has stored: the audit writes the cgroup files.
 MAX_SYNC_UPDATES: Final = 32
 _log = logging.getLogger(__name__)
@@ -38,10 +38,10 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
     """Returns the containers that are, or may be, on a claim container's CPUs and must leave before the claim container
     starts.
 
-    Two kinds of containers may stay. The first are containers that the kernel moves when the claim container becomes a
-    partition. The second are earlier runs of the claim container and containers that share its claim. There is an
-    exception: a container of the second kind must leave if it has ended but may still have processes, and either its
-    own cgroup is a partition or the claim container's cgroup is about to become one.
+    Two kinds of containers may stay: containers that the kernel moves when the claim container becomes a partition, and
+    earlier runs of the claim container together with containers that share its claim. However, a container of the
+    second kind must leave if it has exited but may still have processes, and either its own cgroup is a partition or
+    the claim container's cgroup is about to become one.
     """
     if not (own := tracked.entitlement.cpus):
         return []
@@ -89,7 +89,7 @@ def _may_stay(state: NodeState, tracked: Tracked, sibling: Tracked) -> bool:
     if sibling.phase in (Phase.ENDING, Phase.LINGERING) and (
         sibling.observed.partition or state.partition_for(tracked)
     ):
-        # Two cgroups in a pod must not have overlapping cpusets if one of them is a partition. The ended container's
+        # Two cgroups in a pod must not have overlapping cpusets if one of them is a partition. The exited container's
         # cgroup may be a member because the kernel has invalidated its partition.
         return False
     keys = {held.key for held in tracked.entitlement.claims}

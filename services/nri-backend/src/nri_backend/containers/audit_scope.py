@@ -26,9 +26,9 @@ class AuditScope:
         self.refused = Derived(state, lambda: [one.id for one in self._started() if self._is_refused(one)])
         """Containers whose partition the kernel has refused. An audit of all containers retries the partition."""
         self.ended = Derived(state, lambda: [one for one in state if one.phase in ENDED])
-        """Containers that have ended, or whose cgroup is gone."""
+        """Containers that have exited, or whose cgroup is gone."""
         self.ending = Derived(state, lambda: _cgroups_of_ending(state))
-        """Cgroups that may still contain a process even though the runtime has reported that the container has ended.
+        """Cgroups that may still contain a process even though the runtime has reported that the container has exited.
         """
         self.needs_ticks = Derived(state, lambda: any(map(_needs_ticks, state)))
         """True if ticks are needed to keep any container's CPUs, memory or limits in sync."""
@@ -56,8 +56,6 @@ def _cgroups_of_ending(state: NodeState) -> set[str]:
 
 
 def _needs_ticks(tracked: Tracked) -> bool:
-    """Returns True if the container has claims, has not been observed yet, or has ended and may still have
-    processes.
-    """
+    """Returns True if the container has claims, has not been observed yet, or has exited and may still have processes."""
     claims = tracked.enforced or tracked.identity.evidence.claims
     return bool(claims) or tracked.observed.cpus is None or tracked.phase in ENDED

@@ -108,7 +108,7 @@ class Tracked:
     still enforced.
     """
     enforced: tuple[Held, ...] = ()
-    """Claims that have been applied to the container's cgroup: the same as in its enforcement record."""
+    """Claims that have been applied to the container's cgroup, as listed in its enforcement record."""
     fallback: Problem = NO_PROBLEM
     """Reason why the container's cgroup is not a partition even though the container holds CPUs; the shared pool
     excludes them instead.
@@ -154,7 +154,7 @@ class Tracked:
     @property
     def problem(self) -> Problem:
         """Problem with the container's cgroup: settings could not be applied to it, or its path is unknown. NO_PROBLEM
-        if neither is the case.
+        if neither applies.
         """
         return self.observed.failure or self.identity.cgroup_error
 

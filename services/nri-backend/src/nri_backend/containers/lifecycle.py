@@ -2,10 +2,9 @@
 """A container's lifecycle as a table of phases, events and transitions.
 
 Two sources report on a container, and neither is complete. The runtime calls hooks, but its events are lost while no
-instance is connected, and it may forget a container before the kernel has ended the container's last process. The
-kernel shows whether a process exists and where it may run, but not which container a cgroup belongs to, and it shows
-nothing while a mount hides the cgroup tree. The phase combines both sources into the state that enforcement has to
-assume.
+instance is connected, and it may forget a container before the container's last process has exited. The kernel shows
+whether a process exists and where it may run, but not which container a cgroup belongs to, and it shows nothing while a
+mount hides the cgroup tree. The phase combines both sources into the state that enforcement has to assume.
 
     ABSENT ──CREATE──> CREATED ──START──> STARTING ──APPLIED──> RUNNING ──STOP──> ENDING ──EMPTY──> STOPPED
                                                                    │                 │                 │
@@ -13,15 +12,15 @@ assume.
                                                                    └──> LINGERING <──┘                 │
                                                                             └────────EMPTY──────────> ABSENT
 
-One rule decides most entries: **a container keeps its CPUs until the kernel shows that its last process has ended.**
-When the runtime reports that a container has ended, one of its processes may still be running. So STOP leads to ENDING
+One rule decides most entries: **a container keeps its CPUs until the kernel shows that its last process has exited.**
+When the runtime reports that a container has exited, one of its processes may still be running. So STOP leads to ENDING
 and REMOVE to LINGERING, and only EMPTY, which the kernel reports, leads to a phase without CPUs. A container that has
 never run (CREATED) has no process to wait for.
 
-Every (phase, event) pair has an entry, because events repeat and overtake each other: StopContainer may come twice or
-for a container that never started, an audit may find that a cgroup is gone while the hook that reports the container's
-end is still running, and a snapshot from the runtime may contradict all of these. An entry that leads to its own phase
-means that the event has no effect in that phase.
+Every (phase, event) pair has an entry, because events can repeat and arrive out of order: StopContainer may come twice
+or for a container that never started, an audit may find that a cgroup is gone while the hook that reports the
+container's exit is still running, and a snapshot from the runtime may contradict all of these. An entry that leads to
+its own phase means that the event has no effect in that phase.
 """
 
 from collections.abc import Mapping
@@ -53,22 +52,22 @@ class Phase(_HashedByIdentity):
     LISTED = auto()
     """The runtime listed the container as created when this instance connected. It may start at any time without an
     event, so it is treated as running. If its cgroup has never been seen, the absence of the cgroup does not mean that
-    the container has ended.
+    the container has exited.
     """
     RUNNING = auto()
     """The container's process may run."""
     ENDING = auto()
-    """The runtime has reported that the container has ended, or its processes have been killed; one of them may still
+    """The runtime has reported that the container has exited, or its processes have been killed; one of them may still
     exist.
     """
     LINGERING = auto()
     """Like ENDING, but the runtime no longer knows the container, so no event will report its removal."""
     VANISHED = auto()
-    """The container's cgroup is gone, so the container has no process. The runtime has not reported that it has ended,
+    """The container's cgroup is gone, so the container has no process. The runtime has not reported that it has exited,
     and the cgroup may reappear if it was only hidden by a mount.
     """
     STOPPED = auto()
-    """The container has ended and has no process left. The runtime still lists it."""
+    """The container has exited and has no processes left. The runtime still lists it."""
 
 
 class Event(_HashedByIdentity):
@@ -79,7 +78,7 @@ class Event(_HashedByIdentity):
     START = auto()
     """StartContainer was called."""
     STOP = auto()
-    """StopContainer was called: the runtime has noticed that the container has ended."""
+    """StopContainer was called: the runtime has noticed that the container has exited."""
     REMOVE = auto()
     """RemoveContainer was called, or the sandbox of the container's pod was removed."""
     LIST_CREATED = auto()

@@ -304,7 +304,7 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
 def needs_no_thread(tracked: Tracked) -> bool:
     """Returns True if starting a container reads only its own cgroup, and writes only limits if the cpuset is in sync.
 
-    That is the case if the container has no claims and has not been a partition, unless it runs in a sandbox, where its
+    This is true if the container has no claims and has not been a partition, unless it runs in a sandbox, where its
     cgroup is the pod's, or belongs to the driver's own pod.
     """
     identity = tracked.identity

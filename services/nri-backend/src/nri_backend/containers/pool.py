@@ -4,9 +4,9 @@
 ``NodeClaims`` contains the claim files, the first user of each claim, and the reason for each fallback. ``divide()``
 computes the ``Pool`` from these files and from the CPUs of running containers.
 
-Held CPUs. The CPUs of a claim are *held* if the pool must exclude them. In pool mode that is the case for every claim.
-In partition mode it is the case if the claim may be shared by several containers, if its container also uses the pool,
-if its record cannot be read, if the kernel has refused a partition for it, or if one of its running containers is not a
+Held CPUs. The CPUs of a claim are *held* if the pool must exclude them. In pool mode, this applies to every claim. In
+partition mode, it applies if the claim may be shared by several containers, if its container also uses the pool, if its
+record cannot be read, if the kernel has refused a partition for it, or if one of its running containers is not a
 partition. The CPUs of all other claims stay in the pool, so that no container has to be moved when such a claim appears
 or disappears: when its container becomes a partition, the kernel removes the CPUs from the effective cpusets of all
 other containers, and it returns them when the partition ends.
@@ -50,7 +50,7 @@ class NodeClaims(Claims):
     """The node's claims, with indexes by CPU and pod. Owned by NodeState."""
 
     def __init__(self, is_alive: Callable[[Owner], bool]) -> None:
-        """Starts without claims. ``is_alive`` returns True if the owner's pod has a live container with the owner's
+        """Starts with no claims. ``is_alive`` returns True if the owner's pod has a live container with the owner's
         name.
         """
         super().__init__(is_alive=is_alive)
@@ -112,7 +112,7 @@ class NodeClaims(Claims):
         return changed
 
     def end_requested_fallback(self, before: Tracked) -> bool:
-        """Forgets a fallback that an ended container's claims had requested. Returns True if there was one.
+        """Forgets a fallback that an exited container's claims had requested. Returns True if there was one.
 
         Such a fallback was caused by a setting in the container's claims rather than by the kernel, so the next
         container that uses the claim may become a partition.

@@ -2,7 +2,7 @@
 """The node's state: containers, claim files, the machine, and the shared pool that is computed from them.
 
 Every setter recomputes the values that depend on its input: a changed claim file changes the pool, the entitlements,
-and the CPUs that siblings must not use; a container's start or end changes the pool and the authorization of its
+and the CPUs that siblings must not use; a container's start or exit changes the pool and the authorization of its
 siblings.
 
 Containers are also indexed by cpuset class. A node has hundreds of containers and few classes: two containers are in
@@ -205,7 +205,7 @@ class NodeState:
     def started(self, ids: Iterable[str]) -> list[Tracked]:
         """Returns the containers among ``ids`` whose cgroups are kept in sync.
 
-        These include ended containers: their remaining processes must not run on other claims' CPUs. Ended containers
+        These include exited containers: their remaining processes must not run on other claims' CPUs. Exited containers
         that are partitions are left out: a write could make a partition valid again while its cgroup is being removed
         (docs/adr/0029).
         """
@@ -227,7 +227,7 @@ class NodeState:
         self.changes += 1
         self.change_log.report(container_id)
         alive = tracked.phase in ALIVE
-        # An ended container with a different id is an earlier run, and does not replace the rejected attempt.
+        # An exited container with a different id is an earlier run, and does not replace the rejected attempt.
         if attempt is not None and (alive or attempt.id == container_id):
             self.change_log.report(attempt.id)
             del self.rejected[identity.user]
@@ -285,7 +285,7 @@ class NodeState:
         """Replaces the tracked containers with those that the runtime has listed. If two of them name the same claim,
         the first one gets it.
 
-        Containers that the runtime has not listed stay until the kernel shows that their last process has ended.
+        Containers that the runtime has not listed stay until the kernel shows that their last process has exited.
         """
         containers = list(containers)
         listed = {container.id for container in containers}
@@ -325,7 +325,7 @@ class NodeState:
             self._recompute()
 
     def forbid_partitions(self, damage: Problem) -> None:
-        """Stops creating partitions until this process ends. Existing partitions stay."""
+        """Stops creating partitions until this process exits. Existing partitions stay."""
         self.kernel_damage = damage
         self.set_host(self.host)
 
@@ -371,12 +371,12 @@ class NodeState:
                 self.put(replace(other, excluded=excluded))
 
     def _ended(self, before: Tracked) -> None:
-        """After a container has ended, repeats the decisions that depended on its being alive."""
+        """After a container has exited, repeats the decisions that depended on its being alive."""
         # If the container has not run, an attempt to start it may merely have failed: its CPUs stay held for the next
         # attempt.
         if before.phase not in PENDING and self.claims.end_requested_fallback(before):
             self._recompute()
-        # The ended container may have owned a claim for which another container in its pod was rejected.
+        # The exited container may have owned a claim for which another container in its pod was rejected.
         rejected = {
             one.id
             for one in self.containers.of_pod(before.identity.pod.uid)
@@ -433,7 +433,7 @@ class NodeState:
         """Returns the partition type that the container's cgroup must have, or "" if it must not be a partition.
 
         If the kernel has refused the partition before, its type is returned only if ``again`` is set. The cgroup of an
-        ended container is never made a partition.
+        exited container is never made a partition.
         """
         kind = tracked.entitlement.partition if tracked.phase not in ENDED else ""
         if not (kind and self.pool.by_kernel and tracked.entitlement.cpus & self.host.online):

@@ -218,7 +218,7 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         if plan.partition or plan.releases:
             _apply_partition(tree, plan, done)
     except CgroupGoneError as error:
-        # If the cgroup tree is not mounted, a missing cgroup does not mean that the container has ended.
+        # If the cgroup tree is not mounted, a missing cgroup does not mean that the container has exited.
         done.observed = None if tree.is_mounted() else Observed()
         done.left.append(Problem(str(error), BackendCode.CGROUP_UNKNOWN))
     except CgroupAccessError as error:

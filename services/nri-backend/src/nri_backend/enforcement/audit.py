@@ -3,7 +3,7 @@
 
 The loop runs a *round* at each tick, and at once when an event sets ``signals.audit``: the pool or a claim file has
 changed, a start waits for other containers to leave, the kernel has changed a partition or has reported a memory event,
-a container has ended, or a kernel call that hung has returned. The normal interval between ticks is TICK_SECONDS. The
+a container has exited, or a hung kernel call has returned. The normal interval between ticks is TICK_SECONDS. The
 longer *idle interval* is IDLE_SECONDS: it applies while the node has no claims and its state does not change, since no
 claim can be violated then. The interval is chosen at the end of each tick (``_may_be_idle``), and the next state change
 restores the normal one (``_end_idle``).
@@ -12,20 +12,20 @@ A round consists of these steps, in this order:
 
 1. At a tick it reads the machine's state. At a tick, or if claim files may have changed, it reads the claim files.
 2. It repairs partitions that the kernel has invalidated, after moving the siblings that may have caused this.
-   Partitions of ended containers are not repaired: the shared pool excludes their CPUs instead.
+   Partitions of exited containers are not repaired: the shared pool excludes their CPUs instead.
 3. It moves containers that were last seen on the wrong CPUs (``move``).
 4. At a tick it releases the exclusive CPUs of ended partitions, compares cgroups with their plans (``audit``), and
-   applies the limits of pods in which a container with a claim has ended.
+   applies the limits of pods in which a container with a claim has exited.
 5. It counts killed processes in pods with a memory event.
-6. It marks containers as stopped if their last process has ended (``_reap``).
+6. It marks containers as stopped if their last process has exited (``_reap``).
 
 A standby omits steps 2 to 5. How much ``audit`` compares varies from tick to tick. Every tick compares the CPUs and
 nodes of those containers on which a claim depends and whose files can change without an event. A *full* audit also
 compares limits and the cgroups above containers; one is due at the tick after a repair. An *everyone* audit, which is
 due every ALL_SECONDS and when CPUs go offline or online, is a full audit of all running containers that also retries
-partitions that the kernel has refused. An audit skips containers whose plan and files have not changed since their last
-reading; it reads all of them only once every READ_SECONDS. Claim files and enforcement records are compared every
-RECORDS_SECONDS.
+partitions that the kernel has refused. An audit skips containers whose plan has not changed and whose files have not
+changed since they were last read; it reads all of them only once every READ_SECONDS. Claim files and enforcement
+records are compared every RECORDS_SECONDS.
 
 The lists of containers that a round needs are recomputed only after a state change (AuditScope): on a quiet node, a
 tick does little more than compare files.
@@ -285,8 +285,8 @@ class Auditor:
     def _may_be_idle(self) -> bool:
         """Returns True if the idle interval is sufficient: no container's CPUs, memory or limits depend on ticks.
 
-        Ticks are needed while the node has claims, a claim is enforced without its record, an ended container may still
-        have a process, a container has not been observed yet, or there is a problem that the audit may be able to
+        Ticks are needed while the node has claims, a claim is enforced without its record, an exited container may
+        still have a process, a container has not been observed yet, or there is a problem that the audit may be able to
         resolve.
         """
         if self._state.files or self._claim_files.view.detached or self._reconciler.stuck or any(self.problems):
@@ -328,9 +328,9 @@ class Auditor:
     async def _guarded(self, work: Awaitable[bool]) -> None:
         """Awaits a round or an audit. After an unforeseen exception, a full audit is due at the next tick.
 
-        The exception does not end the process: as long as the cause exists, the process would end again after each
-        restart, and would answer no hooks. The exception is reported as a problem until a round has audited everything
-        without an exception, since a smaller round may skip the container or file that causes it.
+        The exception does not terminate the process: as long as the cause exists, the process would exit again after
+        each restart, and would answer no hooks. The exception is reported as a problem until a round has audited
+        everything without an exception, since a smaller round may skip the container or file that causes it.
         """
         try:
             complete = await work
@@ -397,8 +397,8 @@ class Auditor:
         return self._next.online != before
 
     async def move(self) -> None:
-        """Moves running containers that were last seen on the wrong CPUs to their desired CPUs. Tries once to move each
-        container.
+        """Moves running containers that were last seen on the wrong CPUs to their desired CPUs. Tries to move each
+        container once.
         """
         done: set[str] = set()
         started, state = time.monotonic(), self._state
@@ -416,9 +416,9 @@ class Auditor:
     async def audit(self, *, full: bool, everyone: bool = False, reading: bool = False) -> None:
         """Compares the cgroups of running containers with their plans, and repairs any differences.
 
-        Ended containers are treated like running ones while they may still have a process, unless they are partitions.
+        Exited containers are treated like running ones while they may still have a process, unless they are partitions.
         With ``full`` the audit includes limits. With ``everyone`` it includes containers that no claim depends on, and
-        with ``reading`` even those whose files have not changed since their last reading.
+        with ``reading`` even those whose files have not changed since they were last read.
         """
         if full:
             await self._groups.audit_all()
@@ -472,7 +472,7 @@ class Auditor:
         return self._taken(batch, outcomes)
 
     async def _audit_limits_of(self, pods: Mapping[str, str]) -> None:
-        """Applies the limits of pods in which a container with a claim has ended, and of the cgroups above them."""
+        """Applies the limits of pods in which a container with a claim has exited, and of the cgroups above them."""
         if not pods:
             return
         await self._groups.audit_above(pods)
@@ -490,7 +490,8 @@ class Auditor:
     def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome]) -> set[str]:
         """Stores outcomes in the state. Returns the ids of the containers that this audit is done with.
 
-        These are the containers with an outcome, those in ``batch`` that have since ended, and those whose job hangs.
+        These are the containers with an outcome, those in ``batch`` that have since exited, and those whose job is
+        hung.
         """
         for outcome in outcomes:
             for tracked in self._state.started([outcome.id]):
@@ -500,8 +501,7 @@ class Auditor:
         return {outcome.id for outcome in outcomes} | (set(batch) - running) | {*self._reconciler.stuck}
 
     async def _reap(self, *, vanished: bool) -> None:
-        """Marks containers as stopped if the runtime has reported that they have ended and their last process has
-        ended.
+        """Marks containers as stopped if the runtime has reported that they have exited and their last process is gone.
 
         Every round does this, since a start that waits for their CPUs may reach its deadline before the next tick. With
         ``vanished``, this includes containers in the phase VANISHED, since a mount may only have hidden their cgroup.
@@ -513,7 +513,7 @@ class Auditor:
             if after is None or after.phase not in OCCUPYING:
                 if before.entitlement.claims and before.phase in OCCUPYING:
                     # The limits of the pod and of the cgroups above it include a container's claims until its last
-                    # process has ended.
+                    # process has exited.
                     self.request_limits_of(before)
                 continue
             if before.phase is Phase.VANISHED:
@@ -523,7 +523,7 @@ class Auditor:
                 await self._see(after)
 
     def _watch_ends(self) -> None:
-        """Watches the ``cgroup.events`` files of containers that the runtime has reported as ended, until their last
+        """Watches the ``cgroup.events`` files of containers that the runtime has reported as exited, until their last
         process exits.
         """
         if self._ends.follow(self._scope.ending.value):

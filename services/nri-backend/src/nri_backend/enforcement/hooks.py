@@ -242,7 +242,7 @@ class Enforcer:
         return []
 
     async def remove_container(self, _pod: Pod, container: Container) -> None:
-        """Forgets the container once its last process has ended. A second call has no effect."""
+        """Forgets the container once its last process has exited. A second call has no effect."""
         await self._end(container.id, Event.REMOVE)
 
     async def remove_pod(self, pod: Pod) -> None:
@@ -261,8 +261,8 @@ class Enforcer:
         return await self._auditor.partitions.recall(await self.reconciler.recorder.recall(containers))
 
     async def _end(self, container_id: str, event: Event) -> None:
-        """Handles the runtime's report that a container has ended. If the container still has a process, the audit
-        starts watching for that process to end.
+        """Handles the runtime's report that a container has exited. If the container still has a process, the audit
+        starts watching for that process to exit.
         """
         before = self.state.containers.get(container_id)
         if self.reconciler.advance(container_id, event) is not None:

@@ -3,9 +3,9 @@
 memory.
 
 The counts are reported to the frontend. A cgroup's ``memory.events`` includes the events in all cgroups below it
-(cgroup-v2.rst). A container's cgroup is removed when its last process has ended, and the container's own count is lost
+(cgroup-v2.rst). A container's cgroup is removed once its last process has exited, and the container's own count is lost
 with it, but the pod's count still includes its kills. So both counts are read, and the difference is attributed to the
-container that has ended.
+container that has exited.
 
 This requires that the pod has been read before the container runs. CreateContainer therefore wakes the audit, which
 reads the pod while the runtime creates the container, and watches the pod from then on. If the pod has not been read
@@ -51,7 +51,7 @@ class PodKills:
     """The kills in one pod that have been accounted for."""
 
     total: int
-    """Part of the pod's count that is accounted for: kills before the first reading, and those attributed since."""
+    """Accounted-for part of the pod's count: kills before the first reading, and those attributed since."""
     own: dict[str, int] = field(default_factory=dict)
     """Last count read from each container's own cgroup, by container id."""
 
@@ -59,9 +59,9 @@ class PodKills:
         """Accounts for new counts of the pod (``total``) and its containers (``own``). Returns new kills by container.
 
         The count of a container without a cgroup is None. Kills that are counted for the pod but for none of its
-        containers are attributed to ``ended``, the container that the runtime has just reported as ended. Without
+        containers are attributed to ``ended``, the container that the runtime has just reported as exited. Without
         ``ended``, they are attributed to the container whose cgroup has been removed since the last reading, if there
-        is exactly one such container: the kernel often removes the cgroup before the runtime reports the end.
+        is exactly one such container: the kernel often removes the cgroup before the runtime reports the exit.
         """
         counts = {name: count for name, count in own.items() if count is not None}
         new = {name: count - self.own.get(name, 0) for name, count in counts.items() if count > self.own.get(name, 0)}
@@ -72,7 +72,7 @@ class PodKills:
         if ended and rest > 0:
             new[ended] = new.get(ended, 0) + rest
         self.total += sum(new.values())
-        # The count of an ended container is kept while its cgroup exists, and the count of a removed cgroup is kept
+        # The count of an exited container is kept while its cgroup exists, and the count of a removed cgroup is kept
         # until its last kills are attributed.
         self.own = counts | {name: self.own[name] for name in gone if name != ended}
         return new
@@ -103,9 +103,9 @@ class KillWatch:
         """
 
     async def look(self, pod_uids: Iterable[str], *, ended: str = "") -> bool:
-        """Counts the kills in those of the given pods that have a memory claim. Returns False if a pod cannot be read.
+        """Counts the kills in whichever of the given pods have a memory claim. Returns False if a pod cannot be read.
 
-        ``ended`` is the container that the runtime has just reported as ended.
+        ``ended`` is the container that the runtime has just reported as exited.
         """
         async with self._looking:
             pods: list[tuple[str, str, dict[str, str]]] = []

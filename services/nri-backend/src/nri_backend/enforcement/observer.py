@@ -2,8 +2,8 @@
 """Computes the changes that enforcement would make on a node with ``enforcement: observe``, without making them.
 
 On such a node the instance's ``CgroupTree`` records writes instead of making them (node/node_files.py). The audit is
-not active: it only reads the machine's state and the claim files, and detects that containers have ended. The hooks are
-those of ``standby.ObservedHooks``: their answers change nothing, and they reject containers with a claim.
+not active: it only reads the machine's state and the claim files, and detects that containers have exited. The hooks
+are those of ``standby.ObservedHooks``: their answers change nothing, and they reject containers with a claim.
 
 `Observer` repeats a *pass*. A pass applies the plans of all cgroups to the recording tree, as the first audit of an
 enforcing instance would: the cgroups above containers first, then every running container, then interrupts and host

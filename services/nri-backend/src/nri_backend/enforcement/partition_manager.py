@@ -5,9 +5,9 @@ The kernel invalidates a partition if a sibling's cpuset overlaps with it, and w
 partition file. The containers of the pod are then audited with the partition last, since the overlapping sibling must
 be moved before the partition can be restored (``pop_containers_to_audit``).
 
-The partition of a container that has ended is not restored, since its cgroup may be removed at any moment
-(docs/adr/0029). While a process of the container still runs, its CPUs must stay exclusive. If the kernel
-has invalidated the partition, the shared pool therefore excludes them (``release_ended``).
+The partition of a container that has exited is not restored, since its cgroup may be removed at any moment
+(docs/adr/0029). While a process of the container still runs, its CPUs must stay exclusive. If the kernel has
+invalidated the partition, the shared pool therefore excludes them (``release_ended``).
 
 The cgroups above a partition list its CPUs in ``cpuset.cpus.exclusive``. The kernel does not remove them from there
 when the partition ends, so ``settle`` does. If the CPUs of an ended partition are in no cgroup at all, the kernel's
@@ -39,14 +39,14 @@ from nri_backend.node.cgroup_watch import CgroupWatch
 from nri_backend.node.cgroups import PARTITION, CgroupTree
 
 _ENDED_AND_OCCUPYING: Final = ENDED & OCCUPYING
-"""Phases of an ended container that may still have a running process."""
+"""Phases of an exited container that may still have a running process."""
 _log = logging.getLogger(__name__)
 
 
 class PartitionManager:
     """Follows the kernel's partition events. Does not create partitions.
 
-    It only reduces ``cpuset.cpus.exclusive`` of the cgroups above partitions, and turns an ended container's invalid
+    It only reduces ``cpuset.cpus.exclusive`` of the cgroups above partitions, and turns an exited container's invalid
     partition into a member.
     """
 
@@ -112,7 +112,7 @@ class PartitionManager:
         self._changed.add(tracked.identity.cgroup)
 
     def mark_hanging(self, hanging: Iterable[Tracked]) -> None:
-        """Marks the containers that an audit has skipped because one of their earlier jobs hangs.
+        """Marks the containers that an audit has skipped because one of their earlier jobs is hung.
 
         Without this mark they would not be audited again at each tick, since audits skip valid partitions.
         """
@@ -147,16 +147,16 @@ class PartitionManager:
         return [one.id for one in sorted(members, key=lambda one: bool(one.observed.partition))]
 
     async def release_ended(self, *, every: bool = False) -> None:
-        """Makes the pool exclude the CPUs of ended containers whose partition the kernel has invalidated.
+        """Makes the pool exclude the CPUs of exited containers whose partition the kernel has invalidated.
 
         While the state shows a container as a partition, the pool contains its CPUs, because the kernel keeps all other
-        containers off them. Audits skip the partitions of ended containers, since these must not be repaired. So
-        without this check, a partition that becomes invalid after its container has ended would be considered valid
-        until the container's last process has ended, and other containers would run on CPUs of a claim that is still in
-        use. A partition becomes invalid if a sibling's cpuset overlaps with it, or if all of its CPUs go offline. In
+        containers off them. Audits skip the partitions of exited containers, since these must not be repaired. So
+        without this check, a partition that becomes invalid after its container has exited would be considered valid
+        until the container's last process has exited, and other containers would run on CPUs of a claim that is still
+        in use. A partition becomes invalid if a sibling's cpuset overlaps with it, or if all of its CPUs go offline. In
         the second case it stays invalid even after the CPUs are online again.
 
-        With ``every``, this includes ended containers whose partition was invalid before this instance started.
+        With ``every``, this includes exited containers whose partition was invalid before this instance started.
         """
         for one in self._ended.value:
             unknown = every and self._state.host.partitions and one.identity.evidence != NO_EVIDENCE
@@ -200,8 +200,8 @@ class PartitionManager:
     def _check_lost_cpus(self, missing: frozenset[int]) -> None:
         """Forbids new partitions if two consecutive readings show the same CPUs in no cgroup.
 
-        A CPU that is just going offline is missing in only one reading. If a CPU is missing for the first time, the
-        files are read again at the next tick.
+        A CPU that is in the process of going offline is missing in only one reading. If a CPU is missing for the first
+        time, the files are read again at the next tick.
         """
         lost, self._possibly_lost_cpus = missing & self._possibly_lost_cpus, missing
         self._unsettled = self._unsettled or bool(missing - lost)

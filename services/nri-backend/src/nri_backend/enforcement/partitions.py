@@ -14,10 +14,10 @@ of every cgroup above it contains the CPUs, and that no two siblings list the sa
   4  container                     cpuset.cpus.partition = root
   5  container                     none: read the result, since step 4 succeeds even if the partition is invalid
 
-Step 1 is done by the caller (partition_manager.py, and plan.plans_before_partition). If step 2 or 3 fails, an ended
-container may have left the CPUs reserved in another QoS class, since the cgroups above keep them when a container ends.
-The exclusive CPUs of all cgroups above are then reduced to the CPUs of the remaining partitions (``settle``), and both
-steps are repeated.
+Step 1 is done by the caller (partition_manager.py, and plan.plans_before_partition). If step 2 or 3 fails, an exited
+container may have left the CPUs reserved in another QoS class, since the cgroups above keep them when a container
+exits. The exclusive CPUs of all cgroups above are then reduced to the CPUs of the remaining partitions (``settle``),
+and both steps are repeated.
 
 A cgroup is made a partition only while it contains a process. When a runtime removes a container's cgroup, the kernel
 first turns its partition back into a member (``cpuset_css_killed()``), which wakes every process that polls the
@@ -57,7 +57,7 @@ _DEEPEST: Final = 4 + _NESTED
 """Maximum number of cgroups from the root to a container."""
 _SECOND_LOOK_SECONDS: Final = 0.1
 # The worker begins another job while a kernel call hangs (worker.py). Without this lock, the new job could release the
-# exclusive CPUs of a partition that is just being created. The kernel also has a single lock for all cpusets.
+# exclusive CPUs of a partition that is still being created. The kernel also has a single lock for all cpusets.
 _CHANGING: Final = threading.RLock()
 _log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def _make(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
     try:
         _keep(tree, path, cpus)
     except CgroupAccessError:
-        # The CPUs may still be reserved for an ended container in a cgroup of another QoS class.
+        # The CPUs may still be reserved for an exited container in a cgroup of another QoS class.
         settle(tree)
         _keep(tree, path, cpus)
     if not tree.populated(path):
@@ -223,7 +223,8 @@ def lost_cpus(tree: CgroupTree, online: frozenset[int]) -> frozenset[int] | None
 def lost_before(tree: CgroupTree, online: frozenset[int]) -> frozenset[int]:
     """Returns the CPUs that the kernel had lost before this process started.
 
-    A CPU that is just going offline is not lost. If any CPU seems to be lost, the files are read again after 0.1 s.
+    A CPU that is in the process of going offline is not lost. If any CPU seems to be lost, the files are read again
+    after 0.1 s.
     """
     found = lost_cpus(tree, online)
     if not found:

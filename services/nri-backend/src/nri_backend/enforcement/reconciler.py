@@ -88,13 +88,13 @@ class Signals:
         self._progress = asyncio.Event()
 
     def progressed(self) -> None:
-        """Wakes the starts that are waiting for containers to be moved or to end."""
+        """Wakes the starts that are waiting for containers to be moved or to exit."""
         self._progress.set()
         self._progress = asyncio.Event()
 
     async def wait_for_progress(self, deadline: float) -> None:
-        """Waits until containers have been moved or have ended, at most until ``deadline`` on the event loop's
-        clock.
+        """Waits until containers have been moved or have exited, until ``deadline`` on the event loop's clock at the
+        latest.
         """
         progress = self._progress
         with contextlib.suppress(TimeoutError):
@@ -129,7 +129,7 @@ class Reconciler:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Kernel calls that hang."""
+        """Kernel calls that are hung."""
         text = "a kernel call for {1} has not returned for {0:.0f} s"
         return tuple(
             Problem(text.format(seconds, tracked.identity.cgroup if tracked else name), BackendCode.KERNEL_CALL_HANGS)
@@ -140,7 +140,7 @@ class Reconciler:
 
     @property
     def stuck(self) -> KeysView[str]:
-        """Containers and cgroups whose job hangs."""
+        """Containers and cgroups whose job is hung."""
         return self._worker.stuck.keys()
 
     def advance(self, container_id: str, event: Event) -> Tracked | None:
@@ -161,7 +161,7 @@ class Reconciler:
         self._unreported.discard(container_id)
 
     async def reap(self, ids: Iterable[str]) -> None:
-        """Checks whether ended containers still have processes, and updates their phases.
+        """Checks whether exited containers still have processes, and updates their phases.
 
         A container in a sandbox is assumed to have none: its cgroup is the pod's, which does not show a single
         container's processes.
@@ -202,9 +202,9 @@ class Reconciler:
         """Returns the step that applies a container's plan unless other containers are on its CPUs.
 
         The step first reads the CPUs of the containers that must not use this container's CPUs. If the container is to
-        become a partition, these are only containers in its own pod: the kernel moves all others, but refuses a
-        partition that overlaps with a sibling. A container whose job hangs is left out, since the state already
-        contains all CPUs that it may be on.
+        become a partition, only those in its own pod are read: the kernel moves all others, but refuses a partition
+        that overlaps with a sibling. A container whose job is hung is left out, since the state already contains all
+        CPUs that it may be on.
 
         An audit job that ran after the container was admitted may have moved other containers onto the container's
         CPUs, because the pool still contained these CPUs when that job was planned. The state then shows that those
@@ -295,7 +295,7 @@ class Reconciler:
         """Stores a job's observation of a running container in the state."""
         if (seen := outcome.observed) is None:
             if tracked.phase in ENDED:
-                # reap() decides whether an ended container still has processes.
+                # reap() decides whether an exited container still has processes.
                 return
             identity = tracked.identity
             ran = tracked.phase is Phase.RUNNING and identity.cgroup and identity.evidence != NO_EVIDENCE

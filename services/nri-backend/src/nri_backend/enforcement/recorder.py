@@ -5,7 +5,7 @@ An enforcement record is a file with the claims that were applied to one contain
 sources are lost while the container runs:
 
 * The claim's record disappears or is damaged. The container then becomes an *orphan*: the enforced claims stay in its
-  entitlement, and its CPUs stay excluded for all other containers, until its last process has ended.
+  entitlement, and its CPUs stay excluded for all other containers, until its last process has exited.
 * The backend restarts. The runtime lists the containers and their environment, but an orphan's environment alone is not
   sufficient, because it names claims without a valid record. ``recall`` adds the claims from the enforcement record.
 * The runtime removes a container while no backend is connected, and one of its processes still exists. Only its
@@ -66,7 +66,7 @@ MAX_PINS_BYTES: Final = 1 << 20
 MAX_AT_ONCE: Final = 64
 """Maximum number of records that one job writes; the rest are left to the next audit."""
 Pins = Mapping[str, frozenset[str]]
-"""The kubelet's static managers that requests for a container have revealed, by container id."""
+"""The kubelet's static managers, as revealed by the requests for a container; keyed by container id."""
 # Format of the ids that runtimes generate. With any other id, the record's path could be outside the directory or
 # invalid.
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -335,7 +335,7 @@ class Recorder:
 
         A failed write is reported as a problem and retried by the next audit. ``every`` means that ``containers`` are
         all containers on the node. Only then does success clear the problem, since the problem may concern any
-        container, including one that has ended.
+        container, including one that has exited.
         """
         new: dict[str, _Content] = {}
         records: list[EnforcementRecord] = []
@@ -382,7 +382,7 @@ class Recorder:
     async def lingering(self, listed: Iterable[Tracked]) -> list[Tracked]:
         """Returns containers that are neither listed nor tracked but still have a process.
 
-        No instance has seen these containers end, and only their enforcement records show that they exist.
+        No instance has seen these containers exit, and only their enforcement records show that they exist.
         """
         known = {tracked.id for tracked in (*listed, *self._state)}
         return [_lingering(record) for record in await asyncio.to_thread(self._records.load_living, known)]

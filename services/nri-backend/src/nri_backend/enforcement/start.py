@@ -2,9 +2,9 @@
 """Hands over a claim's CPUs to a container that is being created or started, and applies its settings.
 
 Other containers may run on these CPUs: members of the shared pool that have not been moved yet, and containers that
-have ended but still have a process. A hook must answer within the runtime's request timeout, and only one job at a time
-may write to cgroups. So the hook does not move running containers itself. It determines from the state which containers
-must leave (containers/admission.py), wakes the audit, which moves them, and waits for its progress
+have exited but still have a process. A hook must answer within the runtime's request timeout, and only one job at a
+time may write to cgroups. So the hook does not move running containers itself. It determines from the state which
+containers must leave (containers/admission.py), wakes the audit, which moves them, and waits for its progress
 (``Signals.wait_for_progress``) for at most CLEAR_SHARE of the request timeout (budgets.py). If another container is
 still on the CPUs by then, the hook rejects its own container with a message that names the other container, and the
 kubelet retries.
@@ -69,8 +69,8 @@ class Starter:
     async def admit(
         self, tracked: Tracked, runtime: LinkStatus, clear_until: float | None = None
     ) -> tuple[Tracked, Rejection | None]:
-        """Waits for all other containers to leave the container's CPUs, but no longer than until ``clear_until`` (on
-        the event loop's clock).
+        """Waits for all other containers to leave the container's CPUs, until ``clear_until`` on the event loop's clock
+        at the latest.
 
         Returns the container in its new state, and a rejection if it cannot run. The driver's own containers are always
         admitted, since claims cannot be enforced without them.

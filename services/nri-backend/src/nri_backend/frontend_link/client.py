@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 class _RateLimiter:
-    """Token bucket of BURST tokens, refilled with RATE_PER_SECOND: at most ten reports within a second."""
+    """Token bucket of BURST tokens, refilled at RATE_PER_SECOND: at most ten reports within a second."""
 
     def __init__(self) -> None:
         self._tokens = float(BURST)

@@ -60,8 +60,8 @@ class Exchange:
     def take_answer(self, answer: StateAnswer) -> bool:
         """Handles the answer to the last request. Returns True if all containers have to be sent at once.
 
-        That is the case if the request did not contain all of them, and the answer shows that the frontend has lost the
-        containers that it had, or that it cannot merge the changes.
+        This is necessary if the request did not contain all of them, and the answer shows that the frontend has lost
+        the containers that it had, or that it cannot merge the changes.
         """
         had_containers, is_known = self._acked > 0, answer.generation == self._generation
         self._acked = self._generation if is_known else 0
@@ -69,5 +69,5 @@ class Exchange:
         return had_containers and not is_known
 
     def _is_old(self, at: float, then: float) -> bool:
-        """Returns True if a report that was sent at the time ``at`` will be too old at the time ``then``."""
+        """Returns True if a report that was sent at time ``at`` will be too old at time ``then``."""
         return then > at + self.period + _LATE_SECONDS

@@ -38,9 +38,7 @@ from nri_backend.problems import NO_PROBLEM, Problem, code_of
 DEBOUNCE_SECONDS: Final = 0.2
 """Delay before each pass, so that hooks run first and a burst of new pods causes only one pass."""
 CONTESTED_PASSES: Final = 3
-"""Number of consecutive passes in which another program has moved interrupts or slices back, after which a problem is
-reported.
-"""
+"""A problem is reported once another program has moved interrupts or slices back in this many consecutive passes."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,8 +48,8 @@ class Movables(Protocol):
     """
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> Mapping[str, Cpus | None]:
-        """Returns the affinities of the interrupts or slices named in ``moved``, and of at least those others that use
-        a CPU to be vacated.
+        """Returns the affinities of the interrupts or slices named in ``moved``, and at least of all others that use a
+        CPU to be vacated.
 
         The value is None if an interrupt or slice exists but its affinity cannot currently be read.
         """

@@ -18,11 +18,11 @@ from nri_backend.host_isolation.plan import Cpus
 from nri_backend.node.node_files import NodeFiles
 
 DEFAULT_AFFINITY: Final = "default"
-"""Name that is used for the kernel's default affinity, which applies to interrupts that are requested later."""
+"""Name used for the kernel's default affinity, which applies to interrupts that are requested later."""
 WORKQUEUES: Final = "workqueues"
-"""Name that is used for the unbound workqueues' CPU mask."""
+"""Name used for the unbound workqueues' CPU mask."""
 IRQBALANCE: Final = "irqbalance"
-"""Name that is used for the CPUs that irqbalance may use."""
+"""Name used for the CPUs that irqbalance may use."""
 
 
 class Interrupts:

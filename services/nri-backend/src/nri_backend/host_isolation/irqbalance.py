@@ -33,7 +33,7 @@ _BANNED: Final = re.compile(r"\bBANNED ([0-9a-f,]+)\s*$", re.ASCII)
 
 
 class IrqbalanceNotRunningError(Exception):
-    """Raised if no irqbalance is listening on the node."""
+    """Raised if irqbalance is not listening on the node."""
 
 
 class Irqbalance:

@@ -30,7 +30,7 @@ class OriginalAffinity(Document):
     """Original affinity of an interrupt or slice that the backend has moved, as stored on disk."""
 
     original: CpuSet = Field(alias="former")
-    """Affinity to restore when no CPUs have to be vacated any longer."""
+    """Affinity to restore once no CPUs have to be vacated any more."""
     expected: Annotated[tuple[CpuSet, ...], Field(alias="known", min_length=1)]
     """The affinities before and after the backend's last write. The current one is among them unless another program
     has written it.

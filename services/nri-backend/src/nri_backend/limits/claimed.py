@@ -181,7 +181,8 @@ def raised_limits(
 def unthrottled(entitlement: Entitlement, limit: CpuLimit | None) -> bool:
     """Returns True if a container must have no CFS quota.
 
-    That is the case if its claims have ``quota: lift`` and its claimed CPUs cover its CPU limit, if it has one.
+    This applies to a container whose claims have ``quota: lift`` and whose claimed CPUs cover its CPU limit, if it has
+    one.
     """
     if limit is None or not entitlement.lift_quota:
         return entitlement.lift_quota
@@ -215,7 +216,7 @@ def quota_raise(
 def memory_limits(grant: MemoryGrant) -> dict[str, DesiredLimit]:
     """Returns a container's limits for plain memory.
 
-    A lower limit from the pod's spec remains in effect, since both were requested. So does a higher protection.
+    A lower limit from the pod's spec remains in effect, since both were requested. So does higher protection.
     """
     limits = {
         file: DesiredLimit(limit, "at most", needed=True)

@@ -3,7 +3,7 @@
 
 Some files in a cgroup wake a process that polls them when their content changes (cgroup-v2.rst; ``kernfs_notify()`` in
 fs/kernfs/file.c): ``cpuset.cpus.partition`` when a partition becomes invalid or valid or is removed, ``cgroup.events``
-when the last process ends, ``memory.events`` when a process is killed. The kernel reports a change as EPOLLPRI, but
+when the last process exits, ``memory.events`` when a process is killed. The kernel reports a change as EPOLLPRI, but
 only on a descriptor that has been read to its end since the previous change, so each file is read again after its
 event. One epoll descriptor covers all cgroups of a watch, so the event loop has a single reader for them.
 """

@@ -172,8 +172,8 @@ class CgroupTree:
     def write(self, path: str, name: str, text: str) -> None:
         """Writes a file in one system call. Raises the same errors as read()."""
         if not text or not path:
-            # An empty cpuset means the parent's cpuset, and the root cgroup affects all processes. No caller writes an
-            # empty cpuset, or to the root cgroup, on purpose.
+            # An empty cpuset means the parent's cpuset, and the root cgroup affects all processes. No caller
+            # deliberately writes an empty cpuset, or writes to the root cgroup.
             raise ValueError(f"{text!r} must not be written to {name} of {path!r}")
         if not self.writes_cpusets and name.startswith("cpuset."):
             raise CpusetWriteError
@@ -302,8 +302,8 @@ class OriginalLimits:
 
     These notes are stored as an attribute of the cgroup, so that the kernel removes them together with the cgroup. Only
     pods' cgroups and the cgroups above them have notes; no container can see these cgroups in its cgroup namespace.
-    cgroup2 has supported user attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute cannot be set
-    nevertheless (because of a security module, or in a test's tree), the notes are kept in memory. If the backend then
+    cgroup2 has supported user attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute still cannot
+    be set (because of a security module, or in a test's tree), the notes are kept in memory. If the backend then
     restarts, the notes are lost, and the backend raises a limit a second time.
     """
 

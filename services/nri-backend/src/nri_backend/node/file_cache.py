@@ -94,7 +94,7 @@ class FileCache:
         self._readings[key].plan = plan
 
     def comparable(self, plans: Mapping[str, object]) -> list[str]:
-        """Returns the keys whose desired values are the same as at their last reading."""
+        """Returns the keys whose desired values have not changed since their files were last read."""
         readings = self._readings
         return [
             key for key, plan in plans.items() if (reading := readings.get(key)) is not None and reading.plan == plan

@@ -23,7 +23,7 @@ class HostError(Exception):
 
 
 def possible_cpus(host_root: str) -> frozenset[int]:
-    """Returns the CPUs that can come online, from the sysfs under ``host_root``. Raises OSError or ValueError."""
+    """Returns the CPUs that can come online, from sysfs under ``host_root``. Raises OSError or ValueError."""
     return parse_cpu_list(Path(host_root, "sys/devices/system/cpu/possible").read_text())
 
 

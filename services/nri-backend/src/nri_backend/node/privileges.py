@@ -234,7 +234,7 @@ class PartitionRight:
 
 
 def _probe(tree: CgroupTree, host_root: str) -> str:
-    """Requests a partition that the kernel rejects in any case, and returns the kernel's reason.
+    """Requests a partition that the kernel always rejects, and returns the kernel's reason.
 
     Raises OSError, ValueError, CgroupGoneError or CgroupAccessError if that is not possible. Another instance that
     starts at the same time may remove the cgroup as a leftover; the probe is then repeated.
@@ -282,8 +282,8 @@ def _cgroup(tree: CgroupTree, path: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # If this fails, remove_leftovers() tries again when the backend next starts, and logs the error if it fails as
-        # well.
+        # If this fails, remove_leftovers() tries again when the backend next starts, and logs the error if that fails
+        # as well.
         with contextlib.suppress(OSError):
             tree.remove(path)
 

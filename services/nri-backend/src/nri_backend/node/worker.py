@@ -119,7 +119,8 @@ class CgroupWorker:
     async def work(
         self, plan: Callable[[], Sequence[Step[Result]]], late: Callable[[list[Result]], object] | None = None
     ) -> list[Result]:
-        """Runs steps of an audit job for JOB_SECONDS, but at least the first one. Returns their results in order.
+        """Runs steps of an audit job for JOB_SECONDS, and always at least the first one. Returns their results in
+        order.
 
         If a step hangs, the results of the steps before it are returned. ``late`` is called with the result of the hung
         step once it has ended.

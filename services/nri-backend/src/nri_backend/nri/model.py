@@ -127,7 +127,7 @@ class LinkStatus:
 class ContainerHooks(Protocol):
     """Handlers for the runtime's events. Each should take at most 50 ms of this process's own time.
 
-    A handler raises RejectedError to fail the runtime's operation, and no other exception.
+    To fail the runtime's operation, a handler raises RejectedError; it raises no other exception.
     """
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
@@ -137,13 +137,13 @@ class ContainerHooks(Protocol):
         """Waits until a container may be created, and returns the changes to its specification."""
 
     async def start_container(self, pod: Pod, container: Container) -> None:
-        """Prepares a container whose cgroup exists and whose process has not run its first instruction."""
+        """Prepares a container whose cgroup exists and whose process has not yet run its first instruction."""
 
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
         """Handles a resize by the kubelet. A returned update for the same container amends the request."""
 
     async def stop_container(self, pod: Pod, container: Container) -> list[Update]:
-        """Handles the end of a container. May be called twice, and for a container that never started."""
+        """Handles a container's exit. May be called twice, and for a container that never started."""
 
     async def remove_container(self, pod: Pod, container: Container) -> None:
         """Handles the removal of a container."""

@@ -42,7 +42,7 @@ HEADER_BYTES = _HEADER.size
 MAX_DATA = 4 << 20
 """Maximum length of the data in one frame in bytes, without the header (ttrpc channel.go, messageLengthMax)."""
 # No runtime writes more than 16 MiB at once, not even those that do not check MAX_DATA (NRI before 0.7). So a larger
-# length shows that the frame boundaries are lost, and skipping up to 4 GiB would not find them again.
+# length shows that the frame boundaries have been lost, and skipping up to 4 GiB would not find them again.
 _MAX_SKIPPED = 16 << 20
 # The longest frame that any NRI release writes: releases before 0.7 split at 16 MiB. The Go reader has no such check.
 _MAX_FRAME = (16 << 20) + HEADER_BYTES
@@ -276,8 +276,8 @@ class ServerConnection:
             try:
                 request = ttrpc_pb2.Request.FromString(body)
             except DecodeError as error:
-                # The frame is valid and only its body is not, so the stream is answered and the connection stays open,
-                # as in a Go server.
+                # Only the body is invalid, not the frame, so the stream is answered and the connection stays open, as
+                # in a Go server.
                 yield encode_error(stream_id, Code.INVALID_ARGUMENT, f"the request cannot be read: {error}")
                 continue
             self._open.add(stream_id)

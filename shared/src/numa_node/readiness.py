@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 LASTS_SECONDS: Final = 10.0
-"""Time that a problem must last before a ready pod becomes unready."""
+"""How long a problem must last before a ready pod becomes unready."""
 GONE_SECONDS: Final = 2.0
-"""Time that all problems must be absent before the pod is ready again."""
+"""How long all problems must be absent before the pod is ready again."""
 Problem = TypeVar("Problem")
 """A problem: a message, or a value that ``str`` converts to a message."""
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Readiness(Generic[Problem]):
         self._problems: tuple[Problem, ...] = ()
         """Reasons why the pod is not ready; empty while it is ready, and before the first update."""
         self._changed_at: float | None = None
-        """Time since which the problems, or their absence, have contradicted the reported state."""
+        """Time at which the problems, or their absence, began to contradict the reported state."""
 
     def update(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
         """Updates the current problems. Returns the reasons why the pod is not ready, or nothing if it is."""

@@ -3,7 +3,7 @@
 
 The plugin connects to the runtime before this instance acquires the active lock, so a standby already knows every
 container when it becomes active. Nothing here waits for the frontend. On shutdown, all tasks end before the lock is
-released, so two instances never enforce at the same time.
+released, so two instances never enforce claims at the same time.
 """
 
 import asyncio

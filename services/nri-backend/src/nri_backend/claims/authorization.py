@@ -262,7 +262,7 @@ def _name_of(record: AllocationRecord) -> str:
 
 
 def _not_reserved(record: AllocationRecord, variables: Sequence[Variable]) -> Rejection:
-    """Returns the rejection for a container in a pod for which the record does not reserve the claim.
+    """Returns the rejection for a container in a pod that the record does not reserve the claim for.
 
     Either the claim has been reserved for this pod since the record was written, or the variable is forged.
     """

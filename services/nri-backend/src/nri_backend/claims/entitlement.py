@@ -127,7 +127,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A claim, together with those of its requests (base names) that a container uses."""
+    """A claim, and which of its requests (base names) a container uses."""
 
     record: AllocationRecord
     requests: tuple[str, ...]

@@ -175,8 +175,8 @@ def needed_updates(containers: Iterable[Container], state: NodeState) -> list[Up
     """Returns updates for the containers whose stored cpuset is not the desired one.
 
     Containers with exclusive CPUs come first. The runtime writes each update to the cgroup as well. With a lazy pool,
-    the update for a pool member therefore contains only those of its stored CPUs that are still in the pool, or the
-    whole pool if none of them is.
+    the update for a pool member therefore contains only the stored CPUs that are still in the pool, or the whole pool
+    if none of them are.
     """
     updates = []
     for container in containers:

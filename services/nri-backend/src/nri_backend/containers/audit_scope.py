@@ -56,6 +56,8 @@ def _cgroups_of_ending(state: NodeState) -> set[str]:
 
 
 def _needs_ticks(tracked: Tracked) -> bool:
-    """Returns True if the container has claims, has not been observed yet, or has exited and may still have processes."""
+    """Returns True if the container has claims, has not been observed yet, or has exited and may still have
+    processes.
+    """
     claims = tracked.enforced or tracked.identity.evidence.claims
     return bool(claims) or tracked.observed.cpus is None or tracked.phase in ENDED

@@ -20,7 +20,7 @@ A round consists of these steps, in this order:
 6. It marks containers as stopped if their last process has exited (``_reap``).
 
 A standby omits steps 2 to 5. How much ``audit`` compares varies from tick to tick. Every tick compares the CPUs and
-nodes of those containers on which a claim depends and whose files can change without an event. A *full* audit also
+nodes of the containers that a claim depends on and whose files can change without an event. A *full* audit also
 compares limits and the cgroups above containers; one is due at the tick after a repair. An *everyone* audit, which is
 due every ALL_SECONDS and when CPUs go offline or online, is a full audit of all running containers that also retries
 partitions that the kernel has refused. An audit skips containers whose plan has not changed and whose files have not
@@ -226,7 +226,7 @@ class Auditor:
         )
         self._groups = GroupAuditor(state, reconciler, self._count_repairs)
         self._failure = NO_PROBLEM
-        """Problem that describes the exception with which a round ended early. It is cleared once a round has audited
+        """Problem that describes the exception that ended a round early. It is cleared once a round has audited
         everything.
         """
 

@@ -68,7 +68,7 @@ class Enforcer:
 
     @property
     def active(self) -> bool:
-        """True if this instance enforces."""
+        """True if this instance enforces claims."""
         return self.signals.active
 
     @property

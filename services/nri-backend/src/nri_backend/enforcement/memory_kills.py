@@ -51,7 +51,7 @@ class PodKills:
     """The kills in one pod that have been accounted for."""
 
     total: int
-    """Accounted-for part of the pod's count: kills before the first reading, and those attributed since."""
+    """Kills in the pod's count that have been accounted for: before the first reading, or attributed since."""
     own: dict[str, int] = field(default_factory=dict)
     """Last count read from each container's own cgroup, by container id."""
 

@@ -56,7 +56,7 @@ from nri_backend.telemetry import Telemetry
 _log = logging.getLogger(__name__)
 _MIN_PLANS: Final = 4
 _MAX_PLANS: Final = 64
-"""Maximum number of containers for which plans are computed for one job of apply_some(). The minimum is _MIN_PLANS."""
+"""Maximum number of containers whose plans are computed for one job of apply_some(). The minimum is _MIN_PLANS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Deps:
     """Reads the machine's current state. Blocks. Raises HostError."""
     enforcement_records: EnforcementRecords
     leadership: Callable[[], Leadership]
-    """Returns the instance that enforces on this node."""
+    """Returns the instance that enforces claims on this node."""
     observer: Telemetry
     clock: Callable[[], float] = time.monotonic
     """Monotonic clock in seconds."""
@@ -82,7 +82,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.active = False
-        """True if this instance enforces."""
+        """True if this instance enforces claims."""
         self.audit = asyncio.Event()
         """Set when the audit has something to do before its next tick."""
         self._progress = asyncio.Event()
@@ -118,7 +118,7 @@ class Reconciler:
         """
         self._unreported: set[str] = set()
         self._batch = _MAX_PLANS
-        """Maximum number of containers for which the next job of apply_some() gets a plan."""
+        """Maximum number of containers whose plans are passed to the next job of apply_some()."""
         detector = partial(ChangeDetector, state, self._worker, deps.tree.root)
         self.detectors = {full: detector(partial(self._plans, full=full), stay_open=not full) for full in (False, True)}
         """Change detectors for audits of containers, with limits (True) or without."""

@@ -293,8 +293,8 @@ class Recorder:
         self._turn = asyncio.Lock()
         """Serializes writes with forget_others(): the list of containers to retain must not be older than a record."""
         self._starting: dict[str, _StartRecord] = {}
-        """Records that start jobs write without holding ``_turn``. Instead, forget_others() retains the files of
-        these containers."""
+        """Records that start jobs write. These jobs do not hold ``_turn``; instead, forget_others() retains the files
+        of these containers."""
 
     @property
     def has_written(self) -> bool:

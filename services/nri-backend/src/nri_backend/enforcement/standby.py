@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hooks of an instance that writes nothing: a standby, or an instance with ``enforcement: observe``.
 
-A standby tracks every container and writes nothing, since another instance enforces.
+A standby tracks every container and writes nothing, since another instance enforces the claims.
 
 The runtime calls every connected plugin, and each of them can reject a container. So a standby rejects a claim
 container that no active instance has set up. On CreateContainer, it does so unless there is an active instance that the

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elects the active instance on a node: the one that holds a lock on the file ``active.lock``.
 
-Several instances run at the same time while a DaemonSet is being updated with surge, and only one instance may enforce.
+Several instances run at the same time while a DaemonSet is being updated with surge, and only one instance may enforce
+claims.
 
 The lock is a flock(2) on the file, and it is valid only while the file has the name ``active.lock``. When the holder
 exits for any reason, the kernel releases the lock. Standbys poll for the lock, so one of them takes over within

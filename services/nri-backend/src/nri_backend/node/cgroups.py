@@ -88,7 +88,7 @@ class CgroupTree:
         self.files = files or NodeFiles()
         """Writer that makes the changes to the tree, or only records them."""
         self.observes = self.files.observes
-        """True if writes are recorded and not made (``enforcement: observe``)."""
+        """True if writes are only recorded, not made (``enforcement: observe``)."""
         self.seen: Seen | None = None
         """Contents of the files that were read, if this is a recording tree; else None."""
         self.writes_cpusets = True

@@ -273,7 +273,7 @@ class Service:
     def endless(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         """Returns the name and the coroutine of each task that runs for as long as the service does."""
         return [
-            # Raises if the CDI directory was replaced, since the process must then end.
+            # Raises if the CDI directory was replaced, since the process must then exit.
             ("disk", self.reconciler.run_scans()),
             *([("page", self._serve_page(self.page_port))] if self.page_port else []),
             *((name, self.guard.endless(name, run)) for name, run in self._runs()),

@@ -3,8 +3,8 @@
 (docs/adr/0027-kubernetes-asyncio.md).
 
 Before Python imports a module from a package, it executes the package's ``__init__``. Some of these files import far
-more than the module needs: 767 models, a command line, an HTTP client. A lazy package is in ``sys.modules`` like any
-other and resolves its names when they are first used (PEP 562), so every importer finds all of its names.
+more than the module needs: 767 models, a command-line interface, an HTTP client. A lazy package is in ``sys.modules``
+like any other and resolves its names when they are first used (PEP 562), so every importer finds all of its names.
 """
 
 import importlib

@@ -103,7 +103,7 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
 
 
 def open_host(settings: Settings) -> FileTree:
-    """Returns the host's file tree with the configured overlay, which is read only once, here. Raises ConfigError."""
+    """Returns the host's file tree with the configured overlay. Reads the overlay only once. Raises ConfigError."""
     host, overlay = HostTree(settings.host_root), settings.config.sysfs_overlay
     files = parse_overlay(read_yaml(overlay), overlay) if overlay else {}
     return OverlayTree(host, files) if files else host

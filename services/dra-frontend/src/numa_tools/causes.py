@@ -143,7 +143,7 @@ EXPLAINED: Final = frozenset(
         StatusCode.STATIC_MANAGER,  # kubelet.cpu-manager, kubelet.memory-manager
     }
 )
-"""Codes for which another check reports a finding that has more evidence."""
+"""Codes for which another check reports a finding with more evidence."""
 _REMEDIES: Final = {
     StatusCode.BACKEND_NOT_REPORTED: _BACKEND_LOG,
     StatusCode.BACKEND_SILENT: _BACKEND_LOG,

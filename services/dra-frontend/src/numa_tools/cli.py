@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of ``dra-frontend``: runs a command, or the service if the command line does not contain a command.
+"""The command-line interface of ``dra-frontend``: runs a command, or the service if no command is given.
 
 The service's process imports only this module from the package. Commands do not import the service.
 """

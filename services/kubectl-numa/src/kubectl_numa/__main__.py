@@ -9,7 +9,7 @@ from kubectl_numa.kubectl import ENVIRONMENT
 
 
 def main() -> None:
-    """Runs the command line and exits with its status."""
+    """Runs the command given on the command line and exits with its status."""
     try:
         code = run(sys.argv[1:], os.environ.get(ENVIRONMENT, "kubectl"))
         sys.stdout.flush()

@@ -430,7 +430,7 @@ def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) ->
             )
         parser.add_argument("-l", "--selector", metavar="LABELS", default="", help=text)
     if name == "free":
-        text = "list the NUMA nodes with the most free first: cpus or memory (default: by name)"
+        text = "sort the NUMA nodes by free cpus or memory, most first (default: by name)"
         parser.add_argument("--sort-by", choices=_SORT_KEYS, metavar="AMOUNT", help=text)
     if name == "claims":
         parser.add_argument("-A", "--all-namespaces", action="store_true", help="list claims in all namespaces")

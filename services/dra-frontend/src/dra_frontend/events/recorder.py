@@ -49,8 +49,8 @@ from dra_frontend.events.event import (
 )
 
 MAX_CONDITIONS: Final = 1024
-"""Maximum number of conditions tracked for pods. Other conditions get no Event until a tracked one has not been
-observed for an hour.
+"""Maximum number of conditions tracked for pods. Further conditions get no Event until a tracked one has gone
+unobserved for an hour.
 """
 MAX_PER_NAMESPACE: Final = 256
 """Maximum number of conditions tracked for pods in one namespace."""
@@ -255,8 +255,8 @@ class EventRecorder:
     def _due(self) -> list[_Condition]:
         """Returns the conditions to write in this tick.
 
-        Urgent conditions precede pods' other conditions, but leave a few writes per tick for those conditions and for
-        the Node's.
+        Urgent conditions come before pods' other conditions, but a few writes per tick are reserved for the latter and
+        for the Node's.
         """
         now = self._clock()
         due = [
@@ -409,8 +409,8 @@ class NodeEvents:
     def observe_lasting(self, present: Iterable[NodeCondition]) -> None:
         """Observes new conditions, and observes lasting ones again after LASTING_SECONDS.
 
-        The API server deletes an Event an hour after the last write. Repeated observations keep the Event for as long
-        as the condition lasts. Conditions that are not in ``present`` have ended.
+        The API server deletes an Event an hour after the last write. Repeated observations keep the Event alive for as
+        long as the condition lasts. Conditions that are not in ``present`` have ended.
         """
         conditions = set(present)
         self._due = {one: due for one, due in self._due.items() if one in conditions}

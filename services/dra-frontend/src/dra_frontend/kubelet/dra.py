@@ -52,7 +52,7 @@ class PreparedDevice:
     pool: str
     device: str
     cdi_ids: tuple[str, ...]
-    """CDI IDs, always the same for a claim and request, since the kubelet checkpoints them."""
+    """CDI IDs, always the same for a given claim and request, since the kubelet checkpoints them."""
     share_id: str | None = None
 
 
@@ -79,8 +79,8 @@ class ClaimsService(Protocol):
 
 
 Count = Callable[[str, str, float, Sequence[bool]], None]
-"""Callback after each call. Its arguments are the driver, ``prepare`` or ``unprepare``, the duration in seconds, and
-for each claim whether it failed.
+"""Called after each call with the driver, ``prepare`` or ``unprepare``, the duration in seconds, and, for each claim,
+whether it failed.
 """
 
 

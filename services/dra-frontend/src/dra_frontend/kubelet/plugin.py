@@ -113,8 +113,8 @@ class ServedSocket:
 
 @dataclass(slots=True, eq=False)
 class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
-    """One driver's plugin. Entering the context serves DRA, ``register`` registers the plugin, and leaving the context
-    ends both.
+    """One driver's plugin. Entering the context starts serving DRA, ``register`` registers the plugin, and leaving the
+    context stops both.
     """
 
     _driver: str

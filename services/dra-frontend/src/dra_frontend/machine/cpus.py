@@ -26,7 +26,7 @@ _PACKAGE_FILES = ("package_cpus", "core_siblings")
 Files = list[tuple[str, str]]
 """Paths of a CPU mask and the equivalent list."""
 Groups = dict[int, Group]
-"""For each CPU that belongs to a group, that group."""
+"""Maps each CPU that belongs to a group to that group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _topology_integer(reader: Reader, cpu: int, name: str) -> int:
 
 
 def _siblings(reader: Reader, online: frozenset[int], files: Mapping[int, Files]) -> Groups:
-    """Returns the groups according to each CPU's files, using the first existing pair of mask and list.
+    """Returns the groups according to each CPU's files, using the first mask/list pair that exists.
 
     A CPU without files joins the group that includes it. Raises HostTreeError if CPUs and their siblings disagree.
     """

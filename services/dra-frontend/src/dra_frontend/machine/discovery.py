@@ -88,7 +88,7 @@ class Fingerprint:
     def shape(self) -> tuple[object, ...]:
         """Everything that a discovery depends on.
 
-        Free pages are excluded, since they change all the time. Memory is compared in the steps in which it is
+        Free pages are excluded, since they change all the time. Memory is compared at the granularity at which it is
         published, because a balloon driver changes it by a few pages every second.
         """
         return (

@@ -49,7 +49,7 @@ class ErrorCounter:
 
 
 def read_errors(reader: Reader, machine: Machine) -> tuple[tuple[ErrorCounter, ...], dict[str, str]]:
-    """Returns the readable counters, and for each source that cannot be read, the reason. If the sources of a kind
+    """Returns the readable counters and, for each source that cannot be read, the reason. If the sources of a kind
     cannot be listed, the reason has the key ``mc`` or ``cpu``.
     """
     counters: list[ErrorCounter | None] = []

@@ -32,7 +32,7 @@ class MemoryFacts:
     special_purpose: bool = False
     """True if the firmware marked the memory as special-purpose and a driver added it to the system (dax/kmem)."""
     side_cache: bool = False
-    """True if other memory serves as a cache for this memory, so the reported performance is that of a mixture."""
+    """True if other memory serves as a cache for this memory, so the reported performance is that of both combined."""
     bandwidth: int | None = None
     latency: int | None = None
     tier: int | None = None

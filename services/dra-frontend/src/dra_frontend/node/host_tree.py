@@ -24,7 +24,7 @@ BOOT = "/proc/sys/kernel/random/boot_id"
 class HostTree:
     """A host's file tree as seen from ``root``. Symbolic links resolve as if ``root`` were ``/``.
 
-    Resolving the links in a path takes one system call for each component, which together take longer than reading the
+    Resolving the links in a path takes one system call per component; together, these take longer than reading the
     file. The tree therefore caches *plain* directories: those that were read through a path without links. sysfs,
     procfs and cgroup2 never replace a directory with a link, and the content of a captured tree does not change.
     """

@@ -20,8 +20,8 @@ from dra_frontend.machine.file_tree import HostTreeError, Reader
 from dra_frontend.machine.memory import NODE_DIRECTORY
 from dra_frontend.node.host_tree import HostTree
 
-# Delays in seconds after each compaction that follows a step without new pages. Pages that block the allocation are
-# usually written back or freed soon.
+# Delays in seconds after successive compactions. A compaction follows each step that yields no new pages. Pages that
+# block the allocation are usually written back or freed soon.
 WAITS: Final = (0.2, 0.5, 1.0, 2.0)
 # The kernel's allocation has no timeout, so no more than this is requested at a time.
 STEP_BYTES: Final = 8 << 30

@@ -60,7 +60,7 @@ class PoolHelper:
             return PoolAnswer.of_problem(error.path, error.reason)
 
     def _resize(self, request: PoolRequest, pages: int) -> None:
-        """Resizes a pool. Raises HostTreeError, including for a size that the configuration does not allow."""
+        """Resizes a pool. Raises HostTreeError, including if the configuration does not allow pages of that size."""
         node, page = request.numa_node, request.page_bytes
         limit, reserved = self._config.pages_on_demand(node, page), self._config.reserved_bytes(node, page)
         has = self._pools.pages(node, page)
@@ -82,7 +82,7 @@ class PoolHelper:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Listens at a path to which only processes of the same user can connect, and replaces the socket of a helper that
+    """Listens on a socket to which only processes of the same user can connect, replacing the socket of a helper that
     was killed. Raises OSError.
     """
     check_socket_path(path)

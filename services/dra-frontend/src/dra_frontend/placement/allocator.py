@@ -54,7 +54,7 @@ class Layout:
     """A machine's topology in the form that the allocator uses, computed once."""
 
     places: tuple[tuple[frozenset[int], Place], ...]
-    """For each place, the set of its CPUs and the place as it is while all of them are free."""
+    """Each place's set of CPUs, and the place as it is when all of them are free."""
     isolcpus: frozenset[int]
     by_type: Mapping[CoreType, frozenset[int]]
     by_node: Mapping[int, frozenset[int]]
@@ -239,7 +239,7 @@ class _Search:
 
     def over_nodes(self) -> list[int]:
         by_node = {group[0].node: group for group in split(self.places, (NODE,))}
-        # Every node on which the device has allowed CPUs gets its share, even if all its CPUs are currently taken.
+        # Every node that contains any of the device's allowed CPUs gets its share, even if all of them are taken.
         nodes = sorted(node for node, cpus in self._layout.by_node.items() if not self._allowed.isdisjoint(cpus))
         free = {node: sum(place.size for place in by_node.get(node, [])) for node in nodes}
         order = sorted(nodes, key=lambda node: (-free[node], node))

@@ -7,7 +7,7 @@ Larger parts are branches of a tree:
   machine -> socket -> NUMA node -> L3 group (place) -> core -> CPU
 
 A request that fits into one part gets the smallest part that is large enough (best fit), so that large parts stay free
-for large requests. A larger request gets the largest parts as a whole, and the remaining CPUs by best fit. Within a
+for large requests. A larger request gets whole parts, largest first, and the remaining CPUs by best fit. Within a
 place, whole cores are taken first, then partly used cores, then single threads of whole cores.
 
 The amounts that a part can provide are a bit set (bit n is set if n CPUs are possible). With "whole cores only" on
@@ -41,8 +41,8 @@ def sums(sizes: Sequence[int]) -> int:
     """Returns the bit set of all sums that the sizes can form, with each size used at most once."""
     found = 1
     for size in set(sizes):
-        # A machine may have hundreds of cores of the same size. Bundles of 1, 2, 4 and so on cores, and one bundle of
-        # the remaining cores, can add up to any number of cores.
+        # A machine may have hundreds of cores of the same size. Bundles of 1, 2, 4, ... cores, and one bundle of the
+        # remaining cores, can add up to any number of cores.
         count, bundle = sizes.count(size), 1
         while count:
             bundle = min(bundle, count)

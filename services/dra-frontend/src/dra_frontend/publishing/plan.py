@@ -31,7 +31,7 @@ _MAX_GENERATION: Final = 1 << 62
 def plan_pool(
     pool: str, desired: Mapping[str, Document], held: Mapping[str, Document], accepted: Accepted
 ) -> tuple[list[Document], list[Document]]:
-    """Returns the documents to write and those to delete, in this order.
+    """Returns the documents to write and those to delete, in that order.
 
     ``desired`` contains the slices to publish, ``held`` the slices that the server has, both by slice name. A document
     with a resourceVersion replaces that version; one without it is created. A generation above the maximum comes from
@@ -65,9 +65,9 @@ def canonical(value: Any) -> Any:
     """Returns a spec without its pool, normalized so that two specs are equal if consumers see no difference between
     them.
 
-    Nil and empty values are equal. Devices and quantities need no normalization: both sides have the devices in the
-    same order and the quantities as canonical strings. The time at which a taint was added is ignored, since the server
-    sets it. Documents from other writers may contain anything.
+    Nil and empty values are treated as equal. Devices and quantities need no normalization: both sides have the devices
+    in the same order and the quantities as canonical strings. The time at which a taint was added is ignored, since the
+    server sets it. Documents from other writers may contain anything.
     """
     if isinstance(value, dict):
         inner = {key: canonical(one) for key, one in value.items() if key not in ("pool", "timeAdded")}
@@ -95,7 +95,7 @@ def _without_lists(device: Document) -> Document:
 
 
 def _asked_for(documents: Iterable[Document]) -> bool:
-    """Returns True if the configuration requests list attributes, which are lists of strings. The lists of NUMA nodes
+    """Returns True if the configuration asks for list attributes, which are lists of strings. The lists of NUMA nodes
     do not count: they are published whenever the server accepts lists.
     """
     devices = (device for document in documents for device in document["spec"]["devices"])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defines the state endpoint's documents and the OpenAPI document. Each route declares the model of its response.
 
-application.py imports this module on the first request for one of its documents, because FastAPI takes 8 MB and 0.1 s
-of CPU time. application.py itself serves the probes and the backend's requests; this module only includes their routes,
-with the same handlers, in the OpenAPI document.
+application.py imports this module on the first request for one of its documents, because importing FastAPI takes 8 MB
+and 0.1 s of CPU time. application.py itself serves the probes and the backend's requests; this module only includes
+their routes, with the same handlers, in the OpenAPI document.
 """
 
 import asyncio

@@ -18,13 +18,13 @@ from dra_frontend.state_endpoint.source import StateSource
 _BODY_SECONDS: Final = 10.0
 _SMALL_BODY: Final = 256 << 10
 """A body up to this size in bytes is always read, even while other bodies are being read. A lease, or the state of an
-ordinary node, is not larger than this.
+ordinary node, fits within this size.
 """
 _MAX_BUFFERED: Final = 2 * MAX_STATE_BYTES
 
 
 class Bodies:
-    """Reads request bodies, with limits on each body's size and time and on the total memory for all bodies."""
+    """Reads request bodies, limiting each body's size, the time to read it, and the total memory for all bodies."""
 
     def __init__(self, seconds: float = _BODY_SECONDS) -> None:
         self._seconds = seconds
@@ -34,7 +34,7 @@ class Bodies:
     async def read(self, receive: Receive) -> bytes:
         """Returns the body of a request.
 
-        Raises HTTPException if it is too large, takes too long, or arrives together with other large bodies.
+        Raises HTTPException if it is too large, takes too long, or arrives while other large bodies are being read.
         """
         body, counted = bytearray(), 0
         try:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from dra_frontend.lazy_packages import add_lazy_packages
 
-add_lazy_packages("uvicorn")  # its __init__ imports the command line with click, 1.3 MB
+add_lazy_packages("uvicorn")  # its __init__ imports the command-line interface and click (1.3 MB)
 add_lazy_modules("logging.config")  # takes 0.3 MB; uvicorn uses it only for its own logging, which is turned off
 
 from uvicorn.config import Config  # noqa: E402 - needs the lazy package
@@ -179,7 +179,7 @@ class HttpServer(Server):
         self._listening.listen(_BACKLOG)
 
     async def end(self) -> None:
-        """Closes the socket, and waits at most a second for the responses to open requests."""
+        """Closes the socket, and waits at most a second for the responses to pending requests."""
         await self.shutdown([self._listening])
 
 

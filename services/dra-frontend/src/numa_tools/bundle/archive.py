@@ -10,9 +10,9 @@ as its host root (``--from``):
     journal.json, kubelet.json   the claim journal, and the kubelet settings that the doctor examines
     sys/..., proc/..., run/...   the node's files under their own paths
 
-Equal contents give byte-identical archives: entries have no times or owners. A reader must not trust an archive, since
-anyone can create one. Therefore the size, number, path depth and header size of its entries are limited while reading,
-before anything is expanded, and links, devices and sparse files are rejected.
+Equal contents give byte-identical archives: entries have no timestamps or owners. A reader must not trust an archive,
+since anyone can create one. Therefore the size, number, path depth and header size of its entries are limited while
+reading, before anything is expanded, and links, devices and sparse files are rejected.
 """
 
 import gzip

@@ -43,7 +43,7 @@ class Semver:
         return self.key < other.key
 
     def __hash__(self) -> int:
-        """Hashes the version without build metadata, which equal versions share."""
+        """Hashes the version without its build metadata, in which equal versions may differ."""
         return hash(tuple(self.key[0]))
 
 

@@ -87,7 +87,7 @@ class Check:
         return self.id.partition(".")[0]
 
     def run(self, facts: Any) -> list[Finding]:
-        """Returns the findings, of which a healthy node has none. Never raises."""
+        """Returns the findings; a healthy node has none. Never raises."""
         sources = [getattr(facts, name) for name in self.reads]
         for source in sources:
             if isinstance(source, Unread) and not self.always:

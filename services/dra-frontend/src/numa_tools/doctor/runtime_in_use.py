@@ -119,7 +119,7 @@ class FoundRuntimes:
 
     candidates: tuple[Candidate, ...]
     sockets: frozenset[str] = frozenset()
-    """Existing sockets, among those of the known distributions and the candidates."""
+    """The sockets that exist, out of those of the known distributions and of the candidates."""
     endpoint: str = ""
     """The kubelet's runtime endpoint, with or without ``unix://``, or "" if it is unknown."""
 

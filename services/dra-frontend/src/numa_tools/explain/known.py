@@ -19,7 +19,7 @@ from numa_contract.state.service import BackendDocument
 from pydantic import ValidationError
 
 STATE_PATHS = ("claims", "containers", "backend", "devices")
-"""Documents from the state endpoint (``/v1/...``) that are used."""
+"""Documents that ``explain`` reads from the state endpoint (``/v1/...``)."""
 
 
 _Model = TypeVar("_Model", bound=Document)

@@ -109,7 +109,7 @@ def _again(
 def _places(
     inventory: Inventory, device: CpuDevice, held: frozenset[int], mine: frozenset[int], parameters: CpuParameters
 ) -> list[dict[str, Any]]:
-    """Returns the places on the device whose CPUs the request could have been given, each with a verdict."""
+    """Returns the places on the device from which the request could have been given CPUs, each with a verdict."""
     places = suitable(device.cpus, held, inventory.layout, parameters, mine)
     own = [place for place in places if not mine.isdisjoint(place.cpus)]
     return [

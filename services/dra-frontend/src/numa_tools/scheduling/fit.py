@@ -18,7 +18,7 @@ from numa_tools.scheduling.published import Key, Published, Share
 from numa_tools.scheduling.reading import ManifestError
 
 NO_CLASS: Final = "there is no DeviceClass"
-"""First words of the message about a request that names an unknown class."""
+"""Beginning of the message about a request that names an unknown class."""
 _MAX_VALUES: Final = 10_000_000
 _MAX_NAMED: Final = 4
 _HUGEPAGES: Final = "dra.hugepages-"
@@ -34,7 +34,7 @@ class InUse:
     """The devices that are allocated to claims."""
 
     whole: set[Key] = field(default_factory=set)
-    """Devices that are allocated as a whole, each to one claim."""
+    """Devices that are allocated whole, each to one claim."""
     parts: dict[Key, dict[str, Fraction]] = field(default_factory=dict)
     """Consumed amount of each capacity, for shared devices."""
 

@@ -216,7 +216,7 @@ def _known_to_the_server(claims: Claims, api_claims: Mapping[str, Document | Non
     for record in claims.records:
         if record.claim.uid in api_claims and api_claims[record.claim.uid] is None:
             why = "pods can no longer use it, but its CPUs and memory are still allocated"
-            remedy = "wait: it is released when its containers have ended; otherwise see the frontend container's log"
+            remedy = "wait: it is released once its containers have exited; otherwise see the frontend container's log"
             yield problem(f"{_name(record)} ({record.claim.uid}) was deleted from the API server.", why, remedy)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the container runtime connects the driver and passes claims to containers. Pure."""
+"""Checks that the container runtime is connected to the driver and passes claims to containers. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final

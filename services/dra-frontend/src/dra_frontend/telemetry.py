@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports the metrics of the frontend and the backend in the Prometheus text format. Gauges are computed at each
+"""Exports the metrics of the frontend and the backend in the Prometheus text format. Gauges are computed on each
 scrape.
 
 The ``dra_cpu_*`` names match dra-driver-cpu's, so that dashboards for dra-driver-cpu keep working. The backend sends
@@ -42,7 +42,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 @dataclass(frozen=True, eq=False)
 class NodeGauges(Collector):
-    """Computes gauges for the node's state at each scrape."""
+    """Computes gauges for the node's state on each scrape."""
 
     ledger: Callable[[], Ledger]
     watch: MachineWatch
@@ -227,7 +227,7 @@ class Telemetry:
         self.status_writes.labels(result).inc()
 
     def show(self, *collectors: Collector) -> None:
-        """Registers collectors that are called at each scrape."""
+        """Registers collectors that are called on each scrape."""
         for collector in collectors:
             self._registry.register(collector)
 

@@ -19,7 +19,7 @@ class Cause:
 
     remedy: str
     kernel: bool = False
-    """True if the node's kernel is the cause. Changing the pod's settings then does not help."""
+    """True if the node's kernel is the cause. In that case, changing the pod's settings does not help."""
 
 
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"

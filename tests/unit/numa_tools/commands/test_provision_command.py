@@ -145,7 +145,7 @@ def test_several_files_form_one_plan(host: Host, capsys: pytest.CaptureFixture[s
     [
         (errno.EROFS, "Read-only file system; run as root with the host's /sys/devices/system/node mounted read-write"),
         (errno.EACCES, "Permission denied; run as root with the host's"),
-        (errno.EINVAL, "this kernel allocates pages of 1Gi only at boot (hugepagesz= and hugepages=)"),
+        (errno.EINVAL, "this kernel allocates 1Gi pages only at boot (hugepagesz= and hugepages=)"),
         (errno.EIO, "cannot be written: Input/output error"),
     ],
 )

@@ -128,7 +128,7 @@ def test_plans_that_the_machine_cannot_fulfil_are_rejected() -> None:
     small = {"size": "2M", "count": 1}
     bare = host(node(0, frozenset({0})), node(1, frozenset({1}), memory=0))
     for pages, machine_, text in (
-        ({"size": "512M", "count": 1}, None, "this kernel has no pages of 512Mi; it has 2Mi, 1Gi"),
+        ({"size": "512M", "count": 1}, None, "this kernel has no 512Mi pages; it has 2Mi, 1Gi"),
         ({**small, "node": 3}, None, "NUMA node 3 does not exist or has no memory; the NUMA nodes with memory are 0-1"),
         ({**small, "node": 1}, bare, "NUMA node 1 does not exist or has no memory"),
         (small, host(node(0, memory=0)), "none of this machine's NUMA nodes has memory"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defines observations of conditions, and the events.k8s.io/v1 documents built from them. No I/O.
 
-An Event's name is derived from its condition, so a restarted frontend or a second instance finds its predecessor's
-Event instead of creating another one. In an existing Event, the API server only allows changes to ``series`` and
+An Event's name is derived from its condition, so a restarted frontend or a second instance finds the existing Event
+instead of creating another one. In an existing Event, the API server only allows changes to ``series`` and
 ``metadata``. The annotation COUNTED contains the counter that was last added to ``series.count``.
 """
 
@@ -25,7 +25,7 @@ MAX_COUNT: Final = (1 << 31) - 1
 _MAX_WORD: Final = 128
 """The API's maximum length for reason, action and reportingInstance."""
 _IDENTIFIERS: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{12,}", re.ASCII)
-"""UUIDs, including in the form in which systemd escapes them in slice names, and container and sandbox IDs."""
+"""Container and sandbox IDs, and UUIDs, including the form in which systemd escapes UUIDs in slice names."""
 
 
 class ObjectReference(NamedTuple):

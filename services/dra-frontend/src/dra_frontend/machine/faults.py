@@ -15,7 +15,7 @@ _WINDOW_SECONDS: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Errors beyond a threshold, with the NUMA nodes or CPUs that may be affected."""
+    """Errors above a threshold, with the NUMA nodes or CPUs that may be affected."""
 
     source: str
     kind: Literal["corrected", "uncorrected"]

@@ -8,8 +8,7 @@ from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError, shown
 
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
-# The kernel prints masks as 32-bit words, the highest first. Only the highest word may be shorter (lib/vsprintf.c,
-# %pb).
+# The kernel prints masks as 32-bit words, highest first. Only the highest word may be shorter (lib/vsprintf.c, %pb).
 _MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{8}){0,2047}", re.ASCII | re.IGNORECASE)
 
 

@@ -39,7 +39,7 @@ _WRAPPED: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class PodPages:
-    """Number of bytes in hugepages of one size that all pods together use."""
+    """Number of bytes in hugepages of one size that are used by all pods together."""
 
     by_node: Mapping[int, int]
     unplaced: int = 0

@@ -133,7 +133,7 @@ class Machine:
     doubts: Mapping[str, str] = field(default_factory=dict)
     """Contradictions in the kernel's files by topic (``socket``, ``l3``), each with the file and the reason."""
     known: Mapping[int, Cpu] = field(default_factory=dict, compare=False, repr=False)
-    """Every CPU that this process has ever read as online, in its last known state."""
+    """Every CPU that this process has ever seen online, in its last known state."""
 
     @property
     def page_sizes(self) -> tuple[int, ...]:

@@ -127,7 +127,7 @@ def write_fault(error: OSError, page_bytes: int) -> str:
         return reason
     if error.errno == errno.EINVAL:
         size = kubernetes_page_size(page_bytes)
-        return f"{reason}; this kernel allocates pages of {size} only at boot (hugepagesz= and hugepages=)"
+        return f"{reason}; this kernel allocates {size} pages only at boot (hugepagesz= and hugepages=)"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{reason}; run as root with the host's {NODE_DIRECTORY} mounted read-write"
     return reason

@@ -24,8 +24,8 @@ def hidden_name(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class PlacedSocket:
-    """A socket file of this process, identified by its inode. The kernel does not reuse the inode number while the
-    socket is open.
+    """A socket file that this process created, identified by its inode. The kernel does not reuse the inode number
+    while the socket is open.
     """
 
     path: Path

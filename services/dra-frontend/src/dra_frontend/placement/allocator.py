@@ -143,7 +143,7 @@ def allocate(
 
 
 def kinds(offered: frozenset[int], layout: Layout) -> list[frozenset[int]]:
-    """Returns the CPUs of each kind of core, the fastest first, or an empty list if all CPUs are of the same kind."""
+    """Returns the CPUs of each kind of core, fastest first, or an empty list if all CPUs are of the same kind."""
     if len(layout.by_type) == 1:
         return []
     found = [offered & layout.by_type[kind] for kind in CoreType if kind in layout.by_type]

@@ -10,8 +10,8 @@ A request that fits into one part gets the smallest part that is large enough (b
 for large requests. A larger request gets whole parts, largest first, and the remaining CPUs by best fit. Within a
 place, whole cores are taken first, then partly used cores, then single threads of whole cores.
 
-The amounts that a part can provide are a bit set (bit n is set if n CPUs are possible). With "whole cores only" on
-cores of different sizes, not every amount is possible, and the bit sets keep the decision exact.
+The amounts that a part can provide are represented by a bit set (bit n is set if n CPUs are possible). With "whole
+cores only" on cores of different sizes, not every amount is possible, and the bit sets keep the decision exact.
 """
 
 from collections import defaultdict
@@ -60,7 +60,7 @@ def has(amounts: int, amount: int) -> bool:
 def picked(amounts: Sequence[int], need: int) -> list[int] | None:
     """Returns one amount from each bit set so that they add up to ``need``, or None if that is not possible.
 
-    Earlier bit sets give as much as possible.
+    Earlier bit sets contribute as much as possible.
     """
     choices = [[n for n in range(given.bit_length(), -1, -1) if has(given, n)] for given in amounts]
     rests = [1]
@@ -115,7 +115,7 @@ class Place:
     broken: tuple[Core, ...] = ()
     """Available threads of partly used cores, in the order in which they are taken."""
     atomic: bool = False
-    """True if cores may only be taken as a whole; ``broken`` is then empty."""
+    """True if cores may only be taken whole; ``broken`` is then empty."""
     key: int = field(init=False)
     """Lowest CPU, which is used to choose between equally good parts."""
     size: int = field(init=False)

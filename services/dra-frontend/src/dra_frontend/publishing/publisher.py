@@ -81,7 +81,7 @@ class Publisher:
             self._wake.set()
 
     async def run(self) -> None:
-        """Publishes forever, starting with the first call of ``set_pools``. Only cancellation ends it."""
+        """Publishes forever, starting with the first call to ``set_pools``. Only cancellation ends it."""
         await self._wake.wait()
         waits = Backoff(*self._waits, calm=_CALM_SECONDS)
         async with asyncio.TaskGroup() as tasks:
@@ -147,7 +147,7 @@ class Publisher:
         self.ready, self.error, self._failures = True, "", 0
 
     def _failed(self, error: Exception) -> None:
-        """Records a failed round, and an Event if the error is permanent or has been repeated."""
+        """Records a failed round, and an Event if the error is permanent or recurs."""
         gate_off = isinstance(error, GateOffError)
         self.error = error.detail if isinstance(error, GateOffError) else str(error)
         self._failures += 1

@@ -20,7 +20,7 @@ from dra_frontend.state_endpoint.server import serve_port
 from dra_frontend.state_endpoint.source import StateSource
 
 LOOPBACK: Final = "127.0.0.1"
-"""The pod's loopback address, which ``kubectl port-forward`` reaches and other pods do not."""
+"""The pod's loopback address, which ``kubectl port-forward`` can reach but other pods cannot."""
 _FILES: Final = Path(__file__).with_name("browser")
 _KINDS: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _POLICY: Final = (

@@ -13,7 +13,7 @@ from dra_frontend.publishing.offer import Offer
 
 
 class StateSource(Protocol):
-    """State that the endpoint shows, read at each request."""
+    """State that the endpoint shows, read on each request."""
 
     node: str
     instance: str

@@ -44,7 +44,9 @@ class Masks:
         self._pattern: re.Pattern[str] | None = None
 
     def add(self, kind: str, name: str) -> None:
-        """Adds an object's name. If several kinds of objects share the name, the kind that was added first applies."""
+        """Adds an object's name. If several kinds of objects share the name, the kind that was added first takes
+        precedence.
+        """
         if name and name not in self._masks:
             number = self._counts[kind] = self._counts.get(kind, 0) + 1
             self._masks[name] = f"{kind}-{number}"

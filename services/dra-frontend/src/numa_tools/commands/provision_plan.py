@@ -89,7 +89,7 @@ def plan(machine: Machine, requested: Iterable[Requested]) -> list[Target]:
 def _targets(machine: Machine, source: str, pages: Pages) -> list[Target]:
     if pages.size not in machine.page_sizes:
         known = ", ".join(map(kubernetes_page_size, machine.page_sizes)) or "none"
-        raise ConfigError(source, [f"this kernel has no pages of {kubernetes_page_size(pages.size)}; it has {known}"])
+        raise ConfigError(source, [f"this kernel has no {kubernetes_page_size(pages.size)} pages; it has {known}"])
     nodes = {node.id: node for node in machine.numa_nodes.values() if node.online and node.memory_bytes}
     if not nodes:
         raise ConfigError(source, ["none of this machine's NUMA nodes has memory"])

@@ -40,8 +40,8 @@ def read_machine(settings: Settings) -> Inventory | Unread:
 async def gather(settings: Settings, kubelet_config: str = "", runtime_config: str = "") -> Facts:
     """Returns the facts. Takes a few seconds if a source does not respond. Raises ConfigError.
 
-    ``kubelet_config`` is a file with the kubelet's configuration; if it is given, the configuration is read from no
-    other source. ``runtime_config`` is a file with the configuration that the container runtime prints.
+    ``kubelet_config`` is a file with the kubelet's configuration; if it is given, no other source of the configuration
+    is read. ``runtime_config`` is a file with the configuration that the container runtime prints.
     """
     config, name = settings.config, settings.node_name
     given = await asyncio.to_thread(read_given_kubelet, kubelet_config, name) if kubelet_config else None

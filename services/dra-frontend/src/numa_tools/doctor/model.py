@@ -13,7 +13,7 @@ class Level(StrEnum):
     PROBLEM = "problem"
     """Something does not work, or a guarantee is not met."""
     NOTE = "note"
-    """Information. The node works as configured."""
+    """Informational: the node works as configured."""
     UNKNOWN = "unknown"
     """The check could not be run."""
 

@@ -88,7 +88,7 @@ class Known:
 
 
 def read_records(documents: Any) -> dict[ClaimKey, ClaimFile]:
-    """Returns the records in ``/v1/claims``. Skips unreadable records, which another release wrote."""
+    """Returns the records in ``/v1/claims``. Skips records that cannot be read because another release wrote them."""
     found = {}
     for document in documents if isinstance(documents, list) else ():
         try:

@@ -64,7 +64,7 @@ def _given(row: Mapping[str, Any]) -> Iterator[str]:
     if "cpus" not in row:
         size = format_quantity(row["bytes"], binary=True)
         page = format_quantity(row["pageBytes"], binary=True)
-        yield f"request {row['request']}: {size} of {row['device']} (NUMA node {row['numaNode']}, pages of {page})"
+        yield f"request {row['request']}: {size} of {row['device']} (NUMA node {row['numaNode']}, {page} pages)"
         if "parameters" in row:
             yield f"{_INDENT}{_pairs(row['parameters'])}"
         return

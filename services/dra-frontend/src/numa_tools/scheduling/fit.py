@@ -65,7 +65,7 @@ class Verdict:
     why: Callable[[], str] | None = None
     """Function that returns the reason why the device does not meet the request, or None if the device meets it.
 
-    A search displays only a few verdicts, so each reason is worded on demand.
+    A search displays only a few verdicts, so each reason is formatted only on demand.
     """
     consumed: Mapping[str, Fraction] | None = None
     """Amounts of a shared device that the request consumes, or None if the request gets the whole device."""

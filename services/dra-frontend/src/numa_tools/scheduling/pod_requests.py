@@ -117,7 +117,7 @@ def too_large(requests: Sequence[PodRequest]) -> list[str]:
 
 
 def unmet(requests: Sequence[PodRequest], in_use: InUse) -> list[str]:
-    """For each request that could not be met even without the other requests, returns the reasons."""
+    """Returns the reasons for each request that could not be met even without the other requests."""
     reasons: list[str] = []
     for request in requests:
         missing = [option.missing(in_use) for option in request.options]
@@ -129,7 +129,7 @@ def room(requests: Sequence[PodRequest]) -> list[int]:
     """Returns, for each request, the maximum number of devices for that request and the claim's earlier requests
     together.
 
-    The rest of the claim's maximum is reserved for the minimum numbers of its later requests.
+    The rest of the claim's maximum is reserved for the devices that its later requests need at a minimum.
     """
     found, behind = [], Counter[int]()
     for one in reversed(requests):

@@ -86,7 +86,7 @@ def _set(setting: str, origin: str) -> str:
 
 
 def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]]:
-    """Returns the check that a kubelet manager is not static, judged by its state file, configuration and behaviour."""
+    """Returns the check that a kubelet manager is not static, judging by state file, configuration and behaviour."""
     setting, name = _OFF[manager].partition(":")[0], _NAMES[manager]
 
     def judge(kubelet: KubeletConfig | None, config: Config, backend: BackendStatus | Unread) -> Iterator[Finding]:
@@ -108,7 +108,7 @@ def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]
             other = "remove the other NRI plugin that pins them, or delete pods created while the manager was static"
             yield problem(what, _PINNED, other, seen)
         elif pins:
-            what = f"The kubelet's static {manager} manager or another NRI plugin was seen to pin containers."
+            what = f"The kubelet's static {manager} manager or another NRI plugin was found to be pinning containers."
             yield problem(what, _PINNED, f"{remedy}; if this is already set, remove the other NRI plugin", seen)
 
     return _if_seen(judge, lambda kubelet, *_: kubelet is not None and manager in kubelet.running)
@@ -234,7 +234,7 @@ CHECKS: Final = (
     *(
         Check(
             f"kubelet.{manager}-manager",
-            f"The {_NAMES[manager]} manager's policy is {off}, and no container was seen to be pinned.",
+            f"The {_NAMES[manager]} manager's policy is {off}, and no containers were found to be pinned.",
             ("kubelet", "config", "backend"),
             _manager_check(manager, static),
             always=True,

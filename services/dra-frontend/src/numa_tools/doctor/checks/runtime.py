@@ -35,8 +35,7 @@ _TIMEOUT_EFFECTS: Final = {
     "plugin_registration_timeout": "on a busy node the backend may never connect",
 }
 _TOLERATED: Final = ("tolerate_missing_plugins_annotation", "nri_validator_tolerate_missing_plugins_annotation")
-"""Keys in containerd's and in CRI-O's configuration that name the annotation for pods that may start without the
-plugin.
+"""Keys in containerd's and CRI-O's configuration that name the annotation for pods that may start without the plugin.
 """
 _NO_BACKEND: Final = Unread("", "")
 

@@ -102,7 +102,7 @@ class HostFiles:
         """Yields the drop-ins in ``--config-dir`` in the kubelet's order. Raises UnseenError.
 
         The kubelet walks the directory with filepath.WalkDir, which visits the entries in lexical order and descends
-        into each directory when it reaches it. The walk does not follow symbolic links to directories, not even if
+        into each directory when it reaches it. The walk does not follow symbolic links to directories, even if
         ``--config-dir`` itself is such a link. The kubelet reads every other entry whose name ends in .conf, and does
         not start if the drop-in directory is missing.
         """

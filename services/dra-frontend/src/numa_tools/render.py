@@ -8,7 +8,7 @@ from numa_contract.state.words import ENFORCED, KEPT_BY, UNITS, USES
 
 
 def format_bytes(amount: int) -> str:
-    """Formats bytes with at most one decimal, such as ``1.5Gi``. Truncates, so no amount looks larger than it is.
+    """Formats bytes with at most one decimal place, such as ``1.5Gi``. Truncates, so no amount looks larger than it is.
 
     Code that compares amounts needs the exact output of ``numa_contract.quantity.format_quantity``.
     """

@@ -64,8 +64,8 @@ class Request:
     given: argparse.Namespace
 
     def cluster(self, namespace: str = "", labels: str = "") -> Cluster:
-        """Reads all slices from our drivers, and the claims in one or all namespaces, optionally only the claims with
-        these labels.
+        """Reads all slices from our drivers, and the claims in one or all namespaces, optionally only those with these
+        labels.
         """
         path = path_of(_DRA, "resourceslices")
         slices = (one for name in DRIVERS for one in self.kubectl.items(path, fieldSelector=f"spec.driver={name}"))

@@ -18,7 +18,9 @@ CPUS: Final = "cpu"
 MEMORY: Final = "memory"
 _CAPACITIES: Final = {CPU_DRIVER: ("dra.cpu/cpu", "cpu"), MEMORY_DRIVER: ("dra.memory/size", "size")}
 _REFUSED: Final = "dra-driver-numa: "
-"""Prefix of every nri-backend refusal. The kubelet copies the runtime's error with the refusal to the pod's status."""
+"""Prefix of every nri-backend refusal. The kubelet copies the runtime's error, which contains the refusal, to the pod's
+status.
+"""
 _STARTING: Final = ("ContainerCreating", "PodInitializing")
 _NUMA_NODE: Final = ("resource.kubernetes.io/numaNode", "dra.cpu/numaNodeID")
 

@@ -102,7 +102,7 @@ class Kubectl:
         return done.returncode, done.stderr.decode(errors="replace")
 
     def forward(self, namespace: str, pod: str, local: int, port: int, *, show: bool) -> int:
-        """Forwards a local port to a pod until the user interrupts it, and opens the browser if ``show``.
+        """Forwards a local port to a pod until the user interrupts it, and opens the browser if ``show`` is true.
 
         Returns kubectl's exit status. Raises KubectlError.
         """

@@ -39,7 +39,9 @@ def parse_quantity(text: object) -> int:
 
 
 def format_bytes(size: int) -> str:
-    """Formats bytes with at most one decimal, such as ``1.5Gi``. Further decimal places are truncated, not rounded."""
+    """Formats bytes with at most one decimal place, such as ``1.5Gi``. Further decimal places are truncated, not
+    rounded.
+    """
     power = min(max(size.bit_length() - 1, 0) // 10, len(UNITS))
     tenths = size * 10 >> (10 * power)
     return f"{tenths // 10}{f'.{tenths % 10}' if tenths % 10 else ''}{('', *UNITS)[power]}"

@@ -66,7 +66,7 @@ def _member(key: str, value: Any, indent: str) -> Iterator[str]:
 def _scalar(value: Any) -> str:
     """Formats a value as JSON, which YAML reads as the same value. A string that needs no quotes is unchanged.
 
-    Non-ASCII characters use YAML's ``\\U`` escape, since JSON writes a character above 16 bits as two escapes.
+    Non-ASCII characters use YAML's ``\\U`` escape, since JSON writes a character above U+FFFF as two escapes.
     """
     if not isinstance(value, str):
         return json.dumps(value)

@@ -116,7 +116,7 @@ class HostPages:
 
     @property
     def is_settled(self) -> bool:
-        """True if the counted pages equal the latest sample, so more samples with the same values change nothing."""
+        """True if the counted pages equal the latest sample, so another identical sample would change nothing."""
         return all(samples[-1] == self.counted[key] for key, samples in self._samples.items())
 
     def sample(self, held: Mapping[PageKey, int]) -> None:

@@ -23,7 +23,9 @@ def test_each_service_code_has_a_remedy_or_a_check_of_its_own() -> None:
 
 
 def test_the_remedy_for_a_missing_registration_names_the_setting() -> None:
-    """In a directory that the kubelet does not read, the sockets exist, so kubelet.registration has no finding."""
+    """If the sockets are in a directory that the kubelet does not read, they still exist, so kubelet.registration has
+    no finding.
+    """
     assert "kubeletRootDir" in remedy_of(Notice(code=StatusCode.NOT_REGISTERED, text="anything"))
 
 

@@ -73,7 +73,7 @@ def test_slices_obeys_the_configuration_file_and_flags(
 def test_dra_driver_cpus_pcie_root_flag_is_accepted(
     spelling: str, shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``--expose-pcie-roots=BOOL``, with any of Go's spellings, overrides the file."""
+    """``--expose-pcie-roots=BOOL``, with any of Go's boolean spellings, overrides the file."""
     affinity = {"/sys/devices/pci10000:e0/pci_bus/10000:e0/cpulistaffinity": "0-7\n"}
     root = write_tree(small_machine().changed(affinity), tmp_path / "host")
     (tmp_path / "config.yaml").write_text(f"exposePCIeRoots: {str(not shown).lower()}\n")

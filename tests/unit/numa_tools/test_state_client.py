@@ -66,15 +66,13 @@ def test_documents_and_text_pages_are_read(short_root: Path) -> None:
     ],
 )
 def test_every_invalid_response_raises_the_same_error_type(short_root: Path, answer: bytes, text: str) -> None:
-    """Callers need not know which errors a socket may raise, and no response can fill up the memory."""
+    """Callers need not know which errors a socket may raise, and no response can exhaust memory."""
     with answering(short_root, answer) as client, pytest.raises(NoServiceError, match=text):
         client.document("/v1/claims")
 
 
 def test_the_error_says_why_the_service_cannot_be_reached(short_root: Path) -> None:
-    """The cases are a missing socket, a socket without a listener, a server that stays silent, and a path that is too
-    long.
-    """
+    """Covers a missing socket, a socket without a listener, a server that stays silent, and a path that is too long."""
     client = StateClient(short_root, seconds=0.1)
     with pytest.raises(NoServiceError, match="no such socket"):
         client.text("/healthz")

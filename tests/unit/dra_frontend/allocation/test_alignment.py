@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A matchAttribute constraint gives a claim CPUs that share an attribute value with the constraint's other devices,
-even if the CPU device has several values of that attribute.
+even if the CPU device has several values for that attribute.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -201,7 +201,7 @@ def test_an_unqualified_attribute_of_another_driver_belongs_to_that_drivers_doma
 
 
 def test_several_constraints_hold_together() -> None:
-    """There are two pairs of CPUs and memory, and a network device joined to one of the pairs."""
+    """The claim has two CPU/memory pairs, and a GPU that is joined to one of them."""
     results = [
         cpus(8, "a", "cpudevmachine"),
         memory("1Gi", "am", node=1),
@@ -317,7 +317,7 @@ def test_unreadable_slices_cause_a_refusal(broken: dict[str, Any]) -> None:
 
 
 def test_without_a_common_value_the_refusal_names_the_devices() -> None:
-    """Since the scheduler allocated the claim, the GPU's driver has published different attributes."""
+    """The GPU's driver has published different attributes since the scheduler allocated the claim."""
     view = joined([cpus(4, device="cpudevsocket000"), gpu()], match())
     text = refusal(view, node(), slice_of(gpu_1={NUMA: {"int": 5}}))
     assert "no value in common: cpudevsocket000 has 0, 1, 2, 3; gpu-1 has 5" in text
@@ -325,8 +325,8 @@ def test_without_a_common_value_the_refusal_names_the_devices() -> None:
 
 
 def test_a_claim_with_the_maximum_number_of_constraints_is_refused_quickly() -> None:
-    """Every request is joined to the next one, and no value satisfies all of them. Other claims wait for the lock until
-    this claim has been decided.
+    """Every request is joined to the next one, and no value satisfies all of them. Other claims wait for the lock while
+    this claim is being processed.
     """
     machine = SYNTHETIC["epyc-512"]
     roots = {f"pci{n}": frozenset(cpu for cpu in machine.online if (cpu * 7 + n) % 40 < 20) for n in range(48)}

@@ -48,8 +48,8 @@ def test_two_requests_of_one_claim_get_different_cpus() -> None:
 
 
 def test_held_cpus_are_not_allocated_again() -> None:
-    """CPUs are not free if they belong to another claim, to a release in progress, or to a container that uses a claim
-    without a record.
+    """CPUs are not free if they belong to another claim, are still being released, or are used by a container whose
+    claim has no record.
     """
     first = decided(view("u1", cpus(2)))
     going = ClaimFile("dra.cpu", "u0", None, frozenset({1, 4, 5}))
@@ -155,8 +155,8 @@ def test_each_request_is_allocated_with_its_own_parameters() -> None:
 
 
 def test_several_results_of_one_request_are_all_different() -> None:
-    """With `count: 2`, two results have the same request name. Both results get CPUs, and the CPUs of both belong to
-    the request.
+    """With `count: 2`, two results have the same request name. Both results get CPUs, all of which belong to the
+    request.
     """
     record = decided(view("u", cpus(1, "a"), cpus(2, "a", "cpudevnuma001")))
     assert record.requests == ("a",)

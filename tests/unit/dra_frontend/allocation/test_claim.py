@@ -169,8 +169,8 @@ def test_another_claim_with_the_same_name_is_refused() -> None:
 
 
 def test_unallocated_and_unreserved_claims_are_refused() -> None:
-    """The message distinguishes a claim that the scheduler has not finished allocating from a damaged one, and names
-    the claim with its namespace.
+    """The message distinguishes a claim that the scheduler has not finished allocating from a damaged one, and gives
+    the claim's namespace and name.
     """
     claim = document()
     claim["status"]["reservedFor"] = claim["status"]["reservedFor"][1:]

@@ -59,7 +59,7 @@ def outcome(
 
 
 def widest(inventory: Inventory) -> CpuDevice:
-    """Returns the CPU device with the most CPUs, or the first of them if several have equally many."""
+    """Returns the CPU device with the most CPUs, or the first such device if there is a tie."""
     devices = [device for device in inventory.pools[0].devices if isinstance(device, CpuDevice)]
     return max(devices, key=lambda device: len(device.cpus))
 

@@ -504,9 +504,7 @@ UNREADABLE = ["[" * 62 + "]" * 62, "1e999", "9" * 30, '"\\ud800"', "NaN"]
 async def test_an_event_with_an_unreadable_object_is_skipped(
     pair: Pair, value: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Regression test: a single claim of 400 bytes ended the watch on every node, and did so again after each new
-    list.
-    """
+    """Regression test: a single 400-byte claim ended the watch on every node, and did so again after each new list."""
     metadata = '"metadata": {"name": "%s", "uid": "u", "resourceVersion": "7"}'
     spec = f'"spec": {{"devices": {{"config": [{{"opaque": {{"parameters": {value}}}}}]}}}}'
     odd = f'{{"type": "ADDED", "object": {{{metadata % "odd"}, {spec}}}}}'
@@ -727,8 +725,8 @@ async def connection_to(
     ],
 )
 async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: str | None, said: str) -> None:
-    """If the client followed the redirect, it would send the request to whatever address the response contains and, on
-    the same host, the token as well.
+    """If the client followed the redirect, it would send the request to whatever address the response contains. On the
+    same host, it would send the token as well.
     """
     asked: list[str] = []
 

@@ -232,7 +232,7 @@ def test_an_overtaken_report_changes_nothing(view: BackendView) -> None:
 
 
 def test_an_overtaken_report_does_not_renew_the_lease_or_block_later_ones() -> None:
-    """A report that is dated in the future blocks later reports for no longer than a lease lasts."""
+    """A report with a timestamp in the future blocks later reports for no longer than a lease lasts."""
     clock = Clock()
     view = BackendView(clock)
     view.renew(status().model_copy(update={"reported_at": 1e300}), [])

@@ -226,7 +226,7 @@ def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
 
 
 def replace_slot(path: Path, sequence: int, entries: list[Any]) -> None:
-    """Writes entries to the slot for a sequence number, as a foreign program could do."""
+    """Writes entries to the slot for a sequence number, as some other program might."""
     line = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
     slot = (b"dra-driver-numa journal 1 %d %d %d" % (sequence, len(line), zlib.crc32(line, sequence))).ljust(64) + line
     assert len(slot) <= SLOT_BYTES

@@ -66,7 +66,7 @@ def test_metadata_contains_device_attributes_and_allocated_capacity() -> None:
     (device,) = told(memory("512Mi"), driver="dra.memory")["memory"]["requests"][0]["devices"]
     assert device["attributes"]["dra.memory/allocatedBytes"] == {"int": 512 << 20}
     assert device["attributes"]["dra.memory/pageSize"] == {"string": "4Ki"}
-    # A device that is allocated as a whole has no consumed capacity. The number of its CPU is an attribute.
+    # A device that is allocated as a whole has no consumed capacity. Its CPU number is an attribute.
     single = told(result("one", "dra.cpu", "cpudev003"), inventory=offered(cpu_device_mode="individual"))
     (device,) = single["one"]["requests"][0]["devices"]
     assert device["attributes"]["dra.cpu/cpuID"] == {"int": 3}
@@ -231,7 +231,7 @@ async def test_metadata_without_a_claim_is_removed_at_startup(node: Node, peer: 
 async def test_an_unreadable_metadata_directory_does_not_affect_claims(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If a foreign file is in place of the directory, the claim loses only its metadata."""
+    """If there is a file where the directory should be, the claim loses only its metadata."""
     node.plugins.parent.mkdir(parents=True, exist_ok=True)
     node.plugins.write_text("")
     await node.store.start()

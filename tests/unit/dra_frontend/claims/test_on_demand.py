@@ -69,7 +69,7 @@ class Kernel(KernelPools):
     silent = False
     checks = 0
     broken = ""
-    """Names of the NUMA nodes whose pools are unreadable, such as ``node0``, in one string."""
+    """The pools of NUMA nodes whose names contain this string, such as ``node0``, are unreadable."""
 
     def pages(self, node: int, page_bytes: int) -> int:
         """Reads the pool's page count."""
@@ -282,7 +282,7 @@ async def test_pages_are_not_freed_while_a_lost_claim_may_own_them(tmp_path: Pat
 
 
 async def test_pages_that_records_need_are_allocated_again(tmp_path: Path) -> None:
-    """Prepare used an older reading of the machine, and the pages were freed at the same time."""
+    """Prepare relied on an outdated view of the machine, and the pages were freed at the same time."""
     node = Node(tmp_path, Api())
     held = ClaimFile("dra.memory", "u", None, frozenset(), memory={"hugepages-1g-numa000": 2 << 30})
     node.ledger = Ledger({("dra.memory", "u"): held})
@@ -387,7 +387,7 @@ async def test_a_helper_restart_fails_no_claim(tmp_path: Path) -> None:
 
 
 async def test_a_pool_that_cannot_be_written_is_tainted_immediately(tmp_path: Path) -> None:
-    """The helper reports that the pool's file is missing. The taint is removed when the file is back."""
+    """The helper reports that the pool's file is missing. The taint is removed once the file is back."""
     node = Node(tmp_path, Api())
     node.pool.unlink()
     await node.follow()
@@ -442,8 +442,8 @@ async def test_reserved_pages_are_allocated_in_addition(tmp_path: Path) -> None:
 
 
 async def test_a_claim_is_answered_after_the_machine_has_been_read_again(tmp_path: Path) -> None:
-    """Prepare uses the latest reading of the machine. If Prepare were called before that reading, the kubelet would
-    retry only after a minute.
+    """Prepare uses the machine as it was last read. If Prepare were called before the machine had been read again, the
+    kubelet would retry only after a minute.
     """
     node = Node(tmp_path, Api())
     node.on_demand.claims.by_uid, node.on_demand.claims.version = {"u": asked("u", "2Gi")}, object()

@@ -356,8 +356,8 @@ async def test_a_lost_record_is_not_restored_after_its_cpus_were_allocated_again
 
 
 async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated_again(node: Frontend) -> None:
-    """The container was started just before its claim's file was lost. The other claim had got the same CPUs and is
-    prepared again with new ones.
+    """The container was started just before its claim's file was lost. The other claim had been given the same CPUs and
+    is prepared again with new ones.
     """
     held, good, _ = await allocated_again(node)
     node.api.documents["claim-u"] = good
@@ -692,8 +692,8 @@ def rebuilt(node: Frontend) -> set[str]:
 
 
 async def test_hugepage_claims_that_were_lost_together_are_rebuilt_together(lost: Frontend) -> None:
-    """Regression test: each claim was refused because of the other one, but the two of them counted as rebuilt, so 576
-    MiB were allocated from a pool of 512 MiB.
+    """Regression test: each claim was refused because of the other one, yet both counted as rebuilt, so 576 MiB were
+    allocated from a 512 MiB pool.
     """
     again = await restarted(lost)
     async with asyncio.TaskGroup() as tasks:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service prepares and unprepares claims as the kubelet requests it."""
+"""The service prepares and unprepares claims as the kubelet requests."""
 
 import asyncio
 from pathlib import Path
@@ -153,7 +153,7 @@ async def test_both_drivers_keep_their_own_files(node: Frontend, api: Claims) ->
 
 
 async def test_unprepare_of_an_unknown_claim_succeeds(node: Frontend) -> None:
-    """The kubelet repeats its calls, and a claim may be older than this installation."""
+    """The kubelet repeats its calls, and a claim may predate this installation."""
     assert await node.claims.unprepare("dra.cpu", [ClaimName("ns", "n", "u")] * 2) == {"u": Answer()}
     answer = await node.claims.unprepare("dra.cpu", [ClaimName("ns", "n", "../../etc/passwd")])
     assert all(failure.error is not None for failure in answer.values())

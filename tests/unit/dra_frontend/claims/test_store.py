@@ -293,7 +293,7 @@ async def test_the_end_of_a_release_is_journaled_before_its_cpus_are_reallocated
 
 
 async def test_two_releases_that_change_state_together_take_one_journal_write(node: Frontend) -> None:
-    """The kubelet releases a pod's claims one driver after the other, and waits for each release. The end of the first
+    """The kubelet releases a pod's claims one driver at a time, and waits for each release. The end of the first
     release and the beginning of the second are written together.
     """
     for uid, held in (("u1", CPUS), ("v", frozenset({3}))):
@@ -328,7 +328,7 @@ async def test_a_release_by_another_instance_is_sent_to_the_backend(tmp_path: Pa
 
 
 async def test_a_lock_that_cannot_be_acquired_is_an_error(tmp_path: Path) -> None:
-    """If another instance holds the lock indefinitely, an error is raised instead of waiting forever."""
+    """If another instance holds the lock indefinitely, the transaction raises an error instead of waiting forever."""
 
     class Taken(FileLock):
         async def acquire(self, limit: float | None = None) -> None:

@@ -23,7 +23,7 @@ NEAREST = "dra.cpu/nearestNumaNode"
 
 
 def config(**keys: Any) -> Config:
-    """Returns the configuration that results from reading a file with these settings."""
+    """Returns the configuration as read from a file with these settings."""
     return parse_config(keys, "test")
 
 

@@ -36,8 +36,8 @@ def published(inventory: Inventory) -> dict[str, list[dict[str, Any]]]:
 
 
 def assert_admitted(slices: dict[str, list[dict[str, Any]]]) -> None:
-    """Asserts that the server stores every slice unchanged, with and without attributes that are lists, that each pool
-    is complete, and that device names are unique within a pool.
+    """Asserts that the server stores every slice unchanged, with and without list attributes, that each pool is
+    complete, and that device names are unique within a pool.
     """
     for pool, documents in slices.items():
         names = []

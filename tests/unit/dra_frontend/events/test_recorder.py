@@ -333,7 +333,7 @@ async def test_the_total_number_of_conditions_is_bounded(rig: Rig) -> None:
 
 
 def killed(namespace: str, number: int, total: int = 1) -> Observation:
-    """Returns an urgent condition for a container. Ten containers belong to each pod."""
+    """Returns an urgent condition for a container. Each pod has ten containers."""
     pod = ObjectReference("Pod", namespace, f"p{number // 10}", f"u{number // 10}")
     return Observation(pod, "Killed", "note", f"c{number % 10}", source=f"c{number}", total=total, urgent=True)
 

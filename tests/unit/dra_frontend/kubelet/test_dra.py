@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values are converted to and from the DRA service's messages. The results are checked with an independent copy of the
-message definitions.
+"""Values are converted to and from the DRA service's messages. The results are checked against an independent copy of
+the message definitions.
 """
 
 import pytest

@@ -279,7 +279,7 @@ async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> Non
 
 
 async def test_removed_sockets_are_restored(short_root: Path) -> None:
-    """The kubelet registers the plugin again, and claims can be prepared. A foreign file in place of a socket is not
+    """The kubelet registers the plugin again, and claims can be prepared. Anything else in place of a socket is not
     removed.
     """
     paths = PluginPaths.below(short_root, "dra.cpu", POD)

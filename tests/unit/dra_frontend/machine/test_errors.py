@@ -121,12 +121,12 @@ COUNTER = ErrorCounter("mc0", "controller", 0, 0, frozenset({0}))
 
 
 def kinds(rates: ErrorRates, now: float, ce: int = 0, ue: int = 0) -> list[str]:
-    """Takes a sample and returns the kinds of the faults that exist afterwards."""
+    """Takes a sample and returns the kinds of faults that exist afterwards."""
     return [one.kind for one in rates.sample([replace(COUNTER, corrected=ce, uncorrected=ue)], now)]
 
 
 def test_uncorrected_errors_count_from_the_start_of_the_kernels_counter() -> None:
-    """Errors that occurred before this process was restarted count too. Resetting the counter ends the fault."""
+    """Errors that occurred before this process was restarted count too. Resetting the counter clears the fault."""
     for threshold, seen in ((1, ["uncorrected"]), (3, []), (0, [])):
         assert kinds(ErrorRates(HardwareErrors(uncorrected=threshold)), 0, ue=2) == seen
     rates = ErrorRates(HardwareErrors())

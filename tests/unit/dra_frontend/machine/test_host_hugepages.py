@@ -33,8 +33,8 @@ KEY = (0, PAGE)
     ],
 )
 def test_the_cgroup_of_all_pods_is_found(directory: str, found: str | None, tmp_path: Path) -> None:
-    """The cases cover both cgroup drivers and a kubelet with its own cgroup root, as in kind clusters. Cgroups with
-    similar names are ignored.
+    """Covers both cgroup drivers and a kubelet with its own cgroup root, as in kind clusters. Cgroups with similar
+    names are ignored.
     """
     (tmp_path / directory[1:]).mkdir(parents=True)
     (tmp_path / "cgroup.controllers").write_text("cpu hugetlb\n")
@@ -112,7 +112,9 @@ def test_a_pool_that_disappears_is_forgotten() -> None:
 
 
 def test_samples_are_settled_when_another_equal_one_would_change_nothing() -> None:
-    """Until the samples are settled, the machine is read on each tick, so a rise in use takes effect one tick later."""
+    """Until the samples are settled, the machine is read on each tick, so an increase in usage takes effect one tick
+    later.
+    """
     pages = HostPages()
     assert pages.is_settled
     pages.sample({KEY: 3})

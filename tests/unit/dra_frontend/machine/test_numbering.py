@@ -77,8 +77,8 @@ def test_names_do_not_change_while_the_process_runs(
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_names_do_not_change_after_a_restart(name: str, tree: Callable[[str], MemoryTree], data: st.DataObject) -> None:
-    """If at least one socket and one L3 are complete, a start with some CPUs offline results in the same names as a
-    start with all CPUs online.
+    """If at least one socket and one L3 are complete, starting with some CPUs offline results in the same names as
+    starting with all CPUs online.
     """
     first = discover(tree(name))
     whole = data.draw(st.sampled_from(sorted(first.online)))

@@ -81,7 +81,7 @@ def test_sockets_of_running_instances_stay(places: Places) -> None:
 
 
 def test_foreign_files_stay(places: Places) -> None:
-    """The cases are other names, other file types, links, and directories with other content."""
+    """Covers other names, other file types, links, and directories with other content."""
     dead(places.plugins / "dra.sock")
     dead(places.plugins / "csi.sock")
     dead(places.registry / f"dra.cpu-{OTHER}-reg.sock")

@@ -108,8 +108,8 @@ async def test_pods_are_read_again_only_while_pages_are_in_use() -> None:
 
 
 async def test_a_change_is_detected_by_the_next_read() -> None:
-    """Added pages are offered and subtracted from plain memory. A change in the number of free pages does not require a
-    discovery.
+    """Added pages are offered and subtracted from plain memory. A change in the number of free pages does not require
+    rediscovery.
     """
     rig = Rig(pods="")
     await rig.watch.read()
@@ -123,8 +123,8 @@ async def test_a_change_is_detected_by_the_next_read() -> None:
 
 
 async def test_the_kubelets_reserve_changes_the_capacity_once() -> None:
-    """The capacity changes when the reserve becomes known and when the reserve changes, without discovering the machine
-    again.
+    """The capacity changes when the reserve becomes known and when it changes. Neither requires rediscovery of the
+    machine.
     """
     rig = Rig()
     await rig.watch.read()
@@ -225,7 +225,7 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
 
 
 async def test_an_unreadable_machine_is_waited_for_at_startup() -> None:
-    """Until the machine can be read, there is no inventory, which differs from an empty inventory. Every change after
+    """Until the machine can be read, there is no inventory, which is not the same as an empty one. Every change after
     startup is noticed.
     """
     rig = Rig()
@@ -270,8 +270,8 @@ async def test_an_unexpected_exception_while_reading_is_reported(caplog: pytest.
 
 
 async def test_the_watch_survives_an_unknown_exception(caplog: pytest.LogCaptureFixture) -> None:
-    """An internal error, or an unexpected one from a dependency, is logged and reported, and the next reading is
-    attempted.
+    """An internal error, or an unexpected one from a dependency, is logged and reported, and the watch tries to read
+    the machine again.
     """
     rig, seen = Rig(), asyncio.Event()
 

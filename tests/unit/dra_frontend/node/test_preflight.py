@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each of the frontend's directories and mounts that is missing or unusable is reported with a remedy."""
+"""Any directory or mount of the frontend that is missing or unusable is reported with a remedy."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_an_emptydir_in_place_of_a_directory_is_named(config: Config) -> None:
 
 @pytest.mark.parametrize("volume", VOLUMES)
 def test_a_file_in_place_of_a_directory_is_reported(volume: str, config: Config) -> None:
-    """The file may be in place of the directory itself, or of a parent directory that does not exist yet."""
+    """The file may take the place of the directory itself, or of a parent directory that does not exist yet."""
     needed = next(one for one in needed_directories(config) if one.volume == volume)
     shutil.rmtree(needed.path)
     Path(needed.path).write_text("")
@@ -155,7 +155,7 @@ def test_a_directory_that_is_mounted_read_only_is_named(volume: str, config: Con
 
 
 def test_an_optional_directory_causes_only_a_warning(config: Config) -> None:
-    """The cases are a visible backend lock directory, and a cgroup directory that is not a cgroup tree."""
+    """Covers a visible backend lock directory, and a cgroup directory that is not a cgroup tree."""
     Path(config.run_dir, "backend").mkdir()
     Path(config.run_dir, "backend/active.lock").write_text("")
     foreign = [one for one in mounted(config) if one.kind != "cgroup2"]

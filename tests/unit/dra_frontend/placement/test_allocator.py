@@ -92,7 +92,7 @@ def test_cpus_are_found_exactly_when_a_suitable_set_exists(
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A random claim, and the decision whether to release an older claim first."""
+    """A random claim, and which older claim, if any, to release first."""
 
     group: int
     share: int
@@ -253,14 +253,15 @@ SPREAD = CpuParameters(strategy="spread")
         (ONE_L3, "", 3, SPREAD, "0-2"),
         (ONE_L3, "", 6, SPREAD, "0-5"),
         (ONE_L3, "0", 3, SPREAD, "1-3"),
-        # If a single L3 is required, the L3 in which the fewest cores have both threads used is chosen.
+        # If a single L3 is required, the allocator chooses the one in which the claim uses both threads of the fewest
+        # cores.
         (MIXED, "", 4, CpuParameters(strategy="spread", l3="required"), "2-5"),
     ],
 )
 def test_the_cpus_that_a_claim_gets(
     found: Machine, gone: str, count: int, wish: CpuParameters | None, expected: str
 ) -> None:
-    """Of all suitable CPU sets, the one that leaves the most whole cores and groups for later claims is chosen."""
+    """The allocator chooses the suitable CPU set that leaves the most whole cores and groups for later claims."""
     offered = found.numa_nodes[0].cpus if found is TWO_SOCKETS else found.online
     assert format_cpu_list(allocate(offered, parse_cpu_list(gone), count, found, wish)) == expected
 

@@ -16,9 +16,7 @@ from tests.strategies.wishes import whole_cores
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=8), st.data())
 def test_every_sum_of_whole_cores_is_taken_in_whole_cores(threads: list[int], data: st.DataObject) -> None:
-    """For each number of CPUs that some of the cores add up to, only whole cores are taken, whatever the
-    cores' sizes.
-    """
+    """If some of the cores add up to the requested number of CPUs, only whole cores are taken, whatever their sizes."""
     found = assemble([Core(threads=count) for count in threads], adjacent=True)
     [place] = Layout.of(found).within(found.online)
     possible = [need for need in range(1, sum(threads) + 1) if sums(threads) >> need & 1]
@@ -65,8 +63,8 @@ def test_a_place_is_ranked_by_the_core_that_it_splits(whole: list[int], broken: 
 
 @given(machines() | odd_machines(), st.data())
 def test_a_layout_contains_exactly_the_requested_cpus(found: Machine, data: st.DataObject) -> None:
-    """Together, the places contain exactly the requested CPUs, each of them once. With whole cores only, they contain
-    the cores whose CPUs were all requested.
+    """Together, the places contain each of the requested CPUs exactly once and no others. With whole cores only, they
+    contain the cores whose CPUs were all requested.
     """
     cpus = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
     layout = Layout.of(found)

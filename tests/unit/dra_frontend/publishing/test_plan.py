@@ -197,7 +197,7 @@ JSON = st.recursive(
 
 @given(JSON, JSON)
 def test_foreign_documents_are_replaced_and_never_fatal(spec: Any, devices: Any) -> None:
-    """Any foreign content in a slice counts as a difference and never raises an exception."""
+    """Whatever another client has written to a slice counts as a difference and never raises an exception."""
     existing = stored(A)
     existing["spec"] |= {"devices": devices, "sharedCounters": spec}
     assert canonical(existing["spec"]) == canonical(A["spec"]) or plan([A], [existing])[0] == [("00000", 1, 1)]

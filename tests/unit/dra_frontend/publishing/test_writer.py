@@ -147,9 +147,7 @@ async def test_an_empty_set_of_pools_is_not_published(rig: Rig) -> None:
 
 @pytest.mark.parametrize("steps", range(4))
 async def test_a_publisher_can_be_stopped_while_its_watch_fails(rig: Rig, steps: int) -> None:
-    """If a publisher is stopped at the moment when its watch fails permanently, it ends within one event loop
-    iteration.
-    """
+    """If a publisher is stopped just as its watch fails permanently, it ends within one event loop iteration."""
     watching, fails = asyncio.Event(), asyncio.Event()
 
     async def watch(*_: object) -> AsyncIterator[tuple[str, Document]]:

@@ -250,7 +250,7 @@ async def test_large_bodies_are_bounded_in_total_and_small_ones_are_read(endpoin
 
 
 async def test_an_incomplete_body_is_abandoned() -> None:
-    """A sender that stops in the middle of a body must not block the memory for other requests."""
+    """A sender that stops in the middle of a body must not tie up the memory that other requests need."""
 
     async def receive() -> dict[str, Any]:
         if first:
@@ -294,7 +294,9 @@ async def test_connections_are_bounded_and_some_are_reserved_for_the_backend(
 @pytest.mark.usefixtures("endpoint")
 @pytest.mark.parametrize("missing", range(5))
 async def test_a_pipelined_request_may_arrive_in_two_parts(tmp_path: Path, missing: int) -> None:
-    """The request's beginning arrives together with the previous request, and the rest of its header arrives later."""
+    """The beginning of the request arrives together with the previous request, and the rest of its header arrives
+    later.
+    """
     reader, writer = await asyncio.open_unix_connection(tmp_path / "s.sock")
     both = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n" * 2
     writer.write(both[: len(both) - missing])

@@ -54,7 +54,7 @@ def test_every_field_has_a_description_in_a_sentence() -> None:
 
 
 def test_every_number_has_a_unit() -> None:
-    """The description states whether a number is in bytes, in seconds, a count or an identifier."""
+    """The description states whether a number is a count, an identifier, or an amount in bytes or seconds."""
     numbers = {name: shown["description"] for name, shown in fields() if kinds(shown) & {"integer", "number"}}
     assert len(numbers) > 40
     assert {name for name, text in numbers.items() if not _UNIT.search(text)} == set()

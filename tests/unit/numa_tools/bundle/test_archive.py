@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive in a bug report: packed files can be unpacked again, and a foreign archive can do no harm."""
+"""The archive in a bug report: packed files can be unpacked again, and an untrusted archive can do no harm."""
 
 import gzip
 import io
@@ -24,7 +24,7 @@ def packed(*files: tuple[str, str]) -> io.BytesIO:
 
 
 def foreign(*entries: tuple[str, dict[str, Any], bytes]) -> io.BytesIO:
-    """Returns a hand-made tar file, since Python 3.13 refuses to write a header whose size differs from the
+    """Returns a hand-crafted tar file, since Python 3.13 refuses to write a header whose size differs from the
     content's.
     """
     made = bytearray()

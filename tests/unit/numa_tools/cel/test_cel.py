@@ -182,7 +182,7 @@ def bound(step: str, steps: int, first: str, body: str) -> str:
     ],
 )
 def test_exponential_growth_is_rejected(expression: str) -> None:
-    """A short selector must not use up the memory or the time of a user who has the claim explained."""
+    """Explaining a claim that has a short selector must not exhaust the user's memory or take forever."""
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     with pytest.raises(CelUnsupportedError, match="costs too much"):
         selected(expression, DEVICE)

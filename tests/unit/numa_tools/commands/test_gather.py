@@ -164,7 +164,7 @@ async def test_the_archive_contains_the_memory_reserve_that_the_node_used(
 async def test_masked_pools_and_slices_do_not_contain_the_nodes_name(
     name: str, serving: bool, node: AilingNode, tmp_path: Path
 ) -> None:
-    """Messages contain the pools' and the slices' names, even while the service is down, and a slice's name may be too
+    """Messages contain the names of pools and slices, even while the service is down, and a slice's name may be too
     long to contain the node's whole name.
     """
     node.serving = serving

@@ -83,7 +83,7 @@ def test_pools_are_resized_to_their_targets() -> None:
 
 
 def test_a_short_pool_is_compacted_and_retried() -> None:
-    """Retries follow one another quickly until the pool is complete."""
+    """Retries follow in quick succession until the pool is complete."""
     kernel = Kernel({(0, M2): 4}, gain=3)
     assert facts(kernel.provision(target(10)), "got", "short") == [(10, 0)]
     assert kernel.acts.count("compact 0") == 2

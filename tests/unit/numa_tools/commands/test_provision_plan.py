@@ -122,8 +122,8 @@ def test_unknown_fields_and_values_are_rejected(document: Any, text: str) -> Non
 
 
 def test_plans_that_the_machine_cannot_fulfil_are_rejected() -> None:
-    """The cases are a page size that the kernel does not have, a node that does not exist or has no memory, and more
-    pages than the node's memory can hold.
+    """Covers a page size that the kernel does not have, a node that does not exist or has no memory, and more pages
+    than the node's memory can hold.
     """
     small = {"size": "2M", "count": 1}
     bare = host(node(0, frozenset({0})), node(1, frozenset({1}), memory=0))

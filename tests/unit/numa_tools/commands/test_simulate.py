@@ -462,7 +462,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def documented_claim() -> dict[str, Any]:
-    """Returns the claim for CPUs and the nearest HBM that docs/memory.md shows."""
+    """Returns the example from docs/memory.md: a claim for CPUs and the nearest HBM."""
     text = (EXAMPLES.parent / "docs" / "memory.md").read_text()
     block = next(part.partition("```")[0] for part in text.split("```yaml\n") if "hbm" in part.partition("```")[0])
     devices = yaml.safe_load(block)["devices"]

@@ -258,7 +258,7 @@ async def test_a_container_whose_cpus_are_all_offline_is_not_left_to_the_audit(n
 
 
 async def test_a_container_that_outlives_its_claim_is_to_be_stopped(node: AilingNode) -> None:
-    """The remedy is one for a pod that no longer exists: its container is stopped on the node. New claims get other
+    """The remedy is for a pod that no longer exists: the operator stops its container on the node. New claims get other
     CPUs, so the finding does not say that they get none.
     """
     node.containers[0] |= UNKNOWN_CLAIM
@@ -270,8 +270,8 @@ async def test_a_container_that_outlives_its_claim_is_to_be_stopped(node: Ailing
 
 
 async def test_a_record_in_another_format_is_skipped(node: AilingNode) -> None:
-    """The record's fields may have another meaning, so the ``explain`` command skips it too. Other records are still
-    checked.
+    """The record's fields may have a different meaning, so the ``explain`` command skips it too. Other records are
+    still checked.
     """
     node.records.append(node.claimed("new", "2-3").model_copy(update={"version": 9}))
     async with node.up() as settings:

@@ -35,7 +35,7 @@ _documents = st.dictionaries(
 
 
 def expected(documents: list[dict[str, Any]], path: tuple[str, ...]) -> Any:
-    """Returns the value at a path by RFC 7396's rule, searching from the last document to the first."""
+    """Returns the value at a path according to RFC 7396, searching from the last document to the first."""
     for document in reversed(documents):
         value: Any = document
         for key in path:
@@ -180,7 +180,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_are_read_as_systemd_reads_them(command: str) -> None:
-    """The cases are prefixes, wrappers, quotes, continued lines, and variables as words and within words."""
+    """Covers prefixes, wrappers, quotes, continued lines, and variables as words and within words."""
     service = parse_service([f"[Service]\nEnvironment='X=1 2'\nExecStart={command}\n"], UNIT)
     assert arguments_of(service, {}, "kubelet") == COMMANDS[command]
 
@@ -199,15 +199,15 @@ def test_commands_are_read_as_systemd_reads_them(command: str) -> None:
     ],
 )
 def test_arguments_that_the_unit_does_not_contain_are_an_error(text: str) -> None:
-    """Examples are a script, a shell, a variable set elsewhere, and a command that would not fit into memory."""
+    """For example, the unit runs a script or a shell, uses a variable that is set elsewhere, or has a command that
+    would not fit into memory.
+    """
     with pytest.raises(UnitError):
         arguments_of(parse_service([text], UNIT), {}, "kubelet")
 
 
 def test_environment_files_are_read_as_systemd_reads_them() -> None:
-    """The cases include quotes, continued lines and values with spaces. A quote that ends on a later line is an
-    error.
-    """
+    """Covers quotes, continued lines and values with spaces. A quote that ends on a later line is an error."""
     text = 'A=--b --c="d"\nexport B=\'x y\'\nC="--a \\\n --b"\nD=1,\\\n2\nno assignment\n'
     assert parse_environment(text) == {"A": '--b --c="d"', "B": "x y", "C": "--a  --b", "D": "1,2"}
     assert words('--b --c="d e"') == ["--b", "--c=d e"]
@@ -272,7 +272,7 @@ def test_the_policy_in_effect_comes_from_the_state_file() -> None:
 
 
 def test_a_policy_that_would_apply_at_the_next_start_is_a_problem() -> None:
-    """The kubelet does not start if its state file was written with another policy."""
+    """The kubelet does not start if its state file was written under a different policy."""
     found = results(Reading((Part("/a", {"cpuManagerPolicy": "static"}),), {"cpu": "none"}, "flags"))
     assert found["kubelet.cpu-manager"] == "problem"
 

@@ -205,7 +205,7 @@ def test_the_endpoint_in_the_kubelets_configuration_decides(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("unseen", ["", "its command line is not visible"])
 def test_an_endpoint_that_may_be_replaced_is_not_evidence(unseen: str) -> None:
-    """A flag on a command line that is not visible may set another endpoint."""
+    """A command line that is not visible may contain a flag that sets a different endpoint."""
     reading = Reading((Part("/c.yaml", {"containerRuntimeEndpoint": "unix:///run/crio/crio.sock"}),), unseen=unseen)
     kubelet = kubelet_of_reading(reading, "remedy")
     assert kubelet is not None
@@ -252,8 +252,8 @@ def test_a_running_containerd_without_a_file_uses_its_defaults(tmp_path: Path) -
     ids=["a command", "in a container", "another program", "ended"],
 )
 def test_other_processes_are_not_evidence(other: dict[str, str], tmp_path: Path) -> None:
-    """Examples are a command that prints the configuration, a runtime inside a container, and a process that exited
-    while it was being read.
+    """Such a process may be a command that prints the configuration, a runtime inside a container, or a process that
+    exited while it was being read.
     """
     assert in_use(write(tmp_path, {PLAIN: ON, "srv/c.toml": OFF, **other})).source == f"/{PLAIN}"
 
@@ -303,8 +303,8 @@ IMPORTING = 'version = 2\nimports = ["conf.d/*.toml", "last.toml"]\n'
 
 
 def test_imports_are_read_breadth_first(tmp_path: Path) -> None:
-    """The files that config.toml imports come before the files that they import themselves, and each file is read once.
-    A star also matches hidden files.
+    """The files that config.toml imports come before those that they in turn import, and each file is read once. A star
+    also matches hidden files.
     """
     files = {
         PLAIN: IMPORTING,

@@ -201,6 +201,6 @@ def test_the_report_for_the_archive_contains_plain_values() -> None:
 
 @pytest.mark.parametrize("text", ["[", "", "version = 2", "a = " + "[" * 100_000, json.dumps({})])
 def test_input_that_is_neither_output_is_refused(text: str) -> None:
-    """An example is a config.toml, which does not contain the defaults."""
+    """For example, a config.toml is refused, because it does not contain the defaults."""
     with pytest.raises(RuntimeConfigError):
         printed_settings(text)

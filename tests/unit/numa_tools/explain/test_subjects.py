@@ -245,7 +245,7 @@ def test_a_cpu_is_given_as_one_number(name: str) -> None:
 
 
 def test_devices_are_explained() -> None:
-    """Remaining capacity and claims are listed. An unhealthy or tainted device is a finding."""
+    """The remaining capacity and the claims are listed. An unhealthy or tainted device is a finding."""
     (record,) = prepared(asked(2))
     found, problems = told(knowing([record]), "cpudevnuma000")
     assert (found["capacity"], found["free"], found["claims"], problems) == ("15", "13", {"ns/claim-u0": "2"}, [])

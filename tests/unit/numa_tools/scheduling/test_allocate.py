@@ -136,7 +136,7 @@ def test_a_request_gets_n_all_or_the_first_available_devices() -> None:
 
 
 def test_a_tainted_device_is_not_used_unless_the_taint_is_tolerated() -> None:
-    """An example is an over-claimed device's taint."""
+    """For example, an over-claimed device is tainted."""
     search = searching(device("a", taints=[{"key": "k", "value": "true", "effect": "NoSchedule"}]))
     assert missing(search, exact("r")) == "request r: a has the taint k"
     assert chosen(search, exact("r", tolerations=[{"key": "k", "operator": "Exists"}])) == {"r": ["a"]}
@@ -354,8 +354,8 @@ def _outcome(search: Search, requests: list[dict[str, Any]]) -> str:
 def test_a_certain_outcome_holds_for_every_value_of_the_unknown_part(
     nodes: list[int], requests: list[dict[str, Any]], values: list[str]
 ) -> None:
-    """The unknown part may be true, be false or fail, and may do so differently for each device. A certain outcome is
-    the same in all of these cases.
+    """The unknown part may be true, be false or fail, and the result may differ from device to device. A certain
+    outcome is the same in all of these cases.
     """
     devices = [device(f"d{n}", node) for n, node in enumerate(nodes)]
     outcome = _outcome(searching(*devices), requests)

@@ -108,7 +108,9 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def test_the_search_is_limited() -> None:
-    """An object's depth, values and templates are limited, and exceeding a limit ends the search immediately."""
+    """Limits apply to an object's depth and to the number of values and templates in it. Exceeding one ends the search
+    immediately.
+    """
     assert len(pod_templates(nested(60))) == 1
     many = {"kind": "Many", "metadata": {"name": "n"}, "items": [{"template": POD}] * MAX_TEMPLATES}
     assert len(pod_templates(many)) == MAX_TEMPLATES

@@ -43,8 +43,8 @@ def test_inspect_agrees_with_hwloc_when_reading_files(tmp_path: Path, capsys: py
 
 
 def test_slices_prints_a_list_in_json_and_yaml(host: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The slices that the service would publish are one List, with the same content in both formats, and only on
-    standard output.
+    """The slices that the service would publish are printed as one List, with the same content in both formats, and
+    only on standard output.
     """
     printed = []
     for form in ("json", "yaml"):

@@ -179,7 +179,7 @@ def test_an_unreadable_report_does_not_affect_others(view: BackendView, caplog: 
 
 
 def test_a_partially_readable_report_is_used(view: BackendView) -> None:
-    """Only the container's claims must be readable, since a newer backend may change the format of everything else."""
+    """Only the container's claims need to be readable: a newer backend may change the format of everything else."""
     view.renew(status(2), [container("d", limits=7, mems={}, podName=[], claims=[{"uid": "u", "driver": "dra.cpu"}])])
     assert view.live
     assert view.containers["d"].claims[0].uid == "u"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random traces of a node that loses claim files. The oracle knows which claims the kubelet believes to be prepared."""
+"""Random traces of a node that loses claim files. The oracle knows which claims the kubelet considers prepared."""
 
 from pathlib import Path
 from random import Random

@@ -23,7 +23,7 @@ FILES = MetadataFiles(PLUGINS, enabled=True)
 
 
 def offered(**config: Any) -> Inventory:
-    """Returns the devices of a small machine whose CPU 0 is reserved."""
+    """Returns the devices of a small machine with CPU 0 reserved."""
     return build_inventory(machine(), Config(reserved_cpus=frozenset({0}), **config), NODE)
 
 

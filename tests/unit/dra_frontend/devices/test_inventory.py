@@ -55,7 +55,7 @@ def test_pool_and_device_names_are_part_of_the_contract() -> None:
 
 
 def test_memory_attributes_and_policies() -> None:
-    """Memory devices publish their page size in two spellings, their tier and their distance. Requests are in whole
+    """Memory devices publish their tier, their distance, and their page size in two spellings. Requests are in whole
     pages, or in steps of 1 MiB by default.
     """
     inventory = offered(discover(small_machine()))

@@ -58,7 +58,7 @@ def test_the_cgroup_of_all_pods_is_found(directory: str, found: str | None, tmp_
     ],
 )
 def test_the_kernels_file_formats_are_parsed(texts: list[str | None], pods: PodPages | None) -> None:
-    """The contents are as the kernel prints them for cgroup v2. For any other content, there is no result."""
+    """The contents are those that the kernel prints for cgroup v2. Any other content gives no result."""
     files = {"/kubepods/x": b"", "/kubepods.slice/x": b""}
     for group, text in zip(("/kubepods", "/kubepods.slice"), texts, strict=False):
         files |= {} if text is None else {f"{group}/hugetlb.2MB.numa_stat": text.encode()}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 CPUS = MemoryFacts(has_cpus=True, bandwidth=200, latency=90, tier=4)
 """A node with CPUs and DRAM."""
 FAR = MemoryFacts(has_cpus=False, normal=False)
-"""A node that has no CPUs and about which nothing else is known."""
+"""A node without CPUs about which nothing else is known."""
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_missing_pages_make_the_command_fail(host: Host, capsys: pytest.CaptureF
 @pytest.mark.parametrize("files", [["compact"], ["compact", "all"], ["all"], []])
 def test_a_short_node_is_compacted(tmp_path: Path, files: list[str]) -> None:
     """The node is compacted through its own file or, without such a file, through the global one, which a container
-    cannot write. If neither works, the command continues.
+    cannot write to. If neither works, the command continues.
     """
     paths = {"compact": f"{NODES}/node0/compact", "all": "/proc/sys/vm/compact_memory"}
     host = Host(tmp_path, small_machine().changed({paths[name]: "" for name in files}))

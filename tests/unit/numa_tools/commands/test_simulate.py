@@ -124,7 +124,7 @@ def test_every_example_fits(path: Path, root: Path, tmp_path: Path, capsys: pyte
 
 
 def test_replicas_are_simulated_one_after_another(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Devices fill up in order. Each replica that does not fit has its own reason, and the status is 3."""
+    """Devices fill up in order. Each replica that does not fit has its own reason, and the exit status is 3."""
     example = str(EXAMPLES / "one-numa-node.yaml")
     status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", example, "-n", "9")
     assert (status, outcome["fit"], outcome["of"]) == (3, 7, 9)

@@ -234,7 +234,7 @@ def test_the_file_on_the_process_command_line_is_read(tmp_path: Path) -> None:
 
 
 def test_a_running_containerd_without_a_file_uses_its_defaults(tmp_path: Path) -> None:
-    """If a distribution is not running, its file is a leftover."""
+    """A distribution's file is ignored as a leftover if the distribution is not running."""
     tree = write(tmp_path, {K0S: OFF, **process(9, "/usr/bin/containerd")})
     assert in_use(tree, CONTAINERD_2).settings["nri"] is True
     assert in_use(tree, Reported(CONTAINERD, (1, 7, 20), "")).settings["nri"] is False

@@ -29,7 +29,7 @@ _QUICK: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Numbers of claims and containers on the node, in the order in which they are measured."""
+    """The numbers of claims and containers on the node, in the order in which they are measured."""
 
     pairs: tuple[tuple[int, int], ...]
 
@@ -203,7 +203,7 @@ def _loads(given: argparse.Namespace) -> tuple[list[int], list[int]]:
 
 
 def plan(given: argparse.Namespace) -> Plan:
-    """Returns the plan for arguments that have been found valid."""
+    """Returns the plan for arguments that have already been validated."""
     claims, containers = _loads(given)
     pairs = itertools.product(claims, containers) if given.grid else zip(claims, containers, strict=True)
     return Plan(

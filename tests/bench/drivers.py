@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drivers to measure: this one, one given by its commands, or an earlier revision of this one."""
+"""The drivers to measure: this one, one specified by its commands, or an earlier revision of this one."""
 
 import compileall
 import json
@@ -51,7 +51,7 @@ class Driver:
 
 
 def this_driver(frontend: str = "", backend: str | None = None) -> Driver:
-    """Returns the driver in this working tree, or one that is given by its commands."""
+    """Returns the driver in this working tree, or one that is specified by its commands."""
     commands = (frontend or OUR_FRONTEND, OUR_BACKEND if backend is None else backend)
     if frontend:
         return Driver(_program(frontend), "given by --frontend", *commands)
@@ -59,7 +59,7 @@ def this_driver(frontend: str = "", backend: str | None = None) -> Driver:
 
 
 def another_driver(frontend: str, backend: str, name: str) -> Driver:
-    """Returns a driver that is given by its commands. Raises DriverError if a program does not exist."""
+    """Returns a driver that is specified by its commands. Raises DriverError if a program does not exist."""
     for command in filter(None, (frontend, backend)):
         program = shlex.split(command)[0]
         if not any(os.access(place / program, os.X_OK) for place in _path(program)):
@@ -113,7 +113,7 @@ def check_out(revision: str, repository: Path, below: Path) -> Path:
     tree = below.resolve() / found[:12]
     if _git(tree, "rev-parse", "--show-toplevel", "HEAD").split() == [str(tree), found] and not _changed(tree):
         return tree
-    # Forced, because git may still know a worktree that "make clean" has removed.
+    # Forced, because git may still list a worktree that "make clean" has removed.
     done = subprocess.run(
         ["git", "-C", str(repository), "worktree", "add", "--quiet", "--force", "--detach", str(tree), found],
         capture_output=True,

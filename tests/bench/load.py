@@ -98,8 +98,8 @@ class Load:
         return fresh
 
     def settle(self, pod: StagePod) -> float:
-        """Waits until no plain container runs on the pod's claimed CPUs. Returns the seconds that this took, or 2 s if
-        it never happened.
+        """Waits until no plain container is running on the pod's claimed CPUs. Returns how many seconds this took, or
+        2 if it never happened.
 
         If the kernel keeps other containers off these CPUs, the method returns 0 immediately.
         """

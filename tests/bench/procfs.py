@@ -120,5 +120,5 @@ def _shares(file: tuple[str, str], one: Memory, all_of_them: list[Memory]) -> fl
 
 
 def _sizes(lines: Iterable[str]) -> dict[str, int]:
-    """Parses lines such as ``Pss:  1024 kB`` to bytes."""
+    """Parses lines such as ``Pss:  1024 kB`` into bytes."""
     return {line.split(":")[0]: int(line.split()[1]) * _KB for line in lines if line.endswith("kB")}

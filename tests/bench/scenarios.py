@@ -17,7 +17,7 @@ from tests.stage.wires import AnsweredError
 Sample = tuple[Quantity, Sequence[float]]
 _MEASURED_CPUS: Final = 2
 _HURRIED_PART: Final = 4
-"""One pod in this many starts its container immediately after its claim has been prepared."""
+"""One in this many pods starts its container immediately after its claim has been prepared."""
 _MB: Final = 1e6
 
 
@@ -45,7 +45,7 @@ def pods(stage: Stage, load: Load, rounds: int, pause: float) -> Iterator[Sample
         yield quantities.prepare(driver), claimed.kubelet(driver, "NodePrepareResources")
         yield quantities.unprepare(driver), claimed.kubelet(driver, "NodeUnprepareResources")
     for method in ("CreateContainer", "StartContainer"):
-        # A plugin need not subscribe to each hook; without a subscription there are no samples.
+        # A plugin need not subscribe to every hook; without a subscription there are no samples.
         yield quantities.hook(method, claimed=True), claimed.runtime(method)
         yield quantities.hook(method, claimed=False), plain.runtime(method)
     yield quantities.HURRIED_CREATE, hurried.runtime("CreateContainer")
@@ -60,7 +60,7 @@ def pods(stage: Stage, load: Load, rounds: int, pause: float) -> Iterator[Sample
 
 
 def _claim_pod(stage: Stage, load: Load, pause: float, settle: Callable[[Any], float]) -> float:
-    """Starts and removes a pod with a claim; returns the seconds until other containers had left the claimed CPUs."""
+    """Starts and removes a pod with a claim; returns how many seconds the others took to leave the claimed CPUs."""
     pod = load.pod(_MEASURED_CPUS)
     pod.run_sandbox()
     time.sleep(pause)
@@ -142,9 +142,7 @@ def _synchronize(stage: Stage) -> float:
 
 
 def _has_plugin(stage: Stage) -> bool:
-    """Returns True if a plugin is active. A plugin that exits with the runtime is started again, as the kubelet would
-    do.
-    """
+    """Returns True if a plugin is active. A plugin that exits with the runtime is started again, as the kubelet would."""
     for process in stage.processes:
         if not process.alive:
             process.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service account has exactly the permissions for the API calls in the frontend's code."""
+"""The service account has exactly the permissions that the API calls in the frontend's code require."""
 
 import ast
 import inspect

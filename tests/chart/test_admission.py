@@ -81,7 +81,7 @@ def test_slices_of_other_nodes_and_drivers_are_rejected(
     ],
 )
 def test_pools_of_other_nodes_are_rejected(driver: str, pool: str) -> None:
-    """A pool of another node with a higher generation would make that node's own slices obsolete."""
+    """Writing another node's pool with a higher generation would make that node's own slices obsolete."""
     text = f"the driver on node a may not write the pool {pool}"
     assert judge(SLICES, "CREATE", of_node("a", driver, pool), user=caller()) == text
     assert judge(SLICES, "DELETE", of_node("a", driver, pool), user=caller()) == ALLOWED

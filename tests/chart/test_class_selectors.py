@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The selectors of the DeviceClasses, evaluated as CEL with the device as the scheduler passes it."""
+"""The selectors of the DeviceClasses, evaluated as CEL on devices in the form in which the scheduler passes them."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each command block on the installation pages is run by a test, or has a reason why it is not."""
+"""Each command block on the installation pages is run by a test, or gives a reason why it is not."""
 
 import pytest
 
 from tests.rigs import command_blocks as documented
 
 NODE_PAGES = ("runtime",)
-"""Pages whose node blocks tests/node/test_documented_commands.py runs."""
+"""Pages with blocks to run on a node; tests/node/test_documented_commands.py runs them."""
 
 
 @pytest.mark.parametrize("page", documented.PAGES)

@@ -52,7 +52,7 @@ def wrapped(text: str) -> str:
 
 
 async def test_the_page_shows_the_output_of_the_command(passed_on: str) -> None:
-    """A reader whose node has the fault on the page sees the same output, with the same number of checks."""
+    """A reader whose node has the fault described on the page sees the same output, with the same number of checks."""
     output = wrapped(await printed(passed_on))
     assert f"```\n{output}\n```" in PAGE, output
 

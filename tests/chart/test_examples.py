@@ -208,7 +208,7 @@ def claimed(found: list[Document], driver: str, key: str) -> int:
 @pytest.mark.parametrize("path", CLAIMING, ids=lambda path: path.stem)
 def test_every_pod_is_guaranteed(path: Path) -> None:
     """Claims do not count toward the QoS class, so the container also requests their CPUs and memory. It does not
-    request hugepages, because they would count twice.
+    request hugepages, because they would be counted twice.
     """
     found = documents(path)
     (spec,) = [spec for spec in map(pod_spec, found) if spec]

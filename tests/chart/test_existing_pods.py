@@ -88,7 +88,7 @@ def test_the_extended_resource_is_off_by_default() -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "dra-numa/", "/cpu", "Dra/cpu"])
 def test_a_name_without_a_domain_is_rejected(name: str) -> None:
-    """The server would reject the class and leave the release partly installed."""
+    """The server would reject the class, which would leave the release partly installed."""
     with pytest.raises(HelmError):
         render({"deviceClasses": {"extendedResource": name}})
 

@@ -24,7 +24,7 @@ def names(documents: list[Document]) -> list[str]:
 
 
 def test_the_helper_has_its_mount_and_nothing_else() -> None:
-    """The helper has no capability, no token and none of the driver's directories, and needs no AppArmor exception,
+    """The helper has no capabilities, no token and none of the driver's directories, and needs no AppArmor exception,
     since its path is not under /sys.
     """
     documents = render(ON)

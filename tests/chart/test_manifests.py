@@ -56,7 +56,7 @@ def test_the_kind_cluster_has_what_the_driver_needs() -> None:
 
 
 def kind_up(directory: Path, **environment: str) -> list[str]:
-    """Returns the commands that ``make kind-up`` runs, with programs that only record them."""
+    """Returns the commands that ``make kind-up`` runs; its programs are replaced by scripts that record the calls."""
     for tool in ("docker", "kind", "kubectl", "helm"):
         (directory / tool).write_text(f'#!/bin/sh\necho "{tool} $*" >>"{directory}/calls"\n')
         (directory / tool).chmod(0o755)

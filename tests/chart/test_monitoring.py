@@ -183,7 +183,7 @@ def test_invalid_promql_is_rejected() -> None:
 
 
 def test_labels_in_alert_texts_exist_in_their_result() -> None:
-    """In the text of an alert, a label that the expression has aggregated away would stay empty."""
+    """In the text of an alert, a label that the expression has aggregated away would be empty."""
     for rule in alerts():
         text = " ".join(rule["annotations"].values())
         kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", rule["expr"]))))

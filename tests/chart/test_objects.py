@@ -186,19 +186,19 @@ def test_each_container_has_only_its_own_paths() -> None:
         "/host/run/irqbalance": ("/run/irqbalance", True),
     }
     assert helm.host_mounts(documents, "backend") == backend
-    # If the chart does not detect hugepages of host processes, the frontend has no view of the node's cgroups.
+    # If detection of host processes' hugepages is off, the frontend has no view of the node's cgroups.
     documents = render({"hostHugepages": {"detect": False}})
     assert "/sys/fs/cgroup" not in helm.host_mounts(documents, "frontend")
     assert helm.host_mounts(documents, "backend") == backend
-    # If the chart does not move interrupts, the backend has neither the mounts nor the argument for it.
+    # If moving interrupts is off, the backend has neither the mounts nor the argument for it.
     documents = render({"hostInterrupts": {"mount": False}})
     assert not any(path.startswith("/host/") for path in helm.host_mounts(documents, "backend"))
     assert "--kernel-root=/host" not in helm.container(documents, "backend")["args"]
 
 
 def test_the_cdi_directory_is_mounted_as_a_whole() -> None:
-    """The directory is created if missing. Files appear in it by rename, so a mount of single files would not show
-    them.
+    """The directory is created if missing. Files are renamed into place, so mounts of individual files would not
+    show them.
     """
     for directory in ("/var/run/cdi", "/run/cdi"):
         documents = render({"driverConfig": {"cdiDir": directory}})

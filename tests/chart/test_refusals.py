@@ -174,7 +174,7 @@ def test_the_longest_paths_are_accepted() -> None:
 
 
 def test_a_common_prefix_does_not_make_a_directory_nested() -> None:
-    """A path that only begins with the letters of another path is not inside it."""
+    """A path that merely begins with the same characters as another path is not inside it."""
     assert render({"driverConfig": {"cdiDir": "/run/dra-driver-numa-cdi", "nriSocket": "/run/dra-driver-numa.nri/s"}})
 
 

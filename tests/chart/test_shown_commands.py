@@ -25,7 +25,7 @@ ROOT = CHART.parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("*.md"), ROOT / "examples/README.md"]
 _SPAN: Final = re.compile(r"`((?:kubectl|helm|dra-frontend|nri-backend|docker) [^`]+)`")
 _BLOCK: Final = re.compile(r"^```(sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# Placeholders on pages that must have a particular value.
+# Placeholders on pages for which a program accepts only certain values.
 _FILLED: Final = {"N": "2", "SECONDS": "9"}
 _PARSERS: Final = {
     "dra-frontend": frontend.build_parser,
@@ -33,7 +33,7 @@ _PARSERS: Final = {
     "nri-backend setup-runtime": setup.build_parser,
     "kubectl numa": plugin.build_parser,
 }
-# Options of Helm that do not affect rendering: an existing release, and timeouts.
+# Helm options that do not affect rendering: an existing release, and timeouts.
 _OF_RELEASES: Final = {"--reset-then-reuse-values", "--wait", "--create-namespace", "--install"}
 
 
@@ -119,7 +119,7 @@ def in_sentences(program: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("program", ["dra-frontend", "kubectl numa"])
 def test_commands_in_sentences_are_accepted(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Readers type these commands like those in code blocks."""
+    """Readers type these commands just as they type those in code blocks."""
     for words in in_sentences(program):
         try:
             _PARSERS[program]().parse_args([_FILLED.get(word, word) for word in words])

@@ -204,8 +204,8 @@ def test_a_class_may_not_name_cpus() -> None:
 
 
 def test_existing_objects_can_be_updated() -> None:
-    """A claim that the policy would reject can lose its finalizer; its spec cannot be changed to another invalid
-    one.
+    """The finalizer can be removed from a claim that the policy would reject; the claim's spec cannot be changed to
+    another invalid one.
     """
     old = claim(said(CPU_DRIVER, {"l4": "x"}))
     assert judge(PARAMETERS, "UPDATE", old | {"metadata": {"finalizers": []}}, old) == NOT_MATCHED

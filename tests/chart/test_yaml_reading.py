@@ -52,7 +52,7 @@ def generated(seed: int, count: int = 800) -> list[str]:
 
 
 def typed(values: dict[str, Any]) -> list[tuple[str, type, Any]]:
-    """Returns values that compare by type, since in Python False equals 0 and 1.0 equals 1."""
+    """Returns the values with their types, since in Python False equals 0 and 1.0 equals 1."""
     return [(key, type(value), value) for key, value in values.items()]
 
 

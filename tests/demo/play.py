@@ -20,7 +20,7 @@ from tests.stage.wires import ask_unix
 
 
 class NotAsItMustBeError(Exception):
-    """Raised if the state after a step of the demo is not the expected one."""
+    """Raised if the state after a step of the demo is not as expected."""
 
 
 def must(fact: bool, text: str) -> None:

@@ -82,7 +82,7 @@ def fuzz(targets: Sequence[Target], minutes: float, number: int, folder: Path) -
     ends = time.monotonic() + minutes * 60
     while True:
         for run in runs:
-            # A target that fails on every second input would fill the disk.
+            # A target that fails on every other input would fill the disk.
             if run.failures < 5:
                 run.turn(folder, min(_TURN_SECONDS, minutes * 60 / len(runs)))
         if time.monotonic() > ends:

@@ -452,7 +452,7 @@ SCRIPTS: Final = (
     # The kubelet is restarted before it starts a container, and creates it again; the backend is restarted as well.
     "prepare 24 8; create 0 1; run 66 1 t; kill; begin f; run 1 f",
     "prepare 24 8; create 0 1; kill; begin f; run 66 1 t; kill; begin f; run 1 f",
-    # Writes fail while a container is started and while others must be moved.
+    # Writes fail while a container is being started and while others have to be moved.
     "prepare 0 8; create 0 1; refuse 1 0; start f; heal f; run 0 1",
     "prepare 5 1; create 0 2; refuse 1 67; start f; heal f; run 0 2 f",
     "run 1; refuse 1 0; prepare 0 8 t; run 0 1; heal f; run 0 1 f",

@@ -64,7 +64,7 @@ def _claim_verdict(world: World, box: Box, uid: str) -> bool | None:
     ):
         return False
     # If a creation fails after the backend has accepted the container, the backend keeps that container until its pod
-    # or its next attempt ends, so it may own the claim.
+    # or its next attempt ends, so that container may own the claim.
     phantom = any(user != box.user and user[0] == box.pod.uid for user in world.phantoms)
     alone = not phantom and record.owner is None and len(record.reserved_for) == 1
     return True if alone and (record.sharing == "pod" or not users) else None
@@ -192,8 +192,8 @@ def check_exact(world: World, box: Box) -> None:
 def _no_overlap(world: World, owner: Box, other: Box) -> None:
     """Checks that another container is not on a claim's CPUs.
 
-    If processes of a stopped container without claims still run, only the instance that was notified of the container's
-    end knows about them.
+    If processes of a stopped container without claims are still running, only the instance that was notified of the
+    container's end knows about them.
     """
     unknown = other.phase == "lingering" and not other.held and other.ended_before is not world.active
     if owner.user == other.user or unknown:

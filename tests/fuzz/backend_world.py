@@ -317,7 +317,7 @@ class World:
             claim.present = claim.readable = False
             self._stamp()
         if self.unquiet:
-            # Without claims the backend finds unnoticed changes at the next idle tick.
+            # Without claims, the backend finds unnoticed changes only on the next idle tick.
             self.shake(self.tick, doubt=False)
 
     def damage_file(self, claim: Claim) -> None:
@@ -545,7 +545,7 @@ class World:
         self.generations[number] += 1
 
     def sweep(self) -> None:
-        """Removes the containers that neither the runtime nor the kernel knows."""
+        """Removes the containers that neither the runtime nor the kernel knows about."""
         for box in tuple(self.boxes.values()):
             if box.phase == "lingering" and not self.exists(box):
                 box.phase = "ended"

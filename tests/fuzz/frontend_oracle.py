@@ -84,7 +84,7 @@ def _is_whole(document: Any) -> bool:
 
 @dataclass(slots=True)
 class Promise:
-    """A claim whose last Prepare by its driver succeeded and that is not unprepared."""
+    """A claim whose last Prepare by its driver succeeded and that has not been unprepared since."""
 
     devices: tuple[object, ...]
     """The response to the kubelet."""
@@ -212,7 +212,7 @@ class Oracle:
 
         ``sizes`` contains each claim's bytes by device, and ``capacity`` the node's. The node may have had more pages
         since the last check; claims that already have pages keep them. The claims in ``kept`` also keep theirs: these
-        are UIDs of claims that are unprepared while the backend has not confirmed the end of their containers.
+        are UIDs of unprepared claims, until the backend confirms that their containers have exited.
 
         A claim in ``leaving`` whose file is lost belongs to neither group, but a frontend that remembers it still holds
         its pages and may write the file again. The claim is then not a new holder, unless another claim got pages in

@@ -74,7 +74,7 @@ class Input:
 
     @property
     def is_read(self) -> bool:
-        """Returns True if no byte remains."""
+        """Returns True if no bytes remain."""
         return self._place >= len(self._data)
 
     def number(self, limit: int) -> int:

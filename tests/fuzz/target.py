@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 _STUCK = 10
 """A parser is stopped after this multiple of its CPU time limit plus one second."""
 _MEASURED = 3
-"""Number of times that a slow input is run. The fastest run counts, because a busy machine slows down single runs."""
+"""Number of times that a slow input is run. The fastest run counts, because a busy machine slows down some runs."""
 
 
 class FuzzError(Exception):

@@ -52,7 +52,7 @@ def _run_job(future: asyncio.Future[Any], func: Callable[..., Any], args: tuple[
 
 
 def run(program: Callable[[], Coroutine[Any, Any, None]], delays: Iterator[float | None]) -> None:
-    """Runs a program to its end, and cancels its remaining tasks. Raises the program's exception.
+    """Runs a program to completion, and cancels its remaining tasks. Raises the program's exception.
 
     An error in a callback of the loop, which no task can see, is raised at the end.
     """

@@ -49,7 +49,7 @@ def _cdi_directory_replaced(field: Field) -> Iterator[str]:
 
 @taking
 def _with_fifo(field: Field, path_of: str) -> Iterator[str]:
-    """For two rounds, replaces a host file with a FIFO, where every plain read or write hangs."""
+    """For two rounds, replaces a host file with a FIFO, on which every plain read or write hangs."""
     path = field.settings.host_root / path_of
     aside = path.with_name("aside")
     path.rename(aside)

@@ -159,8 +159,8 @@ async def test_a_hostile_name_is_shown_as_text(tab: Tab) -> None:
 
 
 async def test_the_page_is_live_while_it_is_visible(tab: Tab) -> None:
-    """A change is shown within seconds and the focus stays; a hidden page sends no requests; an unreachable service is
-    reported.
+    """A change is shown within seconds and the focus is kept; a hidden page sends no requests; an unreachable service
+    is reported.
     """
     state, asked = populated(MIDDLE), Counter[str]()
     async with served(state, tab, asked):

@@ -71,7 +71,7 @@ async def test_nodes_shows_nodes_that_only_observe(plugin: Plugin) -> None:
 
 
 async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) -> None:
-    """Every node of the cluster observes: it publishes devices, but a pending claim cannot use them."""
+    """Every node in the cluster only observes: it publishes devices, but a pending claim cannot use them."""
     wants = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": "1"}}}
     waiting = {"metadata": {"name": "one"}, "spec": {"devices": {"requests": [{"name": "cpus", "exactly": wants}]}}}
     plugin.server.store.create(CLAIMS, "ns", waiting)
@@ -85,7 +85,7 @@ async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) ->
 
 
 async def test_explain_tells_missing_devices_from_a_class_that_it_does_not_know(plugin: Plugin) -> None:
-    """No node publishes devices of the driver's class: that is the cause. Another class may select any devices."""
+    """No node publishes devices of the driver's class, which is the cause. Another class may select any devices."""
     for one in list(plugin.server.store.select(SLICES)):
         plugin.server.store.delete(SLICES, "", one["metadata"]["name"])
     wants = [{"name": name, "exactly": {"deviceClassName": name}} for name in ("dra.cpu", "special")]
@@ -134,7 +134,7 @@ async def test_claims_shows_cpus_and_enforcement(plugin: Plugin) -> None:
 
 
 async def test_claims_of_the_contexts_namespace_are_listed(plugin: Plugin) -> None:
-    """The namespace is that of the context or of ``-n``. ``-A`` lists all, and takes precedence, as in kubectl."""
+    """The namespace comes from the context or from ``-n``. ``-A`` lists all, and takes precedence, as in kubectl."""
     code, out, err = await plugin.run("claims")
     assert (code, out) == (0, "")
     assert err == "No claims with CPUs or memory found in default namespace; -A lists all namespaces.\n"

@@ -80,8 +80,8 @@ async def test_doctor_runs_in_an_older_image_without_an_unknown_flag(plugin: Plu
 
 
 def test_the_configuration_is_read_from_standard_input(tmp_path: Path) -> None:
-    """kubectl exec passes standard input on; a document that is not a map is a usage error, before anything else is
-    read.
+    """kubectl exec passes standard input on; a document that is not a map is reported as a usage error before anything
+    else is read.
     """
     command = [sys.executable, "-m", "numa_tools", "doctor", "--host-root", str(tmp_path), "--kubelet-config", "-"]
     done = subprocess.run(command, input=b"[]", capture_output=True, check=False)

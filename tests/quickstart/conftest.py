@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's shell with the real kubectl and Helm, and a cluster of fakes.
 
-KUBECTL is the path of kubectl; it runs commands over WebSocket, as 1.31 and later do.
+KUBECTL is the path of a kubectl that runs commands in pods over WebSocket, as 1.31 and later do.
 """
 
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documented claims as a real kubectl sends them; "make quickstart-check".
+"""Documented claims as a real kubectl sends them ("make quickstart-check").
 
 `tests/chart/test_documented_manifests.py` uses Helm in place of kubectl and runs everywhere. This test shows that both
 read the same values.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs docs/quickstart.md unchanged, and the cluster queries on other pages; "make quickstart-check"."""
+"""Runs docs/quickstart.md unchanged, and the cluster queries on other pages ("make quickstart-check")."""
 
 import re
 from functools import partial

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Synthetic machines: sockets, NUMA nodes, L3 groups, cores and threads in every irregular arrangement."""
+"""Synthetic machines: sockets, NUMA nodes, L3 groups, cores and threads in all kinds of irregular arrangements."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

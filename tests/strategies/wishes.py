@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim parameters, and an independent, slow and simple check of the CPUs that they allow, without the allocator's
+"""Claim parameters, and an independent check of the CPUs that they allow: slow, simple, and without the allocator's
 code.
 """
 
@@ -16,7 +16,7 @@ _TYPES = {"performance": CoreType.PERFORMANCE, "efficiency": CoreType.EFFICIENCY
 
 @st.composite
 def wishes(draw: st.DrawFn) -> CpuParameters:
-    """Draws parameters without contradictions; most of them have their defaults."""
+    """Draws parameters without contradictions; most of them keep their default values."""
 
     def rarely(default: str, *others: str) -> str:
         return draw(st.sampled_from([default] * 3 + list(others)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renders a report as one page, which needs no script, no network and no other file."""
+"""Renders a report as a single page that needs no scripts, no network and no other files."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

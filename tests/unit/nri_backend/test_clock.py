@@ -8,7 +8,7 @@ from tests.fakes.clock import JumpingLoop
 
 
 def test_the_clock_does_not_jump_while_the_loop_waits_for_its_threads() -> None:
-    """Otherwise, the clock would jump past the timeout that asyncio has had for that wait since Python 3.12, and Python
+    """Otherwise, the clock would jump past the timeout that asyncio has set on that wait since Python 3.12, and Python
     would issue a warning.
     """
 

@@ -78,7 +78,7 @@ def test_the_error_for_an_invalid_file_is_a_single_line_with_its_path(tmp_path: 
 
 
 def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
-    """The cases are a missing file, a directory, a file that is not UTF-8, and a file that is too large."""
+    """Covers a missing file, a directory, a file that is not UTF-8, and a file that is too large."""
     with pytest.raises(ConfigError, match="No such file"):
         load("--config", str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="Is a directory"):
@@ -106,9 +106,7 @@ def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_command_line_is_an_error(arguments: list[str], kind: type[ValueError], expected: str) -> None:
-    """The cases are unknown flags, abbreviated flags, and invalid values, since flags are checked in the same way as
-    the file.
-    """
+    """Covers unknown and abbreviated flags, and invalid values, since flags are checked in the same way as the file."""
     with pytest.raises(kind, match=expected):
         load(*arguments)
 

@@ -68,7 +68,7 @@ def test_a_lazy_module_that_fails_is_executed_again(tmp_path: Path, monkeypatch:
 
 
 def test_a_module_that_was_already_imported_is_not_replaced() -> None:
-    """Modules that have imported it already use its names."""
+    """Other modules have already imported it and use its names."""
     add_lazy_modules("json")
     assert sys.modules["json"] is json
 

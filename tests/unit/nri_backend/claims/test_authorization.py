@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines which claims a container may use: the container's environment is evidence, and the claim records
-decide.
+"""Determines which claims a container may use: the container's environment is evidence, but the claim records
+are authoritative.
 """
 
 import pytest

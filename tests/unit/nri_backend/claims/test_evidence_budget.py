@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much CPU time and memory an environment that is controlled by a pod's author can cost. CPU time is measured
+"""The maximum CPU time and memory that an environment written by a pod's author can cost. CPU time is measured
 because it does not depend on the machine's load.
 """
 

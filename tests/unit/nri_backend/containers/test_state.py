@@ -53,7 +53,7 @@ def ids(found: list[Tracked]) -> list[str]:
 
 
 def test_a_claims_cpus_leave_the_pool_with_its_record_and_return_without_it() -> None:
-    """The record alone decides, since no container uses the claim yet."""
+    """Only the record matters, since no container uses the claim yet."""
     state = node()
     assert state.pool.shared == set(range(1, 8))
     state.set_claim_files(files_of(ONE, TWO))
@@ -223,7 +223,7 @@ def test_claim_files_are_set_quickly_with_many_orphans() -> None:
 
 @pytest.mark.parametrize("online", ["0-7", "0-2,4-7", "2"])
 def test_a_listed_container_without_a_record_keeps_only_enforced_claims(online: str) -> None:
-    """The enforcement record decides. The environment alone entitles a container to nothing."""
+    """What counts is the enforcement record. The environment alone entitles a container to nothing."""
     found = replace(tracked_as(pod(), container("x", *env_of(ONE))), phase=Phase.RUNNING)
     enforced = (Held(ONE, ONE.requests),)
     for tracked, held in ((found, ""), (replace(found, enforced=enforced), "2-3")):

@@ -71,7 +71,7 @@ async def installed(
 
 @pytest.mark.parametrize("partitions", [True, False])
 async def test_without_reserves_and_guard_no_cgroup_is_written(partitions: bool, tmp_path: Path) -> None:
-    """An installation without reserves and guard is the minimal one. In pool mode, the runtime stores the list of all
+    """An installation with neither reserves nor the guard is minimal. In pool mode, the runtime stores the list of all
     CPUs for each container.
     """
     async with installed(tmp_path, partitions=partitions) as found:

@@ -62,8 +62,8 @@ async def test_with_partitions_starting_a_container_without_claims_needs_no_thre
 
 
 async def test_the_guard_does_not_limit_pages_granted_by_the_kubelet(memory: Path) -> None:
-    """The limits that the runtime states decide. If the runtime states none, a pod limit other than 0 means that the
-    pod may have requested pages.
+    """The guard goes by the limits that the runtime states. If the runtime states none, a pod limit other than 0 means
+    that the pod may have requested pages.
     """
     async with enforcing(Node(memory, guard=True)) as node:
         stored, _ = await node.create("kept")

@@ -179,7 +179,7 @@ async def start_until_deadline(node: Node, one: Container) -> None:
 
 
 async def test_a_container_without_claims_whose_start_timed_out_is_moved_by_the_audit(node: Node) -> None:
-    """The container may be running on a claim's CPUs, so a claim container waits until it has been moved."""
+    """The container may be running on a claim's CPUs, so a claim container waits until this one has been moved."""
     stored, _ = await node.create("plain")
     path = node.make_cgroups(pod(), stored)
     env = node.claim(ONE)

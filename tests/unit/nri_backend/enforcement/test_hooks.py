@@ -180,8 +180,7 @@ async def test_a_claim_without_online_cpus_is_rejected(node: Node) -> None:
 
 
 async def test_a_kubelet_update_keeps_the_claimed_resources(node: Node) -> None:
-    """The cases are a resize by the kubelet and a reconciliation by its CPU manager. The answer contains the claimed
-    CPUs.
+    """Covers a resize by the kubelet and a reconciliation by its CPU manager. The answer contains the claimed CPUs.
 
     The hugepage limit is the kubelet's new limit plus the claim.
     """

@@ -115,7 +115,7 @@ async def test_static_managers_are_known_after_a_restart(tmp_path: Path) -> None
 
 
 async def test_an_instance_that_takes_over_knows_the_static_managers(tmp_path: Path) -> None:
-    """During a rollout, the new instance is synchronized before the old one has received the last container."""
+    """During a rollout, the new instance is synchronized before the old one has been called for the last container."""
     successor = Node(tmp_path)
     async with enforcing(Node(tmp_path)) as node:
         await successor.enforcer.synchronize([], [])

@@ -100,7 +100,7 @@ async def test_a_container_gets_its_claim_when_the_owners_last_process_has_ended
 async def test_a_leftover_process_of_a_container_without_claims_leaves_claimed_cpus(memory: Path) -> None:
     """The runtime has removed the container.
 
-    The leftover process is moved off claimed CPUs until it exits. Then the container is forgotten.
+    The leftover process is kept off claimed CPUs until it exits. Then the container is forgotten.
     """
     async with enforcing(Node(memory)) as node:
         left = container("left", of="p2")
@@ -248,7 +248,7 @@ async def test_a_partition_refused_because_its_cpus_went_offline_is_recreated_wh
 
 
 def set_online(node: Node, cpus: str) -> None:
-    """Takes CPUs offline and brings CPUs online."""
+    """Brings these CPUs online and takes all others offline."""
     node.kernel.online = cpus
     node.kernel.settle(POD)
     node.host = replace(node.host, online=parse_cpu_list(cpus))
@@ -305,7 +305,7 @@ async def test_a_start_does_not_wait_for_the_next_tick_once_the_last_process_has
 
 
 async def test_a_standby_that_is_called_first_learns_the_active_instances_answer_at_the_start(memory: Path) -> None:
-    """The kubelet states 64 MiB, and the claim has 32 MiB. The limit is still 96 MiB after the hand-over."""
+    """The kubelet states 64 MiB, and the claim is for 32 MiB. The limit is still 96 MiB after the hand-over."""
     standby = Node(memory)
     async with enforcing(Node(memory)) as active:
         await standby.enforcer.synchronize([], [])

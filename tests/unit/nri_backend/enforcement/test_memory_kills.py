@@ -140,8 +140,8 @@ async def test_a_pods_kill_count_is_read_between_creation_and_start_of_its_first
     """The start itself then reads no kill count. Kills that precede the read are not attributed to the container, but
     later ones are.
 
-    The later kills include one that removes the container's cgroup before its own count was read, even if the runtime
-    does not report it.
+    The later kills include one after which the container's cgroup is gone before its own count has been read, even if
+    the runtime does not report the container's exit.
     """
     node = Node(memory, tree=RecordingTree)
     assert isinstance(node.kernel, RecordingTree)

@@ -130,9 +130,7 @@ def test_a_claim_that_the_node_cannot_enforce_has_the_code_of_the_nodes_reason(
 
 
 def test_rejections_without_another_problem_have_their_reasons_code() -> None:
-    """The causes are an empty shared pool, other containers on the CPUs, a sandbox, and the lack of an active
-    instance.
-    """
+    """Covers an empty shared pool, other containers on the CPUs, a sandbox, and the lack of an active instance."""
     state = NodeState(config(""))
     state.set_host(replace(HOST, online=parse_cpu_list("2-3")))
     state.set_claim_files(files_of(ONE))

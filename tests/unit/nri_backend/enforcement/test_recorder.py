@@ -105,7 +105,7 @@ async def test_a_container_keeps_cpus_and_nodes_across_a_restart_without_its_mem
 
 @pytest.mark.parametrize(("created", "started"), [(True, True), (True, False), (False, False)])
 async def test_claimed_hugepages_are_added_once_across_restarts(memory: Path, created: bool, started: bool) -> None:
-    """The spec states 64 MiB, and the claim has 32 MiB.
+    """The spec states 64 MiB, and the claim is for 32 MiB.
 
     The enforcement record shows whether an instance has already answered CreateContainer.
     """

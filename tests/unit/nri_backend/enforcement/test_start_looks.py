@@ -48,7 +48,7 @@ async def run_others(node: Node) -> tuple[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize("id_", ["a", "plain"])
 async def test_a_start_moves_back_a_container_that_another_process_has_moved(memory: Path, id_: str) -> None:
-    """The cases are a container with a claim and one without."""
+    """Covers a container with a claim and one without."""
     async with enforcing(Node(memory)) as node:
         _, env = await run_others(node)
         stored, _ = await node.create("b", *env, of="p2")

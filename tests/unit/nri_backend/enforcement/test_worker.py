@@ -201,7 +201,7 @@ async def test_a_hung_write_delays_no_other_start(memory: Path) -> None:
 
 
 async def test_a_claim_waits_for_a_hung_write_that_may_move_another_container_to_its_cpus(memory: Path) -> None:
-    """A claim ends, and its CPUs return to the pool.
+    """A claim is released, and its CPUs return to the pool.
 
     The next claim gets the same CPUs while the write to a pool member's cpuset hangs.
     """

@@ -135,7 +135,7 @@ async def running(
 
 
 async def test_the_next_active_instance_restores_the_originals(tree: IrqTree) -> None:
-    """The first instance dies while CPU 2 is vacated. The second instance writes nothing until it becomes active."""
+    """The first instance dies after vacating CPU 2. The second instance writes nothing until it becomes active."""
     before, desired = tree.all_affinities(), vacate(2)
     async with running(interrupts(tree), lambda: desired) as evictor:
         evictor.wake()
@@ -169,8 +169,8 @@ async def test_an_unmovable_interrupt_is_retried_only_when_the_claimed_cpus_chan
 
 
 async def test_a_program_that_keeps_moving_interrupts_back_is_a_problem(tree: IrqTree) -> None:
-    """The interrupts are moved again in each pass. After a few passes the conflict is reported as a problem, which ends
-    with the conflict.
+    """The interrupts are moved again in each pass. After a few passes, the conflict is reported as a problem, which is
+    cleared when the conflict ends.
     """
     async with running(interrupts(tree, 0.01), lambda: vacate(2)) as evictor:
         evictor.wake()
@@ -186,7 +186,7 @@ async def test_a_program_that_keeps_moving_interrupts_back_is_a_problem(tree: Ir
 
 
 async def test_a_failed_pass_is_a_problem_and_is_retried(tree: IrqTree) -> None:
-    """Once the directory for the originals appears, the problem ends and the interrupts are moved."""
+    """Once the directory for the originals appears, the problem is cleared and the interrupts are moved."""
     async with running(interrupts(tree, 0.01, "later/file"), lambda: vacate(2)) as evictor:
         evictor.wake()
         await eventually(lambda: bool(evictor.problems))

@@ -100,8 +100,8 @@ async def test_without_a_kernel_root_no_interrupt_is_moved(tmp_path: Path) -> No
 
 
 async def test_problems_with_interrupts_and_host_daemons_have_codes(tmp_path: Path) -> None:
-    """The causes are a slice that allows only claimed CPUs, a damaged originals file, and a program that moves
-    interrupts back.
+    """Covers a slice that allows only claimed CPUs, a damaged originals file, and a program that moves interrupts
+    back.
     """
     tree, state = KernelTree(tmp_path / "cgroup"), NodeState(Config(host_slices=True, reserved_cpus=frozenset({0})))
     state.set_host(Host(parse_cpu_list("0-7"), ()))

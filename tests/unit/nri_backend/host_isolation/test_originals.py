@@ -8,8 +8,8 @@ from nri_backend.host_isolation.plan import OriginalAffinity
 
 
 def test_the_file_has_the_keys_of_earlier_releases(tmp_path: Path) -> None:
-    """An upgrade with running claims must be able to restore the values that the previous release stored, and so must a
-    downgrade.
+    """While claims are in use, a release must be able to restore the values that the release before it stored, after an
+    upgrade as well as after a downgrade.
     """
     path = tmp_path / "interrupts.json"
     two, three = frozenset({2}), frozenset({3})

@@ -126,7 +126,7 @@ RSVD = {size: hugepage_files(size)[1] for size in (TWO, GIGA)}
 def test_the_guard_forbids_reservations_without_a_hugepage_limit(
     stated: bool, pod_own: dict[int, Limit], guarded: set[int]
 ) -> None:
-    """If the runtime states no limits, the pod's limit decides: a pod that may use pages is not guarded."""
+    """If the runtime states no limits, the pod's limit is used instead: a pod that may use pages is not guarded."""
     wanted = guard_limits((TWO, GIGA), dict.fromkeys(RSVD.values()), lambda: pod_own, supplied=stated)
     assert wanted == {RSVD[size]: DesiredLimit(0) for size in guarded}
 

@@ -194,9 +194,7 @@ def test_a_probe_is_repeated_if_another_instance_removes_its_cgroup(tmp_path: Pa
 def test_a_probe_without_a_result_is_logged_and_not_an_obstacle(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: str | None
 ) -> None:
-    """The cases are Linux 6.7 to 6.11, which report the same reason with and without the capability, and a probe that
-    fails.
-    """
+    """Covers Linux 6.7 to 6.11, which report the same reason with or without the capability, and a probe that fails."""
     tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
     if answer is None:
         (tmp_path / "sys/devices/system/cpu/possible").unlink()

@@ -150,7 +150,7 @@ def test_a_body_that_cannot_be_decoded_fails_only_its_own_call() -> None:
 
 
 def test_answering_a_call_that_is_not_open_is_a_programming_error() -> None:
-    """The cases are a second response, and a response for a stream that was never opened."""
+    """Covers a second response, and a response on a stream that was never opened."""
     _, server = _calling()
     server.respond(1, b"")
     for stream in (1, 3):

@@ -142,7 +142,7 @@ def _synchronize(stage: Stage) -> float:
 
 
 def _has_plugin(stage: Stage) -> bool:
-    """Returns True if a plugin is active. A plugin that exits with the runtime is started again, as the kubelet would."""
+    """Returns True if a plugin is active. Like the kubelet, restarts a plugin that has exited with the runtime."""
     for process in stage.processes:
         if not process.alive:
             process.start()

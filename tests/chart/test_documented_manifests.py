@@ -63,7 +63,7 @@ def entries(document: Any) -> list[Document]:
 
 
 def check_typed(manifest: Manifest, sent: str) -> None:
-    """Checks that the driver's YAML reader gives an object the same value as kubectl, and that the policy and the
+    """Checks that the driver's YAML reader gives an object the same value as kubectl does, and that the policy and the
     parser accept it.
     """
     document = json.loads(sent)

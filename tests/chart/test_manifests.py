@@ -33,8 +33,8 @@ def test_the_plain_manifest_is_what_the_chart_installs(tmp_path: Path) -> None:
 
 
 def test_the_plain_manifest_is_reproducible(tmp_path: Path) -> None:
-    """The plain manifest does not depend on the locale, time zone or working directory, so two releases differ only in
-    actual changes.
+    """The plain manifest does not depend on the locale, time zone or working directory, so two releases differ only
+    where something has changed.
     """
     assert manifest(tmp_path) == manifest(Path("/"), LC_ALL="tr_TR.UTF-8", TZ="Pacific/Chatham")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the backend against the kernel's state, by the rules in DESIGN.md and without the backend's own state.
+"""Checks the backend against the kernel's state and the rules in DESIGN.md, without using the backend's own state.
 
 1. No other process is on a running claim's CPUs at the moment when the process's container or the claim's container
    starts. At any other time, an overlap lasts no longer than one audit tick.

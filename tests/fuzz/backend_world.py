@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node for backend_machine.py: kernel, kubelet and container runtime around real instances of the backend.
 
-The kernel is the tree from tests/rigs that behaves like cgroup2. The kubelet and the frontend prepare claims by their
-contract: no CPU is in two claims while a container of one of them is running. The runtime calls every connected
+The kernel is the tree from tests/rigs that behaves like cgroup2. The kubelet and the frontend prepare claims as their
+contract requires: no CPU is in two claims while a container of one of them is running. The runtime calls every connected
 instance, in the order in which they connected, and continues without an instance that dies during a call.
 """
 
@@ -126,7 +126,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Box:
-    """A container, as the runtime and the kernel know it."""
+    """A container, as seen by the runtime and the kernel."""
 
     container: Container
     pod: Pod
@@ -142,7 +142,7 @@ class Box:
     ended_before: object = None
     """The active instance that was notified of the container's end while one of its processes remained."""
     listed: bool = True
-    """Whether the runtime still knows the container."""
+    """Whether the runtime still knows about the container."""
     superseded: bool = False
     """True if its pod has a later container with the same name, so the kubelet never starts this one."""
     may_run: bool = False
@@ -283,7 +283,7 @@ class World:
 
     @property
     def tick(self) -> float:
-        """Returns the seconds within which an audit tick finds changes that no event reports (docs/adr/0032)."""
+        """Returns within how many seconds an audit tick finds changes that no event reports (docs/adr/0032)."""
         claims = any(claim.present for claim in self.claims.values())
         return TICK if claims or any(box.named and box.phase != "ended" for box in self.boxes.values()) else IDLE
 

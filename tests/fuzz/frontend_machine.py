@@ -437,7 +437,7 @@ class Trace(Node):
         await asyncio.sleep(6)
 
     async def _prepare_again(self, instance: Instance) -> None:
-        """Prepares again every claim whose CPUs or pages were not lost; the response must be the same."""
+        """Repeats Prepare for every claim whose CPUs or pages were not lost; the response must be the same."""
         surviving = [key for key, promise in self.oracle.promises.items() if promise.survives]
         before = len(self.steps)
         for driver, uid in surviving:

@@ -33,7 +33,7 @@ from tests.rigs.simulation import Disk, KilledError, Process
 CALL_SECONDS: Final = 45.0
 """The kubelet's time limit for a call."""
 _MOST_CLAIMS: Final = 8
-"""Number of most recent claims that a step can apply to."""
+"""A step can apply only to this many of the most recent claims."""
 
 
 class _Time:
@@ -43,7 +43,7 @@ class _Time:
         self._seconds = seconds
 
     def time_remaining(self) -> float:
-        """Returns the seconds that the kubelet waits."""
+        """Returns how many seconds the kubelet waits."""
         return self._seconds
 
 

@@ -11,9 +11,7 @@ SECONDS: Final = 30.0
 
 
 def reduced(target: Target, data: bytes, seconds: float = SECONDS) -> bytes:
-    """Returns the shortest trace found that still fails, by removing events, first many at a time and then one by
-    one.
-    """
+    """Removes events, first many at a time and then one by one. Returns the shortest trace that still fails."""
     ends = time.monotonic() + seconds
     count = (len(data) - target.head) // target.unit if target.unit else 0
     size = count // 2

@@ -115,7 +115,7 @@ class Field:
 
     @contextmanager
     def victim(self, count: int = 2, *more: Any) -> Iterator[tuple[StagePod, Box, set[int]]]:
-        """Checks that the container of another tenant's claim runs on its CPUs, now and at the end of the block."""
+        """Checks that a container of another tenant is running on its claim's CPUs, now and at the end of the block."""
         with self.claim_pod(cpus(count), *more) as pod:
             self.patiently(pod.prepare)
             box = pod.run()

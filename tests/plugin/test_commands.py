@@ -221,7 +221,7 @@ async def test_claims_are_watched(plugin: Plugin, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_watch_compares_each_claim_with_its_own_last_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster has thousands of claims, and comparing all of them with each other would take seconds."""
+    """A cluster may have thousands of claims, and comparing all of them with each other would take seconds."""
     compared = 0
 
     class Counted(dict[str, Any]):

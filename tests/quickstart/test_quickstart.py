@@ -71,7 +71,7 @@ def test_the_page_about_the_state_endpoint_shows_its_responses(shell: Shell) -> 
 
 
 def asked() -> list[str]:
-    """Returns the commands that pages use to query a cluster, if a cluster of fakes can answer them.
+    """Returns those of the pages' cluster queries that a cluster of fakes can answer.
 
     Pages whose blocks are all run have their own tests. The examples in the command reference name invented pods; a
     test of the help texts shows that the programs accept the examples.

@@ -83,7 +83,7 @@ def granularity(found: Machine, free: Iterable[int], wish: CpuParameters) -> int
 
 
 def possible_by_trying(found: Machine, offered: Iterable[int], free: set[int], count: int, wish: CpuParameters) -> bool:
-    """Tries every choice of free CPUs. Returns True if a choice meets the parameters."""
+    """Tries every choice of free CPUs. Returns True if any choice meets the parameters."""
     offered = set(offered)
     widest = granularity(found, suitable(found, free, wish), wish)
     for chosen in combinations(sorted(suitable(found, free, wish)), count):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the CDI directory, with real files."""
+"""Reads the CDI directory; tested with real files."""
 
 import os
 import shutil

@@ -44,7 +44,7 @@ def test_a_failed_replacement_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_lock_excludes_another_holder(short_root: Path) -> None:
-    """Two instances never hold the lock together. Waiting does not block the event loop and can be cancelled."""
+    """Two instances never hold the lock at once. Waiting does not block the event loop and can be cancelled."""
     first, second = FileLock(short_root / "lock"), FileLock(short_root / "lock")
     await first.acquire()
     with pytest.raises(LockTimeoutError, match=r"lock could not be locked within 0\.02 s: another instance"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readiness with hysteresis, with a clock that the test sets."""
+"""Readiness with hysteresis, tested with a settable clock."""
 
 import logging
 from dataclasses import dataclass

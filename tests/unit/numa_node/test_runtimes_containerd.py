@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads containerd's configuration files, by each release's rules, and containerd's configuration dump."""
+"""Reads containerd's configuration files, following each release's rules, and its configuration dump."""
 
 import copy
 import tomllib
@@ -32,7 +32,7 @@ ALL = (OLD, EARLY, MIDDLE, NEW)
 
 
 def read(release: Release, *texts: str) -> Effective:
-    """Reads files by a release's rules."""
+    """Reads files according to a release's rules."""
     (rules,) = rules_for(release)
     return rules.read([(f"/f{number}", tomllib.loads(text)) for number, text in enumerate(texts)])
 

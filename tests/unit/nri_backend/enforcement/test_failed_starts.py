@@ -234,7 +234,7 @@ async def test_after_an_unexpected_error_a_start_is_handled_like_a_timeout(node:
 async def test_an_unexpected_error_with_one_container_does_not_stop_the_audit_of_others(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error is reported as a problem of the affected container, and logged once for as long as it lasts."""
+    """The error is reported as a problem with the affected container, and logged once for as long as it lasts."""
     broken, fine = await node.run("broken", *node.claim(ONE)), await node.run("fine", of="p2")
     assert isinstance(node.kernel, BrokenTree)
     node.kernel.broken, node.kernel.stays_broken = {broken}, True

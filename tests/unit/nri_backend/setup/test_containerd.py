@@ -62,7 +62,7 @@ def test_only_containerd_1_7_lacks_settings_by_default() -> None:
 def test_the_drop_in_sets_the_missing_settings_and_nothing_else(
     release: str, nri: Document, cri: Document, key: str | None
 ) -> None:
-    """After the drop-in has been merged by the release's rules, nothing is missing and no other key has changed."""
+    """Once the drop-in is merged according to the release's rules, nothing is missing and no other key has changed."""
     before = dump(release, nri, cri)
     lacking = missing_settings(as_read(before), CDI)
     assert (key in {one.path[-1] for one in lacking}) is (key is not None)

@@ -2,8 +2,8 @@
 """A node for backend_machine.py: kernel, kubelet and container runtime around real instances of the backend.
 
 The kernel is the tree from tests/rigs that behaves like cgroup2. The kubelet and the frontend prepare claims as their
-contract requires: no CPU is in two claims while a container of one of them is running. The runtime calls every connected
-instance, in the order in which they connected, and continues without an instance that dies during a call.
+contract requires: no CPU is in two claims while a container of one of them is running. The runtime calls every
+connected instance, in the order in which they connected, and continues without an instance that dies during a call.
 """
 
 import asyncio

@@ -23,8 +23,8 @@ def test_any_bytes_result_in_a_value_or_a_config_error(data: bytes) -> None:
 
 
 def test_flags_override_the_file_and_errors_name_their_source(tmp_path: Path) -> None:
-    """An invalid flag is reported as an error on the command line, and an invalid key as an error in the file, even if a
-    flag overrides the key.
+    """An invalid flag is reported as an error on the command line, and an invalid key as an error in the file, even if
+    a flag overrides the key.
     """
     path = tmp_path / "config.yaml"
     path.write_text("groupBy: socket\nlogLevel: debug\n")

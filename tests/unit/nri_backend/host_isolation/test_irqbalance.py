@@ -56,8 +56,8 @@ def test_claimed_cpus_are_banned_once_and_the_original_ban_is_restored(node: Nod
 
 
 def test_a_ban_that_is_not_in_effect_yet_is_lifted_again(node: Node) -> None:
-    """irqbalance reports the old mask until its next round. A claim that is released before that round leaves
-    no ban behind.
+    """irqbalance reports the old mask until its next round. If the CPUs no longer need to be vacated by then,
+    no ban is left behind.
     """
     with irqbalance(node.root) as daemon:
         node.evict(2, 3)

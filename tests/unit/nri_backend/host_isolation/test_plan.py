@@ -45,8 +45,8 @@ def test_movables_on_other_cpus_are_not_written() -> None:
 
 
 def test_an_affinity_written_by_another_program_becomes_the_original() -> None:
-    """The new affinity is restored after the claims have been released. If it contains CPUs to vacate, the object is
-    moved and counted as contested.
+    """The new affinity is restored once there are no CPUs to vacate. If it contains CPUs to vacate, the object is moved
+    and counted as contested.
     """
     originals = {"a": stored(ALL, ALL, cpus(0, 1))}
     without_claims = plan_eviction({"a": cpus(5)}, originals, NONE, ONLINE)

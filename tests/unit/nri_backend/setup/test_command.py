@@ -160,7 +160,7 @@ def test_standard_input_that_does_not_end_is_an_error_with_a_remedy() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_wait_for_input(number: signal.Signals) -> None:
-    """A handler is required, because the kernel discards a signal to a container's first process if it has none."""
+    """A handler is required, because the kernel discards signals for which a container's first process has none."""
     with waiting("version = 3\n") as process:
         until = time.monotonic() + 30
         # Bit (signal number - 1) of SigCgt shows that the process handles the signal.

@@ -8,8 +8,8 @@ from nri_backend.host_isolation.plan import OriginalAffinity
 
 
 def test_the_file_has_the_keys_of_earlier_releases(tmp_path: Path) -> None:
-    """While claims are in use, an upgraded or downgraded backend must be able to restore the values that its predecessor
-    stored.
+    """While claims are in use, an upgraded or downgraded backend must be able to restore the values that its
+    predecessor stored.
     """
     path = tmp_path / "interrupts.json"
     two, three = frozenset({2}), frozenset({3})

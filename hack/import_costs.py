@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the anonymous memory that each service's imports take, by package: the table in docs/benchmarks.md.
+"""Prints how much anonymous memory each service's imports use, by package: the table in docs/benchmarks.md.
 
   python -m hack.import_costs                    both services, with this interpreter
   python -m hack.import_costs MODULE ARGUMENT    one of SERVICES, as JSON: in the root file system of its image
 
 The images have a different interpreter, and byte code without docstrings (hack/image/compile.py).
 
-A package's figure is the memory taken by executing its own modules. Modules that it imports from another package count
+A package's figure is the memory used by executing its own modules. Modules that it imports from another package count
 towards that package. Unlike the code of shared libraries, anonymous memory is not shared between processes.
 """
 

@@ -112,7 +112,7 @@ class ApiServer:
         self.drop_watches()
 
     def writes(self, resource: str = "resourceslices") -> list[Served]:
-        """Returns the successful writes to a kind of object."""
+        """Returns the successful writes to objects of a kind."""
         changing = {"create", "update", "patch", "delete", "deletecollection"}
         return [
             one
@@ -323,8 +323,8 @@ async def _main(arguments: argparse.Namespace) -> None:
             document = {"metadata": {"name": node}, "status": {**amounts, "declaredFeatures": declared}}
             server.store.create(NODES, "", document)
         if arguments.port_file:
-            # This file is written last and appears by rename, so a reader that waits for it finds everything else
-            # ready.
+            # This file is written last and then renamed into place, so a reader that waits for it finds everything
+            # else ready.
             part = arguments.port_file.with_suffix(".part")
             part.write_text(server.url.rpartition(":")[2])
             part.rename(arguments.port_file)

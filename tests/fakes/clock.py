@@ -41,7 +41,7 @@ class JumpingLoop(asyncio.SelectorEventLoop):
     async def shutdown_default_executor(self, *arguments: Any) -> None:
         """Waits in real time for the executor's threads. The loop is closed after that.
 
-        Since Python 3.12 this call has a timeout, to which the clock would jump.
+        Since Python 3.12 this call has a timeout, and the clock would jump to the end of it.
         """
         self._jumping.stopped = True
         await super().shutdown_default_executor(*arguments)

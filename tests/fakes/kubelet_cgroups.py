@@ -85,8 +85,8 @@ def _with_claims(own: Amounts, counted: Amounts) -> Amounts:
 
 
 def _sum_of_containers(spec: Mapping[str, Any]) -> Amounts:
-    """Returns the sum over the containers, or, if larger, the amount for an init container plus its earlier
-    sidecars.
+    """Returns the sum over the containers, or, if larger, the amount for an init container plus the sidecars before
+    it.
     """
     total, sidecars, peak = Counter[str](), Counter[str](), Counter[str]()
     for container in spec["containers"]:

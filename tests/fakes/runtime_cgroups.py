@@ -4,7 +4,7 @@
 Plain files do not react, so two things are imitated. ``cpuset.*.effective`` is a link to the value that the kernel
 would report: the cgroup's own file if its value is inside the parent's, or else the parent's, so a later write to the
 cgroup's own file is visible at once. refresh() corrects the links after a cgroup has been given its first value, or one
-that is not inside the parent's. Writes to ``cgroup.kill`` are found by killed().
+that is not inside the parent's. killed() detects writes to ``cgroup.kill``.
 """
 
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of a runtime, and the differences between the NRI releases in containerd that a plugin can see."""
+"""The configuration of a runtime, and the differences that a plugin can see between the NRI releases in containerd."""
 
 from dataclasses import dataclass
 from pathlib import Path

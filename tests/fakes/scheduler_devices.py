@@ -111,8 +111,8 @@ def tainted(candidate: Candidate) -> bool:
 
 
 def consumption(candidate: Candidate, requests: Mapping[str, Any], used: Mapping[str, int]) -> dict[str, str] | None:
-    """Returns the amount that the request consumes of each of a shared device's capacities, or None if it does not fit
-    or contains an unknown key.
+    """Returns how much of each of a shared device's capacities the request consumes, or None if the request does not
+    fit or contains an unknown key.
     """
     capacities = candidate.device.get("capacity") or {}
     if not requests.keys() <= capacities.keys():

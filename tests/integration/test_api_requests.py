@@ -17,7 +17,7 @@ START = {("get", "nodes"): 6, ("list", "resourceslices"): 2, ("create", "resourc
 # written once.
 CLAIM = {("get", "resourceclaims"): 2, ("patch", "resourceclaims"): 1}
 TAKE_OVER = {("get", "nodes"): 1, ("list", "resourceslices"): 2, ("get", "resourceclaims"): 1}
-# The longest time between two runs of a periodic task, and a second for its requests. After a shorter wait, the first
+# The longest time between two runs of a periodic task, plus a second for its requests. After a shorter wait, the first
 # sweep might still be due; if the claim exists by then, the sweep reads it.
 IDLE_SECONDS = QUIET_SECONDS + 1.0
 
@@ -31,7 +31,7 @@ def asked(stage: Stage) -> Counter[tuple[str, str]]:
 
 
 def settled(stage: Stage) -> Counter[tuple[str, str]]:
-    """Returns the requests once none has been sent for a while."""
+    """Returns the requests once no more have been sent for a while."""
 
     def quiet() -> Counter[tuple[str, str]] | None:
         before = asked(stage)
@@ -44,7 +44,9 @@ def settled(stage: Stage) -> Counter[tuple[str, str]]:
 
 
 def test_a_node_sends_few_requests(open_stage: OpenStage) -> None:
-    """Requests are caused by a start, by a claim, and by a new pod that takes over. An idle node sends none."""
+    """The driver sends requests when it starts, for each claim, and when a new pod takes over. An idle node sends
+    none.
+    """
     stage = open_stage(partitions=True)
     first = stage.add_ready_instance()
     start = settled(stage)

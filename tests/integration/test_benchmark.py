@@ -86,7 +86,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, _Page, s
 
 
 def test_the_smallest_run_measures_every_quantity_of_both_drivers(finished: tuple[Report, _Page, str]) -> None:
-    """Each quantity has samples from every turn, for all processes together and, if that matters, for each process."""
+    """Each quantity has samples from every turn, for all processes together and, where it matters, for each process."""
     report, _, _ = finished
     for driver in ("this driver", "<other> driver"):
         found = {figure.quantity: figure for figure in report.figures if figure.driver == driver and figure.mode}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that the driver documents is produced by both real services when its cause occurs.
 
-A field, a metric, an alert or an Event that nothing produces is worse than having none, because operators rely on it.
+A field, a metric, an alert or an Event that nothing produces is worse than none at all, because operators rely on it.
 The lists are read from their sources: the contract's models, docs/metrics.md, docs/events.md and the chart's alerts. A
 new entry fails here until a scenario below provokes it.
 """
@@ -69,7 +69,7 @@ ELSEWHERE: dict[str, str] = {
         "tests/node/test_interrupts.py::test_interrupts_leave_a_claims_cpus_and_are_restored"
     ),
     "/v1/status.leftOut": "tests/unit/dra_frontend/state_endpoint/test_status.py::test_the_list_is_bounded",
-    # Entries that occur if the images come from two releases.
+    # Entries that occur if the two images come from different releases.
     "DraNumaVersionsDiffer": "tests/chart/test_monitoring.py::test_versions_of_both_services_are_compared",
     # States that last only for a moment, or that stop the process.
     StatusCode.BACKEND_NOT_REPORTED: f"{_BACKEND}::test_a_missing_first_report_and_an_unreadable_one_have_codes",
@@ -157,7 +157,7 @@ ELSEWHERE: dict[str, str] = {
     ),
     BackendCode.NOT_ENFORCED: f"{_CODES}::test_rejections_without_another_problem_have_their_reasons_code",
 }
-"""Entries that no fake can provoke, with the test that does."""
+"""Entries that no fake can provoke, each with the test that covers it."""
 
 # --- Scenarios: externally caused events on a node. ---
 
@@ -270,7 +270,7 @@ def refused_partition(play: Play) -> None:
 
 
 def authors(play: Play) -> None:
-    """Runs pods whose authors made mistakes, and a pod that was killed."""
+    """Runs pods whose authors made mistakes, and a pod in which a process is OOM-killed."""
     with StagePod(play.stage, "forger") as pod:
         with pytest.raises(AnsweredError):
             pod.create(env=["DRA_CPUSET_11111111-1111-4111-8111-111111111111=0-3"])
@@ -405,7 +405,7 @@ def machine_changes(play: Play) -> None:
 
 
 def drift(play: Play) -> None:
-    """Another program writes a container's cpuset."""
+    """Another program overwrites a container's cpuset."""
     with play.pod("db", memory(64 * MIB)) as pod:
         box = pod.run()
         (box.directory / "cpuset.mems").write_text("0-1\n")
@@ -435,7 +435,7 @@ def everything_claimed(play: Play) -> None:
 
 
 def moved(play: Play) -> None:
-    """If the pool enforces claims, other containers are moved off their CPUs."""
+    """If the pool enforces claims, other containers are moved off the claimed CPUs."""
     with StagePod(play.stage, "web") as web:
         web.run()
         with play.pod("db", cpus(2)) as pod:
@@ -483,7 +483,7 @@ def no_partitions(play: Play) -> None:
 
 
 def observing(play: Play) -> None:
-    """The driver only observes while a pod is running whose cgroups it would otherwise change."""
+    """The driver only observes: it would otherwise change the cgroups of the pod that is running."""
     with StagePod(play.stage, "web") as pod:
         pod.run()
         play.warns(StatusCode.OBSERVE_MODE)
@@ -513,7 +513,7 @@ def status_writes(play: Play) -> None:
 
 
 def outages(play: Play) -> None:
-    """The runtime, the backend and the frontend stop one after another, while a claim is prepared."""
+    """The runtime, the backend and the frontend stop one after another, while the node has a prepared claim."""
     play.pod("kept", cpus(1))
     instance, standby = play.stage.instances[0], play.stage.add_instance()
     play.counts("dra_numa_backend_active", 0)
@@ -770,8 +770,8 @@ _OPERATORS = {"==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": opera
 
 
 def could_fire(expression: str, witness: Witness) -> bool:
-    """Returns True if, for each comparison, a sample was observed that makes it true. For a rate, the counter must be
-    above 0.
+    """Returns True if every comparison is true for at least one of the observed samples. For a rate, the counter must
+    be above 0.
     """
     if "last_over_time" in expression:
         return witness.vanished
@@ -813,18 +813,18 @@ def excused(key: str) -> bool:
 
 
 def test_every_scenario_succeeds(played: Played) -> None:
-    """A failing scenario does not disturb the others; its name and the expected condition are reported here."""
+    """A failing scenario does not affect the others; its name and the expected condition are reported here."""
     assert played[1] == {}
 
 
 @pytest.mark.parametrize("reason", documented_reasons())
 def test_every_documented_event_can_be_provoked(played: Played, reason: str) -> None:
-    """Some scenario causes the Event from outside the driver."""
+    """At least one scenario causes the Event from outside the driver."""
     assert reason in played[0].reasons or excused(reason)
 
 
 def test_every_event_is_documented(played: Played) -> None:
-    """An operator finds each reason on the page."""
+    """Operators can look up each reason on the page."""
     assert played[0].reasons <= set(documented_reasons())
 
 
@@ -854,7 +854,7 @@ def test_every_alert_can_fire(played: Played, alert: str) -> None:
 
 @pytest.mark.parametrize("path", documented_fields())
 def test_every_field_of_a_document_can_be_provoked(played: Played, path: str) -> None:
-    """The field is observed with a value that is not its default."""
+    """The field is observed with a value other than its default."""
     assert played[0].differs(path, documented_fields()[path]) or excused(path), played[0].describe(path)
 
 

@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def prepared(stage: Stage, *words: str) -> dict[str, Any]:
-    """Returns a command in the environment of the driver's pod, as subprocess accepts it."""
+    """Returns a command in the environment of the driver's pod, as arguments for subprocess."""
     pod = {"NODE_NAME": stage.settings.node, "POD_UID": stage.instances[0].pod_uid}
     flags = ["--config", str(stage.paths.config), "--host-root", str(stage.settings.host_root)]
     return {"args": [sys.executable, "-m", "numa_tools", *words, *flags], "env": os.environ | pod, "text": True}

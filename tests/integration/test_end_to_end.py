@@ -239,6 +239,6 @@ def test_a_kill_becomes_one_event_that_names_the_numa_node(stage: Stage) -> None
         stage.wait_ready(instance)
         wait_for("the new backend to report the first kill", lambda: told_of_kill(stage, boxes["old"]), 40.0)
         # Kills are reported in the order in which they were observed. If the first kill were reported again, its Event
-        # would therefore exist by the time the new kill has one.
+        # would therefore exist before that of the new kill.
         kill(new)
         assert not killed(stage, old)

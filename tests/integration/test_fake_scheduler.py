@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake scheduler must allocate like the real one; otherwise the demo and the tests prepare claims that never occur
-in practice.
+"""The fake scheduler must allocate like the real one; otherwise the demo and the tests would prepare claims that never
+occur in practice.
 """
 
 from typing import Any

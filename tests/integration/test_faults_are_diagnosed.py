@@ -71,7 +71,7 @@ def static_cpu_manager(stage: Stage) -> None:
 
 
 def reserved_offline(stage: Stage) -> None:
-    """A reserved CPU goes offline: the machine's files in sysfs change as a kernel changes them."""
+    """A reserved CPU goes offline: the machine's files in sysfs change as they would under a real kernel."""
     shutil.rmtree(stage.paths.base / "sys/devices/system")
     write_tree(offline(captured(MACHINE), {1}), stage.paths.base)
 
@@ -102,7 +102,7 @@ NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
 
 @pytest.mark.parametrize("fault", NAMED, ids=lambda one: one.__name__)
 def test_the_fault_is_named(fault: Callable[[Stage], None], well: Stage) -> None:
-    """The commands do not mention the fault before it occurs; then they name it with a remedy."""
+    """The commands do not mention the fault before it occurs; afterwards they name it and give a remedy."""
     for command, (named, _) in NAMED[fault].items():
         assert named not in told(well, command)
     fault(well)

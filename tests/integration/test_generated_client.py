@@ -40,7 +40,7 @@ class Driver(NamedTuple):
 
 
 def generate(openapi: dict[str, Any], root: Path) -> None:
-    """Generates the client; a part of the document that the generator cannot read is a failure."""
+    """Generates the client; fails if the generator cannot read a part of the document."""
     (root / "openapi.json").write_text(json.dumps(openapi))
     (root / "config.yaml").write_text("post_hooks: []\n")
     arguments = ("--path", root / "openapi.json", "--output-path", root / _PACKAGE, "--config", root / "config.yaml")

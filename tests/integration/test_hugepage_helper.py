@@ -36,7 +36,7 @@ resize, limit = KernelPools.resize, Path(sys.argv.pop(1))
 KernelPools.resize = lambda self, node, page, pages: resize(self, node, page, min(pages, int(limit.read_text())))
 sys.exit(main())
 """
-"""Starts the helper as if the kernel had memory for only as many pages as a file states."""
+"""Starts the helper as if the kernel only had memory for the number of pages given in a file."""
 
 
 class Node:
@@ -141,7 +141,7 @@ def release(node: Node, pod: StagePod) -> None:
 
 
 def test_pages_are_allocated_before_the_pod_is_bound_and_freed_with_the_claim(node: Node) -> None:
-    """The container's limit is the claimed bytes, and the first Prepare succeeds."""
+    """The container's limit is the number of bytes claimed, and the first Prepare succeeds."""
     pod = node.claim("db", 16)
     assert (node.pages, node.may_bind(pod)) == (0, False)
     wait_for("the pages", lambda: node.may_bind(pod), SECONDS)
@@ -268,6 +268,8 @@ def test_a_caller_that_sends_nothing_does_not_stop_the_helper(node: Node) -> Non
 
 
 def test_the_helper_ends_on_a_signal(node: Node) -> None:
-    """As the first process of its container, the helper would otherwise be killed after the grace period."""
+    """As the first process of its container, the helper would otherwise not exit until it is killed at the end of the
+    grace period.
+    """
     assert node.helper.stop() == 0
     node.start_helper()

@@ -157,8 +157,8 @@ async def test_a_claim_whose_pages_cannot_be_allocated_is_released(rig: Rig) -> 
 
 
 async def test_memory_for_pages_is_published_once(rig: Rig) -> None:
-    """Memory that may become pages is not part of plain memory, allocated or not, and the device publishes all of it
-    from the start.
+    """Memory that may become pages is not part of plain memory, whether or not the pages have been allocated, and the
+    device publishes all of it from the start.
     """
 
     def sizes(watch: MachineWatch) -> dict[str, int]:

@@ -12,7 +12,7 @@ from tests.stage.stage import Stage
 SECONDS = 20.0
 """Duration of five quiet ticks in the frontend, or three ticks in the backend."""
 SETTLE_SECONDS = 12.0
-"""Time after which Events and the first reports are written, and gRPC's threads have slowed down."""
+"""Time after which Events and the first reports have been written, and gRPC's threads have slowed down."""
 _OF_GRPC = ("event_engine", "grpc_global_tim", "lifeguard")
 """Names of the threads that gRPC's C core wakes up several times a second: docs/adr/0032-quiet-ticks.md."""
 

@@ -124,8 +124,8 @@ def test_an_unreadable_machine_changes_nothing(stage: Stage, machine: HostDirect
 
 
 def test_a_pool_that_shrinks_below_its_claims_is_tainted(stage: Stage, machine: HostDirectory) -> None:
-    """A device with fewer pages than claims hold is tainted and unhealthy, and an empty one stays published, until the
-    claims fit again.
+    """A device with fewer pages than claims hold is tainted and unhealthy until the claims fit again. It stays
+    published even if it has no pages left.
     """
     with claim_pod(stage, "db", hugepages(200 * PAGE, numa_node=1)) as pod:
         pod.prepare()

@@ -29,7 +29,7 @@ def becomes(port: int, path: str, status: int) -> None:
 
 
 def at(template: str, port: int) -> str:
-    """Returns the command, changed to serve its probes on a port."""
+    """Returns the command, modified so that it serves its probes on a port."""
     return template.replace("--bind-address=off", f"--bind-address=127.0.0.1:{port}")
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A frontend in an incomplete pod reports the problem at /readyz, in its log, and through status and doctor, and
-waits.
+"""A frontend in an incomplete pod waits, and reports the problem at /readyz, in its log, and through status and
+doctor.
 """
 
 import json

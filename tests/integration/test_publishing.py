@@ -180,7 +180,7 @@ async def test_slices_of_an_earlier_writer_are_replaced(rig: Rig) -> None:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["expired", "ended"])
 async def test_a_watch_that_ends_at_once_does_not_cause_a_busy_loop(rig: Rig, dies: bool) -> None:
-    """Whatever the server responds to a watch, lists and watches are rare, because they back off and are
+    """However the server responds to a watch, lists and watches are rare, because they back off and are
     rate-limited.
     """
     rig.client._list_pace = Pace(per_second=1 / 15, burst=6.0)

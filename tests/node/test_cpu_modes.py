@@ -42,7 +42,7 @@ def test_machine_mode_gives_exactly_the_cpus_that_a_claim_names(cluster: Cluster
 @by_machine
 def test_a_claim_that_requires_one_l3_gets_it_or_nothing(cluster: Cluster) -> None:
     """In a device that covers the machine, a claim for four CPUs of one L3 can be met; no L3 has five, and the refusal
-    reports that.
+    says so.
     """
     l3 = cpu_config(l3="required")
     aligned = cluster.pod(cpus(4), config=[l3])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every process is killed at bad moments: nothing is lost, and changes made while it is down are repaired."""
+"""Every process is killed at critical moments: nothing is lost, and changes made while it is down are repaired."""
 
 import signal
 import time
@@ -75,8 +75,8 @@ def test_a_killed_backend_repairs_everything_after_its_restart(cluster: Cluster)
 
 @pytest.mark.core
 def test_a_killed_frontend_loses_no_claim(cluster: Cluster) -> None:
-    """The backend continues alone. After a kill inside Prepare, the next frontend creates one record, and existing
-    claims keep their CPUs.
+    """The backend continues on its own. If the frontend is killed during Prepare, the next one creates one record, and
+    existing claims keep their CPUs.
     """
     first, second = cluster.pod(cpus(2)), cluster.pod(cpus(2), prepare=False)
     given = first.cpus

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart's default driverConfig: no CPU is reserved, so the driver's own pod must leave claimed CPUs like other
-pods.
+"""The chart's default driverConfig: no CPU is reserved, so the driver's own pod must move off claimed CPUs as other
+pods do.
 
 With reserved CPUs the response to the first Synchronize moves both containers to them, and no claim ever overlaps with
 them.
@@ -51,8 +51,8 @@ def started(pod: ClaimPod) -> Container:
 @pytest.mark.timeout(480 * PATIENCE)
 @each_mode
 def test_claims_can_get_every_cpu_that_the_driver_runs_on(cluster: Cluster, mode: str) -> None:
-    """Containers of claims for everything that each NUMA node offers start, and the driver continues on the remaining
-    CPUs.
+    """Containers start even if their claims take everything that each NUMA node offers, and the driver continues on
+    the remaining CPUs.
     """
     driver = cluster.instance.pod.containers.values()
     assert all(kernel.cpus_allowed(one.pid) == ALL for one in driver)

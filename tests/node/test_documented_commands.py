@@ -81,7 +81,8 @@ def containers(node: Node) -> list[str]:
 
 @each_runtime
 def test_the_runtime_page_finds_and_repairs_a_disabled_nri(node: Node, image: str, configuration: Path) -> None:
-    """The page's blocks run in order: check, install the drop-in; then the check finds nothing.
+    """The page's blocks run in order: the check finds a problem, the drop-in is installed, and then the check
+    finds nothing.
 
     Installing again does nothing, and the dump is always removed. The last block requires the plugin; these releases of
     containerd do not support that, and the command reports it.

@@ -50,7 +50,7 @@ pytestmark = [pytest.mark.profile("examples"), pytest.mark.timeout(600 * PATIENC
 
 
 def claimed_by_policy(pod: Document, template: str) -> Document:
-    """Applies the chart's policy to a Guaranteed pod: its first container gets the claim of a template."""
+    """Applies the chart's policy to a Guaranteed pod: its first container gets a claim from a template."""
     first, *others = pod["spec"]["containers"]
     resources = {**first["resources"], "claims": [{"name": "cpus"}]}
     entry = {"name": "cpus", "resourceClaimTemplateName": template}
@@ -88,7 +88,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.fixture
 def others(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
-    """Runs a GPU and a network interface with their own drivers."""
+    """Provides a GPU and a network interface, each with its own driver."""
     near_each_other = request.node.callspec.params["name"] == "vllm"
     slices, classes = "/apis/resource.k8s.io/v1/resourceslices", "/apis/resource.k8s.io/v1/deviceclasses"
     with ExitStack() as stack:
@@ -167,11 +167,11 @@ def wait_alone(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> None
 
 
 def intruders(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> list[str]:
-    """Returns the processes outside a cgroup that may run on some CPUs: only those in containers, or with `everything`
-    all on the node.
+    """Returns the processes outside a cgroup that may run on some CPUs: only those in containers, or, with
+    `everything`, all those on the node.
 
     A kernel thread, which has no command line, may be bound to one CPU. The pool does not move a pod's pause process,
-    since that sleeps forever.
+    since it sleeps forever.
     """
     top = CGROUPS if everything else CGROUPS / "kubepods.slice"
     found = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failing memory: new claims do not get memory that the kernel counts errors for."""
+"""Failing memory: new claims do not get memory for which the kernel has counted errors."""
 
 import json
 import signal

@@ -53,8 +53,8 @@ def test_no_environment_keeps_the_backend_busy(cluster: Cluster, bomb: str) -> N
 
 @pytest.mark.core
 def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
-    """A pod that names the pool in its environment and starts while no instance is connected stays a plain container
-    after any number of restarts.
+    """A pod that names the pool in its environment and starts while no instance is connected is treated as a plain
+    container, however often the backend restarts.
     """
     db = cluster.pod(cpus(2, numa_node=1))
     box, pool = db.run(), ALL - RESERVED - db.cpus

@@ -112,7 +112,7 @@ def test_affinities_changed_by_others_are_kept(cluster: Cluster) -> None:
 
 
 def test_a_claim_can_keep_interrupts_on_its_cpus(cluster: Cluster) -> None:
-    """With ``irqs: keep``, interrupts stay on the claim's CPUs, but leave those of another claim."""
+    """With ``irqs: keep``, interrupts stay on the claim's CPUs, but are still moved off another claim's CPUs."""
     number = widened()
     nic = cluster.pod(cpus(2, numa_node=0), config=[cpu_config(irqs="keep")])
     db = cluster.pod(cpus(2, numa_node=1))

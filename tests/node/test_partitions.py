@@ -158,7 +158,7 @@ def test_an_invalidated_partition_is_repaired(cluster: Cluster) -> None:
 
 
 def test_a_changed_cpuset_of_a_partition_has_no_effect(cluster: Cluster) -> None:
-    """The kernel keeps to cpuset.cpus.exclusive. Therefore only an audit of all containers, which is due every 60 s,
+    """The kernel goes by cpuset.cpus.exclusive. Therefore only an audit of all containers, which is due every 60 s,
     corrects the file.
     """
     db = cluster.pod(cpus(2, numa_node=1))
@@ -197,7 +197,7 @@ def test_without_partitions_an_exclusive_claim_uses_the_pool_and_an_isolated_one
 
 
 def test_the_mode_can_change_while_claims_are_running(cluster: Cluster) -> None:
-    """From pool to partition and back, running claims keep their CPUs, and no other container gets one of these CPUs in
+    """From pool to partition and back, running claims keep their CPUs, and no other container gets any of these CPUs in
     between.
     """
     cluster.configure({"cpuExclusivity": "pool"})

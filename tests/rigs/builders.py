@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds small claims as the scheduler allocates them, their records and files, and container reports."""
+"""Builds small claims as allocated by the scheduler, the claims' records and files, and container reports."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -65,7 +65,7 @@ class KernelTree(CgroupTree):
             self.settle(above)
 
     def remove(self, path: str) -> None:
-        """Removes a cgroup and its descendants. Their open files are empty from then on."""
+        """Removes a cgroup and its descendants. Any of their files that are open read as empty from then on."""
         with self._lock:
             for file in self.path(path).rglob("*.effective"):
                 os.truncate(file, 0)

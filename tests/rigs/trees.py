@@ -202,8 +202,8 @@ def small_machine() -> MemoryTree:
 
 
 def far_memory() -> dict[str, str | bytes | None]:
-    """Returns files that add three NUMA nodes without CPUs to a machine of two: HBM next to node 1 (node 2) and next to
-    node 0 (node 3), and CXL as far from both (node 4)."""
+    """Returns files that add three NUMA nodes without CPUs to a machine with two: HBM next to node 1 (node 2) and next
+    to node 0 (node 3), and CXL at the same distance from both (node 4)."""
     node, dax, cxl = "/sys/devices/system/node", "/sys/bus/dax", "/sys/bus/cxl/devices"
     rows = ("10 21 23 13 24", "21 10 13 23 24", "23 13 10 33 44", "13 23 33 10 44", "24 24 44 44 10")
     files: dict[str, str | bytes | None] = {f"{node}/node{n}/distance": f"{row}\n" for n, row in enumerate(rows)}

@@ -181,8 +181,8 @@ class Cluster:
         return "\n".join([f'dra_resource_claims_in_use{{driver_name="<any>"}} {len(claims)}', *lines, ""])
 
     async def _exec(self, namespace: str, pod: str, command: list[str], **_: Any) -> Document:
-        """Runs one of the driver's commands with the environment of its pod. In any other pod a command returns the
-        container's status file.
+        """Runs one of the driver's commands with the environment of its pod. In any other pod, a command that
+        reads /proc/self/status gets the file of the container.
         """
         document = self.stage.api(f"/api/v1/namespaces/{namespace}/pods/{pod}")
         owner = document["metadata"].get("ownerReferences")
@@ -227,6 +227,6 @@ def _ran(command: list[str], environment: dict[str, Any]) -> Document:
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | environment, capture_output=True, timeout=60 * PATIENCE, check=False
     )
-    # One character per byte, because JSON has no bytes.
+    # One character per byte, because JSON has no type for bytes.
     printed = {"stdout": done.stdout.decode("latin-1"), "stderr": done.stderr.decode("latin-1")}
     return {"status": done.returncode, **printed}

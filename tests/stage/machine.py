@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured machine in a directory, whose CPUs and hugepages can appear and disappear as in a kernel."""
+"""A captured machine in a directory, whose CPUs and hugepages can appear and disappear as under a real kernel."""
 
 import shutil
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from tests.stage.pods import cpu_set
 
 
 class HostDirectory:
-    """The host root of a stage, which can change while the services read it."""
+    """The host root of a stage, which can change while the services are reading it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -28,7 +28,7 @@ class HostDirectory:
         new.replace(path)
 
     def claim_to_be_here(self) -> None:
-        """Copies this machine's boot id, so commands use their own directories, as in the driver's pod."""
+        """Copies this machine's boot id, so that commands use this machine's directories, as in the driver's pod."""
         boot = Path("/proc/sys/kernel/random/boot_id")
         self.write(self.root / str(boot)[1:], boot.read_text().strip())
 

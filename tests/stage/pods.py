@@ -103,7 +103,7 @@ class Box:
 
     def cpus(self) -> set[int]:
         """Returns the CPUs that the kernel would currently let the container use."""
-        # In a kernel the file is never empty; a plain file is empty for a moment while it is written.
+        # A real kernel's file is never empty; a plain file is empty for a moment while it is being written.
         return cpu_set(wait_for("a cpuset", lambda: self.read("cpuset.cpus.effective"), 2.0))
 
     def comes_to(self, cpus: set[int]) -> None:

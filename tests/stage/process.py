@@ -149,7 +149,7 @@ def compile_sources() -> None:
 
 
 def end_by_interrupt() -> None:
-    """Makes SIGINT and SIGTERM raise KeyboardInterrupt once; a second signal must not disturb the clean-up."""
+    """Makes SIGINT and SIGTERM raise KeyboardInterrupt once; a second signal must not interrupt the clean-up."""
 
     def interrupted(number: int, _frame: object) -> None:
         for one in (signal.SIGINT, signal.SIGTERM):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An NRI plugin that answers a container's creation with the resources in one of the container's environment variables,
-as JSON.
+"""An NRI plugin that responds to CreateContainer with the resources that one of the container's environment variables
+contains as JSON.
 
 It shows how a runtime handles a response, independent of the driver: `python -m tests.node.rig.answering_plugin`.
 """

@@ -36,7 +36,7 @@ def class_document(driver: str) -> Document:
 
 @contextmanager
 def registered(driver: str, root: Path) -> Iterator[None]:
-    """Serves a driver to the kubelet with this root directory; inside the block the kubelet has registered it."""
+    """Serves a driver to the kubelet with this root directory; the kubelet has registered it when the block begins."""
     socket = root / f"plugins_registry/{driver}.sock"
     socket.parent.mkdir(parents=True, exist_ok=True)
     socket.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ OTHERS_OF_CONTAINERS: Final = {
     "imagePullPolicy": "image pull: the images are in the runtime",
 }
 
-# pkg/securitycontext/util_linux.go: the paths that a container without procMount: Unmasked does not see or write.
+# pkg/securitycontext/util_linux.go: the paths that a container without procMount: Unmasked cannot see or write to.
 MASKED_PATHS: Final = (
     *(f"/proc/{name}" for name in ("asound", "acpi", "interrupts", "kcore", "keys", "latency_stats")),
     *(f"/proc/{name}" for name in ("timer_list", "timer_stats", "sched_debug", "scsi")),

@@ -189,8 +189,8 @@ class Pod:
         return Container(self._runtime, created, name, Path(self.config.log_directory, log))
 
     def _rights(self) -> pb.LinuxContainerSecurityContext:
-        # A privileged container sees the node's cgroup tree and may write to it. The namespaces are set again, as the
-        # kubelet does: without them the container shares the sandbox's processes, and /proc/1 is the pause process.
+        # A privileged container sees the node's cgroup tree and may write to it. As in the kubelet, the namespaces are
+        # set again: without them the container shares the sandbox's processes, and /proc/1 is the pause process.
         pod = self.config.linux.security_context
         return pb.LinuxContainerSecurityContext(privileged=pod.privileged, namespace_options=pod.namespace_options)
 

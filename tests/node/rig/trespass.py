@@ -47,7 +47,7 @@ def allowed_on(cpus: frozenset[int], cgroups: Collection[str]) -> dict[str, str]
 
 
 def ran_on(cpus: frozenset[int], cgroups: Collection[str], seconds: float) -> dict[str, int]:
-    """Returns the threads outside these cgroups that have run on one of the CPUs, with the CPU.
+    """Returns the threads outside these cgroups that have run on one of the CPUs, each with that CPU.
 
     A sleeping thread shows the CPU that it last ran on, so a thread counts only if its CPU time has grown.
     """

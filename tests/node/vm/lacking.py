@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the layers of an image that a containerd does not have: lacking.py ARCHIVE CONTENT OUT
+"""Writes the layers of an image that are missing from containerd: lacking.py ARCHIVE CONTENT OUT
 
 ARCHIVE is a docker archive with uncompressed layers, CONTENT the output of `ctr images ls` and `ctr content ls -q`, OUT
 an OCI archive without the layers that CONTENT lists. If CONTENT lists the image itself, OUT is an empty file.

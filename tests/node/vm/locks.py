@@ -2,8 +2,8 @@
 """Prints one hashed requirement list for the guest's Python, made from several locks.
 
 ``locks.py [--all] PYTHON_VERSION LOCK...``. A marker is evaluated for the guest (CPython of the given version, Linux,
-x86_64), not for the Python that runs this. Of the test lock only packages that the node tests import are included, with
-``--all`` everything. Later locks must agree with earlier ones.
+x86_64), not for the Python that runs this. From the test lock, only packages that the node tests import are included;
+with ``--all``, all of its packages are. Later locks must agree with earlier ones.
 """
 
 import sys

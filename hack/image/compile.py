@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles third-party modules for the images, without docstrings or column numbers: compile.py ROOT DIRECTORY...
 
-Docstrings and column numbers would take memory in each process, 2.3 MB in the frontend and 1.4 MB in the backend
+Docstrings and column numbers would take up memory in each process, 2.3 MB in the frontend and 1.4 MB in the backend
 (docs/benchmarks.md), and the services do not use them: tracebacks still contain line numbers. Unlike with -OO,
 assertions are kept. The driver's own modules are compiled by compileall, since the state endpoint describes its
 documents with docstrings.

@@ -51,7 +51,7 @@ def test_slices_follow_cpus_that_go_offline_and_online(cluster: Cluster) -> None
 
 
 def test_slices_follow_the_number_of_hugepages(cluster: Cluster) -> None:
-    """If one node's nr_hugepages is written at run time, the capacity of that node's device rises and falls
+    """When one node's nr_hugepages is changed at run time, the capacity of that node's device rises and falls
     accordingly.
     """
     pages = kernel.NODES / "node1/hugepages/hugepages-2048kB/nr_hugepages"

@@ -4,13 +4,13 @@
 import selectors
 
 _TURN_SECONDS = 1e-7
-"""Duration of one iteration of the loop. Without it, the clock could stop one rounding error before a deadline: the
+"""Duration of one iteration of the loop. Without it, the clock could stop a rounding error short of a deadline: the
 timer is due within the clock's precision and fires, but the deadline is not reached, so the wait would never end.
 """
 
 
 class StandstillError(AssertionError):
-    """The program waits for an event that can never happen."""
+    """The program is waiting for an event that can never happen."""
 
 
 class VirtualClock(selectors.DefaultSelector):

@@ -97,7 +97,7 @@ class Cluster:
         began = time.monotonic()
         _KUBECONFIG.parent.mkdir(exist_ok=True)
         _KUBELET_ROOT.mkdir(exist_ok=True)
-        # The kubelet's checkpoint of a cluster that could not be cleaned contains claims that no longer exist.
+        # If a cluster could not be cleaned up, its kubelet's checkpoint contains claims that no longer exist.
         for left in (_PORT, _CONTROL, _CHECKPOINT):
             left.unlink(missing_ok=True)
         self._render(_unusual(settings), values, lacking)

@@ -39,6 +39,7 @@ from dra_frontend.events.event import ObjectReference, Observation, new_event
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.apiserver_store import RESOURCES, Document
 from tests.fakes.apiserver_values import Options
+from tests.fakes.waiting import patience
 from tests.rigs.cpu_time import cpu_seconds
 
 TLS = Path(__file__).parents[3] / "data" / "tls"
@@ -373,15 +374,18 @@ async def test_rate_limiting_does_not_count_as_server_time(tmp_path: Path) -> No
 async def test_events_never_delay_reading_a_claim(pair: Pair) -> None:
     """Events have their own rate limit: even with fifty Events waiting, a claim is read immediately."""
     _, client = pair
-    async with asyncio.TaskGroup() as tasks:
-        events = [tasks.create_task(client.create_event(an_event(f"n{n}"))) for n in range(50)]
-        async with asyncio.timeout(5):
+    events = [asyncio.create_task(client.create_event(an_event(f"n{n}"))) for n in range(50)]
+    try:
+        async with asyncio.timeout(5 * patience()):
             while sum(event.done() for event in events) < 20:  # noqa: ASYNC110 - the burst
                 await asyncio.sleep(0.01)
             assert await client.get_claim("default", "c") is None
         assert sum(event.done() for event in events) < 30
+    finally:
         for event in events:
             event.cancel()
+        # On a busy machine some of the connections time out, which is not what this test is about.
+        await asyncio.gather(*events, return_exceptions=True)
 
 
 A_CLAIM = {"metadata": {"name": "c"}, "spec": {}}

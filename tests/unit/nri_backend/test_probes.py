@@ -9,6 +9,7 @@ from nri_backend import probes
 from nri_backend.probes import HEALTHY, Page, answer, serve_pages
 from numa_node.addresses import BindError
 
+from tests.fakes.waiting import patience
 from tests.rigs.http_peer import ended, get, peer, send
 
 UNREADY = Page(b"not ready\n", 503)
@@ -95,7 +96,7 @@ async def test_a_connection_is_closed_after_a_few_seconds() -> None:
         peer(port) as (slow, writer),
     ):
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(5 * patience()):
                 while not slow.at_eof():
                     writer.write(b"x")
                     await writer.drain()

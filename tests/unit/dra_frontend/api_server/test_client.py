@@ -185,7 +185,7 @@ async def test_names_cannot_change_the_path(pair: Pair, name: str) -> None:
 
 
 async def next_of(events: AsyncGenerator[tuple[str, Document], None]) -> tuple[str, str]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * patience()):
         kind, document = await anext(events)
     return kind, document["metadata"].get("name", "")
 

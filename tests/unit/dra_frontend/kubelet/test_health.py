@@ -16,6 +16,7 @@ from dra_frontend.kubelet.health import (
 )
 
 from tests.fakes._pb import dra_health_v1alpha1_pb2 as pb
+from tests.fakes.waiting import patience
 
 GOOD = DeviceHealth("node", "cpudevnuma000", Health.HEALTHY)
 BAD = DeviceHealth("node", "cpudevnuma000", Health.UNHEALTHY, "CPU 3 is offline")
@@ -32,7 +33,7 @@ async def test_the_complete_list_is_sent_immediately_and_on_every_change() -> No
     """
     board = HealthBoard([GOOD])
     stream = subscribe(board)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * patience()):
         assert await anext(stream) == (GOOD,)
         board.show([BAD])
         board.show([BAD, OTHER])
@@ -51,7 +52,7 @@ async def test_the_list_is_repeated_before_it_becomes_stale() -> None:
     """The kubelet forgets a device that has not been reported again within the timeout, even if nothing has changed."""
     assert RESEND_SECONDS * 2 < STALE_SECONDS <= 30
     stream = subscribe(HealthBoard([GOOD], resend=0.01))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * patience()):
         for _ in range(3):
             assert await anext(stream) == (GOOD,)
     await stream.aclose()
@@ -61,7 +62,7 @@ async def test_close_ends_waiting_streams_immediately() -> None:
     """Shutdown must not wait for the next repetition. A stream that is opened afterwards also ends."""
     board = HealthBoard([GOOD])
     stream = subscribe(board)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * patience()):
         assert await anext(stream) == (GOOD,)
         reading = asyncio.ensure_future(anext(stream, None))
         await asyncio.sleep(0)

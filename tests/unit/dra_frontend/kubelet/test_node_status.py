@@ -8,6 +8,8 @@ import pytest
 from dra_frontend.api_server.errors import ForbiddenError, NotFoundError, UnavailableError
 from dra_frontend.kubelet.node_status import NodeStatus
 
+from tests.fakes.waiting import patience
+
 GI = 1 << 30
 
 
@@ -79,7 +81,7 @@ async def test_a_permanent_error_delays_no_caller(answer: Exception) -> None:
     status = NodeStatus(server.get_node, waits=(0.01, 0.01))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(status.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * patience()):
             await status.settled.wait()
         running.cancel()
     assert (status.reserved_memory, status.problem) == (None, str(answer))
@@ -96,7 +98,7 @@ async def test_an_error_right_after_startup_is_retried() -> None:
     status = NodeStatus(server.get_node, waits=(0.01, 0.01))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(status.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * patience()):
             await status.settled.wait()
         running.cancel()
     assert status.reserved_memory == 2 * GI

@@ -18,6 +18,7 @@ from dra_frontend.node.machine_watch import MachineWatch
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config, HardwareErrors, parse_config
 
+from tests.fakes.waiting import patience
 from tests.rigs.trees import MemoryTree, edac, small_machine
 
 PAGE = 2 << 20
@@ -280,7 +281,7 @@ async def test_the_watch_survives_an_unknown_exception(caplog: pytest.LogCapture
             raise KeyError("fault")
         seen.set()
 
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(5 * patience()), asyncio.TaskGroup() as tasks:
         run = tasks.create_task(rig.watch.run(changed, partial(asyncio.sleep, 0)))
         await seen.wait()
         run.cancel()

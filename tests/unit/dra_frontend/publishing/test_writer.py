@@ -16,6 +16,7 @@ from dra_frontend.publishing.writer import GateOffError, SliceWriter
 
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.apiserver_store import RESOURCES
+from tests.fakes.waiting import patience
 
 Document = dict[str, Any]
 BY_NAME = {(resource.group, resource.name): resource for resource in RESOURCES}
@@ -159,7 +160,7 @@ async def test_a_publisher_can_be_stopped_while_its_watch_fails(rig: Rig, steps:
     rig.client.watch_slices = watch  # type: ignore[method-assign, assignment] # a watch that fails when it is told to
     publisher = Publisher(rig.client, "dra.cpu", "node-a", lambda _reason, _note: None)
     publisher.set_pools({"p": [a_slice("p", "a")]})
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(5 * patience()), asyncio.TaskGroup() as tasks:
         run = tasks.create_task(publisher.run())
         await watching.wait()
         fails.set()

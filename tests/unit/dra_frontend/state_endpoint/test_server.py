@@ -12,6 +12,7 @@ from dra_frontend.state_endpoint.server import PORT, serve_port
 from numa_node.addresses import BindError
 from starlette.responses import PlainTextResponse
 
+from tests.fakes.waiting import patience
 from tests.rigs.http_peer import ended, get, peer, send
 from tests.rigs.node_state import populated
 
@@ -155,7 +156,7 @@ async def test_a_connection_is_closed_after_a_few_seconds() -> None:
         peer(port) as (slow, writer),
     ):
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(5 * patience()):
                 while not slow.at_eof():
                     writer.write(b"x")
                     await writer.drain()

@@ -17,6 +17,7 @@ from nri_backend.frontend_link.reports import Reports
 from numa_contract.reports import RENEW_SECONDS, BackendStatus
 
 from tests.fakes.state_server import StateServer, state_server
+from tests.fakes.waiting import patience
 from tests.rigs.containers import container, pod
 
 
@@ -52,7 +53,7 @@ class Backend:
         self.woken.set()
 
     async def until_records(self, count: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * patience()):
             while self.records < count:
                 self.woken.clear()
                 await self.woken.wait()

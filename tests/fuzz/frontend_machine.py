@@ -371,7 +371,7 @@ class Trace(Node):
             pods.append({"resource": "pods", "name": "more", "uid": f"more-{len(pods)}"})
 
     async def do_hardware(self) -> None:
-        """Takes CPUs offline or online, and shrinks or grows hugepage pools."""
+        """Takes CPUs offline or brings them online, and shrinks or grows hugepage pools."""
         self.oracle.note_capacity(self.capacity())
         self.offline, pages = (
             _OFFLINE[self.input.number(len(_OFFLINE))],

@@ -650,7 +650,7 @@ def declare_nothing(stage: Stage) -> None:
 
 
 def reserve_nothing(stage: Stage) -> None:
-    """The Node does not contain allocatable resources."""
+    """The Node lists no allocatable resources."""
     path = f"/api/v1/nodes/{stage.settings.node}"
     node = stage.api(path)
     node["status"]["allocatable"] = {}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features that depend on the API server's release and gates, and on the claim's parameters, with all fakes."""
+"""Features that depend on the API server's release and gates, and on the claim's parameters, tested with
+all of the fakes."""
 
 import pytest
 

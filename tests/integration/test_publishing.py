@@ -412,7 +412,7 @@ async def test_rejected_fields_are_left_out(rig: Rig, refused: Document, field: 
 async def test_whether_claims_are_counted_depends_on_server_and_kubelet(
     rig: Rig, release: str, gate: bool, declared: list[str], kept: bool, told: str
 ) -> None:
-    """All fields are published in any release, and Prepare can query whether claims are counted.
+    """All fields are published in every release, and Prepare can query whether claims are counted.
 
     Since 1.37, the server forbids the mapping on a node whose kubelet has not declared that it counts claims; lists are
     still published.

@@ -362,8 +362,8 @@ class AllocationRecord(RecordPart):
     ``poolCPUs`` is not ``none``.
     """
     sharing: str = "container"
-    """Sharing of the claim: ``pod`` if all containers of one pod share it, or ``container``. An unknown value is
-    enforced as ``container``, the stricter one.
+    """How the claim is shared: ``pod`` if all containers of one pod share it, otherwise ``container``. An unknown value
+    is enforced as ``container``, the stricter one.
     """
     counted: bool = False
     """True if the kubelet adds the claim to the limits of its pod and of the containers that name it (KEP-5517)."""
@@ -390,7 +390,8 @@ class AllocationRecord(RecordPart):
         return request if len(self.requests) > 1 else None
 
     def cdi_id(self, request: str) -> str:
-        """Returns the qualified name of the CDI device for a request (base name), ``dra.k8s.io/cpu=claim-<uid>``.
+        """Returns the qualified name of the CDI device for a request (given by its base name), such as
+        ``dra.k8s.io/cpu=claim-<uid>``.
 
         The kubelet stores these names in its checkpoint.
         """

@@ -186,7 +186,7 @@ class MetricSample(Document):
     labels: tuple[str, ...] = ()
     """Values of the labels, in the order of the metric's label names."""
     value: float = 0.0
-    """Value in the unit at the end of the metric's name, such as ``_seconds``; for a histogram, the sum of all
+    """Value, in the unit given by the end of the metric's name (such as ``_seconds``); for a histogram, the sum of all
     observations.
     """
     counts: tuple[int, ...] = ()

@@ -95,7 +95,7 @@ class ClaimDirectory:
     """The claim directory as last scanned. Not thread-safe: only one :meth:`refresh` at a time."""
 
     def __init__(self, path: str, clock_ns: Callable[[], int] = stamp_clock_ns, *, absence: str = "") -> None:
-        """Creates a view that is still empty.
+        """Creates an initially empty view.
 
         ``absence`` is the problem to report while the directory does not exist, or empty if that is normal.
         """

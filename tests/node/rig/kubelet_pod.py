@@ -45,7 +45,7 @@ _PROPAGATION: Final = {
     "Bidirectional": pb.PROPAGATION_BIDIRECTIONAL,
 }
 _DNS_POLICIES: Final = ("ClusterFirst", "ClusterFirstWithHostNet", "Default")
-"""Equivalent policies on a node whose kubelet has no clusterDNS: the node's own resolvers."""
+"""DNS policies that are equivalent on a node whose kubelet has no clusterDNS: pods use the node's own resolvers."""
 
 
 @dataclass(frozen=True, slots=True)

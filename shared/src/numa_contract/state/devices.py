@@ -20,7 +20,7 @@ class DeviceDocument(StateDocument):
     name: str
     """Name of the device in its pool."""
     attributes: dict[str, AttributeValue]
-    """Attributes of the device by name, as its ResourceSlice contains them."""
+    """Attributes of the device by name, as they appear in its ResourceSlice."""
     cpus: CpuSet | None = None
     """CPUs that claims can get from the device, in the kernel's list format; omitted for memory."""
     numa_node: int | None = None

@@ -43,7 +43,7 @@ class Setting:
     is_negative_in_crio: bool = False
 
     def path(self, cri: str) -> tuple[str, ...]:
-        """Returns the path in a dump under ``plugins``; ``cri`` is the name of the dump's CRI section."""
+        """Returns the setting's path under ``plugins`` in a dump; ``cri`` is the name of the dump's CRI section."""
         return (cri if self.cri else NRI, *self.key)
 
     def written(self, value: Any) -> Any:

@@ -100,7 +100,7 @@ class NumaNode:
     """The node's total memory, including hugepages (``MemTotal`` in its meminfo)."""
     hugepages: tuple[HugepagePool, ...] = ()
     distances: dict[int, int] = field(default_factory=dict)
-    """Distance to every node, by the node's ID (10 is local). Empty if the kernel provides no distances."""
+    """Distance to each node by node ID; the distance within a node is 10. Empty if the kernel provides no distances."""
     online: bool = True
     """False for a memoryless node without a directory in sysfs, which is known only from its CPUs' links."""
     normal_memory: bool = True

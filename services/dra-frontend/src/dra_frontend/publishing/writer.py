@@ -89,7 +89,8 @@ class SliceWriter:
         """Writes the given pools and deletes all others. An error in one pool does not prevent the others from being
         written.
 
-        Raises GateOffError after deleting all slices, else the KubeError from the first pool that failed.
+        If the feature gate is off, deletes all slices and raises GateOffError. Otherwise raises the KubeError
+        from the first pool that failed, if any.
         """
         failures = []
         for pool in dict.fromkeys([*pools, *(one["spec"]["pool"]["name"] for one in self._held.values())]):

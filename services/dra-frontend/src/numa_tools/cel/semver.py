@@ -18,7 +18,7 @@ _VERSION = re.compile(
 
 @total_ordering
 class Semver:
-    """A semantic version. Equality and order ignore the build metadata after ``+``."""
+    """A semantic version. Equality and ordering ignore the build metadata after ``+``."""
 
     __slots__ = ("key", "text")
 

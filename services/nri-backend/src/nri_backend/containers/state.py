@@ -33,7 +33,7 @@ from nri_backend.problems import NO_PROBLEM, Problem
 
 _log = logging.getLogger(__name__)
 MAX_REJECTED: Final = 64
-"""Maximum number of rejected attempts to store; the kubelet retries each container within seconds or minutes."""
+"""Maximum number of rejected attempts that are stored; the kubelet retries each container within seconds or minutes."""
 MAX_TOUCHED: Final = 4096
 """Maximum number of container changes to store: about as many as two pool changes cause on a full node."""
 

@@ -451,7 +451,7 @@ class Auditor:
 
         With ``again``, partitions that the kernel has refused are retried. If a partition turns out to be invalid, it
         is repaired in the next round, after its siblings. This does not apply with ``final``: the siblings then come
-        before the partition in ``plan``, so a partition that the kernel still refuses becomes a fallback.
+        before the partition in ``plan``, so if the kernel still refuses the partition, the pool enforces the claim.
         """
         while plan:
             late = partial(self._store, (), final=final)

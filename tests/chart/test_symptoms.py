@@ -21,6 +21,9 @@ FOREIGN = {
     'required plugin "dra-driver-numa" not present',
     "unresolvable CDI devices",
     "cannot be imported into the current release",
+    "Additional property ... is not allowed",
+    "Invalid type. Expected: ...",
+    "Invalid type. Expected: [number,null], given: string",
 }
 """Messages from the container runtime and from Helm."""
 POD_REASONS = {pod_events.BEST_EFFORT, pod_events.KEPT_BY_POOL, memory_kills.REASON}

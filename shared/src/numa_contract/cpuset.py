@@ -68,7 +68,7 @@ def _parse(text: str) -> frozenset[int]:
         if first > last:
             raise MalformedError("CPU list", text, f"the range {item} runs backwards")
         if last > MAX_CPU:
-            raise MalformedError("CPU list", text, f"{last} is higher than any CPU number ({MAX_CPU})")
+            raise MalformedError("CPU list", text, f"{last} exceeds the highest possible CPU number ({MAX_CPU})")
         if first < next_free:
             raise MalformedError(
                 "CPU list", text, f"{item} must come after {next_free - 1}: write the list in ascending order"

@@ -223,7 +223,7 @@ def parse_env_key(key: str) -> EnvKey | None:
     else:
         return None
     if not _UID.fullmatch(parsed.uid) or (parsed.request is not None and not _REQUEST.fullmatch(parsed.request)):
-        raise MalformedError("environment variable", key, "does not contain a claim UID and request of this driver")
+        raise MalformedError("environment variable", key, "does not contain a valid claim UID and request name")
     return parsed
 
 

@@ -55,7 +55,8 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = error.strerror or str(error)
         raise BindError(
-            f"cannot listen on {host or '*'}:{port} ({reason}); choose another --bind-address, or off for no probes"
+            f"cannot listen on {host or '*'}:{port} ({reason}); choose another --bind-address, or 'off' to disable the "
+            "probes"
         ) from error
 
 

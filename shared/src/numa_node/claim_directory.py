@@ -88,7 +88,7 @@ class DirectoryReplacedError(OSError):
     """The CDI directory was replaced on the host, so no other process uses the one that is mounted here."""
 
     def __init__(self) -> None:
-        super().__init__("the CDI directory was replaced on the node; this container restarts to mount the new one")
+        super().__init__("the CDI directory was replaced on the node; this container will restart to mount the new one")
 
 
 class ClaimDirectory:
@@ -207,7 +207,7 @@ class ClaimDirectory:
                 except FileNotFoundError:
                     # The file was removed after the directory was listed.
                     continue
-        return found, f"{left} claim files beyond {MAX_CLAIM_FILES} are not read" if left else ""
+        return found, f"{left} claim files are not read: the limit is {MAX_CLAIM_FILES}" if left else ""
 
     def _read(self, entry: "os.DirEntry[str]", now_ns: int) -> _Entry:
         before = self._entries.get(entry.name)

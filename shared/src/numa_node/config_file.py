@@ -230,7 +230,7 @@ def read_yaml(path: str) -> Any:
     except OSError as error:
         raise ConfigError(path, [f"cannot be read: {error.strerror}"]) from error
     if len(data) > MAX_FILE:
-        raise ConfigError(path, [f"is larger than {MAX_FILE} bytes, so it is not a configuration"])
+        raise ConfigError(path, [f"is larger than {MAX_FILE} bytes, so it cannot be a configuration file"])
     return parse_yaml(data, path)
 
 

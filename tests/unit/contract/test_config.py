@@ -25,7 +25,7 @@ def test_keys_of_dra_driver_cpu_keep_their_names() -> None:
             "reservedCPUs: got the boolean false (YAML reads off, no and n as false); write a CPU",
         ),
         ({"reservedCPUs": 0.5}, "reservedCPUs: got the number 0.5; write a CPU list in quotes"),
-        ({"reservedCPUs": 8192}, "8192 is higher than any CPU number"),
+        ({"reservedCPUs": 8192}, "8192 exceeds the highest possible CPU number"),
         ({"reservedCPUs": -1}, "'-1' is neither a number nor a range"),
         ({"reservedCPUs": 1 << 5000}, "reservedCPUs: got a very large integer; write"),
         (

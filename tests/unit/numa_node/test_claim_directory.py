@@ -195,7 +195,7 @@ def test_files_beyond_the_limit_are_reported(tmp_path: Path) -> None:
     for number in range(MAX_CLAIM_FILES + 5):
         (tmp_path / cdi_file_name("dra.cpu", f"x{number}")).symlink_to(first.name)
     assert ("dra.cpu", "c1") in directory.refresh().files
-    assert "beyond" in directory.view.problems[""]
+    assert "the limit is" in directory.view.problems[""]
 
 
 def test_an_invalid_file_affects_only_its_own_claim(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ MAX_PROBLEMS: Final = 20
 _THREADS: Final = 2 * MAX_STUCK
 _log = logging.getLogger(__name__)
 _NO_CLAIMS: Final = (
-    "{} does not exist, so no claims are known here; mount the node's CDI directory there (the chart's volume \"cdi\")"
+    "{} does not exist, so no claims are known here; mount the node's CDI directory there (the chart's cdi volume)"
 )
 _NOT_READY: Final = Page(b"not synchronized with the container runtime; see the log\n", 503)
 
@@ -243,8 +243,8 @@ class Backend:
 def _log_exclusivity(pool_reason: str, configured: str) -> None:
     if pool_reason and configured == "partition":
         text = (
-            "CPU claims for a single container are refused: cpuExclusivity is partition, and this node creates no "
-            "partitions"
+            "CPU claims for a single container are refused: cpuExclusivity is partition, but this node cannot "
+            "create partitions"
         )
         _log.warning(text, extra={"reason": pool_reason})
     elif pool_reason:

@@ -10,7 +10,7 @@ from typing import Final
 USES: Final = {
     "exclusive": "allocated to a claim that only one container uses",
     "isolated": "like exclusive, but without the kernel's load balancing",
-    "pod-shared": "the containers of one pod share it",
+    "pod-shared": "shared by the containers of one pod",
     "held": "kept for a claim that is being released or whose record is lost",
     "pool": "free to claim; all containers without a claim run here",
     "withheld": "always in the pool; never allocated to a claim",

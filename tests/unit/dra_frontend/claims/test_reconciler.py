@@ -268,7 +268,7 @@ async def test_a_replaced_directory_ends_the_process(tmp_path: Path) -> None:
         await node.store.transact(lambda t: t.release("dra.cpu", "u"))
         await node.look()
         assert node.store.ledger.held_cpus() == frozenset()
-        with pytest.raises(DirectoryReplacedError, match="restarts to mount the new one"):
+        with pytest.raises(DirectoryReplacedError, match="will restart to mount the new one"):
             await node.reconciler.scan()
         assert "was removed on the node" in node.store.directory_problem
     finally:

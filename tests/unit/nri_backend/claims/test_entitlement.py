@@ -121,7 +121,7 @@ def test_a_mount_that_hides_another_claims_mount_is_a_fault(one: str, other: str
         (["isolated", "isolated"], "container", "isolated", ""),
         (["exclusive", "isolated"], "container", "isolated", "its requests ask for isolation: exclusive and"),
         (["exclusive"], "pod", "", ""),
-        (["isolated"], "pod", "", "is for a single container, but the claim is shared in the pod"),
+        (["isolated"], "pod", "", "is for a single container, but the claim is shared within the pod"),
         (["silent"], "container", "", "isolation: silent is unknown to this release"),
     ],
 )

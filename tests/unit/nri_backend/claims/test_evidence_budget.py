@@ -85,7 +85,7 @@ def test_an_environment_beyond_the_limits_is_malformed() -> None:
     """One variable, one byte or one claim beyond the limit is enough."""
     at_most = tuple(f"DRA_CPUSET_x{n % MAX_CLAIMS}_{n}=0" for n in range(MAX_VARIABLES))
     assert read_evidence(at_most).fault == ""
-    assert "more than 64 claims" in read_evidence((*at_most[1:], "DRA_CPUSET_y=0")).fault
+    assert "more than 64 of this driver's claims" in read_evidence((*at_most[1:], "DRA_CPUSET_y=0")).fault
     several = pb.Container(env=[*at_most, *at_most])
     long = pb.Container(env=["DRA_CPUSET_x=" + "0" * MAX_VARIABLE_BYTES])
     for message in (several, long):

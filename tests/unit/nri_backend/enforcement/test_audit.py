@@ -204,7 +204,7 @@ async def test_a_synchronization_returns_a_limited_number_of_updates(
     caplog.set_level("INFO", "nri_backend")
     updates = await node.synchronize(*((f"c{n}", "p5") for n in range(100)))
     assert len(updates) == MAX_SYNC_UPDATES
-    assert "some of the resources that the runtime stores are not updated" in caplog.text
+    assert "some of the resources that the runtime stores were not updated" in caplog.text
 
 
 @pytest.mark.parametrize("reconnected", [False, True])
@@ -248,7 +248,7 @@ async def test_on_a_full_node_other_containers_get_the_reserved_cpus(memory: Pat
     await node.enforcer.activate()
     node.claim(cpu_record("c1", "cpus=0-7"))
     with pytest.raises(
-        RejectedError, match=r"claims hold every CPU of the node and none is reserved.*set reservedCPUs"
+        RejectedError, match=r"claims hold every CPU on the node and none is reserved.*set reservedCPUs"
     ):
         await node.create("plain")
 

@@ -203,7 +203,9 @@ async def test_a_memory_policy_is_rejected_with_a_runtime_that_cannot_set_one(no
     """
     env = node.claim(memory_record("m1", ("a", 1, 64 * MI, PLAIN), a={"binding": "preferred"}))
     node.enforcer.runtime = LinkStatus(runtime_name="containerd", runtime_version="2.1.9")
-    with pytest.raises(RejectedError, match=r"preferred .* containerd 2\.1\.9 does not support NRI 0\.12.*use binding"):
+    with pytest.raises(
+        RejectedError, match=r"preferred .* NRI 0\.12; containerd 2\.1\.9 does not support it.*use binding"
+    ):
         await node.create("claim", *env)
     assert node.counts.counters["refused_unsupported"] == 1
     node.enforcer.runtime = replace(node.enforcer.runtime, runtime_version="2.3.0", nri_version="v0.12.0")

@@ -42,7 +42,7 @@ async def test_a_container_with_a_shared_and_an_unshared_claim_is_enforced_by_th
         shared, unshared = cpu_record("s", "r=4-5", pool=True), cpu_record("c1", "r=2-3")
         db = await node.run("db", *node.claim(shared), *node.claim(unshared))
         assert (node.cpus(db), node.cpus(plain)) == ("2-5", "1,6-7")
-        assert "shared in its pod" in node.reports["db"].pool_requested_by
+        assert "shared within its pod" in node.reports["db"].pool_requested_by
         assert node.reports["db"].fallback_reason == "", "the claims ask for it, so it is not a warning"
 
 

@@ -122,7 +122,7 @@ async def test_a_mixed_and_an_isolated_claim_in_one_container_are_rejected(tmp_p
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         lone = cpu_record("c2", "r=4-5").model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR)) + node.claim(lone)
-        with pytest.raises(RejectedError, match=r"CPUs of the shared pool \(poolCPUs\) and for isolation: isolated"):
+        with pytest.raises(RejectedError, match=r"CPUs from the shared pool \(poolCPUs\) and for isolation: isolated"):
             await node.create("vpp", *env)
 
 

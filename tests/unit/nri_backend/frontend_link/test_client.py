@@ -400,7 +400,7 @@ async def test_a_frontend_that_never_answers_is_logged_once(tmp_path: Path, capl
             await client.report_forever()
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     text = (
-        "no frontend has answered yet; check that it is running and that frontend and backend mount the same run "
-        "directory"
+        "no frontend has answered yet; check that it is running and that the frontend and the backend mount the same "
+        "run directory"
     )
     assert [record.getMessage() for record in warnings] == [text]

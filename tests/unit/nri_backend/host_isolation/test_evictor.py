@@ -43,7 +43,7 @@ def tree(tmp_path: Path) -> IrqTree:
     return tree
 
 
-CONTESTED = Problem("another process moves interrupts back", BackendCode.INTERRUPTS_MOVED_BACK)
+CONTESTED = Problem("another process keeps moving interrupts back", BackendCode.INTERRUPTS_MOVED_BACK)
 
 
 def interrupts(tree: IrqTree, interval_seconds: float = 60.0, originals: str = "interrupts.json") -> AffinityClass:

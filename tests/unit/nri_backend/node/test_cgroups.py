@@ -119,7 +119,7 @@ def test_listing_children_without_a_free_descriptor_raises_an_error(tree: Cgroup
     try:
         with pytest.raises(CgroupAccessError, match="Too many open files"):
             tree.children("a")
-        assert "unknown whether the kernel has" in tree.partition_obstacle()
+        assert "cannot tell whether the kernel has" in tree.partition_obstacle()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -148,7 +148,7 @@ def test_the_run_directory_is_created_with_mode_0700(tmp_path: Path) -> None:
 def test_a_read_only_cgroup_tree_is_an_error(line: str, tmp_path: Path) -> None:
     """Without the chart's mount, a container has a read-only view of its own cgroup at the same path."""
     root, host = node(tmp_path, line, "cpuset memory hugetlb\n")
-    with pytest.raises(PreflightError, match=f"tree at {root} is mounted read-only.*the chart's volume"):
+    with pytest.raises(PreflightError, match=f"tree at {root} is mounted read-only.*the chart's cgroup volume"):
         check_node(root, host, [])
 
 

@@ -186,7 +186,7 @@ def read_evidence(env: Sequence[str]) -> Evidence:
         if key is not None:
             found[key.driver, key.uid][entry] = Variable(name, value, key)
     if len(found) > MAX_CLAIMS:
-        return Evidence(fault=f"its environment names more than {MAX_CLAIMS} claims of this driver")
+        return Evidence(fault=f"its environment refers to more than {MAX_CLAIMS} of this driver's claims")
     return Evidence({claim: tuple(variables.values()) for claim, variables in found.items()})
 
 
@@ -233,7 +233,7 @@ def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Cl
     if runtime_limits - held.share.env.items() != held.share.expected.items():
         requests = _requests(held.record, variables)
         if isinstance(requests, str):
-            remedy = "only the driver may set variables of this name; remove them from the pod and the image"
+            remedy = "only the driver may set variables with this name; remove them from the pod and the image"
             return Rejection(Reason.FORGED, f"{_name_of(held.record)}: {requests}; {remedy}")
         held = Held(held.record, requests)
     owner = claims.owner(held, user)
@@ -245,9 +245,9 @@ def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Cl
 def _no_record(key: ClaimKey, variables: Sequence[Variable], why: str) -> Rejection:
     what = f"{shown(variables[0].name)} names {key[0]} {key[1]}, but {why}"
     text = f"{what}; name the claim in the pod's spec.resourceClaims instead of setting the variable. If it is named \
-there, dra-frontend rebuilds the record and the kubelet retries"
+there, dra-frontend will rebuild the record and the kubelet will retry"
     running = f"{what}; the container still runs, so the claim's CPUs stay held. If its pod has been deleted, stop the \
-container on the node; otherwise dra-frontend rebuilds the record from the API server"
+container on the node; otherwise dra-frontend will rebuild the record from the API server"
     return Rejection(Reason.NO_RECORD, text, (use(key, variables),), text_if_running=running)
 
 
@@ -267,8 +267,8 @@ def _not_reserved(record: AllocationRecord, variables: Sequence[Variable]) -> Re
     Either the claim has been reserved for this pod since the record was written, or the variable is forged.
     """
     text = f"{_name_of(record)} is recorded for {_pods(record)} and not for this pod (seen in {variables[0].name}). If \
-the pod names the claim in spec.resourceClaims, dra-frontend now reads from the API server for which pods the claim is \
-reserved, and the result determines whether the kubelet's next attempt succeeds. If the pod does not \
+the pod names the claim in spec.resourceClaims, dra-frontend will now read from the API server which pods the claim is \
+reserved for, and the result will determine whether the kubelet's next attempt succeeds. If the pod does not \
 name it, remove the variable from the pod and the image"
     return Rejection(Reason.NOT_RESERVED, text, (use((record.driver, record.claim.uid), variables),))
 
@@ -287,10 +287,10 @@ def _owned(record: AllocationRecord, owner: Owner, user: Owner) -> Rejection:
     pods = {pod.uid: f"{record.claim.namespace}/{pod.name}" for pod in record.reserved_for}
     text = f"{_name_of(record)} belongs to container {owner.container} of pod {pods.get(owner.pod_uid, owner.pod_uid)}"
     if owner.pod_uid == user.pod_uid:
-        remedy = "give this container a claim of its own, share the claim in the pod (sharing: pod), or use it \
+        remedy = "give this container its own claim, share the claim in the pod (sharing: pod), or use it \
 in an init container that exits before this container starts"
         return Rejection(Reason.SHARED, f"{text} while that container is running; {remedy}")
-    remedy = "give this pod a claim of its own, as resourceClaimTemplateName does, or delete that pod"
+    remedy = "give this pod its own claim (use resourceClaimTemplateName), or delete that pod"
     return Rejection(Reason.SHARED, f"{text}, and pods cannot share it; {remedy}")
 
 
@@ -308,13 +308,13 @@ def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[
         elif variable.key.driver == CPU_DRIVER and variable.key.request is None:
             unions.append(variable)
         else:
-            return f"{name} names a request that the claim does not have"
+            return f"{name} refers to a request that the claim does not have"
     named = {expected[name][0] for name in seen}
     if lacking := sorted(name for name, (r, _) in expected.items() if r in named and name not in seen):
         return f"{lacking[0]} is missing, although {variables[0].name} is set"
     union = format_cpu_list(record.cpus_of(named))
     if any(not named or variable.value != union for variable in unions):
-        return f"{unions[0].name}={shown(unions[0].value)} is not the union of the CPUs that the other variables name"
+        return f"{unions[0].name}={shown(unions[0].value)} is not the union of the CPUs that the other variables list"
     return tuple(request for request in record.requests if request in named)
 
 

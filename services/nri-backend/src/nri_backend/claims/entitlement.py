@@ -267,11 +267,12 @@ def _isolation_fault(isolation: set[str], *, shared: bool) -> str:
     if unknown := sorted(isolation - _ISOLATION.keys()):
         return f"isolation: {unknown[0]} is unknown to this release of nri-backend; upgrade it or use exclusive"
     if len(isolation) > 1 and "isolated" in isolation:
-        other = "CPUs of the shared pool (poolCPUs)" if "mixed" in isolation else "isolation: exclusive"
+        other = "CPUs from the shared pool (poolCPUs)" if "mixed" in isolation else "isolation: exclusive"
         return f"its requests ask for {other} and for isolation: isolated, but a container can have only one of them"
     if shared and "isolated" in isolation:
         return (
-            "isolation: isolated is for a single container, but the claim is shared in the pod; remove one of the two"
+            "isolation: isolated is for a single container, but the claim is shared within the pod; remove one of the "
+            "two settings"
         )
     return ""
 

@@ -166,7 +166,7 @@ def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Up
     """Returns the first MAX_SYNC_UPDATES updates from ``needed_updates``, and logs how many are left out."""
     updates = needed_updates(containers, state)
     if len(updates) > MAX_SYNC_UPDATES:
-        text = "some of the resources that the runtime stores are not updated; the audit keeps the cgroups in sync"
+        text = "some of the resources that the runtime stores were not updated; the audit keeps the cgroups in sync"
         _log.info(text, extra={"left": len(updates) - MAX_SYNC_UPDATES})
     return updates[:MAX_SYNC_UPDATES]
 
@@ -215,7 +215,7 @@ node"
     if rejection := offline(tracked, state):
         return rejection
     if not entitlement.cpus and not state.pool.shared:
-        text = "claims hold every CPU of the node and none is reserved; release a claim or set reservedCPUs"
+        text = "claims hold every CPU on the node and none is reserved; release a claim or set reservedCPUs"
         return Rejection(Reason.NO_POOL, text)
     if (memory := entitlement.memory) is None:
         return None
@@ -224,8 +224,8 @@ node"
     # Runtimes report their NRI version since NRI 0.12, the release that introduced memory policies.
     if memory.policy is not None and not runtime.nri_version:
         name = " ".join(filter(None, (runtime.runtime_name, runtime.runtime_version))) or "this container runtime"
-        text = f"binding: {memory.policy.mode} is a memory policy, and {name} does not support NRI 0.12, which can set \
-one (containerd 2.3 does); use binding: strict or upgrade the runtime"
+        text = f"binding: {memory.policy.mode} is a memory policy, which requires NRI 0.12; {name} does not support it \
+(containerd 2.3 does); use binding: strict or upgrade the runtime"
         return Rejection(Reason.UNSUPPORTED, text)
     return _unknown_sibling(tracked, state)
 
@@ -236,7 +236,7 @@ def offline(tracked: Tracked, state: NodeState) -> Rejection | None:
         return None
     cpus = format_cpu_list(tracked.entitlement.cpus)
     return Rejection(
-        Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one online, and the kubelet retries"
+        Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one online, and the kubelet will retry"
     )
 
 
@@ -256,8 +256,8 @@ def _unknown_sibling(tracked: Tracked, state: NodeState) -> Rejection | None:
         return None
     name = unknown[0].identity.name
     text = f"the memory of its claim cannot be guaranteed, since container {name} in the same pod runs with a memory \
-claim for which this node has no record, and the pod's limits are the sum of both; dra-frontend rebuilds the record \
-from the API server and the kubelet retries; if that claim no longer exists, delete the pod"
+claim for which this node has no record, and the pod's limits are the sum of both claims; dra-frontend will rebuild \
+the record from the API server, and the kubelet will retry; if that claim no longer exists, delete the pod"
     return Rejection(Reason.NO_RECORD, text)
 
 
@@ -275,7 +275,7 @@ def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
     if immovable:
         failure = immovable[0].problem
         return Rejection(Reason.OVERLAP, f"{text} and cannot be moved: {failure}", cause=failure.code)
-    return Rejection(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet retries")
+    return Rejection(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet will retry")
 
 
 def not_applied(left: Sequence[Problem]) -> Rejection:
@@ -283,7 +283,7 @@ def not_applied(left: Sequence[Problem]) -> Rejection:
     apply.Outcome.
     """
     failure = joined(left)
-    text = f"its cgroup settings cannot be applied: {failure}; the kubelet retries"
+    text = f"its cgroup settings cannot be applied: {failure}; the kubelet will retry"
     return Rejection(Reason.KERNEL, text, cause=failure.code)
 
 
@@ -322,4 +322,4 @@ def unenforced(
     if true and tracked.entitlement.claims:
         return None
     text = f"no instance of nri-backend has enforced its claims; {'' if leader.fresh else 'none is active, and '}"
-    return Rejection(Reason.UNENFORCED, f"{text}the kubelet retries")
+    return Rejection(Reason.UNENFORCED, f"{text}the kubelet will retry")

@@ -89,7 +89,7 @@ class Observer:
             try:
                 await self.run_pass()
             except Exception:  # noqa: BLE001 - logged, and the next pass tries again
-                _log.exception("cannot compute this node's changes; the next pass tries again")
+                _log.exception("cannot compute this node's changes; the next pass will try again")
             else:
                 passed()
 

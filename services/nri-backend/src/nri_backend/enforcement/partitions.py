@@ -237,8 +237,8 @@ def lost_problem(cpus: frozenset[int]) -> Problem:
     """Returns the problem to report for lost CPUs, with the remedy."""
     text = (
         f"no cgroup has the CPUs {format_cpu_list(cpus)}, since a partition outlived its cgroup; the kernel "
-        "may panic when another partition is created, so no more partitions are created on this node: drain and "
-        "reboot it (docs/exclusive.md)"
+        "may panic when another partition is created, so no more partitions will be created on this node: drain "
+        "and reboot it (docs/exclusive.md)"
     )
     return Problem(text, BackendCode.CPUS_LOST)
 

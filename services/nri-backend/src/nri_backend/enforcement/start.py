@@ -46,7 +46,7 @@ def _fallback_of(tracked: Tracked) -> Problem:
     if tracked.entitlement.near:
         text = "the container also uses the shared pool, as its claim requests (cpuConfig.poolCPUs)"
         return Problem(text, None)
-    return Problem("the container also has a claim that is shared in its pod", None)
+    return Problem("the container also has a claim that is shared within its pod", None)
 
 
 def _may_be_on(held: frozenset[int], seen: Observed | None) -> bool:

@@ -132,8 +132,8 @@ class FrontendClient:
                     _log.warning("connection to frontend lost", extra=fields)
                 elif warn_at is not None and clock() >= warn_at:
                     text = (
-                        "no frontend has answered yet; check that it is running and that frontend and backend mount "
-                        "the same run directory"
+                        "no frontend has answered yet; check that it is running and that the frontend and the backend "
+                        "mount the same run directory"
                     )
                     _log.warning(text, extra=fields)
                     warn_at = None

@@ -99,7 +99,7 @@ class HttpConnection:
         """
         status, data = await self.request(method, target, body, seconds)
         if status != 200:
-            raise FrontendError(f"{method} {target} was answered with status {status}: {shown(data[:200])}")
+            raise FrontendError(f"{method} {target} returned status {status}: {shown(data[:200])}")
         try:
             return answer.model_validate(parse_json(data, _MAX_BODY_BYTES, "the response to", target))
         except (MalformedError, ValidationError) as error:

@@ -29,8 +29,8 @@ SLICE_SECONDS: Final = 5.0
 all CPUs again.
 """
 _CONTESTED: Final = Problem(
-    "another process moves interrupts back to claimed CPUs: if it is irqbalance, set IRQBALANCE_BANNED_CPULIST in its "
-    "environment file, or stop it",
+    "another process keeps moving interrupts back to claimed CPUs: if it is irqbalance, set "
+    "IRQBALANCE_BANNED_CPULIST in its environment file, or stop it",
     BackendCode.INTERRUPTS_MOVED_BACK,
 )
 _CONFINED: Final = Problem(

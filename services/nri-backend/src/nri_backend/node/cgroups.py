@@ -245,7 +245,7 @@ class CgroupTree:
         try:
             children = self.children("")
         except CgroupAccessError as error:
-            return Problem(f"it is unknown whether the kernel has {EXCLUSIVE}: {error}", error.code)
+            return Problem(f"cannot tell whether the kernel has {EXCLUSIVE}: {error}", error.code)
         if not any(os.path.exists(f"{self.root}/{child}/{EXCLUSIVE}") for child in children):  # noqa: PTH110
             return Problem(f"the kernel has no {EXCLUSIVE}; boot Linux 6.7 or later", BackendCode.KERNEL_TOO_OLD)
         self._capable = True

@@ -71,7 +71,7 @@ def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
     if ours.read_only:
         raise PreflightError(
             f"the cgroup tree at {point} is mounted read-only, so nothing can be enforced; mount the node's "
-            '/sys/fs/cgroup there read-write (the chart\'s volume "cgroup")'
+            "/sys/fs/cgroup there read-write (the chart's cgroup volume)"
         )
     if _HUGEPAGE_ACCOUNTING in ours.options:
         raise PreflightError(
@@ -93,7 +93,7 @@ def _check_own_cgroup(root: str) -> None:
     if str(os.getpid()) in (_text(Path(root, "cgroup.procs")) or "").split():
         raise PreflightError(
             f"{root} is the container's own cgroup and not the node's tree: mount the node's /sys/fs/cgroup there (the "
-            'chart\'s volume "cgroup")'
+            "chart's cgroup volume)"
         )
 
 
@@ -124,7 +124,7 @@ def _check_kernel(root: str) -> None:
     for directory in filter(Path.is_dir, Path(root).iterdir()):
         if not (directory / "cgroup.kill").exists() and (directory / "cgroup.events").exists():
             raise PreflightError(
-                f"{directory} has no cgroup.kill: the kernel is older than 5.14; boot the node with a newer one"
+                f"{directory} has no cgroup.kill: the kernel is older than 5.14; boot the node with a newer kernel"
             )
 
 
@@ -148,7 +148,7 @@ def make_run_directory(path: str, *, writable: bool = False) -> None:
         reason = f"the run directory {path} cannot be created ({error.strerror}); mount it from the host"
         raise PreflightError(reason) from error
     if writable and not os.access(path, os.W_OK):
-        reason = f"the run directory {path} is not writable; mount it from the host read-write (a volume in the chart)"
+        reason = f"the run directory {path} is not writable; mount it from the host read-write (as the chart does)"
         raise PreflightError(reason)
 
 

@@ -141,8 +141,8 @@ def lower_sys_admin(host_root: str) -> Problem:
             return NO_PROBLEM
         text = (
             "nri-backend's capability SYS_ADMIN is in effect all the time, not only while nri-backend writes a "
-            f"partition file ({errno.errorcode.get(error.errno or 0, error.errno)}); have the container's "
-            "seccomp profile allow capget and capset"
+            f"partition file ({errno.errorcode.get(error.errno or 0, error.errno)}); allow capget and "
+            "capset in the container's seccomp profile"
         )
         return Problem(text, BackendCode.SYS_ADMIN_IN_EFFECT)
     return NO_PROBLEM
@@ -228,7 +228,7 @@ class PartitionRight:
             )
             return Problem(text, BackendCode.SECURITY_MODULE)
         if _NO_CPUS not in answer:
-            text = "it is unknown whether nri-backend may create partitions; the first claim will show whether it may"
+            text = "cannot tell whether nri-backend may create partitions; the first claim will show whether it can"
             _log.info(text, extra={"answer": answer})
         return NO_PROBLEM
 

@@ -91,7 +91,7 @@ def warnings(dump: Dump) -> list[str]:
         )
     if dump.of_2_0:
         lines.append(
-            "the dump of containerd 2.0.0 to 2.0.5 lacks settings from a config.toml of version 2: for these "
+            "the dump of containerd 2.0.0 to 2.0.5 lacks settings from a version 2 config.toml: for these "
             'releases, use the output of "containerd config migrate" instead, or update containerd'
         )
     return lines

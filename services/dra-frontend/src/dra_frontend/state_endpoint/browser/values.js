@@ -4,7 +4,7 @@
 export const USES = {
   exclusive: ["E", "allocated to a claim that only one container uses"],
   isolated: ["I", "like exclusive, but without the kernel's load balancing"],
-  "pod-shared": ["S", "the containers of one pod share it"],
+  "pod-shared": ["S", "shared by the containers of one pod"],
   held: ["H", "kept for a claim that is being released or whose record is lost"],
   pool: ["", "free to claim; all containers without a claim run here"],
   withheld: ["W", "always in the pool; never allocated to a claim"],

@@ -77,7 +77,7 @@ def test_reserves_that_leave_nothing_are_reported(open_stage: OpenStage) -> None
     wait_for("two events", lambda: len(stage.events("ConfigurationDoesNotFit")) == 2, 10)
     told = {event["note"].partition(":")[0] for event in stage.events("ConfigurationDoesNotFit")}
     assert told == {"reservedCPUs, withheldCPUs", "reservedMemory"}
-    assert "no CPU is left for claims" in ask_unix(instance.state_socket, "/readyz")
+    assert "no CPUs are left for claims" in ask_unix(instance.state_socket, "/readyz")
 
 
 @pytest.mark.parametrize("gate", [False, True])

@@ -20,7 +20,7 @@ from tests.node.rig.wait import until
 MESSAGES = {
     "frontend mount config": r"/etc/dra-driver-numa/config\.yaml.*No such file",
     "frontend mount run": r"run directory /run/dra-driver-numa is not mounted from the node",
-    "frontend mount hidden": r"the frontend can open the backend's .*/active\.lock.*volume hidden",
+    "frontend mount hidden": r"the frontend can open the backend's .*/active\.lock.*'hidden' volume",
     "frontend mount cdi": r"CDI directory /var/run/cdi is not mounted from the node",
     "frontend mount token": "",
     "frontend mount access": r"/run/node-test/kubeconfig.*the file does not exist",

@@ -31,7 +31,7 @@ def test_commands_in_the_pod_report_a_missing_token_as_the_service_does() -> Non
     assert is_missed([str(one) for one in own_faults(IN_POD)])
     assert [*map(str, seen_faults(IN_POD))] == [*map(str, own_faults(IN_POD))]
     (fault,) = (one for one in _read_pod(IN_POD) if one.what.startswith(TOKEN))
-    assert "(the chart's volume token)" in fault.what
+    assert "(the chart's token volume)" in fault.what
     assert fault.fatal
     check = next(one for one in CHECKS if one.id == "driver.pod")
     (finding,) = check.judge((PodFault(fault.what, fault.remedy, fault.fatal),))

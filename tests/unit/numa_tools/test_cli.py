@@ -287,7 +287,7 @@ def test_inspect_shows_reserves_and_their_origin(host: str, tmp_path: Path, caps
     [
         ('reservedCPUs: "0-500"', 2, "reservedCPUs: CPU 8-500 does not exist; possible CPUs: 0-7"),
         ("reservedMemory: [{numaNode: 7, limits: {memory: 1Gi}}]", 2, "reservedMemory: NUMA node 7 does not exist"),
-        ('reservedCPUs: "0-7"', 0, "warning: reservedCPUs, withheldCPUs: no CPU is left for claims"),
+        ('reservedCPUs: "0-7"', 0, "warning: reservedCPUs, withheldCPUs: no CPUs are left for claims"),
         (
             "reservedMemory: [{numaNode: 1, limits: {memory: 900Gi}}]",
             0,

@@ -210,12 +210,12 @@ UNRESERVED = build_inventory(machine(), Config(group_by="machine"), NODE)
     [
         ("2-4", "a", WHOLE, "CPUs 2-4 (3) does not match requested capacity 2"),
         ("6-7", "a", WHOLE, "contain offline cores: 7"),
-        ("8-9", "a", WHOLE, "8-9 contain CPUs that this machine does not have (present: 0-7)"),
-        ("7-8", "a", WHOLE, "contain CPUs that this machine does not have (present: 0-7): 8"),
+        ("8-9", "a", WHOLE, "8-9 include CPUs that this machine does not have (present: 0-7)"),
+        ("7-8", "a", WHOLE, "include CPUs that this machine does not have (present: 0-7): 8"),
         ("0-1", "a", WHOLE, "contain reserved cores: 0"),
         ("1-2", "a", WHOLE, "conflict with already allocated claims: 1"),
         ("2-3", "ab", WHOLE, "CPUs 2-3 are already assigned to another device in this claim"),
-        ("0-1", "a", UNRESERVED, "contain CPUs withheld for containers without a claim: 0"),
+        ("0-1", "a", UNRESERVED, "include CPUs withheld for containers without a claim: 0"),
     ],
 )
 def test_machine_mode_checks_the_named_cpus(cpu_list: str, requests: str, inventory: Inventory, text: str) -> None:
@@ -254,7 +254,7 @@ def test_with_an_external_allocator_every_claim_names_its_cpus() -> None:
     config = Config(allocator="external")
     one, two = cpus(1, "a"), cpus(1, "b")
     text = refused(view("u", one, two, config=(named("1", "a"),)), config=config)
-    assert "request b: must name its CPUs" in text
+    assert "request b: must list its CPUs" in text
     assert "allocator: external" in text
     assert decided(view("u", one, config=(named("5"),)), config=config).cpus_of() == {5}
     before = decided(view("u", one))

@@ -118,7 +118,7 @@ def test_the_refusal_names_conflicting_requests() -> None:
     alone = refused(asked({"a": (2, {}), "b": (4, {})}, "ab", device), inventory=inventory)
     assert alone.endswith("request b: device cpudevnuma000: 4 CPUs requested, 3 free (1,4-5)")
     both = refused(asked({"a": (2, {}), "b": (2, {})}, "ab", device), inventory=inventory)
-    assert both.endswith("2 CPUs requested, 1 free (4); other requests in this claim have CPUs 1,5")
+    assert both.endswith("2 CPUs requested, 1 free (4); other requests in this claim hold CPUs 1,5")
 
 
 @pytest.mark.parametrize(

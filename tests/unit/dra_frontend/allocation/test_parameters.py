@@ -186,7 +186,7 @@ def test_unknown_cpu_parameters_are_refused(parameters: Any, text: str) -> None:
         ({"mount": {}}, "memoryConfig.mount.path: is missing"),
         ({"mount": {"path": "/a", "size": "1Gi"}}, "mount.size: unknown field; known fields are path, mode"),
         ({"mount": {"path": "a"}}, "memoryConfig.mount.path: 'a': must be an absolute path"),
-        ({"mount": {"path": "/a/../b"}}, "must be an absolute path without '.' and '..'"),
+        ({"mount": {"path": "/a/../b"}}, "must be an absolute path without '.' or '..'"),
         ({"mount": {"path": "/"}}, "is managed by the container runtime"),
         ({"mount": {"path": "/proc/x"}}, "is managed by the container runtime"),
         ({"mount": {"path": "//dev/"}}, "is managed by the container runtime"),
@@ -313,7 +313,7 @@ def test_a_mount_is_for_hugepages_of_one_size() -> None:
     mount = memory_opaque({"mount": {"path": "/a"}})
     assert "applies to hugepages, but the request is for plain memory" in fault(of_memory(mount))
     assert "applies to hugepages" in fault(of_memory(mount, kinds=("memory", HUGE)))
-    assert "has pages of 2Mi, 1Gi" in fault(of_memory(mount, kinds=(HUGE, "hugepages-1g"), size="1Gi"))
+    assert "has 2Mi and 1Gi pages" in fault(of_memory(mount, kinds=(HUGE, "hugepages-1g"), size="1Gi"))
     assert memory_wish(mount, kinds=(HUGE, HUGE)).mount == MemoryMount(path="/a")
     # Each directory has exactly one accepted spelling, so two requests cannot shadow each other unnoticed.
     many = memory_opaque({"mount": {"path": "//mnt//huge/"}})

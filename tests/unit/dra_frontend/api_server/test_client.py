@@ -138,7 +138,7 @@ async def test_a_403_names_the_missing_rbac_rule(tmp_path: Path, verb: str) -> N
         with pytest.raises(ForbiddenError, match=rf'\["resource.k8s.io"\].*\["resourceslices"\].*\["{verb}"\]'):
             await next_of(client.watch_slices(*MINE, (await client.list_slices(*MINE))[1]))
         server.options.tokens = {"other"}
-        with pytest.raises(ForbiddenError, match="not accepted: check the kubeconfig"):
+        with pytest.raises(ForbiddenError, match="was rejected: check the kubeconfig"):
             await client.get_node("node-a")
 
 
@@ -721,11 +721,11 @@ async def connection_to(
 @pytest.mark.parametrize(
     ("location", "said"),
     [
-        ("http://me:secret@other.example:81/x?token=1", "redirected to 'other.example:81', which is not followed"),
-        ("/elsewhere", "redirected to another path, which is not followed"),
-        (f"https://{'x' * 3000}/", "redirected to 'xxx.*'... .2040 characters., which is not followed"),
-        ("http://[bad/", "redirected to another path, which is not followed"),
-        (None, "HTTP 30.: redirected, which is not followed"),
+        ("http://me:secret@other.example:81/x?token=1", "redirected to 'other.example:81'; redirects are not followed"),
+        ("/elsewhere", "redirected to another path; redirects are not followed"),
+        (f"https://{'x' * 3000}/", "redirected to 'xxx.*'... .2040 characters.; redirects are not followed"),
+        ("http://[bad/", "redirected to another path; redirects are not followed"),
+        (None, "HTTP 30.: redirected; redirects are not followed"),
     ],
 )
 async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: str | None, said: str) -> None:

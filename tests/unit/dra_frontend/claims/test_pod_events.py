@@ -99,7 +99,7 @@ def test_a_fallback_to_the_pool_is_observed_with_its_reason(pods: Pods) -> None:
     )
     assert [(one.regarding.uid, one.reason) for one in pods.observed] == [("p", KEPT_BY_POOL)]
     assert pods.observed[0].note.startswith("Container work has weaker CPU isolation: ")
-    assert "refused a cpuset partition: the kernel refused. Remove the cause; " in pods.observed[0].note
+    assert "refused a cpuset partition: the kernel refused. Fix the cause; " in pods.observed[0].note
 
 
 def test_retries_of_one_container_are_one_condition(pods: Pods) -> None:

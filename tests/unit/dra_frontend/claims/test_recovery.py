@@ -266,7 +266,7 @@ async def test_no_hugepages_are_allocated_until_the_lost_claim_has_been_looked_u
     api.no_lists, again.now = False, again.now + 10
     await again.recovery.round()
     assert again.record("a", "dra.memory").rebuilt
-    assert "until the claims of this node are listed" in str(await again.prepare("b", "dra.memory"))
+    assert "until this node's claims have been listed" in str(await again.prepare("b", "dra.memory"))
     await again.recovery.list_all()
     assert "117440512 of 536870912 unclaimed" in str(await again.prepare("b", "dra.memory"))
 
@@ -710,7 +710,7 @@ async def test_without_files_and_journal_no_hugepages_are_allocated_before_the_l
     new = again.api.documents.pop("claim-new")
     await again.recovery.round()
     again.api.documents["claim-new"] = new
-    assert "until the claims of this node are listed" in str(await again.prepare("new", "dra.memory"))
+    assert "until this node's claims have been listed" in str(await again.prepare("new", "dra.memory"))
     del again.api.documents["claim-new"]
     await again.recovery.list_all()
     again.api.documents["claim-new"] = new
@@ -854,7 +854,7 @@ async def test_the_next_instance_knows_of_a_lost_journal_until_all_claims_are_li
     await restarted(node)
     again = await restarted(node)
     assert again.store.journal_lost
-    assert "until the claims of this node are listed" in str((await again.prepare("v", "dra.memory")).error)
+    assert "until this node's claims have been listed" in str((await again.prepare("v", "dra.memory")).error)
     await again.recovery.list_all()
     assert not (await restarted(node)).store.journal_lost
 

@@ -197,8 +197,12 @@ ABSENT, NOTHING_LEFT, LEFT = MisfitKind.ABSENT, MisfitKind.NOTHING_LEFT, "left f
     [
         ({"reservedCPUs": "0,7"}, ["reservedCPUs: CPU 7 is offline; online CPUs: 0-6"], [ABSENT]),
         ({"reservedCPUs": "0,9"}, ["reservedCPUs: CPU 9 is not present; online CPUs: 0-6"], [ABSENT]),
-        ({"reservedCPUs": "0-6"}, [f"reservedCPUs, withheldCPUs: no CPU is {LEFT}; online CPUs: 0-6"], [NOTHING_LEFT]),
-        ({"withheldCPUs": 64}, [f"reservedCPUs, withheldCPUs: no CPU is {LEFT}; online CPUs: 0-6"], [NOTHING_LEFT]),
+        (
+            {"reservedCPUs": "0-6"},
+            [f"reservedCPUs, withheldCPUs: no CPUs are {LEFT}; online CPUs: 0-6"],
+            [NOTHING_LEFT],
+        ),
+        ({"withheldCPUs": 64}, [f"reservedCPUs, withheldCPUs: no CPUs are {LEFT}; online CPUs: 0-6"], [NOTHING_LEFT]),
         (
             {"reservedMemory": [{"numaNode": 2, "limits": {"memory": 1}}]},
             ["reservedMemory: NUMA node 2 does not exist; existing NUMA nodes: 0-1"],

@@ -272,7 +272,7 @@ async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> Non
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     paths.dra.parent.mkdir(parents=True)
     paths.dra.write_text("not a socket")
-    with pytest.raises(FileExistsError, match=r"dra\.sock exists and is not a socket"):
+    with pytest.raises(FileExistsError, match=r"dra\.sock exists but is not a socket"):
         async with KubeletPlugin("dra.cpu", Door(), paths):
             pass
     assert [path.name for path in paths.dra.parent.iterdir()] == ["dra.sock"]
@@ -292,7 +292,7 @@ async def test_removed_sockets_are_restored(short_root: Path) -> None:
         paths.dra.unlink()
         paths.dra.mkdir()
         await plugin.restore_sockets()
-        assert "exists and is not a socket" in plugin.problem
+        assert "exists but is not a socket" in plugin.problem
         assert paths.registration.is_socket()
         paths.dra.rmdir()
         await plugin.restore_sockets()

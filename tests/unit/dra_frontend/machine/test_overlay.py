@@ -43,7 +43,7 @@ def over(base: MemoryTree, **files: str) -> Machine:
         ({"/sys/a": 0}, "/sys/a: its content must be a string"),
         ({"/sys/a": None}, "/sys/a: its content must be a string"),
         ({"/sys/a": "é"}, "/sys/a: its content must be ASCII"),
-        ({"/sys/a/b/c": "", "/sys/a": ""}, "/sys/a: cannot be a file and the directory of /sys/a/b/c"),
+        ({"/sys/a/b/c": "", "/sys/a": ""}, "/sys/a: cannot be both a file and the directory of /sys/a/b/c"),
     ],
 )
 def test_a_wrong_overlay_is_rejected(document: Any, fault: str) -> None:

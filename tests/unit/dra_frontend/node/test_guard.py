@@ -37,7 +37,7 @@ async def test_a_task_that_fails_is_run_again(error: Exception, caplog: pytest.L
         await failing.done.wait()
     assert not running.done()
     assert [record.message for record in caplog.records] == ["task failed and is retried"]
-    assert guard.failing["machine"].startswith("machine fails and is retried: ")
+    assert guard.failing["machine"].startswith("machine failed and will be retried: ")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -52,7 +52,7 @@ async def test_a_step_that_succeeds_ends_the_warning() -> None:
             raise error
 
     assert await guard._step("events", step)  # The next tick repeats the step.
-    assert guard.failing == {"events": "events fails and is retried: odd; see the log"}
+    assert guard.failing == {"events": "events failed and will be retried: odd; see the log"}
     assert not await guard._step("events", step)
     assert guard.failing == {}
 

@@ -75,7 +75,7 @@ def test_each_volume_that_is_not_mounted_is_named(volume: str, config: Config) -
     needed = next(one for one in needed_directories(config) if one.volume == volume)
     (fault,) = faults(config, without=volume)
     assert fault.what.startswith(f"{needed.name} {needed.path} is not mounted from the node")
-    assert f"volume {volume})" in fault.remedy
+    assert f"{volume} volume)" in fault.remedy
     assert f"correct {needed.setting}" in fault.remedy
 
 
@@ -162,6 +162,6 @@ def test_an_optional_directory_causes_only_a_warning(config: Config) -> None:
     foreign += parse_mounts(f"501 500 0:27 / {config.cgroup_root} rw - tmpfs tmpfs rw\n")
     found = check_pod(config, contained=True, mounts=tuple(foreign))
     assert [one.fatal for one in found] == [False, False]
-    assert "volume hidden" in found[0].remedy
+    assert "'hidden' volume" in found[0].remedy
     assert "of type tmpfs instead of the node's cgroup2 tree" in found[1].what
     assert "hostHugepages.detect: true" in found[1].remedy

@@ -341,8 +341,8 @@ def test_a_feature_that_the_machine_lacks_is_named(whole: bool) -> None:
     parameter would.
     """
     found = machine(1, has_l3=False)
-    untyped = "this machine does not distinguish performance and efficiency cores by /sys/devices/cpu_core/cpus, "
-    uncached = "; the device's CPUs have no L3; use l3: preferred"
+    untyped = "performance and efficiency cores cannot be distinguished by /sys/devices/cpu_core/cpus, "
+    uncached = "; the device's CPUs have no L3 cache; use l3: preferred"
     for taken in (NONE, found.online):
         for name, value, text in (
             ("core_type", "performance", untyped),

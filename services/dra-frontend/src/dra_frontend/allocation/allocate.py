@@ -142,7 +142,7 @@ def _check_named(blank: AllocationRecord) -> None:
     for request, parameters in blank.parameters.items():
         if parameters.cpuset is None:
             raise Refused(
-                f"request {request}: must name its CPUs on this node (allocator: external); "
+                f"request {request}: must list its CPUs on this node (allocator: external); "
                 "use the scheduler that writes cpuConfig.cpuset into claims, or another node"
             )
 

@@ -239,7 +239,7 @@ class _Choice:
         except NoCpusError as error:
             text = f"request {request.name}: {request.place}: {error}"
         if mine:
-            text += f"; other requests in this claim have CPUs {format_cpu_list(mine)}"
+            text += f"; other requests in this claim hold CPUs {format_cpu_list(mine)}"
         with suppress(NoCpusError):
             allocate(offered, mine, request.count, layout, wanted)
             # Suggest waiting only if the device would have enough CPUs if there were no other claims.
@@ -265,10 +265,10 @@ class _Choice:
         present = machine.online | machine.offline
         outside = f"do not belong to {request.place}, which has {format_cpu_list(device.cpus)}: "
         faults = [
-            (named - present, f"contain CPUs that this machine does not have (present: {format_cpu_list(present)}): "),
+            (named - present, f"include CPUs that this machine does not have (present: {format_cpu_list(present)}): "),
             (named - machine.online, "contain offline cores: "),
             (named & inventory.reserved_cpus, "contain reserved cores: "),
-            (named & inventory.withheld_cpus, "contain CPUs withheld for containers without a claim: "),
+            (named & inventory.withheld_cpus, "include CPUs withheld for containers without a claim: "),
             (named - device.cpus, outside),
             (named & mine, "are already assigned to another device in this claim: "),
             (named & self.held, "conflict with already allocated claims: "),

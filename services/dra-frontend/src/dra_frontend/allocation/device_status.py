@@ -194,7 +194,7 @@ class _Shown:
         else:
             for one in running:
                 if (nodes := _nodes_of(one, self.ledger)) and not one.mems <= nodes:
-                    text = f"{_name(one)} may use memory of NUMA nodes {format_cpu_list(one.mems)}"
+                    text = f"{_name(one)} may use memory on NUMA nodes {format_cpu_list(one.mems)}"
                     return Condition("False", "NUMANodesDiffer", text)
         if running:
             return _exclusive(running, self.node_reason) if isinstance(part, CpuAllocation) else _BOUND

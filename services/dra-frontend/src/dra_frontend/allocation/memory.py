@@ -112,7 +112,7 @@ def _check_lost(uid: str, ledger: Ledger) -> None:
         )
     if ledger.unlisted:
         raise Refused(
-            "no hugepages are allocated until the claims of this node are listed, since their journal was lost; the "
+            "no hugepages are allocated until this node's claims have been listed, since their journal was lost; the "
             "kubelet retries. If the problem persists, dra-frontend's log contains the reason (claims of this node not "
             "listed)"
         )

@@ -106,7 +106,7 @@ class CpuConfig(Section):
 def _mount_path(text: str) -> str:
     parts = [part for part in text.split("/") if part]
     if not text.startswith("/") or not {".", ".."}.isdisjoint(parts):
-        raise ValueError("must be an absolute path without '.' and '..', as the container sees it")
+        raise ValueError("must be an absolute path without '.' or '..', as the container sees it")
     if not text.isprintable() or len(text.encode()) > _MAX_PATH_BYTES:
         raise ValueError(f"must be at most {_MAX_PATH_BYTES} bytes of printable characters")
     if not parts or parts[0] == "proc" or parts in (["dev"], ["sys"]):

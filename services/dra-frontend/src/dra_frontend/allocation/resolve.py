@@ -126,7 +126,7 @@ def _named_cpus(set_fields: SetFields, choosing: list[str]) -> frozenset[int]:
         if name != "cpuset":
             *others, last = [CpuConfig.path(one).removeprefix(f"{CpuConfig.KEY}.") for one in _CHOICE_FREE]
             free = f"{', '.join(others)} and {last}"
-            reason = f"cannot be combined with cpuset, which names the CPUs; only {free} can"
+            reason = f"cannot be combined with cpuset, which specifies the CPUs; only {free} can"
             raise refusal(set_fields[name].source, CpuConfig.path(name), reason)
     try:
         cpus = parse_cpu_list(given.value)
@@ -162,8 +162,8 @@ def _memory_fault(
     if name == "mount" and not all(device.hugepages for device in devices):
         return f"applies to hugepages, but the request is for plain memory; {_ONLY}"
     if name == "mount" and len(pages) > 1:
-        sizes = ", ".join(pages)
-        return f"can have only one page size, but the request has pages of {sizes}; use one request for each size"
+        sizes = " and ".join(pages)
+        return f"can have only one page size, but the request has {sizes} pages; use one request for each size"
     if name == "high" and int(value * size) < devices[0].page_bytes:
         return f"{value} of {size} bytes is less than one page, so no process could run; choose a larger value"
     if name == "protect" and value not in ("none", *protection.allowed):
@@ -179,5 +179,5 @@ def _check_mounts(parameters: Mapping[str, MemoryParameters]) -> None:
         requests = ", ".join(name for name, wanted in parameters.items() if wanted.mount and wanted.mount.path in pair)
         raise Refused(
             f"requests {requests}: memoryConfig.mount.path: {pair[0]} would hide {pair[1]}; "
-            "give each request its own directory in a separate entry of config[] that names only that request"
+            "give each request its own directory in a separate entry of config[] that lists only that request"
         )

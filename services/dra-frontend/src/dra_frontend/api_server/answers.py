@@ -214,7 +214,7 @@ def _not_found(call: Call, status: Document, said: str) -> KubeError:
 
 def _remedy(call: Call, code: int) -> str:
     if code == 401:
-        return "the token or certificate is not accepted: check the kubeconfig or the pod's service account"
+        return "the token or certificate was rejected: check the kubeconfig or the pod's service account"
     return (
         f'grant the service account apiGroups: ["{call.group}"], resources: ["{call.resource}"], '
         f'verbs: ["{call.verb}"] in its ClusterRole'
@@ -229,7 +229,7 @@ def _redirected(headers: Mapping[str, str]) -> str:
     except ValueError:
         host = ""
     where = f" to {shown(host, _SHOWN_HOST)}" if host else " to another path" if location else ""
-    return f": redirected{where}, which is not followed; is this an API server?"
+    return f": redirected{where}; redirects are not followed; is this an API server?"
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

@@ -74,7 +74,7 @@ def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_
             InClusterConfigLoader(*files, try_refresh_token=False, **more).load_and_set(configuration)
         except _UNREADABLE as error:
             why = _message(error).rstrip(".")
-            remedy = f"mount the pod's service account token at {folder} (the chart's volume token), or set kubeconfig"
+            remedy = f"mount the pod's service account token at {folder} (the chart's token volume), or set kubeconfig"
             raise KubeConfigError("read the pod's service account", f"{why}; {remedy}") from error
 
     return load

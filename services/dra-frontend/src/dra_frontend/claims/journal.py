@@ -178,7 +178,7 @@ class Journal:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            self.problem = f"{self._path} cannot be written: {error.strerror}; the write is retried"
+            self.problem = f"{self._path} cannot be written: {error.strerror}; the write will be retried"
         else:
             self._former, self._stamp = self._stamp, (sequence, checksum)
             self.problem = ""

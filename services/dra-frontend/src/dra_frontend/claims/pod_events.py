@@ -23,8 +23,8 @@ _BEST_EFFORT_NOTE: Final = (
 )
 _KEPT_BY_POOL_NOTE: Final = (
     "Container {} has weaker CPU isolation: the driver keeps other containers off its CPUs, but the kernel "
-    "does not keep host daemons off them. The kernel refused a cpuset partition: {}. Remove the cause; the driver "
-    "retries every minute."
+    "does not keep host daemons off them. The kernel refused a cpuset partition: {}. Fix the cause; the driver will "
+    "retry every minute."
 )
 # Name of the BestEffort class's cgroup with either cgroup driver, including under a custom root cgroup.
 _BEST_EFFORT_CGROUP: Final = re.compile(r"(?:^|/)(?:kubepods/besteffort|[^/]*kubepods-besteffort\.slice)/")

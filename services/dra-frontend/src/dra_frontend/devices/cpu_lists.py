@@ -54,6 +54,6 @@ def left_out(machine: Machine, devices: list[CpuDevice]) -> Iterator[str]:
     if any(SMT_LAYOUT not in device.attributes for device in devices):
         layout = smt_layout(machine)
         reason = (
-            f"does not fit into {_MAX_BYTES} bytes" if layout else f"only supports cores with up to {_THREADS} threads"
+            f"does not fit in {_MAX_BYTES} bytes" if layout else f"only supports cores with up to {_THREADS} threads"
         )
         yield f"allocator: external: {SMT_LAYOUT} is omitted, since it {reason}"

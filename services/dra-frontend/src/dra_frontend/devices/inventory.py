@@ -291,7 +291,7 @@ def _cpu_misfits(machine: Machine, config: Config, pool: Pool, refused: Mapping[
         text = f"reservedCPUs: CPU {format_cpu_list(absent)} is not present; online CPUs: {online}"
         yield Misfit(MisfitKind.ABSENT, text)
     if not pool.devices and CPU_DRIVER not in refused:
-        text = f"reservedCPUs, withheldCPUs: no CPU is left for claims; online CPUs: {online}"
+        text = f"reservedCPUs, withheldCPUs: no CPUs are left for claims; online CPUs: {online}"
         yield Misfit(MisfitKind.NOTHING_LEFT, text)
     for fact, doubt in machine.doubts.items():
         if doubt not in refused.get(CPU_DRIVER, ""):

@@ -148,7 +148,7 @@ def claim_names(request: Any) -> tuple[ClaimName, ...]:
     Raises RequestRejectedError if there are too many.
     """
     if (count := len(request.claims)) > _MAX_CLAIMS:
-        raise RequestRejectedError(f"{count} claims in one call, more than {_MAX_CLAIMS}; use fewer claims in each pod")
+        raise RequestRejectedError(f"{count} claims in one call, more than {_MAX_CLAIMS}; use fewer claims per pod")
     return tuple([ClaimName(claim.namespace, claim.name, claim.uid) for claim in request.claims])
 
 

@@ -49,7 +49,7 @@ def read_online(reader: Reader) -> Online:
     """Returns online and offline CPUs. Raises HostTreeError if two files disagree about a CPU."""
     present = reader.names(CPU_DIRECTORY, r"cpu(\d+)")
     if not present:
-        raise HostTreeError(CPU_DIRECTORY, "contains no CPU directory: sysfs is not mounted here")
+        raise HostTreeError(CPU_DIRECTORY, "contains no CPU directories: sysfs is not mounted here")
     path = f"{CPU_DIRECTORY}/online"
     listed = reader.cpu_list(path)
     by_directory = frozenset(cpu for cpu in present if _is_online(reader, cpu, listed))

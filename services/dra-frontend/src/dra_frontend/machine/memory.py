@@ -105,7 +105,7 @@ def _read_memory(reader: Reader, path: str) -> int:
         raise HostTreeError(path, "is missing: the size of this machine's memory is unknown")
     match = _MEM_TOTAL.search(text)
     if match is None:
-        raise HostTreeError(path, "has no line 'MemTotal: <number> kB'")
+        raise HostTreeError(path, "has no 'MemTotal: <number> kB' line")
     return int(match[1]) << 10
 
 

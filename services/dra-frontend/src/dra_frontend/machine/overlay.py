@@ -28,13 +28,13 @@ def parse_overlay(document: Any, source: str) -> dict[str, str]:
 
 def _fault(path: object, content: object, others: Collection[object]) -> str:
     if not isinstance(path, str) or not path.startswith("/sys/") or posixpath.normpath(path) != path:
-        return f"{shown(path)}: must be a path under /sys without '.', '..', doubled or trailing '/'"
+        return f"{shown(path)}: must be a path under /sys without '.', '..', or a doubled or trailing '/'"
     if not isinstance(content, str):
         return f'{path}: its content must be a string, written in quotes: "0-3"'
     if not content.isascii():
         return f"{path}: its content must be ASCII"
     above = next((directory for directory in _above(path) if directory in others), "")
-    return f"{above}: cannot be a file and the directory of {path}" if above else ""
+    return f"{above}: cannot be both a file and the directory of {path}" if above else ""
 
 
 def _above(path: str) -> Iterator[str]:

@@ -30,7 +30,7 @@ class Guard:
     @property
     def failing(self) -> dict[str, str]:
         """Error message for each task whose latest step failed, by task name."""
-        return {name: f"{name} fails and is retried: {why}; see the log" for name, why in self._failing.items()}
+        return {name: f"{name} failed and will be retried: {why}; see the log" for name, why in self._failing.items()}
 
     async def each_tick(self, name: str, work: Callable[[], Awaitable[bool | None]]) -> None:
         """Calls ``work`` at each quiet tick, or at the next tick if it returned True. Runs forever."""

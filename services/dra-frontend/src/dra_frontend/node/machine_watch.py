@@ -211,8 +211,8 @@ class MachineWatch:
             text = (
                 "hugepages held by host processes are unknown and count as free: "
                 f"{self._config.cgroup_root} has no kubepods cgroup with hugetlb.<size>.numa_stat; "
-                "mount the node's cgroup2 tree there (read-only, Linux 5.17 or newer, controller hugetlb; in the chart "
-                "hostHugepages.detect: true)"
+                "mount the node's cgroup2 tree there (read-only; Linux 5.17 or newer with the hugetlb controller; in "
+                "the chart, set hostHugepages.detect: true)"
             )
             found.append((StatusCode.HOST_HUGEPAGES_UNKNOWN, text))
         notices = tuple(Notice(code=code, text=text) for code, text in found)

@@ -92,7 +92,7 @@ def check_pod(config: Config, host_root: str = "/", *, contained: bool, mounts: 
 
 def _directory_fault(needed: Needed, path: str, mounts: tuple[Mount, ...]) -> Fault | None:
     what = f"{needed.name} {needed.path}"
-    mount = f"mount the node's {needed.path} there, read-write (the chart's volume {needed.volume})"
+    mount = f"mount the node's {needed.path} there, read-write (the chart's {needed.volume} volume)"
     above = mounts_over(os.path.realpath(path), mounts)
     if above and above[-1].point == "/":
         text = f"{what} is not mounted from the node: it is in the container's own file system"
@@ -117,7 +117,7 @@ def _permission(path: Path) -> str:
     status = path.stat()
     if status.st_uid != 0 or not status.st_mode & 0o200:
         return f"chown root {path}; chmod u+rwx {path}: the container lacks the capabilities to bypass owner and mode"
-    return "have SELinux or AppArmor allow it (the chart's values selinuxType and appArmorProfile)"
+    return "have SELinux or AppArmor allow it (the chart's selinuxType and appArmorProfile values)"
 
 
 def _nearest(path: Path) -> Path:
@@ -131,7 +131,7 @@ def _container_faults(config: Config, mounts: tuple[Mount, ...]) -> Iterator[Fau
     if os.path.exists(lock):  # noqa: PTH110 - Path.exists raises PermissionError
         yield Fault(
             f"the frontend can open the backend's {lock}, so an attacker in the frontend could lock the backend out",
-            f"mount an empty volume over {lock.parent} in the frontend container (the chart's volume hidden)",
+            f"mount an empty volume over {lock.parent} in the frontend container (the chart's 'hidden' volume)",
             fatal=False,
         )
     above = mounts_over(config.cgroup_root, mounts)

@@ -39,7 +39,7 @@ class PlacedSocket:
         """
         there = _status(path)
         if there is not None and not stat.S_ISSOCK(there.st_mode):
-            raise FileExistsError(f"{path} exists and is not a socket: remove it, or choose another directory")
+            raise FileExistsError(f"{path} exists but is not a socket: remove it, or choose another directory")
         bound.chmod(0o600)
         status = bound.lstat()
         bound.replace(path)

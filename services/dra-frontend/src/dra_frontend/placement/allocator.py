@@ -262,12 +262,12 @@ class _Search:
         """Returns an error if the request requires a property that the machine does not have, else None."""
         if self._parameters.core_type != "any" and self._layout.by_type.keys() <= {CoreType.STANDARD}:
             return self._none(
-                "; this machine does not distinguish performance and efficiency cores by "
+                "; on this machine, performance and efficiency cores cannot be distinguished by "
                 "/sys/devices/cpu_core/cpus, cpu_capacity or CPU frequencies"
             )
         places = self._layout.within(self._allowed) if self._parameters.l3 == "required" else []
         if places and all(place.l3 is None for place in places):
-            return self._none("; the device's CPUs have no L3; use l3: preferred")
+            return self._none("; the device's CPUs have no L3 cache; use l3: preferred")
         return None
 
     def _no_multiple(self) -> NoCpusError | None:

@@ -132,7 +132,7 @@ _REFUSED: Final[Mapping[str, tuple[Callable[[Document], Document], str]]] = {
 # Fields that a server drops, with the effect and the feature gate.
 _DROPPED: Final = {
     f".{ALLOCATABLE}": (_NOT_COUNTED, f"{COUNTING} (Kubernetes 1.37)"),
-    f".{TAINTS_FIELD}": ("the scheduler does not avoid devices that fail or may not be used", TAINTS),
+    f".{TAINTS_FIELD}": ("the scheduler does not avoid devices that fail or must not be used", TAINTS),
 }
 CONDITIONS_DROPPED: Final = StatusCode.CONDITIONS_DROPPED
 _CONDITIONS_NOTE: Final = (

@@ -129,7 +129,9 @@ class BoundedConnection(H11Protocol):
             return
         received, self._head = self._head, bytearray()
         if end < 0 or received.count(b"\n", 0, end) >= _MAX_LINES or _SLOW.search(received, 0, end):
-            self.send_400_response("the head is too long, or contains control characters or a run of blanks\n")
+            self.send_400_response(
+                "the request head is too long, or contains control characters or a long run of blanks\n"
+            )
             return
         if self._bounds.single_request_seconds is not None:
             # Only the first request is served. Any data after it is discarded, or stays in the kernel until the

@@ -131,8 +131,6 @@ def test_volumes_in_messages_exist() -> None:
     """The volumes belong to the pod that the chart renders."""
     spec = only(render({"hostInterrupts": {"mount": True}}), "DaemonSet")["spec"]["template"]["spec"]
     known = {one["name"] for one in spec["volumes"]}
-    pairs = named(r"the chart's volumes? ([a-z-]+)(?: and ([a-z-]+))?") | named(
-        r"volumes ([a-z-]+) and ([a-z-]+) \(host"
-    )
+    pairs = named(r"(?:the chart's|its) ([a-z-]+)(?: and ([a-z-]+))? volumes?\b")
     assert {name for pair in pairs for name in pair if name} <= known
     assert {*DRIVERS} == {"dra.cpu", "dra.memory"}

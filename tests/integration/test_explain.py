@@ -138,7 +138,7 @@ def test_unknown_subjects_are_reported(flags: list[str]) -> None:
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "neither this node nor namespace default has a claim named missing or a pod named missing" in err
     assert explain(flags, "cpu/999") == (2, "", "dra-frontend: this machine has no cpu 999\n")
-    assert explain(flags, "cpu/2-3") == (2, "", "dra-frontend: a CPU is a single number, such as cpu/3\n")
+    assert explain(flags, "cpu/2-3") == (2, "", "dra-frontend: a CPU must be a single number, such as cpu/3\n")
 
 
 def test_a_masked_archive_is_explained(stage: Stage, flags: list[str], tmp_path: Path) -> None:

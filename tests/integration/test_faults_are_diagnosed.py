@@ -93,7 +93,7 @@ NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
             "reservedCPUs: CPU 1 is offline",
             "bring the missing CPU or NUMA node online, or remove it from the setting",
         ),
-        "explain cpu/1": ("CPU 1: offline: switched off in the kernel, even though reservedCPUs names it", ""),
+        "explain cpu/1": ("CPU 1: offline: switched off in the kernel, even though reservedCPUs includes it", ""),
     },
     claim_too_big: {"explain greedy": ("cpudevnuma000 gives at most 12 of dra.cpu/cpu, 17 requested", "request less")},
 }

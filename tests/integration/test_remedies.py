@@ -76,9 +76,9 @@ class DenyingTree(KernelTree):
 @pytest.mark.parametrize(
     ("permitted", "uid_map", "code", "remedy"),
     [
-        (NO_SYS_ADMIN, IDENTITY, BackendCode.SYS_ADMIN_MISSING, "give the backend container the capability SYS_ADMIN"),
+        (NO_SYS_ADMIN, IDENTITY, BackendCode.SYS_ADMIN_MISSING, "give the backend container the SYS_ADMIN capability"),
         (ALL, "0 100000 65536\n", BackendCode.USER_NAMESPACE, "hostUsers: true"),
-        (ALL, IDENTITY, BackendCode.SECURITY_MODULE, "have SELinux or AppArmor allow it"),
+        (ALL, IDENTITY, BackendCode.SECURITY_MODULE, "configure SELinux or AppArmor to allow it"),
     ],
 )
 def test_the_remedy_for_a_missing_privilege_names_it(
@@ -100,7 +100,7 @@ def test_a_missing_dac_override_is_a_node_problem(tmp_path: Path) -> None:
     problems = capability_problem(host(tmp_path, NONE)), caught.value.problem
     assert [one.code for one in problems] == [BackendCode.DAC_OVERRIDE_MISSING, BackendCode.PERMISSION_DENIED]
     for one in problems:
-        assert "give the backend container the capability DAC_OVERRIDE" in cause_of(one.code_text).remedy
+        assert "give the backend container the DAC_OVERRIDE capability" in cause_of(one.code_text).remedy
 
 
 def test_a_kernel_without_partitions_is_a_limit_of_the_node(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_remedy_for_a_missing_cdi_directory_names_the_volume(tmp_path: Path)
     (text,) = ClaimDirectory(missing, absence=no_claims(missing)).refresh().problems.values()
     problem = file_problem(text)
     assert (problem.code, missing in problem) == (BackendCode.CLAIMS_DIRECTORY_MISSING, True)
-    assert "the chart's volume cdi" in cause_of(problem.code_text).remedy
+    assert "the chart's cdi volume" in cause_of(problem.code_text).remedy
     assert file_problem("a.json is not JSON").code is BackendCode.CLAIM_FILES_UNREADABLE
 
 
@@ -145,8 +145,8 @@ class Unwritable:
 @pytest.mark.parametrize(
     ("noun", "path", "remedy"),
     [
-        ("interrupts", "/host/proc/irq/default_smp_affinity", "volumes irq and workqueue (hostInterrupts.mount: true)"),
-        ("host daemons", "/sys/fs/cgroup/system.slice/cpuset.cpus", "the chart's volumes cgroup"),
+        ("interrupts", "/host/proc/irq/default_smp_affinity", "irq and workqueue volumes (hostInterrupts.mount: true)"),
+        ("host daemons", "/sys/fs/cgroup/system.slice/cpuset.cpus", "the chart's cgroup and run-backend volumes"),
     ],
 )
 async def test_the_remedy_for_a_read_only_mount_names_its_volume(
@@ -181,7 +181,7 @@ def test_interrupts_under_a_read_only_mount_are_a_problem(
     files = ("/no/such/root/proc/irq", "/no/such/root/sys/devices/virtual/workqueue/cpumask")
     for problem, path in zip(isolation.problems, files, strict=reported):
         assert f"{path} cannot be written" in problem
-        assert "volumes irq and workqueue (hostInterrupts.mount: true)" in cause_of(problem.code_text).remedy
+        assert "irq and workqueue volumes (hostInterrupts.mount: true)" in cause_of(problem.code_text).remedy
     codes = [BackendCode.INTERRUPTS_NOT_MOVED, BackendCode.KERNEL_WORKERS_STAY] if reported else []
     assert [problem.code for problem in isolation.problems] == codes
 

@@ -24,16 +24,16 @@ class Cause:
 
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"
 _LOG: Final = "see the backend container's log: kubectl logs POD -c backend"
-REFUSED: Final = f"remove the cause that the message names; {_LOG}"
+REFUSED: Final = f"fix the cause given in the message; {_LOG}"
 """Remedy for a rejected container whose cause has no remedy of its own."""
-_ENFORCE: Final = "set enforcement: enforce in driverConfig once you agree with the changes that /v1/backend lists"
+_ENFORCE: Final = "set enforcement: enforce in driverConfig once you are happy with the changes that /v1/backend lists"
 _DAC_OVERRIDE: Final = Cause(
-    "give the backend container the capability DAC_OVERRIDE and uid 0, as in the chart's pod: remove whatever drops "
-    "them; if it has both, have SELinux or AppArmor allow the access (selinuxType and appArmorProfile)"
+    "give the backend container the DAC_OVERRIDE capability and uid 0, as in the chart's pod: remove whatever drops "
+    "them; if it has both, configure SELinux or AppArmor to allow the access (selinuxType and appArmorProfile)"
 )
 _INTERRUPTS: Final = Cause(
-    "mount the named file's directory read-write into the backend container: the chart's volumes irq "
-    "and workqueue (hostInterrupts.mount: true) for /proc/irq and the workqueues, run-backend for interrupts.json; "
+    "mount the named file's directory read-write into the backend container: the chart's irq and workqueue volumes "
+    "(hostInterrupts.mount: true) for /proc/irq and the workqueues, or run-backend for interrupts.json; "
     "or set irqs: keep"
 )
 _HOST_DAEMONS: Final = Cause("see hostSlices in docs/exclusive.md, or set it to false")
@@ -45,14 +45,15 @@ CAUSES: Final = {
         f"set hostUsers: true there; {_WITHOUT}"
     ),
     BackendCode.SECURITY_MODULE: Cause(
-        "have SELinux or AppArmor allow it: set the chart's value selinuxType to a type that may write cgroups, such "
-        f"as spc_t, or load a profile that allows writes under /sys/fs/cgroup and set appArmorProfile; {_WITHOUT}"
+        "configure SELinux or AppArmor to allow it: set the chart's selinuxType value to a type that may write to "
+        "cgroups, such as spc_t, or load a profile that allows writes under /sys/fs/cgroup and set appArmorProfile; "
+        f"{_WITHOUT}"
     ),
     BackendCode.SYS_ADMIN_IN_EFFECT: Cause(
-        "have the backend container's seccomp profile allow capget and capset, as RuntimeDefault does"
+        "change the backend container's seccomp profile to allow capget and capset, as RuntimeDefault does"
     ),
     BackendCode.SYS_ADMIN_MISSING: Cause(
-        "give the backend container the capability SYS_ADMIN: remove whatever drops it from the chart's pod (an "
+        "give the backend container the SYS_ADMIN capability: remove whatever drops it from the chart's pod (an "
         f"admission policy, a mutating webhook, a patch); {_WITHOUT}"
     ),
     BackendCode.DAC_OVERRIDE_MISSING: _DAC_OVERRIDE,
@@ -63,20 +64,21 @@ CAUSES: Final = {
     ),
     BackendCode.KERNEL_TOO_OLD: Cause("boot Linux 6.7 or later", kernel=True),
     BackendCode.CLAIMS_DIRECTORY_MISSING: Cause(
-        "mount the node's cdiDir into the backend container (the chart's volume cdi), or correct cdiDir"
+        "mount the node's cdiDir into the backend container (the chart's cdi volume), or correct cdiDir"
     ),
     BackendCode.CLAIM_FILES_UNREADABLE: Cause("see claims.readable and claims.directory"),
     BackendCode.HOST_UNREADABLE: Cause(
         "mount the node's /sys into the backend container at the host root, and see config.machine"
     ),
     BackendCode.READ_ONLY_FILE_SYSTEM: Cause(
-        "mount the named directory read-write into the backend container: the chart's volumes cgroup and "
-        "run-backend, and for /proc/irq and the workqueues its volumes irq and workqueue (hostInterrupts.mount: true); "
+        "mount the named directory read-write into the backend container: the chart's cgroup and "
+        "run-backend volumes, and for /proc/irq and the workqueues its irq and workqueue volumes "
+        "(hostInterrupts.mount: true); "
         "if the node's own file system is read-only, see the kernel's log"
     ),
     BackendCode.OPERATION_NOT_PERMITTED: Cause(
-        "mount the node's whole cgroup2 tree at cgroupRoot into the backend container (the chart's volume cgroup): the "
-        "kernel does not let a container write the files of its own cgroup"
+        "mount the node's whole cgroup2 tree at cgroupRoot into the backend container (the chart's cgroup volume): the "
+        "kernel does not let a container write to the files of its own cgroup"
     ),
     BackendCode.NO_SPACE_LEFT: Cause("free space on the named directory's file system"),
     BackendCode.ENFORCEMENT_NOT_RECORDED: Cause(f"see driver.run-directory and host.space; {_LOG}"),
@@ -92,7 +94,7 @@ CAUSES: Final = {
     BackendCode.INTERRUPTS_NOT_MOVED: _INTERRUPTS,
     BackendCode.KERNEL_WORKERS_STAY: _INTERRUPTS,
     BackendCode.INTERRUPTS_MOVED_BACK: Cause(
-        "have irqbalance open its socket, as it does by default, or set IRQBALANCE_BANNED_CPULIST: docs/exclusive.md"
+        "let irqbalance open its socket, as it does by default, or set IRQBALANCE_BANNED_CPULIST: docs/exclusive.md"
     ),
     BackendCode.HOST_DAEMONS_NOT_MOVED: _HOST_DAEMONS,
     BackendCode.HOST_DAEMONS_STAY: _HOST_DAEMONS,
@@ -164,13 +166,13 @@ _REMEDIES: Final = {
     StatusCode.SLICES_NOT_PUBLISHED: "see api.reachable, api.served and api.rights",
     StatusCode.FEATURE_GATE_MISSING: "see api.gates",
     StatusCode.RUN_DIRECTORY_UNUSABLE: (
-        "mount the node's runDir read-write into the frontend container (the chart's volume run); see host.space"
+        "mount the node's runDir read-write into the frontend container (the chart's run volume); see host.space"
     ),
     StatusCode.CLAIMS_DIRECTORY_UNUSABLE: "see claims.directory and driver.pod",
     StatusCode.JOURNAL_UNUSABLE: "see driver.journal and host.space",
     StatusCode.DEVICE_UNHEALTHY: (
-        "restore the missing resources (CPUs, nr_hugepages), or delete a pod that holds it; for hardware errors, drain "
-        "the pods that use the device and replace the hardware: docs/live-machine.md"
+        "restore the missing resources (CPUs, nr_hugepages), or delete a pod that uses the device; for hardware "
+        "errors, drain the pods that use it and replace the hardware: docs/live-machine.md"
     ),
     StatusCode.CLAIM_NOT_ENFORCED: (
         f"if all of its CPUs are offline, see claims.online; otherwise the audit repairs it within 60 s; if it "
@@ -181,7 +183,9 @@ _REMEDIES: Final = {
     StatusCode.HOST_HUGEPAGES_UNKNOWN: (
         "see kernel.release and kernel.kubepods; hostHugepages.detect: true in the chart mounts the cgroup tree"
     ),
-    StatusCode.KUBELET_RESERVE_UNKNOWN: "set reservedMemory in driverConfig; see api.rights for the right to get nodes",
+    StatusCode.KUBELET_RESERVE_UNKNOWN: (
+        "set reservedMemory in driverConfig; see api.rights for the permission to get nodes"
+    ),
     StatusCode.MAPPING_UNSUPPORTED: "see api.gates and kubelet.gates",
     StatusCode.SLICE_LISTS_REFUSED: "see api.gates",
     StatusCode.SLICE_FIELDS_DROPPED: "see api.gates",

@@ -187,7 +187,7 @@ def _add_node_arguments(made: Mapping[str, argparse.ArgumentParser]) -> None:
     slices_of = "name of the node whose ResourceSlices are used, if the files contain slices for several nodes"
     made["simulate"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help=slices_of)
     for name in _OF_ARCHIVES:
-        text = "read an archive created by gather, or the directory it was unpacked to, instead of this node"
+        text = "read an archive created by gather, or the directory it was unpacked into, instead of this node"
         made[name].add_argument("--from", dest="source", metavar="FILE-or-DIR", help=text)
 
 

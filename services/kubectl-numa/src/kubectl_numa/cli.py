@@ -36,7 +36,7 @@ _PASSED: Final = {
     "cluster": ("NAME", "kubeconfig cluster to use (default: the context's cluster)"),
     "user": ("NAME", "kubeconfig user to use (default: the context's user)"),
     "as": ("USER", "user to impersonate"),
-    "request-timeout": ("TIME", "time after which one request to the API server fails, such as 30s (default: none)"),
+    "request-timeout": ("TIME", "timeout for a single request to the API server, such as 30s (default: none)"),
 }
 """Options that are passed to kubectl unchanged, each with a name for its value and a help text."""
 _LABEL: Final = "app.kubernetes.io/part-of"
@@ -52,7 +52,7 @@ _SILENT: Final = "publishes nothing; is the driver running there?"
 _KUBELET_CONFIG: Final = "--kubelet-config"
 _OLDER: Final = (
     f"the image of pod {{}} is older than this plugin and does not support {_KUBELET_CONFIG}; its checks of the "
-    "kubelet's configuration are left out"
+    "kubelet's configuration will be skipped"
 )
 
 
@@ -259,7 +259,7 @@ def _page(request: Request) -> int:
     ports = [port for one in pod["spec"]["containers"] for port in one.get("ports") or [] if port.get("name") == "page"]
     if not ports:
         raise KubectlError(
-            "the page is off on this node: set driverConfig.pagePort in the chart's values, such as 8082"
+            "the page is disabled on this node: set driverConfig.pagePort in the chart's values, such as 8082"
         )
     meta, given = pod["metadata"], request.given
     port = int(ports[0]["containerPort"])
@@ -430,7 +430,7 @@ def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) ->
             )
         parser.add_argument("-l", "--selector", metavar="LABELS", default="", help=text)
     if name == "free":
-        text = "sort the NUMA nodes by free cpus or memory, most first (default: by name)"
+        text = "sort the NUMA nodes by free cpus or memory, highest first (default: by name)"
         parser.add_argument("--sort-by", choices=_SORT_KEYS, metavar="AMOUNT", help=text)
     if name == "claims":
         parser.add_argument("-A", "--all-namespaces", action="store_true", help="list claims in all namespaces")

@@ -298,7 +298,7 @@ async def test_each_missing_permission_is_named(right: Right, node: AilingNode) 
 @pytest.mark.parametrize(
     ("code", "setting", "level", "remedy"),
     [
-        ("SysAdminMissing", "auto", "problem", "capability SYS_ADMIN"),
+        ("SysAdminMissing", "auto", "problem", "SYS_ADMIN capability"),
         ("KernelTooOld", "auto", "note", "boot Linux 6.7"),
         ("KernelTooOld", "partition", "problem", "boot Linux 6.7"),
         ("NodeIsContainer", "auto", "note", "a node that is not itself a container"),
@@ -399,7 +399,7 @@ def test_an_invalid_configuration_is_a_usage_error(tmp_path: Path, capsys: pytes
     ("release", "remedy"),
     [
         ("6.1.0", "boot Linux 6.7 or later"),
-        ("6.12.9", "the release has them: see kernel.delegated and kernel.kubepods"),
+        ("6.12.9", "this kernel release provides them: see kernel.delegated and kernel.kubepods"),
     ],
 )
 async def test_a_newer_kernel_is_not_suggested_for_a_recent_one(release: str, remedy: str, node: AilingNode) -> None:

@@ -252,7 +252,7 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "files of several distributions": (
         {f"{ROOT}/config.yaml": HEAD + STATIC, "/etc/kubernetes/kubelet.yaml": HEAD},
         {},
-        f"each of {ROOT}/config.yaml, /etc/kubernetes/kubelet.yaml may be its configuration",
+        f"any of {ROOT}/config.yaml, /etc/kubernetes/kubelet.yaml may be its configuration",
     ),
     "units of several distributions": (KUBEADM_UNIT | K3S, {}, "several kubelets are installed"),
     "several processes": (
@@ -263,7 +263,7 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "a file that the command line names is not there": (
         process(1, "kubelet", "--config=/a", "--cpu-manager-policy=static"),
         {"cpuManagerPolicy": "static"},
-        "/a, which the kubelet's command line names, is not visible",
+        "/a, which the kubelet's command line specifies, is not visible",
     ),
     "a directory that is not there": (
         process(1, "kubelet", "--config-dir=/none"),
@@ -290,12 +290,12 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "a variable that moves the files of k3s": (
         K3S | {"/etc/systemd/system/k3s.service.env": "K3S_CONFIG_FILE=/other\n"},
         {"topologyManagerPolicy": "restricted", "cpuManagerPolicy": "static", "reservedSystemCPUs": "0-3"},
-        "an environment variable moves k3s's files",
+        "an environment variable relocates k3s's files",
     ),
     "a variable in the environment file that the unit of k3s names by a specifier": (
         {"/etc/systemd/system/k3s.service": K3S_UNIT, "/etc/default/k3s": "K3S_DATA_DIR=/data\n"},
         {},
-        "an environment variable moves k3s's files",
+        "an environment variable relocates k3s's files",
     ),
     "a file that is not YAML": ({f"{ROOT}/config.yaml": "a: ["}, {}, "is not valid YAML"),
     "a key that is there twice": ({f"{ROOT}/config.yaml": STATIC * 2}, {}, "is given twice"),

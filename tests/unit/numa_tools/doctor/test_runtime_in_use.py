@@ -145,7 +145,7 @@ def test_docker_next_to_k3s_is_not_the_kubelets_runtime(reported: Reported | Non
 def test_docker_alone_determines_nothing(tmp_path: Path) -> None:
     """The message gives the reason and the command."""
     why = unread(write(tmp_path, {PLAIN: DOCKER}), CONTAINERD_2)
-    assert f"/{PLAIN} disables containerd's CRI service" in why.why
+    assert f"containerd's CRI service is disabled in /{PLAIN}" in why.why
     assert "containerd config dump" in why.remedy
 
 

@@ -111,7 +111,7 @@ def test_the_reasons_after_a_change() -> None:
     )
     assert verdicts(now) == {"1-3,16-19": "better now: a tighter fit", "4-7,20-23": "chosen"}
     (named,) = prepared(asked(2, cpuset="2-3"))
-    assert "names these CPUs itself" in why(knowing([named]), "u0")["text"]
+    assert "itself specifies these CPUs" in why(knowing([named]), "u0")["text"]
     tomorrow = CpuParameters(core_type="of tomorrow")
     newer = named.model_copy(update={"parameters": dict.fromkeys(named.parameters, tomorrow)})
     assert "a different release chose these CPUs" in why(knowing([newer]), "u0")["text"]
@@ -239,7 +239,7 @@ def test_a_cpu_is_given_as_one_number(name: str) -> None:
     """A string that is not a number is rejected with an error message. A number beyond the machine's CPUs is reported
     as such.
     """
-    with pytest.raises(UnknownSubjectError, match=r"^a CPU is a single number, such as cpu/3$"):
+    with pytest.raises(UnknownSubjectError, match=r"^a CPU must be a single number, such as cpu/3$"):
         explain_known(knowing([]), f"cpu/{name}")
     assert explain_known(knowing([]), "cpu/999999999") is None
 
@@ -353,7 +353,7 @@ def test_a_claim_that_is_allocated_but_not_prepared_is_explained() -> None:
 @pytest.mark.parametrize(
     ("asked_for", "hindrances", "remedy"),
     [
-        (cpus(2), (), "remove the cause that the message names"),
+        (cpus(2), (), "fix the cause given in the message"),
         (memory("1Gi"), (), "see the pod's Events"),
         (memory("1Gi"), ("NRI is off",), "run dra-frontend doctor"),
     ],

@@ -69,5 +69,5 @@ def test_an_attribute_has_one_value_or_a_list(value: Any) -> None:
     """Any other value is rejected when it is read, and the error gives its location."""
     one = {"name": "n", "attributes": {"a": value}}
     slices = [{"metadata": {"name": "s"}, "spec": {"driver": "d", "pool": {"name": "p"}, "devices": [one]}}]
-    with pytest.raises(ManifestError, match=r"ResourceSlice s: devices\[0\]: attributes.a: must have one value"):
+    with pytest.raises(ManifestError, match=r"ResourceSlice s: devices\[0\]: attributes.a: must have exactly one"):
         read_slices(slices)

@@ -167,7 +167,7 @@ def kubelet_of_reading(reading: Reading, remedy: str) -> KubeletConfig | None:
         configured=configured,
         # A part that could not be read may set a different endpoint.
         runtime_endpoint="" if unseen else found.runtime_endpoint,
-        unseen=Unread(f"not all of the kubelet's configuration was seen: {unseen}", remedy) if unseen else None,
+        unseen=Unread(f"part of the kubelet's configuration is not visible: {unseen}", remedy) if unseen else None,
     )
 
 

@@ -172,7 +172,7 @@ def runtime_in_use(found: FoundRuntimes, reported: Reported | None, elsewhere: s
     if not useful:
         files = " and ".join(one.path for one in left)
         return Unread(
-            f"{files} disables containerd's CRI service, so it is not the configuration of the kubelet's runtime",
+            f"containerd's CRI service is disabled in {files}, so the kubelet cannot be using this configuration",
             _dump_remedy(_PLAIN.command),
         )
     if len(useful) > 1:

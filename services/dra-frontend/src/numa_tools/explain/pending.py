@@ -24,7 +24,7 @@ from numa_tools.scheduling.simulation import Simulation
 _CLEAR = "free resources on this node, request less, or use another node"
 _WAITS = (
     "this node can serve the claim; if it stays pending, the pod itself does not fit (requests, taints, affinity) or "
-    "waits for another claim: the pod's PodScheduled condition contains the reason (kubectl numa explain POD)"
+    "is waiting for another claim: the pod's PodScheduled condition gives the reason (kubectl numa explain POD)"
 )
 _UNDECIDED = "read the pod's Events, which contain the scheduler's own result; or rewrite the selector"
 _UNPREPARED = "the claim is not prepared here"
@@ -56,10 +56,10 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str, oth
             parsed = parse_driver_claim(view, driver, known.inventory, known.config, others=others)
             allocate_claim(parsed, known.inventory, known.ledger)
     except Refused as refusal:
-        remedy = f"remove the cause that the message names; {_EVENTS}"
+        remedy = f"fix the cause given in the message; {_EVENTS}"
         return problem(_UNPREPARED, str(refusal), remedy)
     if not any(view.results.values()):
-        why = "it is allocated, but has no devices of these drivers"
+        why = "it is allocated, but has no devices from these drivers"
         return problem(_UNPREPARED, why, f"nothing to do for these drivers; {_EVENTS}")
     if hindered := "; ".join(known.hindrances):
         why = f"it is allocated to this node and fits; {hindered}"
@@ -133,7 +133,7 @@ def explain_pending(
         problem("a request cannot be met on any node", one, "create the class, or change the claim") for one in faults
     ]
     if not ours:
-        why = f"no request matches a device of {' or '.join(DRIVERS)} on this node"
+        why = f"no request matches a device from {' or '.join(DRIVERS)} on this node"
         return found, hindered + (unreadable or [problem("no device on this node fits", why, _CLEAR)])
     names = {one.name for one in ours}
     near = tuple(replace(one, requests=one.requests or frozenset(names)) for one in spec.constraints)

@@ -38,7 +38,7 @@ def split_kind(subject: str) -> tuple[str, str]:
         return "cpu", match[1] or match[2]
     kind, _, name = subject.partition("/")
     if kind == "cpu" and name:
-        raise UnknownSubjectError("a CPU is a single number, such as cpu/3")
+        raise UnknownSubjectError("a CPU must be a single number, such as cpu/3")
     return (kind, name) if kind in KINDS and name else ("", subject)
 
 
@@ -184,7 +184,7 @@ def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
         return f"{word}: claimed by {claim_name(known, uid)}{_remark(known, uid)}"
     reserved = number in known.inventory.reserved_cpus
     if not online:
-        return cpu_use("offline") + (", even though reservedCPUs names it" if reserved else "")
+        return cpu_use("offline") + (", even though reservedCPUs includes it" if reserved else "")
     if reserved:
         return f"{cpu_use('reserved')} (reservedCPUs)"
     if number in known.inventory.withheld_cpus:

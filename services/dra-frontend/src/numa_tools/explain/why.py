@@ -57,7 +57,7 @@ def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> 
     if device.kind is DeviceKind.CPU:
         return {**found, "text": "the scheduler chose this CPU: each CPU is a device (cpuDeviceMode: individual)"}
     if parameters.cpuset is not None:
-        return {**found, "text": "the claim names these CPUs itself (cpuConfig.cpuset)"}
+        return {**found, "text": "the claim itself specifies these CPUs (cpuConfig.cpuset)"}
     if _of_another_release(parameters):
         return {**found, "text": "a different release chose these CPUs with parameters that this release does not know"}
     if part.joined:

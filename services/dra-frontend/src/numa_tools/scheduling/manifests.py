@@ -193,7 +193,9 @@ def _workload(
     lasting = [one for one in containers if one not in before or one.get("restartPolicy") == "Always"]
     claims = {inner: replace(one, users=_users(inner, lasting)) for inner, one in claims.items()}
     if claims and not any(map(_requests, (spec, *containers))):
-        notes.append("no container requests cpu or memory: the pod is BestEffort and killed first (docs/workloads.md)")
+        notes.append(
+            "no container requests cpu or memory: the pod is BestEffort and will be killed first (docs/workloads.md)"
+        )
     made = [Claim(name[0], f"{name[1]}-extended-resources", extended)] if extended.requests else []
     return Workload(name[1], (*claims.values(), *made), tuple(notes))
 

@@ -190,7 +190,7 @@ def _attribute(name: str, found: Any) -> Any:
     said = list(found.values()) if isinstance(found, dict) else []
     each = said[0] if said and isinstance(said[0], list) else said
     if len(said) != 1 or not all(isinstance(one, str | int) for one in each):
-        raise ManifestError(f"attributes.{name}: must have one value with its type, or one list of them")
+        raise ManifestError(f"attributes.{name}: must have exactly one typed value, or one list of such values")
     if next(iter(found)) not in ("version", "versions"):
         return said[0]
     try:

@@ -93,7 +93,9 @@ class Simulation:
             row["claims"].append(given)
             if len(claim.users) > 1 and any(record.sharing != "pod" for record in records):
                 who = " and ".join(claim.users)
-                text = f"containers {who} use claim {claim.name}: one is rejected, unless the claim sets sharing: pod"
+                text = (
+                    f"containers {who} use claim {claim.name}: one will be rejected unless the claim sets sharing: pod"
+                )
                 row.setdefault("notes", []).append(text)
         return row
 

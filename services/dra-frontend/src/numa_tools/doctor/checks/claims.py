@@ -44,7 +44,7 @@ def _running(service: Service) -> list[ContainerReport]:
 def _readable(claims: Claims) -> Iterator[Finding]:
     for name, text in list(claims.problems.items())[:_MAX_SHOWN]:
         if not name:
-            remedy = "mount the node's cdiDir into the driver's pod (the chart's volume cdi), or correct cdiDir"
+            remedy = "mount the node's cdiDir into the driver's pod (the chart's cdi volume), or correct cdiDir"
             yield problem(f"The CDI directory cannot be used: {text}.", "no claim is prepared", remedy)
             continue
         why = "its CPUs and memory stay allocated, and the claim's pod cannot be restarted"
@@ -103,7 +103,7 @@ def _beyond_reserves(claims: Claims, machine: Inventory) -> Iterator[Finding]:
     for record in claims.records:
         if both := record.cpus_of() & machine.reserved_cpus:
             why = "reservedCPUs was changed after the claim was prepared, so these CPUs are not available to the system"
-            remedy = f"delete the pod {_pods(record)}: its next claim is prepared with the current configuration"
+            remedy = f"delete the pod {_pods(record)}: its next claim will be prepared with the current configuration"
             yield problem(f"{_name(record)} is allocated reserved CPUs {format_cpu_list(both)}.", why, remedy)
 
 
@@ -155,7 +155,7 @@ def _recorded(service: Service) -> Iterator[Finding]:
         if one.unknown_claims:
             uids = ", ".join(use.uid for use in one.unknown_claims[:_MAX_SHOWN])
             yield problem(
-                f"{_pod(one)} names claims without a record: {uids}.",
+                f"{_pod(one)} refers to claims without a record: {uids}.",
                 "their CPUs stay held while the container runs, and a claim that was lost may keep new claims from "
                 "getting hugepages",
                 f"if the pod {one.pod_namespace}/{one.pod_name} has been deleted, stop this container on the node "
@@ -184,7 +184,7 @@ def _quality(service: Service) -> Iterator[Finding]:
     for one in _running(service):
         if one.claims and "besteffort" in one.cgroup.lower():
             yield problem(
-                f"{_pod(one)} has a claim, and its pod is BestEffort.",
+                f"{_pod(one)} has a claim, but its pod is BestEffort.",
                 "such pods are evicted and killed first, since the kubelet does not count the claim",
                 "set requests for cpu and memory in its containers: docs/workloads.md",
             )
@@ -206,8 +206,8 @@ def _on_their_cpus(service: Service) -> Iterator[Finding]:
             strange = format_cpu_list(foreign)
             yield problem(
                 f"{_pod(one)} may run on CPUs {strange}, which belong to none of its claims.",
-                "the container disturbs others that use these CPUs; unless all of its own CPUs are offline, the audit "
-                "should have moved it within seconds",
+                "the container takes time from others that use these CPUs; unless all of its own CPUs are offline, the "
+                "audit should have moved it within seconds",
                 "see claims.online and driver.status",
             )
 
@@ -216,7 +216,9 @@ def _known_to_the_server(claims: Claims, api_claims: Mapping[str, Document | Non
     for record in claims.records:
         if record.claim.uid in api_claims and api_claims[record.claim.uid] is None:
             why = "pods can no longer use it, but its CPUs and memory are still allocated"
-            remedy = "wait: it is released once its containers have exited; otherwise see the frontend container's log"
+            remedy = (
+                "wait: it will be released once its containers have exited; otherwise see the frontend container's log"
+            )
             yield problem(f"{_name(record)} ({record.claim.uid}) was deleted from the API server.", why, remedy)
 
 
@@ -236,7 +238,7 @@ CHECKS: Final = (
         "claims.memory", "Claims are allocated no more memory than the node has.", ("claims", "machine"), _memory_there
     ),
     Check("claims.in-use", "Every prepared claim has running containers.", ("service",), _used),
-    Check("claims.recorded", "Every claim that a container names has a record.", ("service",), _recorded),
+    Check("claims.recorded", "Every claim that a container refers to has a record.", ("service",), _recorded),
     Check("claims.refused", "No container was refused.", ("service",), _started),
     Check(
         "claims.kept-by-kernel",

@@ -36,7 +36,7 @@ def _release(server: str) -> Iterator[Finding]:
     found = re.match(r"v(\d{1,3})\.(\d{1,4})", server, re.ASCII)
     if found and (int(found[1]), int(found[2])) < _OLDEST:
         why = "resource.k8s.io/v1 has been served since Kubernetes 1.34"
-        yield problem(f"The API server's version is {server}.", why, "update the cluster to Kubernetes 1.34 or later")
+        yield problem(f"The API server's version is {server}.", why, "upgrade the cluster to Kubernetes 1.34 or later")
 
 
 def _served(slices: object) -> Iterator[Finding]:
@@ -64,7 +64,7 @@ def _gates(trial: Trial, config: Config) -> Iterator[Finding]:
             "The API server does not accept the fields that publishNodeAllocatableResourceMapping adds (feature gate "
             f"{gates.COUNTING}).",
             "claims do not count against the node's allocatable resources, although the configuration requires that",
-            f"{_ON}, from Kubernetes 1.37 on; or set publishNodeAllocatableResourceMapping: false",
+            f"{_ON}, in Kubernetes 1.37 or later; or set publishNodeAllocatableResourceMapping: false",
         )
     if gates.LISTS in lost:
         yield problem(
@@ -91,7 +91,7 @@ def _clock(trial: Trial) -> Iterator[Finding]:
     if abs(trial.server_ahead) > _MAX_SECONDS:
         yield problem(
             f"The clocks of this node and the API server differ by {abs(trial.server_ahead):.0f} s.",
-            "tokens and certificates may seem expired or not yet valid, and times of Events are misleading",
+            "tokens and certificates may seem expired or not yet valid, and the timestamps of Events are misleading",
             "run a time service (chrony, systemd-timesyncd) on both",
         )
 
@@ -125,7 +125,7 @@ _EFFECTS: Final = {
     "resourceslices": "devices are not published, or not kept up to date",
     "resourceclaims": "no claim can be prepared",
     "resourceclaims/status": "claims' status.devices stays empty",
-    "resourceclaims/driver": "claims' status.devices stays empty from Kubernetes 1.36 on",
+    "resourceclaims/driver": "claims' status.devices stays empty in Kubernetes 1.36 and later",
     "nodes": "slices cannot be owned by their Node, so no slices are written",
     "deviceclasses": "explain and doctor cannot determine which classes exist",
     "events": "pods and the node get no Events from the driver",
@@ -214,7 +214,7 @@ def _owned(slices: tuple[Document, ...], node: Document) -> Iterator[Finding]:
         yield problem(
             f"Slices {', '.join(strange)} are not owned by the current Node object.",
             "the garbage collector deletes slices whose Node no longer exists",
-            f"kubectl delete resourceslice {' '.join(strange)}: the driver writes them again with the current owner",
+            f"kubectl delete resourceslice {' '.join(strange)}: the driver will recreate them with the current owner",
         )
 
 
@@ -226,7 +226,7 @@ CHECKS: Final = (
     Check("api.gates", "The API server stores every field that the driver publishes.", ("trial", "config"), _gates),
     Check("api.clock", f"The API server's clock is within {_MAX_SECONDS:.0f} s of this node's.", ("trial",), _clock),
     Check("api.classes", "A DeviceClass exists for each kind of device.", ("classes", "machine"), _classes),
-    Check("api.rights", "RBAC grants the driver all rights that it needs.", ("rights",), _rights),
+    Check("api.rights", "RBAC grants the driver all the permissions it needs.", ("rights",), _rights),
     Check(
         "api.slices",
         "The slices contain the devices that the driver offers, and each pool is complete.",

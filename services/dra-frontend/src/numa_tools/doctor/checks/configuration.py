@@ -29,14 +29,14 @@ def _fits(machine: Inventory) -> Iterator[Finding]:
         yield problem(f"{driver} offers nothing: {text}.", why, _OTHER)
     for one in machine.misfits:
         why = "less is offered or reserved than the configuration requests"
-        yield problem(f"The machine does not fit the configuration: {one.text}.", why, _REMEDIES[one.kind])
+        yield problem(f"The machine does not match the configuration: {one.text}.", why, _REMEDIES[one.kind])
 
 
 CHECKS: Final = (
     Check("config.machine", "The machine can be read.", ("machine",), _machine, always=True),
     Check(
         "config.fits",
-        "The machine has the resources that the configuration names, and some are left for claims.",
+        "The machine has the resources that the configuration specifies, and some are left for claims.",
         ("machine",),
         _fits,
     ),

@@ -26,7 +26,7 @@ def _pod(pod: Sequence[PodFault]) -> Iterator[Finding]:
         why = "the service does not start without it" if fault.fatal else "the service works without it"
         found = problem if fault.fatal else note
         yield found(
-            f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy or "remove the cause that the message names"
+            f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy or "fix the cause given in the message"
         )
 
 
@@ -52,7 +52,7 @@ def _status(service: Service) -> Iterator[Finding]:
 
 def _effect(notice: Notice, level: Level) -> str:
     if level is Level.NOTE:
-        return "the driver works, except for the parts that the message names"
+        return "the driver works, except for the parts named in the message"
     if notice.code in PREVENTS_PREPARE:
         return "a claim is prepared only while it can be enforced"
     if notice.unready:
@@ -142,7 +142,7 @@ CHECKS: Final = (
     Check(
         "driver.hand-over", "The link state.sock points to an instance that responds.", ("run_directory",), _hand_over
     ),
-    Check("driver.left-behind", "No dead instance has left sockets.", ("run_directory",), _left_behind),
+    Check("driver.left-behind", "No dead instance has left sockets behind.", ("run_directory",), _left_behind),
     Check("driver.run-directory", "The run directory is accessible to root only.", ("run_directory",), _private),
     Check("driver.journal", "The journal can be read.", ("run_directory",), _journal),
 )

@@ -17,7 +17,7 @@ _ACCOUNTING: Final = "memory_hugetlb_accounting"
 _MOUNTED_BY_SYSTEMD: Final = frozenset({"nsdelegate", "memory_recursiveprot"})
 _KILLS: Final = (5, 14)
 _BOOT: Final = "boot Linux 6.7 or later"
-_HIDDEN: Final = "the release has them: see kernel.delegated and kernel.kubepods"
+_HIDDEN: Final = "this kernel release provides them: see kernel.delegated and kernel.kubepods"
 
 
 def _version_two(cgroups: Cgroups) -> Iterator[Finding]:
@@ -163,9 +163,10 @@ def _clocksource(kernel: Kernel) -> Iterator[Finding]:
     if kernel.clocksource in ("hpet", "acpi_pm", "jiffies", "refined-jiffies"):
         yield problem(
             f"The kernel's clock source is {kernel.clocksource}.",
-            "reading the clock takes a microsecond or more and a lock that all CPUs share, which disturbs claimed CPUs",
-            "look in the kernel's log for why tsc was rejected; boot with tsc=reliable if the machine's tsc is known "
-            "to be sound",
+            "reading the clock takes a microsecond or more and requires a lock that all CPUs share, which slows down "
+            "claimed CPUs",
+            "look in the kernel's log for the reason tsc was rejected; boot with tsc=reliable if the machine's tsc is "
+            "known to be reliable",
         )
 
 

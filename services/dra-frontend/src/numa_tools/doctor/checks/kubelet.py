@@ -43,12 +43,12 @@ def _release(node: Document, server: str | Unread) -> Iterator[Finding]:
         why = (
             "dynamic resource allocation has been stable since Kubernetes 1.34; older kubelets use a different protocol"
         )
-        yield problem(f"The kubelet is {said}.", why, "update the node to Kubernetes 1.34 or later")
+        yield problem(f"The kubelet is {said}.", why, "upgrade the node to Kubernetes 1.34 or later")
     elif ours and theirs and not 0 <= theirs[1] - ours[1] <= _MAX_BEHIND:
         newer = ours > theirs
         which = "newer than" if newer else f"more than {_MAX_BEHIND} releases behind"
         why = "Kubernetes does not support this version skew; claim fields may be lost"
-        remedy = f"update the {'API server' if newer else 'node'}, which is older"
+        remedy = f"upgrade the {'API server' if newer else 'node'}, which is older"
         yield problem(f"The kubelet ({said}) is {which} the API server ({server}).", why, remedy)
 
 
@@ -139,7 +139,7 @@ def _gates(kubelet: KubeletConfig | None, config: Config) -> Iterator[Finding]:
             remedy = f"remove {gate}: false from featureGates in {origin}"
             yield problem(f"The kubelet's feature gate {gate} is off.", why, remedy)
     if kubelet.gates.get("AllBeta") is False and _GATES[1] not in kubelet.gates:
-        why = f"{_GATES[1]} is beta from Kubernetes 1.36 on, so it is off, and the kubelet drops consumed capacities"
+        why = f"{_GATES[1]} is beta since Kubernetes 1.36, so it is off, and the kubelet drops consumed capacities"
         yield problem("The kubelet's feature gate AllBeta is off.", why, f"add {_GATES[1]}: true to featureGates")
     counting = gates.COUNTING
     is_known = kubelet.unseen is None or counting in kubelet.gates
@@ -175,7 +175,7 @@ def _reserved_cpus(kubelet: KubeletConfig | None, config: Config, node: Document
     elif not ours:
         yield note(
             "No CPU is reserved for the system.",
-            "kubelet, runtime and daemons have only the CPUs that no claim holds, at least one (withheldCPUs)",
+            "the kubelet, runtime and daemons have only the CPUs that no claim holds, at least one (withheldCPUs)",
             "set reservedCPUs in driverConfig and the kubelet's reservedSystemCPUs to the same list: "
             "docs/node-tuning.md",
         )
@@ -200,7 +200,7 @@ def _reserved_memory(kubelet: KubeletConfig | None, config: Config, node: Docume
             f"The kubelet reserves {amounts[0]} of memory, the driver {amounts[1]} (reservedMemory).",
             "claims for plain memory may get memory that the system and the eviction threshold need",
             f"raise reservedMemory to {amounts[0]} across all NUMA nodes, or remove its entries for memory: the driver "
-            "then reserves as much as the kubelet",
+            "will then reserve as much as the kubelet",
         )
 
 
@@ -255,7 +255,7 @@ CHECKS: Final = (
     ),
     Check(
         "kubelet.reserved-cpus",
-        "The kubelet and the driver reserve the same CPUs, and at least one.",
+        "The kubelet and the driver reserve the same CPUs, at least one.",
         _KUBELET,
         _if_seen(_reserved_cpus),
         always=True,

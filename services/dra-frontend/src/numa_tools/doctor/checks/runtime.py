@@ -43,7 +43,7 @@ _NO_BACKEND: Final = Unread("", "")
 def _set_up(runtime: RuntimeConfig, option: str = "") -> str:
     """Returns the remedy for a runtime setting."""
     if runtime.software == CRI_O:
-        return "correct it in a file under /etc/crio/crio.conf.d as docs/runtime.md shows, and restart CRI-O"
+        return "correct it in a file under /etc/crio/crio.conf.d as shown in docs/runtime.md, and restart CRI-O"
     return f"add the drop-in that nri-backend setup-runtime{option} prints, and restart containerd: docs/runtime.md"
 
 
@@ -149,7 +149,7 @@ def _release(node: Document) -> Iterator[Finding]:
         yield problem(
             f"The container runtime is {found.software} {there}.",
             why,
-            f"update it to {found.software} {needed} or later",
+            f"upgrade it to {found.software} {needed} or later",
         )
 
 

@@ -31,14 +31,15 @@ _MAX_CLAIMS: Final = 100
 """Maximum number of prepared claims to look up."""
 _KEYS: Final = ("configz", "server", "classes", "node", "rights", "trial", "slices", "api_claims")
 _ELSEWHERE: Final = Unread(
-    "with --host-root and without a kubeconfig, the API server is not queried: the rights would not be the driver's",
+    "with --host-root and without a kubeconfig, the API server is not queried: the permissions would not be "
+    "the driver's",
     "run the command in the driver's pod for these checks",
     on_purpose=True,
 )
 _NO_CONFIGZ: Final = (
     "kubectl get --raw /api/v1/nodes/NODE/proxy/configz prints it; kubectl numa doctor NODE reads it with your own "
-    "rights and passes it on (--kubelet-config); or have the driver read it: doctor.kubeletProxy: true in the chart's "
-    "values grants get on nodes/proxy (docs/doctor.md)"
+    "permissions and passes it on (--kubelet-config); or have the driver read it: doctor.kubeletProxy: true in the "
+    "chart's values grants get on nodes/proxy (docs/doctor.md)"
 )
 _GATE_OF: Final[Mapping[str, str]] = {LISTS_REFUSED: gates.LISTS, MAPPING_REFUSED: gates.COUNTING}
 """The feature gate for each reason why a field was omitted."""
@@ -163,6 +164,6 @@ async def _softly(call: Awaitable[_Answer]) -> _Answer | Unread:
     try:
         return await call
     except ForbiddenError as error:
-        return Unread(str(error), "grant the named right, which the chart's ClusterRole contains")
+        return Unread(str(error), "grant the named permission, which the chart's ClusterRole includes")
     except KubeError as error:
         return Unread(str(error), "see api.reachable")

@@ -85,8 +85,8 @@ def read_cgroups(tree: FileTree, root: str, mountinfo: str, machine: Machine | N
         above = mounts_over(root, parse_mounts(mountinfo))
         if controllers is None and above and above[-1].point == root and not above[-1].kind.startswith("cgroup"):
             return Unread(
-                f"{root} is a file system of type {above[-1].kind} and not the node's cgroup tree",
-                "mount the node's cgroup2 tree there (in the chart hostHugepages.detect: true), or set cgroupRoot",
+                f"{root} is a file system of type {above[-1].kind} instead of the node's cgroup tree",
+                "mount the node's cgroup2 tree there (hostHugepages.detect: true in the chart), or set cgroupRoot",
             )
         pods = find_pods_groups(tree)
         if controllers is not None and not pods and "cgroup.events" in names:

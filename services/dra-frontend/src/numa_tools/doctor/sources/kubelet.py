@@ -140,7 +140,7 @@ def _part(path: str, document: dict[str, Any]) -> Part:
 def _base(files: HostFiles, path: str, *, certain: bool) -> dict[str, Any]:
     document = files.document(path)
     if document is None:
-        raise UnseenError(f"{path}, which the kubelet's command line names, is not visible")
+        raise UnseenError(f"{path}, which the kubelet's command line specifies, is not visible")
     if not _is_configuration(document, bare=not certain):
         raise UnseenError(
             f"{path} is not a {KIND} with apiVersion {API_VERSION}, so the kubelet will not start with it"
@@ -167,7 +167,7 @@ def _likely_place(files: HostFiles, root: str) -> Place:
     places = [replace(one, config=one.config.replace(ROOT, root)) for one in PLACES]
     found = [one for one in places if _may_be_configuration(files, one.config, bare=one.config == own)]
     if len(found) > 1:
-        raise UnseenError(f"each of {', '.join(one.config for one in found)} may be its configuration")
+        raise UnseenError(f"any of {', '.join(one.config for one in found)} may be its configuration")
     drop_ins = [one.drop_ins for one in found or places if one.drop_ins and files.names(one.drop_ins)]
     return Place(found[0].config if found else "", drop_ins[0] if len(drop_ins) == 1 else "")
 

@@ -196,7 +196,7 @@ def _of_rancher(files: HostFiles, rancher: Rancher) -> Launch | None:
         arguments.append(f"--config-dir={own}")
     unclear = "" if started else f"no {rancher.name} unit is visible, and its command line may contain more flags"
     if started and started.variables & {f"{rancher.name.upper()}_{name}" for name in ("CONFIG_FILE", "DATA_DIR")}:
-        unclear = f"an environment variable moves {rancher.name}'s files"
+        unclear = f"an environment variable relocates {rancher.name}'s files"
     if any(one.partition("=")[0].endswith(("+", "-")) for one in arguments):
         unclear = f"{rancher.name} is given a kubelet-arg that extends another"
     return Launch(f"the configuration of {rancher.name}", tuple(arguments), unclear)

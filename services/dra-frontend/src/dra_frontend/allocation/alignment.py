@@ -168,8 +168,8 @@ class _Covered:
 
 
 def _all_covered(view: ClaimView, inventory: Inventory) -> list[_Covered]:
-    """Returns the results that each constraint covers. CPU tables are cached because constraints share devices and
-    attributes.
+    """Returns the results that each constraint covers. CPU tables are cached because constraints may share devices
+    and attributes.
     """
 
     @cache
@@ -265,7 +265,7 @@ def no_alignment(
     counts: Sequence[int],
     held: frozenset[int],
 ) -> Refused:
-    """Returns the error for a claim if :func:`alignments` yields nothing for it."""
+    """Returns the error for a claim for which :func:`alignments` yields nothing."""
     texts = []
     for join in constraints[:_MAX_LISTED]:
         free = ", ".join(_free(choice, held) for choice in join.choices[:_MAX_SHOWN])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates a claim for one driver in two phases. Pure, so simulations and NodePrepareResources share this code.
+"""Allocates a claim for one driver in two phases. Pure, so that simulations and NodePrepareResources can share
+this code.
 
 ``parse_driver_claim`` resolves the claim's parameters without regard to other claims. How long that takes depends on
 the parameters that the claim's author wrote, so it runs before the claims lock is acquired. ``allocate_claim`` runs

@@ -36,7 +36,7 @@ class Ledger:
 
     files: Mapping[ClaimKey, ClaimFile]
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Claims that were unprepared while one of their containers may still be running. Their files are gone.
+    """Claims that were unprepared but whose containers may still be running. Their files are gone.
 
     A claim that had no file when it was unprepared has an entry without a record, CPUs or memory, so that the release
     is not mistaken for a loss. The claim's running containers are then the only record of its resources.
@@ -157,8 +157,8 @@ class Ledger:
 
         For a lost claim, the size that the API server reported is included. If the API server reports that the claim no
         longer exists, but one of its containers is still running, the container's hugepage limits are included for each
-        of its NUMA nodes. ``lost=False`` ignores the API server's responses, because claims whose records are being
-        rebuilt must not wait for each other.
+        of its NUMA nodes. Rebuilding a record sets ``lost=False`` to ignore the API server's responses, because lost
+        claims must not wait for each other.
         """
         claimed: dict[str, int] = defaultdict(int)
         for file in (*self.files.values(), *self.releasing.values()):

@@ -219,7 +219,7 @@ def _read(config: OpaqueConfig) -> Section:
 
 
 def _place(section: type[Section], fields: Any, location: Sequence[int | str]) -> list[str]:
-    """Returns the key path of the invalid field. An earlier name of a field is shown as the user wrote it."""
+    """Returns the key path of the invalid field. If the user wrote a field's earlier name, the path contains it."""
     former = present_names(fields, section.FORMER).former if isinstance(fields, dict) else {}
     return [_key(former.get(str(key), key)) for key in location]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only API server client: a few narrow calls on kubernetes-asyncio's REST client, with dicts as documents.
+"""The only API server client: a few narrow calls built on kubernetes-asyncio's REST client, with dicts as documents.
 
 Every call is limited in time and size, checks the shape of the response, and raises only KubeError. Lists, Events and
 other calls have separate rate limits, so lists and Events never delay reading a claim.

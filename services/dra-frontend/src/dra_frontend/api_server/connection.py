@@ -59,9 +59,7 @@ class _Session:
     """
 
     def __init__(self, session: aiohttp.ClientSession, proxy: str | None) -> None:
-        """Replaces a session and takes over its connections. All requests use ``proxy``; None means no
-        proxy.
-        """
+        """Replaces a session and takes over its connections. All requests use ``proxy``; None means no proxy."""
         self._session = aiohttp.ClientSession(
             connector=session.connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -204,7 +202,7 @@ class Connection:
             # The exception's text is the URL, which may contain the proxy's password.
             text = "the URL of the server or of its proxy is not valid: check server and proxy-url in the kubeconfig"
             raise UnreachableError(call.operation, text) from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a header must not contain this token
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: the token is invalid in a header
             raise UnreachableError(call.operation, str(error) or type(error).__name__) from error
         finally:
             if response is not None:

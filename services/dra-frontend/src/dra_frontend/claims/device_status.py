@@ -48,15 +48,15 @@ PATIENCE_SECONDS: Final = 10.0
 PAUSE_SECONDS: Final = 15.0
 """Minimum time between two writes for one claim."""
 SILENT_SECONDS: Final = 60.0
-"""How long the backend must be inactive before the status mentions it. A backend restart only takes seconds."""
+"""How long the backend must be inactive before the status mentions it. A backend restart takes a few seconds."""
 MAX_WRITES_PER_TICK: Final = 4
 """Maximum number of writes in one two-second tick."""
 _REFUSED_SECONDS: Final = 600.0
 """Delay before a claim's status is written again after the server refused the write."""
 _FAILED: Final = (2.0, 120.0)
 _DENIED: Final = (300.0, 3600.0)
-"""Retry delays while no claim's status can be written, either in one namespace or at all, because the server is
-unreachable or denies the writes.
+"""Retry delays while no claim's status can be written, in one namespace or in all of them: ``_FAILED`` if writes fail,
+``_DENIED`` if the server denies them.
 """
 _MAX_DENIALS: Final = 3
 """Number of claims in a namespace whose writes must be denied in a row before the whole namespace is paused."""
@@ -114,7 +114,7 @@ class DeviceStatus:
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError))
 
     def __post_init__(self) -> None:
-        """Creates the per-namespace pauses."""
+        """Creates the per-namespace failure counters."""
         self._failures = NamespaceFailures(partial(_doubled, *_FAILED), self.clock)
         self._denied = NamespaceFailures(partial(_doubled, *_DENIED), self.clock)
 
@@ -129,7 +129,7 @@ class DeviceStatus:
         """Writes the statuses that are due, if this pod's backend was the last one to enforce claims on this node. Does
         not raise.
 
-        Returns True if more claims have to be written.
+        Returns True if more statuses remain to be written.
         """
         status = self._backend.status
         if status is None or not status.active:

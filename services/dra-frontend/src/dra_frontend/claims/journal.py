@@ -2,9 +2,9 @@
 """Records which claims this node has prepared; all instances on the node share the journal (docs/adr/0004-journal.md).
 
 The absence of a claim file does not prove that the claim was never prepared: the file may have been deleted. The
-journal lists every claim that has a file, with its CPUs, and every claim that was released while its containers may
-still be running, with all its resources. A claim that the journal lists but that has no file is lost, and recovery
-rebuilds its record.
+journal lists every claim that has a file, together with its CPUs, and every claim that was released but whose
+containers may still be running, together with all its resources. A claim that the journal lists but that has no file is
+lost, and recovery rebuilds its record.
 
 The file has two slots of fixed size. Its disk space is allocated when it is created, so that it can be written even
 when the disk is full. Writes alternate between the slots, in place:
@@ -13,8 +13,8 @@ when the disk is full. Writes alternate between the slots, in place:
   offset 256 KiB   header 64 B: magic, sequence n+1, length, CRC-32  one JSON document per line
 
 A reader uses the valid slot with the higher sequence number. If an instance dies during a write, the checksum of that
-slot is wrong and the other slot still contains the previous entries. Instances take turns through the claims lock; each
-instance can tell from the sequence number and checksum whether another instance has written in the meantime.
+slot is wrong and the other slot still contains the previous entries. The claims lock makes instances take turns;
+each instance can tell from the sequence number and checksum whether another instance has written in the meantime.
 """
 
 import errno

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocates hugepages when a claim needs them, before its pod is bound, and frees them later (KEP-5007, docs/adr/0023).
 
-1. The scheduler allocates a claim that has the on-demand label, and waits before it binds the pod.
+1. The scheduler allocates a claim that has the on-demand label, and waits before binding the pod.
 2. This module sees the allocation and resizes the kernel's pool through the helper.
 3. It writes the Provisioned or NotProvisioned condition to the claim's status.devices.
 4. The scheduler binds the pod, or looks for another device.
@@ -129,7 +129,7 @@ class LabelledClaims:
             await asyncio.sleep(waits.next())
 
     async def apply(self, view: ClaimView, documents: list[dict[str, Any]]) -> None:
-        """Applies entries in a claim's status as this field manager. Raises KubeError."""
+        """Applies entries to a claim's status under this module's field manager. Raises KubeError."""
         claim = view.claim
         await self._api.apply_claim_devices(claim.namespace, claim.name, claim.uid, documents, _MANAGER)
 
@@ -239,7 +239,7 @@ class HugepagesOnDemand:
                 self._shortages.helper_answered(device.name)
 
     def _publish_shortages(self, before: object) -> None:
-        """Publishes the shortages if there has been a change."""
+        """Publishes the shortages if they have changed."""
         if self._shortages.by_device is not before:
             for notice in self._shortages.notices:
                 _log.warning("hugepages on demand unavailable", extra={"warning": notice.text})

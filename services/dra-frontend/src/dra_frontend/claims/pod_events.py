@@ -26,7 +26,7 @@ _KEPT_BY_POOL_NOTE: Final = (
     "does not keep host daemons off them. The kernel refused a cpuset partition: {}. Fix the cause; the driver will "
     "retry every minute."
 )
-# Name of the BestEffort class's cgroup with either cgroup driver, including under a custom root cgroup.
+# Matches the cgroup of the BestEffort QoS class for either cgroup driver, including under a custom root cgroup.
 _BEST_EFFORT_CGROUP: Final = re.compile(r"(?:^|/)(?:kubepods/besteffort|[^/]*kubepods-besteffort\.slice)/")
 
 _log = logging.getLogger(__name__)

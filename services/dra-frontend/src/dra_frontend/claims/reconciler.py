@@ -34,7 +34,7 @@ _THOROUGH_SECONDS: Final = 10.0
 """Minimum time between two scans of all files. Only a full scan detects missing metadata files and files that were
 changed in place.
 """
-# Delay before a report that could not be handled is handled again, unless a new report arrives earlier.
+# Delay before retrying a report that could not be handled, unless a new report arrives earlier.
 _RETRY_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 300.0
 """Minimum time between the starts of two sweeps. The actual time is up to twice as long, to spread the nodes'
@@ -126,9 +126,7 @@ class Reconciler:
         return decided
 
     async def run_scans(self) -> None:
-        """Scans at each quiet tick, or at the next tick while changes are in progress. Runs until :meth:`scan`
-        raises.
-        """
+        """Scans at each quiet tick, or at every tick while changes are in progress. Runs until :meth:`scan` raises."""
         loop, busy = asyncio.get_running_loop(), False
         thorough_at = loop.time() + _THOROUGH_SECONDS
         while True:
@@ -230,7 +228,7 @@ def _may_take_over(record: AllocationRecord, user: ContainerReport) -> bool:
 
 
 def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner, report: ContainerReport) -> bool:
-    """Stores the owner of each claim that is free. Returns False if that cannot be determined yet."""
+    """Stores the owner of each claim that is free. Returns False if it is not yet certain whether a claim is free."""
     decided = True
     for record in [transaction.ledger.record(*key) for key in keys]:
         if record is not None and _is_free(record, report, transaction.containers if transaction.certain else None):

@@ -102,13 +102,13 @@ class Recovery:
     clock: Callable[[], float] = time.monotonic
     patience: float = PATIENCE_SECONDS
     lists_seconds: float = _LISTS_SECONDS
-    """Time limit for one round's lists. The next round, which also reads claims by name, waits for the lists."""
+    """Time limit for one round's list requests. The next round, which also reads claims by name, starts after them."""
     _waits: dict[ClaimKey, Backoff] = field(default_factory=dict)
     _due: dict[ClaimKey, float] = field(default_factory=dict)
     """Time at which each lost claim is next read."""
     _asked: frozenset[ClaimKey] = frozenset()
     _listed: frozenset[ClaimKey] = frozenset()
-    """Lost claims without a name that remained after the last list of all claims."""
+    """Lost claims without a name that remained after all claims were last listed."""
     _contested: dict[ClaimKey, BackendStatus | None] = field(default_factory=dict)
     """For each contested claim, the backend's latest report at the time when the claim's container was found on another
     claim's CPUs.
@@ -254,7 +254,7 @@ class Recovery:
         return frozenset(key for key, namespace in lost if not namespace and not self._store.name(key)[1])
 
     async def _list(self) -> None:
-        """Lists the cluster's claims within minutes whenever that is necessary. Runs forever."""
+        """Lists the cluster's claims within a few minutes whenever necessary. Runs forever."""
         waits = Backoff(*(_LIST_SOON_SECONDS if self._store.journal_lost else _LIST_SECONDS))
         while True:
             await asyncio.sleep(waits.next())
@@ -305,9 +305,9 @@ class _ContestedError(Refused):
 def _prepare_lost(
     transaction: Transaction, parsed: DriverClaim, devices: NodeDevices, metadata: MetadataFiles, *, reported: bool
 ) -> bool:
-    """Writes a lost claim's record, unless the claim was prepared or released while it was read.
+    """Writes a lost claim's record, unless the claim was prepared or released while it was being read.
 
-    The inventory is read under the lock, since CPUs and pages may have disappeared while the claim was read.
+    The inventory is read under the lock, since CPUs and pages may have disappeared while the claim was being read.
 
     If the record cannot be written, the memory in the claim's allocation is treated as claimed from then on. If the
     allocation cannot be read either, the claim's memory stays unknown, and no hugepages are allocated. Raises Refused

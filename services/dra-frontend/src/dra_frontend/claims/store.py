@@ -6,7 +6,7 @@ the node. A transaction runs in a worker thread and takes these steps:
 
   1. acquire claims.lock (at most 10 s)
   2. read the journal and the CDI directory; find released and lost claims; end releases whose containers have exited
-3. restore deleted files, then run the change, which uses the ledger to decide, and writes or removes claim files
+  3. restore deleted files, then run the change, which uses the ledger to decide, and writes or removes claim files
   4. write the journal, publish the new ledger, release the lock, and report the changes to the backend
 
 A claim holds its CPUs and pages from the moment its file exists. After NodeUnprepareResources the file is gone, but the
@@ -324,8 +324,8 @@ class ClaimStore:
 
         The other instance's backend has confirmed that none of the claim's containers is left, but this instance's
         backend may have reported before that. Such older reports would make the claim look lost, and it would be
-        rebuilt with CPUs that may now belong to another claim. Reports that the backend makes after reading the change
-        are trusted. Until the node's claims have been listed, a finished release keeps its entry in the journal.
+        rebuilt with CPUs that may now belong to another claim. Reports that the backend creates after reading the
+        change are trusted. Until the node's claims have been listed, a finished release keeps its entry in the journal.
         """
         listed = transaction.files.keys() | transaction.present.keys() | transaction.releasing.keys()
         before = self._ledger.files.keys() | self._ledger.releasing.keys() | self._present.keys()

@@ -21,9 +21,9 @@ COUNTING: Final = "DRANodeAllocatableResources"
 docs/adr/0020).
 """
 ALLOCATABLE: Final = "nodeAllocatableResources"
-"""Device field that counts claims against the node, in the format that Kubernetes 1.37 uses."""
+"""Device field through which claims are counted against the node, in the format that Kubernetes 1.37 uses."""
 
 
 def kubelet_counts_claims(node: Mapping[str, Any]) -> bool:
-    """Returns True if the kubelet declares in its Node that it adds claims to pod and container limits."""
+    """Returns True if the kubelet declares in the Node's status that it adds claims to pod and container limits."""
     return COUNTING in ((node.get("status") or {}).get("declaredFeatures") or ())

@@ -46,7 +46,7 @@ def _distance(machine: Machine, node: NumaNode) -> int:
 
 
 def plain_memory(machine: Machine, node: NumaNode, config: Config, reserve: MemoryReserve) -> MemoryDevice | None:
-    """Returns a node's plain memory: all memory except for the reserve and the hugepages, both existing and on demand.
+    """Returns a node's plain memory: all memory except for the reserve and for hugepages, both existing and on-demand.
     Returns None if no memory is left.
     """
     pages = ((max(one.total, config.pages_on_demand(node.id, one.page_bytes)), one) for one in node.hugepages)

@@ -45,7 +45,7 @@ class Capacity:
     the server rejects such a slice.
     """
     binary: bool
-    """True if the amount is written as bytes (``64Mi``), False for a plain number."""
+    """True if amounts are written with a binary suffix (``64Mi``), False if they are plain numbers."""
 
     @classmethod
     def of(cls, key: str, value: int, *, default: int, step: int, binary: bool) -> "Capacity":

@@ -2,9 +2,9 @@
 """Computes, from the Node's status and the configuration, the memory and other resources reserved for the system.
 
 The kubelet reserves memory for the node as a whole. The kernel and daemons allocate on the NUMA nodes whose CPUs they
-run on, so the reserve is divided in proportion to size among NUMA nodes with CPUs and normal memory; nodes that have
-only CXL memory or HBM get no share. ``reservedMemory`` overrides this division and has the same meaning as in the
-kubelet's Memory Manager.
+run on, so the reserve is divided among the NUMA nodes with CPUs and normal memory, in proportion to their size; nodes
+that have only CXL memory or HBM get no share. ``reservedMemory`` overrides this division and has the same meaning as in
+the kubelet's Memory Manager.
 """
 
 from collections.abc import Mapping

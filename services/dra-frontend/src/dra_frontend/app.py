@@ -72,7 +72,7 @@ from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
 _THREADS: Final = 16
 """Number of threads for file I/O. It is set explicitly because Python's default varies: Python 3.13 derives it from the
-CPUs that the process may use, Python 3.11 from all of the machine's CPUs.
+number of CPUs that the process may use, Python 3.11 from the total number of CPUs in the machine.
 """
 _PREFLIGHT_SECONDS: Final = 2.0
 """Interval between preflights while the pod has faults."""
@@ -87,7 +87,7 @@ _log = logging.getLogger(__name__)
 
 
 class Service:
-    """The running service's parts."""
+    """The parts of the running service."""
 
     def __init__(self, settings: Settings, run_directory: RunDirectory, client: KubeClient) -> None:
         config, node = settings.config, settings.node_name
@@ -201,7 +201,9 @@ class Service:
                 events.backend_changed()
 
     def refresh(self) -> None:
-        """Publishes the devices for the current machine and claims. Does not raise; the next tick retries."""
+        """Publishes the devices for the current machine and claims. Does not raise; a failure is retried at the next
+        tick.
+        """
         with self._complaints.about("devices", "devices not published"):
             found = self.watch.errors.faults, self.shortages.by_device
             self.offer.refresh(self.watch.inventory, self.store.ledger, *found)
@@ -210,7 +212,7 @@ class Service:
         """Updates the pod's readiness and logs changes.
 
         Returns the problems that make the pod unready, or nothing if it is ready. A problem makes the pod unready once
-        it has lasted for 10 s (numa_node/readiness.py). A backend becomes a problem after LEASE_SECONDS without a
+        it has lasted for 10 s (numa_node/readiness.py). The backend counts as a problem after LEASE_SECONDS without a
         report, so the pod becomes unready 20 s after the backend's last report.
         """
         return self.readiness.update(self._problems())
@@ -338,7 +340,7 @@ class Service:
         ]
 
     async def offer_claims(self, stack: AsyncExitStack) -> None:
-        """Waits until the backend enforces claims, since claims would be refused before that; then registers with the
+        """Waits until the backend enforces claims, since claims would be refused before that. Then registers with the
         kubelet and publishes devices forever.
         """
         for plugin in self.plugins.values():
@@ -376,7 +378,8 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _preflight(settings: Settings, stop: asyncio.Event) -> list[Fault]:
-    """Waits until the pod has everything that the service needs, or until ``stop``. Returns the remaining faults.
+    """Waits until the pod has everything that the service needs, or until ``stop`` is set. Returns the remaining
+    faults.
 
     The process keeps running in the meantime, so that /readyz responds with the reason and the doctor can be run in the
     container.
@@ -455,8 +458,8 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
 
 def main(settings: Settings) -> int:
     """Runs the service until SIGTERM. Returns the exit code."""
-    # FastAPI imports pydantic.v1 (1.4 MB) only to reject models from pydantic 1. It tolerates an ImportError, which
-    # this None causes.
+    # FastAPI imports pydantic.v1 (1.4 MB) only to reject models from pydantic 1. Setting the module to None triggers
+    # an ImportError, which FastAPI tolerates.
     sys.modules.setdefault("pydantic.v1", None)  # type: ignore[arg-type]
     set_up_logging(settings.config.log_level, settings.config.log_format)
     raise_descriptor_limit()

@@ -16,7 +16,7 @@ def own_faults(settings: Settings) -> list[Fault]:
 
 
 def seen_faults(settings: Settings) -> list[Fault]:
-    """Returns those faults in own_faults() that a command running alongside the service can detect. Blocks.
+    """Returns those faults from own_faults() that a command running alongside the service can detect. Blocks.
 
     In a debugging pod the node's directories are under another root, and the mounts and the token are not the driver's.
     """

@@ -21,7 +21,7 @@ COUNTED: Final = f"{CONTROLLER}/counted"
 _MAX_DIGITS: Final = 9
 """Maximum number of digits in a total. A longer total is read as 0."""
 MAX_COUNT: Final = (1 << 31) - 1
-"""The API's maximum for a series' count."""
+"""The API's maximum for ``series.count``."""
 _MAX_WORD: Final = 128
 """The API's maximum length for reason, action and reportingInstance."""
 _IDENTIFIERS: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{12,}", re.ASCII)
@@ -55,7 +55,7 @@ class Observation:
     total: int | None = None
     """Number of occurrences that the source has counted so far. If None, this observation is one more occurrence."""
     urgent: bool = False
-    """True if the Event should be written before other conditions' Events."""
+    """True if the Event should be written before the Events of other conditions."""
 
     @property
     def condition(self) -> tuple[str, ...]:

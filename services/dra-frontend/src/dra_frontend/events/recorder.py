@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records Events: creates one for each condition, and updates the Event's count when the condition is observed again.
 
-``observe`` does not wait. ``write_due`` runs at each tick: it creates new conditions' Events immediately, and updates
-known conditions' counts at growing intervals, so a container that fails every few seconds costs the API server one
-write every five minutes. Users control how many conditions their pods cause, so everything is limited:
+``observe`` does not wait. ``write_due`` runs at each tick: it creates Events for new conditions immediately, and
+updates the counts of known conditions at growing intervals, so a container that fails every few seconds costs the API
+server one write every five minutes. Users control how many conditions their pods cause, so everything is limited:
 
   conditions        1024 for pods (256 more for namespaces with fewer than 4), 256 per namespace, 25 per pod;
                     100 for the Node
-  writes            10 per tick: 2 are reserved for the Node, and 2 for pods' conditions that are not urgent
+  writes            10 per tick: 2 are reserved for the Node, and 2 for non-urgent pod conditions
   log lines         20 new pod conditions per minute
 
 Namespaces, and the objects within a namespace, take turns. A condition that is not observed for an hour is forgotten,
@@ -60,15 +60,15 @@ FEW_CONDITIONS: Final = 4
 MAX_PER_OBJECT: Final = 25
 """Maximum number of conditions per pod that get an Event within an hour. Further conditions are dropped."""
 MAX_OF_NODE: Final = 100
-"""Maximum number of Node conditions per hour that get an Event, independent of pods' conditions."""
+"""Maximum number of Node conditions per hour that get an Event, independent of pod conditions."""
 MAX_WRITES: Final = 10
 """Maximum number of Events written in a tick."""
 RESERVED_WRITES: Final = 2
-"""Writes per tick that are reserved for Events about the Node. The same number is reserved for pods' Events that are
-not urgent.
+"""Writes per tick that are reserved for Events about the Node. The same number is reserved for non-urgent Events
+about pods.
 """
 MAX_LINES: Final = 20
-"""Maximum number of pods' conditions logged per minute."""
+"""Maximum number of pod conditions logged per minute."""
 FORGET_SECONDS: Final = 3600.0
 """Time after which a condition that is no longer observed is forgotten. The API server keeps an Event for an hour after
 the last write.
@@ -255,8 +255,8 @@ class EventRecorder:
     def _due(self) -> list[_Condition]:
         """Returns the conditions to write in this tick.
 
-        Urgent conditions come before pods' other conditions, but a few writes per tick are reserved for the latter and
-        for the Node's.
+        Urgent conditions come before other pod conditions, but a few writes per tick are reserved for the latter, and
+        a few for Node conditions.
         """
         now = self._clock()
         due = [

@@ -67,8 +67,8 @@ class Answer:
 
 
 class ClaimsService(Protocol):
-    """Prepares and unprepares claims. Each claim gets its own result, by UID; an invalid claim must not make the whole
-    call raise an exception.
+    """Prepares and unprepares claims. Both methods return a result for each claim, by UID; an invalid claim must not
+    make the whole call raise an exception.
     """
 
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
@@ -79,8 +79,8 @@ class ClaimsService(Protocol):
 
 
 Count = Callable[[str, str, float, Sequence[bool]], None]
-"""Called after each call with the driver, ``prepare`` or ``unprepare``, the duration in seconds, and, for each claim,
-whether it failed.
+"""Function to be called after each DRA call. Its arguments are the driver, ``prepare`` or ``unprepare``, the duration
+in seconds, and, for each claim, whether it failed.
 """
 
 

@@ -75,7 +75,7 @@ class Services:
 
 @dataclass(slots=True)
 class ServedSocket:
-    """A gRPC server with its socket file. Only the instance that placed the file removes that file."""
+    """A gRPC server with its socket file. Only the instance that placed the file removes it."""
 
     path: Path
     services: Services
@@ -85,8 +85,8 @@ class ServedSocket:
     @classmethod
     async def open(cls, path: Path, services: Services) -> Self:
         """Starts serving on a socket at a path. Raises OSError, including when the path exists and is not a socket."""
-        # At shutdown gRPC unlinks the path that it bound, where the next instance's socket may be by then. gRPC
-        # therefore binds a hidden name, and this class renames the socket into place and removes it.
+        # At shutdown gRPC unlinks the path that it bound, but the next instance may have placed its socket there by
+        # then. gRPC therefore binds a hidden name, and this class renames the socket into place and removes it.
         await asyncio.to_thread(path.parent.mkdir, 0o750, parents=True, exist_ok=True)
         server = grpc.aio.server(interceptors=[services.interceptor], maximum_concurrent_rpcs=_CONCURRENT_RPCS)
         for add_to in services.add_to:

@@ -261,8 +261,8 @@ def read_core_types(reader: Reader, online: frozenset[int]) -> dict[int, CoreTyp
     small = [reader.cpu_list(f"/sys/devices/{name}/cpus") for name in ("cpu_atom", "cpu_lowpower")]
     efficient = frozenset[int]().union(*(cpus for cpus in small if cpus is not None))
     if not has_performance and not efficient:
-        # Arm: capacities are relative to the fastest CPU, 1024. Favoured cores of the same kind differ by only a few
-        # percent.
+        # Arm: capacities are relative to the fastest CPU, whose capacity is 1024. Favoured cores of the same kind
+        # differ by only a few percent.
         found = {cpu: reader.integer(f"{CPU_DIRECTORY}/cpu{cpu}/cpu_capacity") for cpu in online}
         capacity = {cpu: value for cpu, value in found.items() if value is not None}
         highest = max(capacity.values(), default=0)

@@ -23,8 +23,8 @@ def numbered(
     """Returns the number of each CPU's group. No two groups have the same number.
 
     A group keeps the number that one of its CPUs had before (``earlier``). Otherwise its number is the kernel's ID if
-    IDs are unique. If not, the number is the group's lowest CPU, online or offline, or with ``ordinal`` the group's
-    position when ordered by that CPU.
+    IDs are unique. If not, the number is the group's lowest CPU, online or offline, or, with ``ordinal``, the
+    group's position when groups are ordered by that CPU.
     """
     rule = {cpu: number for group, number in ids.items() for cpu in group}
     if not len(set(ids.values())) == len(ids) == len(groups):

@@ -35,7 +35,7 @@ class ErrorWatch:
         return self._clock() >= self._due
 
     def read(self, machine: Machine) -> None:
-        """Reads a machine's error counters, a few sysfs files for each memory controller. Does not raise."""
+        """Reads a machine's error counters from a few sysfs files per memory controller. Does not raise."""
         self._due = self._clock() + _EVERY_SECONDS
         counters, problems = read_errors(Reader(self._host), machine)
         unread = (one for one in self.counters if {one.source, one.source.rstrip(digits)} & problems.keys())

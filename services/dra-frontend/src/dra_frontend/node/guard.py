@@ -15,8 +15,8 @@ _log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Runs tasks whose failures must not end the process, because the contents of a single object may cause such a
-    failure.
+    """Runs tasks whose failures must not end the process, since a failure may be caused by the contents of a single
+    object.
 
     A failure is logged with its traceback and reported as a warning, and the failed step is repeated.
     """

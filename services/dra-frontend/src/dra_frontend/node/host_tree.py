@@ -10,8 +10,8 @@ from numa_node.files import read_regular
 
 from dra_frontend.machine.file_tree import HostTreeError
 
-# Maximum number of bytes that are read from a file, since the kernel's seq_files do not report their size. All files
-# that are read here are far smaller.
+# Maximum number of bytes read from a file. The limit is needed because the kernel's seq_files do not report their size.
+# All files that are read here are far smaller.
 _MAX_BYTES = 4 << 20
 # The kernel's own limit is 40 (MAXSYMLINKS).
 _MAX_LINKS = 40

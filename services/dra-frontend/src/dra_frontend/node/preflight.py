@@ -50,7 +50,7 @@ class Needed:
 
 
 def needed_directories(config: Config) -> tuple[Needed, ...]:
-    """Returns the directories, in the order in which their faults are reported."""
+    """Returns the directories, in the order in which problems with them are reported."""
     root = config.kubelet_root_dir.rstrip("/")
     plugins = [
         Needed(
@@ -78,7 +78,7 @@ def read_mounts() -> tuple[Mount, ...]:
 
 
 def check_pod(config: Config, host_root: str = "/", *, contained: bool, mounts: tuple[Mount, ...]) -> list[Fault]:
-    """Returns the faults in the node's directories, as seen by this process. Blocks.
+    """Checks the node's directories as this process sees them, and returns the faults. Blocks.
 
     ``contained`` is True if this process runs in a pod's container; ``mounts`` are that container's mounts.
     """
@@ -121,12 +121,12 @@ def _permission(path: Path) -> str:
 
 
 def _nearest(path: Path) -> Path:
-    """Returns the path or its nearest existing ancestor, in which the directories would be created."""
+    """Returns the path or its nearest existing ancestor, in which the missing directories would be created."""
     return next((one for one in (path, *path.parents) if os.path.lexists(one)), Path("/"))
 
 
 def _container_faults(config: Config, mounts: tuple[Mount, ...]) -> Iterator[Fault]:
-    """Yields those non-fatal faults that only a container can have."""
+    """Yields the non-fatal faults that can only occur in a container."""
     lock = Path(config.run_dir, "backend", "active.lock")
     if os.path.exists(lock):  # noqa: PTH110 - Path.exists raises PermissionError
         yield Fault(

@@ -90,7 +90,7 @@ class Layout:
         """
         found = []
         for all_cpus, place in self.places:
-            # A place that is completely taken or completely free costs two comparisons instead of two for each core.
+            # A place that is completely taken or completely free takes two comparisons instead of two for each core.
             if cpus.isdisjoint(all_cpus):
                 continue
             part = place if cpus >= all_cpus and not atomic else _within(place, cpus & all_cpus, atomic)
@@ -102,7 +102,7 @@ class Layout:
 # Between two Prepare calls, the free CPUs of only a few places change, so the reduced places are cached, and so are
 # their first threads. Without the first cache an allocation on 512 CPUs took 1.8 times as long on one NUMA node and 1.3
 # times as long on the whole machine; the second cache saves a fifth of the time for an allocation with ``strategy:
-# spread``. 128 entries hold all places of such a machine, atomic or not.
+# spread``. 128 entries are enough for all places of such a machine, atomic or not.
 @lru_cache(128)
 def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
     """Returns the place reduced to the given CPUs, or None if it contains none of them. Split cores with few threads
@@ -253,8 +253,8 @@ class _Search:
         return [cpu for group, share in shared if share for cpu in self.take(group, share, (NODE,))]
 
     def refused(self, detail: str) -> NoCpusError:
-        """Returns the error, preferring causes that releasing CPUs could not remove. The whole machine is searched only
-        to report an error.
+        """Returns the error, preferring causes that would remain even if CPUs were released. The whole machine is
+        searched only to report an error.
         """
         return self._none_here() or (self._whole and self._no_multiple()) or self._none(detail)
 

@@ -180,8 +180,8 @@ def snapshot(
             status = Health.UNHEALTHY if fault else Health.HEALTHY
             health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
         pools.append(replace(pool, devices=tuple(devices)))
-    # Devices that were gone before this process started cannot be published, but pods that use their claims still see
-    # their health.
+    # Devices that were gone before this process started cannot be published, but pods whose claims hold them still
+    # see their health.
     for (driver, name), holding in sorted(unseen.items(), key=lambda item: item[0]):
         if holding.pool:
             fault = f"this node no longer has this device; {holding.named()}"

@@ -159,10 +159,10 @@ def unconditional(document: Document) -> Document:
 
 
 def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[str, ...]]]:
-    """Returns the slices unchanged, then without one or more of the optional fields, each with the Event reasons for
-    the fields that it omits.
+    """Returns variants of the slices: the unchanged slices, then slices without one or more of the optional fields.
 
-    A reason is "" if the omission makes no difference to users.
+    Each variant comes with the Event reasons for the fields that it omits. A reason is "" if the omission makes no
+    difference to users.
     """
     found: list[tuple[list[Document], tuple[str, ...]]] = [(list(documents), ())]
     for reason, (without, _) in _REFUSED.items():

@@ -225,7 +225,8 @@ def _add_schema(app: FastAPI) -> None:
 
     @app.get("/openapi.json", include_in_schema=False)
     async def schema() -> Response:
-        # Only one thread at a time, since FastAPI would start up to 40 threads, one for each request, and keep them.
+        # Only one thread at a time. FastAPI would otherwise start up to 40 threads, one for each request, and keep
+        # them.
         async with turn:
             return await asyncio.to_thread(lambda: JSONResponse(app.openapi()))
 

@@ -59,7 +59,7 @@ def page_application(state: StateSource) -> LocalOnly:
 
 
 async def serve_page(state: StateSource, port: int) -> None:
-    """Serves the page on this pod's loopback address forever. A port that is in use is retried later."""
+    """Serves the page on this pod's loopback address forever. If the port is in use, tries again later."""
     complaints = Complaints(_log)
     while True:
         with complaints.about("pagePort", "page not served over TCP"):

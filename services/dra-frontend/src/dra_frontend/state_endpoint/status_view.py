@@ -14,7 +14,7 @@ from dra_frontend.allocation.device_status import NO_CONTAINER, Condition, statu
 from dra_frontend.state_endpoint.source import StateSource
 
 _MAX_NOTICES: Final = 100
-"""Maximum number of listed problems, and of listed warnings."""
+"""Maximum number of problems that are listed; the same maximum applies to warnings."""
 _BY_SEVERITY: Final = ("True", "Unknown", "False")
 """Statuses of the ``Enforced`` condition, from best to worst."""
 

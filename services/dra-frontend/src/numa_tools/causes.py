@@ -25,7 +25,7 @@ class Cause:
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"
 _LOG: Final = "see the backend container's log: kubectl logs POD -c backend"
 REFUSED: Final = f"fix the cause given in the message; {_LOG}"
-"""Remedy for a rejected container whose cause has no remedy of its own."""
+"""Remedy for a rejected container if the cause of the rejection has no remedy of its own."""
 _ENFORCE: Final = "set enforcement: enforce in driverConfig once you are happy with the changes that /v1/backend lists"
 _DAC_OVERRIDE: Final = Cause(
     "give the backend container the DAC_OVERRIDE capability and uid 0, as in the chart's pod: remove whatever drops "
@@ -122,7 +122,7 @@ UNEXPLAINED: Final = frozenset(
         BackendCode.VARIABLES_MALFORMED,
     }
 )
-"""Causes without a remedy in this table. The messages for these causes contain details, and the log contains more."""
+"""Causes without a remedy in this table. Their messages contain details, and the log contains further details."""
 
 
 def cause_of(code: str, otherwise: str = _LOG) -> Cause:
@@ -156,7 +156,7 @@ _REMEDIES: Final = {
     ),
     StatusCode.MACHINE_UNREADABLE: "see config.machine",
     StatusCode.NOTHING_OFFERED: "see config.fits",
-    # The check kubelet.registration finds no problem even if the sockets are in a directory that the kubelet does not
+    # The kubelet.registration check finds no problem even if the sockets are in a directory that the kubelet does not
     # read.
     StatusCode.NOT_REGISTERED: (
         "if it persists for a minute, set kubeletRootDir in driverConfig to the kubelet's --root-dir; see "

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command-line interface of ``dra-frontend``: runs a command, or the service if no command is given.
 
-The service's process imports only this module from the package. Commands do not import the service.
+The service process imports only this module from the package. Commands do not import the service.
 """
 
 import argparse
@@ -243,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         if arguments.command is None:
-            add_lazy_modules("google.protobuf.internal.python_message")  # so protobuf uses its C code
+            add_lazy_modules("google.protobuf.internal.python_message")  # so that protobuf uses its C code
             from dra_frontend.app import main as run_service  # noqa: PLC0415 - costs a command 1 s
 
             return run_service(load_settings(arguments))

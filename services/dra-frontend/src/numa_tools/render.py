@@ -28,5 +28,5 @@ def kept_by(exclusivity: str) -> str:
 
 
 def enforced_word(status: str) -> str:
-    """Describes whether a claim is enforced, from the status of its ``Enforced`` condition."""
+    """Describes whether a claim is enforced, based on the status of its ``Enforced`` condition."""
     return ENFORCED.get(status, ENFORCED["Unknown"])

@@ -13,7 +13,7 @@ def main() -> None:
     try:
         code = run(sys.argv[1:], os.environ.get(ENVIRONMENT, "kubectl"))
         sys.stdout.flush()
-    except BrokenPipeError:  # the process that reads the output has exited, as head does
+    except BrokenPipeError:  # the process that reads the output, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except KeyboardInterrupt:

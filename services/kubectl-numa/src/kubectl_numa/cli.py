@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands. The exit status is 0, or 1 if something is missing or kubectl fails, or 2 for a usage error.
+"""The commands. The exit status is 0 on success, 1 if something is missing or kubectl fails, and 2 for a usage error.
 
 ``status`` and ``doctor`` pass on the exit status of the command on the node.
 """

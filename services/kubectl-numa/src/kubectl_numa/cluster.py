@@ -122,7 +122,7 @@ class Cluster:
     used: Mapping[Key, int] = field(default_factory=dict)
 
     def free(self, key: Key) -> int:
-        """Returns the amount of a device that is free, in CPUs or bytes."""
+        """Returns a device's free amount, in CPUs or bytes."""
         return max(0, self.devices[key].total - self.used.get(key, 0))
 
     def node_of(self, claim: Claim) -> str:
@@ -202,7 +202,7 @@ def _claim(document: Mapping[str, Any]) -> Claim:
 
 
 def read_pod(document: object) -> Pod:
-    """Returns a pod's claims, its containers that are not running, and, if the pod has no node, the reason."""
+    """Returns a pod's claims, its containers that are not running and, if the pod has no node, the reason for that."""
     spec, status = (_dict(_dict(document).get(name)) for name in ("spec", "status"))
     made = {
         one.get("name"): str(one.get("resourceClaimName") or "") for one in _dicts(status.get("resourceClaimStatuses"))

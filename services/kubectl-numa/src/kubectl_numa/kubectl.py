@@ -56,7 +56,7 @@ class Kubectl:
     def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
         """Yields the objects in a list, which is read page by page.
 
-        Raises KubectlError, including if the list does not end, since only the server decides whether another page
+        Raises KubectlError if the list cannot be read or never ends, since only the server decides whether another page
         follows.
         """
         more, seen = "", set[str]()

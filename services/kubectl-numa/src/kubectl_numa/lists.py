@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lists that ``nodes``, ``free`` and ``claims`` print: documents for programs, and table rows. Pure.
 
-A document contains numbers, with the unit in the key, and lists. ``-o json`` and ``-o yaml`` print the documents. Table
-rows are built from the same documents, so all forms show the same facts.
+A document contains lists, and numbers whose unit is part of the key. ``-o json`` and ``-o yaml`` print the documents.
+Table rows are built from the same documents, so all forms show the same facts.
 """
 
 from collections import defaultdict

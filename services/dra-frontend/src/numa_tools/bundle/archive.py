@@ -10,9 +10,9 @@ as its host root (``--from``):
     journal.json, kubelet.json   the claim journal, and the kubelet settings that the doctor examines
     sys/..., proc/..., run/...   the node's files under their own paths
 
-Equal contents give byte-identical archives: entries have no timestamps or owners. A reader must not trust an archive,
-since anyone can create one. Therefore the size, number, path depth and header size of its entries are limited while
-reading, before anything is expanded, and links, devices and sparse files are rejected.
+Identical contents produce byte-identical archives: entries have no timestamps or owners. A reader must not trust an
+archive, since anyone can create one. Therefore the size, number, path depth and header size of its entries are limited
+while reading, before anything is expanded, and links, devices and sparse files are rejected.
 """
 
 import gzip
@@ -50,7 +50,7 @@ class ArchiveError(Exception):
 
 
 class ArchiveWriter:
-    """Builds a reproducible archive: equal contents give byte-identical output."""
+    """Builds a reproducible archive: identical contents produce byte-identical output."""
 
     def __init__(self, file: BinaryIO, most_bytes: int = MAX_BYTES) -> None:
         self._most_bytes = most_bytes

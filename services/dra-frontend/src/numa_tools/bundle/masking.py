@@ -86,7 +86,7 @@ class Masks:
                 self.add("claim", name)
 
     def learn_text(self, text: str) -> None:
-        """Adds the names that occur in a message, which it recognizes by the surrounding words."""
+        """Adds the names that occur in a message. The surrounding words show which words are names."""
         for what, namespace, name in _IN_TEXT.findall(text):
             self.add("namespace", namespace)
             self.add(what, name)
@@ -123,7 +123,7 @@ class Masks:
     def learn_pools(self, names: Iterable[str]) -> None:
         """Adds pool names that begin with the node's name: ``a-memory`` becomes ``node-1-memory``.
 
-        Pool names in documents, and slice names, are recognized without this method once the node's name is known.
+        Once the node's name is known, slice names and the pool names in documents are recognized without this method.
         """
         for name in set(names) - self._masks.keys():
             nodes = [

@@ -44,8 +44,8 @@ class RecordingTree:
         yield from sorted(self._files.items())
 
     def directories(self) -> list[str]:
-        """Returns the directories to create in a copy. Every listed name that has no recorded file is among them, so
-        that listing the copy gives the same names as listing the original.
+        """Returns the directories to create in a copy. They include every listed name without a recorded file, so that
+        listing the copy gives the same names as listing the original.
         """
         inner = {f"{path}/{name}" for path, names in self._listed.items() for name in names}
         above = {path.rpartition("/")[0] for path in self._files}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CEL functions available to selectors: the standard ones, cel-go's strings and sets, and Kubernetes' own.
+"""CEL functions available to selectors: the standard ones, cel-go's strings and sets libraries, and Kubernetes' own.
 
 A function raises TypeError for an overload that CEL does not have, and CelUnsupportedError for one that is not
 implemented here. Every value that an evaluation can produce has one of the types of :mod:`numa_tools.cel.values`.

@@ -95,8 +95,8 @@ class Outcomes:
         return False
 
     def rest(self) -> bool:
-        """Returns the result of an expression that no single operand decided. Raises CelUnsupportedError or CelError if
-        an operand failed.
+        """Returns the result of an expression that was not decided by a single operand. Raises CelUnsupportedError or
+        CelError if an operand failed.
         """
         failed = self._unknown or self._error
         if failed is not None:
@@ -152,7 +152,7 @@ def _elements(target: Node, names: tuple[str, ...], weight: int, scope: Scope) -
 def _quantified(
     decisive: bool, target: Node, names: tuple[str, ...], bodies: list[Node], weight: int, scope: Scope
 ) -> bool:
-    """Evaluates ``exists``, which one true element decides, or ``all``, which one false element decides."""
+    """Evaluates ``exists``, which is decided by one true element, or ``all``, which is decided by one false element."""
     outcomes = Outcomes(decisive, "a macro")
     scopes = _elements(target, names, weight, scope)
     return decisive if any(outcomes.decides(bodies[0], each) for each in scopes) else outcomes.rest()

@@ -300,8 +300,8 @@ class _Reader:
 
 
 def _size(tree: Tree) -> int:
-    """Returns an upper bound, at least 1, on how many instructions a tree compiles to and how many steps emitting them
-    takes.
+    """Returns an upper bound (at least 1) on both the number of instructions that a tree compiles to and the number of
+    steps required to emit them.
     """
     kind, *operands = tree
     size = 1

@@ -48,7 +48,7 @@ class Semver:
 
 
 def normalized(text: str) -> str:
-    """Completes a version to three numbers, using 0 for missing numbers, and removes leading zeros."""
+    """Pads a version to three numbers, using 0 for missing numbers, and removes leading zeros."""
     parts = text.removeprefix("v").split(".", 2)
     for place, part in enumerate(parts):
         if len(part) > 1:

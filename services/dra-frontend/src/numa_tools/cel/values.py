@@ -25,7 +25,7 @@ class CelError(CelTextError):
 
 
 class CelCostError(CelUnsupportedError):
-    """Raised if the evaluation exceeds its budget. Unlike other unsupported parts, this error ends the evaluation
+    """Raised if the evaluation exceeds its budget. Unlike any other CelUnsupportedError, it ends the evaluation
     immediately.
     """
 
@@ -81,8 +81,8 @@ def weights(values: Iterable[Any]) -> Iterator[int]:
 class Budget:
     """Number of values that an evaluation may still handle.
 
-    Without this limit, nested ``cel.bind`` could double a list at every step, and a short expression could exhaust
-    memory.
+    Without this limit, nested ``cel.bind`` calls could double a list at every step, and a short expression could
+    exhaust memory.
     """
 
     __slots__ = ("_left", "_most", "_whole", "_whose")

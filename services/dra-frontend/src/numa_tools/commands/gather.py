@@ -210,7 +210,7 @@ class Bundle:
 
 
 def _json(text: str) -> Any:
-    """Parses a string as JSON. Returns None for any other string, such as a damaged claim file."""
+    """Parses a string as JSON. Returns None if that fails, as it does for a damaged claim file."""
     try:
         return parse_json(text.encode(errors="replace"), MAX_BYTES, "file", "")
     except MalformedError:
@@ -220,7 +220,7 @@ def _json(text: str) -> Any:
 def gather(settings: Settings, output: str, *, masked: bool) -> str:
     """Writes the archive to a file with mode 0600, or to standard output (``-``), and returns a summary.
 
-    Raises ConfigError if the file cannot be created, or OSError.
+    Raises ConfigError if the file cannot be created, and OSError if writing fails.
     """
     bundle = Bundle(settings)
     bundle.collect()

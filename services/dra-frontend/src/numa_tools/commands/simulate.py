@@ -85,7 +85,7 @@ def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) 
 
 
 def _explained(why: str, machine: Machine) -> str:
-    """Returns the cause of a missing DeviceClass and its remedy.
+    """Explains why a DeviceClass is missing and, if there is a remedy, states it.
 
     The chart creates this driver's classes for every page size, but a node has devices only for its own sizes.
     """

@@ -182,9 +182,9 @@ def _notice(one: Document) -> str:
 
 
 def _kept_apart(status: Document) -> str:
-    """Returns how claims are enforced if the kernel does not keep other processes off claimed CPUs, or "" if it does.
+    """Describes how claims are enforced if the kernel does not keep other processes off claimed CPUs.
 
-    The CPUs that the kernel does keep free of other processes are in the list of CPUs by use.
+    Returns "" if it does: the list of CPUs by use already shows which CPUs the kernel keeps free of other processes.
     """
     if status["exclusivity"] != "pool":
         return ""

@@ -31,7 +31,7 @@ from numa_tools.doctor.runtime_settings import (
 CRIO_STATUS: Final = "crio status config"
 _K3S: Final = ("k3s", "RKE2")
 _REPORTED: Final = re.compile(r"([\w-]+)(?:://|\s+|\Z)(?:v?(\d{1,4})\.(\d{1,4})\.(\d{1,4}))?(\S*)", re.ASCII)
-# First containerd 2 release whose dump contains the settings that are given under their 1.7 names.
+# First containerd 2 release whose dump includes settings that the configuration files give under their 1.7 names.
 _WHOLE_DUMPS: Final = (2, 0, 6)
 # For each dump version: the first containerd release that writes it, and the first later release that no longer writes
 # it.
@@ -98,7 +98,7 @@ class Candidate:
 
     place: Place
     documents: Documents
-    """The configuration files, in the order that the runtime reads them."""
+    """The configuration files, in the order in which the runtime reads them."""
     fault: str = ""
     """Reason why these files do not determine the settings, or "" if they do."""
     remedy: str = ""
@@ -119,7 +119,7 @@ class FoundRuntimes:
 
     candidates: tuple[Candidate, ...]
     sockets: frozenset[str] = frozenset()
-    """The sockets that exist, out of those of the known distributions and of the candidates."""
+    """Existing sockets, out of those that belong to the known distributions and the candidates."""
     endpoint: str = ""
     """The kubelet's runtime endpoint, with or without ``unix://``, or "" if it is unknown."""
 

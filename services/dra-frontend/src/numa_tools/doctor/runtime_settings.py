@@ -229,7 +229,7 @@ def _key(path: str, found: Any, keys: Sequence[str]) -> Any:
 
 
 def _before_validator(name: str, found: Any, release: Release | None) -> Any:
-    """Returns a default-validator setting for a release that may not have the validator."""
+    """Returns a default-validator setting for a release that might lack the validator."""
     default = next(one.default for one in SETTINGS if one.name == name)
     if release is not None or found == default or isinstance(found, Unclear):
         return default if release is not None else found

@@ -64,7 +64,7 @@ def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def _counted(names: Sequence[str]) -> str:
-    """Formats the names of checks that were not run for the same reason, with the number of checks if there are
+    """Formats the names of checks that share one reason for not being run, with the number of checks if there are
     several.
     """
     if len(names) == 1:

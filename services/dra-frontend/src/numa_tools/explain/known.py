@@ -51,7 +51,7 @@ class Known:
     """The ``/v1/backend`` document, or None if it is unknown or unreadable."""
     published: tuple[PublishedDevice, ...] = ()
     silent: str = ""
-    """Reason why the service did not respond, or "". Without the service, the containers are unknown."""
+    """Reason why the service did not respond, or "" if it did. Without the service, the containers are unknown."""
     hindrances: tuple[str, ...] = ()
     """Reasons why this node currently accepts no claims, whatever they request."""
     kernel: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -46,7 +46,7 @@ def parameter_view(parameters: CpuParameters) -> dict[str, Any]:
 
 
 def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> dict[str, Any]:
-    """Returns the reasons for a request's CPUs, or a message stating that they are no longer known."""
+    """Returns the reasons why a request got its CPUs, or a message stating that they are no longer known."""
     inventory, uid, parameters = known.inventory, record.claim.uid, record.parameters_of(part.request)
     _, device = known.devices.get(part.device, ("", None))
     found: dict[str, Any] = {"parameters": parameter_view(parameters), "shape": shape(inventory.machine, part.cpus)}

@@ -129,7 +129,7 @@ def matching(
 def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Budget) -> Candidate | None:
     """Evaluates the selectors in the scheduler's order until one is false or its evaluation fails.
 
-    If this happens after an unknown selector, the device is excluded but still stays in the list: evaluating the
+    If this happens after an unknown selector, the device is excluded but remains in the list: evaluating the
     unknown selector may fail in the cluster, and the scheduler would then stop with an error at this device.
     """
     unknown = ""
@@ -232,7 +232,9 @@ def named(subrequest: SubRequest, count: int, verdicts: Sequence[Verdict]) -> st
 
 
 def _hugepages_of_class(name: str) -> str:
-    """Returns the page size of one of this driver's local hugepage DeviceClasses, such as ``2Mi``, or else ""."""
+    """Returns the page size, such as ``2Mi``, of a local hugepage DeviceClass of this driver, or "" for any other
+    class.
+    """
     if not name.startswith(_HUGEPAGES):
         return ""
     try:

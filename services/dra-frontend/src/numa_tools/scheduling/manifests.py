@@ -72,7 +72,7 @@ class Manifests:
     pods: list[tuple[Name, PodTemplate]] = field(default_factory=list)
     """Pods and pod templates, each with the name of the object that contains it."""
     generated: Counter[tuple[str, Name]] = field(default_factory=Counter)
-    """For each kind and generated name, the number of objects."""
+    """Number of objects for each kind and generated name."""
 
     def add(self, document: Any) -> None:
         """Adds a document, or each item of a List. Raises a ManifestError that names the object."""

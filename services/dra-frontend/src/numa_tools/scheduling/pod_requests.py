@@ -129,7 +129,7 @@ def room(requests: Sequence[PodRequest]) -> list[int]:
     """Returns, for each request, the maximum number of devices for that request and the claim's earlier requests
     together.
 
-    The rest of the claim's maximum is reserved for the devices that its later requests need at a minimum.
+    The rest of the claim's maximum is reserved for the minimum number of devices that its later requests need.
     """
     found, behind = [], Counter[int]()
     for one in reversed(requests):

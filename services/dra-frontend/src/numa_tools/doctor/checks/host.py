@@ -14,7 +14,8 @@ from numa_tools.doctor.facts import Cgroups, Claims, Kernel, RunDirectory, Servi
 from numa_tools.doctor.model import Check, Finding, Unread, note, problem, unknown
 
 _MIN_BYTES: Final = 16 << 20
-"""Minimum free space. The journal takes 256 KiB, a record a few KiB, and the quarantine directory at most this minimum.
+"""Minimum free space. The journal takes up 256 KiB, a record a few KiB, and the quarantine directory no more than this
+minimum.
 """
 _MIN_FILES: Final = 1024
 _MIN_OPEN: Final = 4096

@@ -113,7 +113,7 @@ def _lacking(cgroups: Cgroups, config: Config, machine: Inventory | None) -> Ite
 
 
 def _effect(lacking: _Lacking, config: Config) -> str:
-    """Returns the effect of the files' absence."""
+    """Describes the effect of the missing files."""
     if lacking is _NUMA_STAT:
         return "hugepages used by host processes count as free and may be allocated to claims"
     if config.cpu_exclusivity == "partition":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the kubelet leaves CPUs and memory to claims, and reserves the same amounts for the system. Pure."""
+"""Checks that the kubelet leaves CPUs and memory to claims, and that its reserves match the driver's. Pure."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -65,7 +65,8 @@ def _if_seen(
 ) -> Callable[..., Iterator[Finding]]:
     """Returns a check whose result is unknown if it has no findings and a part of the configuration could not be read.
 
-    If ``settled`` returns True, the check's result does not depend on the missing part, so no findings means success.
+    If ``settled`` returns True, the check's result does not depend on the missing part, so the check passes if it
+    has no findings.
     """
 
     def run(kubelet: KubeletConfig | Unread, *others: Any) -> Iterator[Finding]:
@@ -86,7 +87,9 @@ def _set(setting: str, origin: str) -> str:
 
 
 def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]]:
-    """Returns the check that a kubelet manager is not static, judging by state file, configuration and behaviour."""
+    """Returns the check that a kubelet manager's policy is not static, judging by the manager's state file,
+    configuration and behaviour.
+    """
     setting, name = _OFF[manager].partition(":")[0], _NAMES[manager]
 
     def judge(kubelet: KubeletConfig | None, config: Config, backend: BackendStatus | Unread) -> Iterator[Finding]:

@@ -61,7 +61,7 @@ class Cluster:
         self._node_name = node_name
 
     async def rights(self, config: Config) -> dict[tuple[str, str, str, str], bool]:
-        """Returns, for each right that the driver needs, whether the right is granted."""
+        """Returns whether each right that the driver needs is granted."""
         needed = RIGHTS + (RIGHTS_ON_DEMAND if config.hugepages_on_demand else ())
         answers = await asyncio.gather(*(self._inquiry.may(*right) for right in needed))
         return dict(zip(needed, answers, strict=True))

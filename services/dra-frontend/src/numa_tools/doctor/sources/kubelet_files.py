@@ -33,7 +33,7 @@ class UnseenError(Exception):
 
 
 class HostFiles:
-    """Reader of the node's files. Every call blocks."""
+    """Reads the node's files. Every call blocks."""
 
     def __init__(self, host_root: str) -> None:
         self.root = host_root

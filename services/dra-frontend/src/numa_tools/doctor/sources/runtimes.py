@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the files and processes of a node's container runtimes. Every call blocks.
 
-The driver's containers see neither the files nor the processes unless these are mounted, as they are with
-``--host-root``. The number and size of the files are limited, since imports may match any file.
+The driver's containers see neither the files nor the processes unless the node's directories, including /proc, are
+mounted, as they are with ``--host-root``. The number and size of the files are limited, since imports may match any
+file.
 """
 
 import posixpath
@@ -36,7 +37,7 @@ _MAX_IMPORTS: Final = 256
 _MAX_BYTES: Final = 1 << 20
 _MAX_GIVEN: Final = 4 << 20
 _MAX_TOGETHER: Final = 4 << 20
-"""Maximum number of characters in all of a runtime's files together."""
+"""Maximum total number of characters in a runtime's files."""
 _DROP_INS: Final = "/etc/containerd/conf.d"
 _PROGRAMS: Final = ("containerd", "crio", "kubelet")
 _CRIO_DIRECTORY: Final = "/etc/crio/crio.conf.d"
@@ -58,9 +59,7 @@ def read_runtimes(tree: HostTree) -> FoundRuntimes:
 
 
 def read_given_runtime(path: str, reported: Reported | None) -> RuntimeConfig | Unread:
-    """Reads from a file the settings that a runtime printed. The path ``-`` stands for standard input. Raises
-    ConfigError.
-    """
+    """Reads a runtime's printed settings from a file. The path ``-`` stands for standard input. Raises ConfigError."""
     try:
         # Opening /dev/stdin fails if the runtime passes a socket as standard input.
         data = sys.stdin.buffer.read(_MAX_GIVEN + 1) if path == "-" else read_regular(path, _MAX_GIVEN, follow=True)
@@ -91,7 +90,7 @@ def _candidate(
 
 
 class _Files:
-    """Reads a runtime's files in the runtime's own order, until a file is unusable."""
+    """Reads a runtime's files in the runtime's own order, and stops at the first file that is unusable."""
 
     def __init__(self, tree: HostTree) -> None:
         self._tree = tree
@@ -301,7 +300,7 @@ def _running_crio(tree: HostTree, process: Process) -> Candidate | None:
 
 
 def _has_command(arguments: Sequence[str]) -> bool:
-    """Returns True if containerd was started with a command such as ``config dump`` and is not the service."""
+    """Returns True if containerd was started with a command such as ``config dump``, not as the service."""
     takes_value = False
     for one in arguments:
         if not one.startswith("-") and not takes_value:

@@ -121,7 +121,9 @@ def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any
 
 
 def dump_claim_file(record: AllocationRecord) -> bytes:
-    """Serializes the record's file, with one CDI device for each request. The result depends only on the record."""
+    """Serializes a record as a claim file, with one CDI device for each request. The result depends only on the
+    record.
+    """
     devices = []
     for request in record.requests:
         env = request_env(record, request) | shared_env(record, request)

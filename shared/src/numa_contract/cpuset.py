@@ -43,7 +43,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def parse_or_none(text: str) -> frozenset[int] | None:
-    """Parses a list. Returns None for any other string."""
+    """Parses a list. Returns None for a string that is not a valid list."""
     try:
         return parse_cpu_list(text)
     except MalformedError:

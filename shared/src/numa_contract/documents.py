@@ -2,9 +2,9 @@
 """Parses untrusted documents: limits their nesting depth, and accepts only JSON whose values can be serialized again.
 
 Parsers recurse, and their maximum depth depends on the interpreter: Python 3.11 rejects JSON that is nested 1,000
-levels deep, Python 3.13 parses 9,000. Code that uses the parsed value also recurses and may fail where the parser did
-not. Therefore the driver has its own limit, which is checked before a parser expands the document. It is the same for
-JSON, YAML and TOML, and far below the limit of any supported interpreter.
+levels deep, while Python 3.13 parses 9,000 levels. Code that uses the parsed value also recurses and may fail where the
+parser did not. Therefore the driver has its own limit, which is checked before a parser expands the document. It is the
+same for JSON, YAML and TOML, and far below the limit of any supported interpreter.
 """
 
 import json

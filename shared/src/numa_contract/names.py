@@ -49,7 +49,7 @@ FAULT_TAINTS: Final = {driver: f"{driver}/hardware-errors" for driver in DRIVERS
 NRI_PLUGIN_NAME: Final = "dra-driver-numa"
 NRI_PLUGIN_INDEX: Final = "00"
 TOLERATE_MISSING_ANNOTATION: Final = "dra-driver-numa/tolerate-missing"
-"""Annotation of pods that may start without the plugin even if the runtime requires it."""
+"""Annotation on pods that may start without the plugin even if the runtime requires it."""
 
 RUN_DIRECTORY: Final = "/run/dra-driver-numa"
 CDI_DIRECTORY: Final = "/var/run/cdi"

@@ -5,8 +5,8 @@ import resource
 from typing import Final
 
 MAX_OPEN: Final = 65536
-"""Maximum limit that the process sets. Some runtimes allow a billion open files, which would never stop a descriptor
-leak.
+"""Highest limit that the process sets for itself. Some runtimes allow a billion open files, which would never stop a
+descriptor leak.
 """
 
 

@@ -58,8 +58,8 @@ from nri_backend.telemetry import Telemetry
 
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems in a lease; the log contains all of them."""
-# Enforcement uses two threads at a time. The remaining threads are for hung writes (node/worker.py) and for killing
-# containers.
+# Enforcement uses two threads at a time. The remaining threads are spares, for writes that hang (node/worker.py) and
+# for killing containers.
 _THREADS: Final = 2 * MAX_STUCK
 _log = logging.getLogger(__name__)
 _NO_CLAIMS: Final = (
@@ -175,7 +175,7 @@ class Backend:
         self._news.set()
 
     def lease(self) -> BackendStatus:
-        """Returns the current status without counters and metrics, which takes less time than status()."""
+        """Returns the current status without counters and metrics. This takes less time than status()."""
         link, enforcer, pool = self._session.status, self._enforcer, self._enforcer.state.pool
         problems = (*self._privileges.problems, *self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
         return BackendStatus(

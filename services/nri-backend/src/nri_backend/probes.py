@@ -29,7 +29,7 @@ _CONNECTIONS_PER_TURN: Final = 8
 work.
 """
 _BACKLOG: Final = 1024
-"""Number of connections that may wait in the kernel until they are accepted (listen(2))."""
+"""Number of connections that may wait in the kernel to be accepted (listen(2))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Page:
     status: int = 200
 
     def http(self, *, head: bool) -> bytes:
-        """Returns the whole response, without a body for HEAD."""
+        """Returns the complete response; the response to HEAD has no body."""
         lines = (
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
             "Content-Type: text/plain; charset=utf-8",

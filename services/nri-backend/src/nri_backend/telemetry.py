@@ -40,7 +40,7 @@ GAUGES: Final = {
 
 
 class _Series:
-    """A counter with labels, or, if it has buckets, a histogram of seconds."""
+    """A counter with labels, or, if it has buckets, a histogram of durations in seconds."""
 
     def __init__(self, name: str, text: str, *labels: str, buckets: Sequence[float] = ()) -> None:
         kind = "histogram" if buckets else "counter"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of container runtimes, interpreted the way each release does."""
+"""Configuration of container runtimes, interpreted as each release interprets it."""

@@ -31,7 +31,7 @@ from numa_node.toml_text import parse_toml
 
 NRI: Final = "io.containerd.nri.v1.nri"
 CRI_OF_1: Final = "io.containerd.grpc.v1.cri"
-"""CRI plugin of containerd 1; containerd 2 has only its gRPC service under this name."""
+"""The CRI plugin in containerd 1; containerd 2 has only its gRPC service under this name."""
 CRI_OF_2: Final = "io.containerd.cri.v1.runtime"
 CRI_OF_DUMP: Final = {2: CRI_OF_1, 3: CRI_OF_2, 4: CRI_OF_2}
 """Section that contains the CDI settings, by the dump's version: 2 for containerd 1.7, 3 for 2.0 to 2.2, 4 for 2.3 and
@@ -103,7 +103,7 @@ def read_dump(text: str) -> Dump:
         raise RuntimeConfigError(
             f"the dump has version {shown(version)}; known versions are {', '.join(map(str, CRI_OF_DUMP))}"
         )
-    # The key plugin_dir was removed in 2.1.
+    # The plugin_dir key was removed in 2.1.
     of_2_0 = version > DUMP_OF_1_7 and "plugin_dir" in document
     dump = Dump(version, plugins, tuple(map(str, items(document.get("disabled_plugins")))), of_2_0)
     for plugin in (dump.cri, NRI):
@@ -125,7 +125,7 @@ class Effective:
     """NRI's section."""
     disabled: frozenset[str]
     has_cri: bool
-    """True if the CRI service is on; a containerd without it cannot be the kubelet's."""
+    """True if the CRI service is on; a containerd without it cannot be the one that the kubelet uses."""
     on_by_default: bool
     """True if NRI and CDI are on by default."""
 

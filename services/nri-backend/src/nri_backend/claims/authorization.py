@@ -106,11 +106,13 @@ class Rejection:
     cause: BackendCode | None = None
     """Code of the problem that caused the rejection. If it is None, ``reason`` determines the code."""
     text_if_running: str = ""
-    """Message for a container that was already running when its claims were rejected, if ``text`` does not apply."""
+    """Message for a container that was already running when its claims were rejected; empty if ``text`` applies to it
+    too.
+    """
 
     def problem(self, *, running: bool = False) -> Problem:
-        """Returns the message, either for a running container or for any other, with the code in ``cause`` if there is
-        one, otherwise with the code for ``reason``.
+        """Returns the message, which may differ for a ``running`` container. Its code is the one in ``cause``, or the
+        one for ``reason`` if ``cause`` is None.
         """
         text = self.text_if_running if running else ""
         return Problem(text or self.text, self.cause or _CODES[self.reason])

@@ -38,10 +38,10 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
     """Returns the containers that are, or may be, on a claim container's CPUs and must leave before the claim container
     starts.
 
-    Two kinds of containers may stay: containers that the kernel moves when the claim container becomes a partition, and
-    earlier runs of the claim container together with containers that share its claim. However, a container of the
-    second kind must leave if it has exited but may still have processes, and either its own cgroup is a partition or
-    the claim container's cgroup is about to become one.
+    Two kinds of containers may stay: those that the kernel moves when the claim container becomes a partition, and
+    those that are earlier runs of the claim container or share its claim. However, a container of the second kind must
+    leave if it has exited but may still have processes, and either its own cgroup is a partition or the claim
+    container's cgroup is about to become one.
     """
     if not (own := tracked.entitlement.cpus):
         return []

@@ -219,7 +219,7 @@ class Tracked:
 
     @property
     def kind(self) -> str:
-        """Category for a metric's label: ``plain``, ``claim``, ``refused``, ``orphan``, ``driver`` or ``stopped``."""
+        """Category for a metric label: ``plain``, ``claim``, ``refused``, ``orphan``, ``driver`` or ``stopped``."""
         if self.phase in OVER:
             return "stopped"
         if self.identity.own_pod:

@@ -108,7 +108,7 @@ def _row(phase: Phase, **changes: Phase) -> Mapping[Event, Phase]:
     return dict.fromkeys(Event, phase) | {Event[name.upper()]: after for name, after in changes.items()}
 
 
-# Next phases after Synchronize's events; most rows of the table use these.
+# Next phases after the events from Synchronize; most rows of the table use these.
 _LISTING: Final = {"list_created": Phase.LISTED, "list_running": Phase.RUNNING}
 
 TRANSITIONS: Final[Mapping[Phase, Mapping[Event, Phase]]] = {

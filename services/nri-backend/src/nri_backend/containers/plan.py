@@ -73,7 +73,9 @@ class Desired:
     cpuset.
     """
     needs_cpuset: bool = True
-    """True if a missing ``cpuset.cpus`` is a difference. False for pool members while the pool excludes no CPU."""
+    """True if a missing ``cpuset.cpus`` counts as a difference. False for pool members while the pool excludes no
+    CPU.
+    """
     exact: bool = False
     """True if ``cpuset.cpus`` itself must equal ``cpus``, regardless of the effective set: the kernel creates no
     partition next to a cgroup whose configured CPUs overlap with those of the partition, even if that cgroup is itself
@@ -291,7 +293,7 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
     These are the plans of siblings that have been created but have not started. The runtime may have created their
     cgroups already, as CRI-O does. A cgroup that was created before the claim's record appeared may contain the claim's
     CPUs. The audit does not write to these cgroups, but the kernel refuses a partition next to an overlapping
-    ``cpuset.cpus`` even if no process has run in that cgroup. Siblings in the phase LISTED are included. Such a sibling
+    ``cpuset.cpus`` even if no process has run in that cgroup. Siblings in the LISTED phase are included. Such a sibling
     may come from an earlier attempt to create the same container, and no start waits until that sibling has been moved.
     Its cgroup may be a partition, since a listed container can start without an event and is treated as running.
     """

@@ -285,7 +285,8 @@ class NodeState:
         """Replaces the tracked containers with those that the runtime has listed. If two of them name the same claim,
         the first one gets it.
 
-        Containers that the runtime has not listed stay until the kernel shows that their last process has exited.
+        Containers that the runtime has not listed remain tracked until the kernel shows that their last process has
+        exited.
         """
         containers = list(containers)
         listed = {container.id for container in containers}
@@ -325,7 +326,7 @@ class NodeState:
             self._recompute()
 
     def forbid_partitions(self, damage: Problem) -> None:
-        """Stops creating partitions until this process exits. Existing partitions stay."""
+        """Stops creating partitions until this process exits. Existing partitions remain."""
         self.kernel_damage = damage
         self.set_host(self.host)
 

@@ -14,8 +14,8 @@ A round consists of these steps, in this order:
 2. It repairs partitions that the kernel has invalidated, after moving the siblings that may have caused this.
    Partitions of exited containers are not repaired: the shared pool excludes their CPUs instead.
 3. It moves containers that were last seen on the wrong CPUs (``move``).
-4. At a tick it releases the exclusive CPUs of ended partitions, compares cgroups with their plans (``audit``), and
-   applies the limits of pods in which a container with a claim has exited.
+4. At a tick it releases the exclusive CPUs of partitions that have ended, compares cgroups with their plans
+   (``audit``), and applies the limits of pods in which a container with a claim has exited.
 5. It counts killed processes in pods with a memory event.
 6. It marks containers as stopped if their last process has exited (``_reap``).
 
@@ -121,7 +121,7 @@ class Schedule:
         """Returns the parts of a round that are due. At a tick, also sets the times at which they are next due.
 
         Ticks are multiples of TICK_SECONDS, so the process wakes up for all of its timers together. Other parts are due
-        at the tick nearest to their time.
+        at the tick nearest to their scheduled time.
         """
         everyone = now >= self.everyone
         full = everyone or now >= self.full
@@ -504,7 +504,7 @@ class Auditor:
         """Marks containers as stopped if the runtime has reported that they have exited and their last process is gone.
 
         Every round does this, since a start that waits for their CPUs may reach its deadline before the next tick. With
-        ``vanished``, this includes containers in the phase VANISHED, since a mount may only have hidden their cgroup.
+        ``vanished``, this includes containers in the VANISHED phase, since a mount may only have hidden their cgroup.
         """
         ended = [one for one in self._scope.ended.value if vanished or one.phase is not Phase.VANISHED]
         await self._reconciler.reap(one.id for one in ended)

@@ -42,8 +42,8 @@ Plans = Mapping[str, object]
 
 
 class ChangeDetector:
-    """Stores the readings from the full audits of containers, from the other audits of containers, or from the audits
-    of the cgroups above them. ``stay_open`` has the same meaning as in FileCache.
+    """Stores the readings from one kind of audit: full audits of containers, other audits of containers, or audits of
+    the cgroups above them. ``stay_open`` has the same meaning as in FileCache.
     """
 
     def __init__(

@@ -253,7 +253,9 @@ class Enforcer:
         self.state.forget_rejected(pod.uid)
 
     def disconnected(self) -> None:
-        """Requests an audit. Known containers' claims stay enforced; the next Synchronize lists new containers."""
+        """Requests an audit. The claims of known containers stay enforced; the next Synchronize lists new
+        containers.
+        """
         self._auditor.request_audit()
 
     async def _recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
@@ -274,7 +276,7 @@ class Enforcer:
             self._auditor.request_limits_of(before)
 
     def _starting(self, pod: Pod, container: Container) -> Tracked:
-        """Returns the container in phase STARTING, authorized according to the current records."""
+        """Returns the container in the STARTING phase, authorized according to the current records."""
         known = self.state.containers.get(container.id)
         if (
             known is not None

@@ -135,7 +135,7 @@ class KillWatch:
             return all(above in counts for _, above, _ in pods)
 
     def listen(self, wake: Callable[[], object]) -> None:
-        """Starts calling ``wake`` when the kernel reports a memory event in a watched pod."""
+        """From now on, calls ``wake`` whenever the kernel reports a memory event in a watched pod."""
 
         def changed(paths: set[str]) -> None:
             # A pod at its memory limit causes up to a hundred events per second. Kills within EVENTS_SECONDS of the

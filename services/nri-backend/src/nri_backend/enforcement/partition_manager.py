@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the partitions of containers, and releases the CPUs that ended partitions have reserved.
+"""Watches the partitions of containers, and releases CPUs still reserved for partitions that have ended.
 
 The kernel invalidates a partition if a sibling's cpuset overlaps with it, and wakes every process that polls its
 partition file. The containers of the pod are then audited with the partition last, since the overlapping sibling must
@@ -10,8 +10,8 @@ The partition of a container that has exited is not restored, since its cgroup m
 invalidated the partition, the shared pool therefore excludes them (``release_ended``).
 
 The cgroups above a partition list its CPUs in ``cpuset.cpus.exclusive``. The kernel does not remove them from there
-when the partition ends, so ``settle`` does. If the CPUs of an ended partition are in no cgroup at all, the kernel's
-list of partitions is damaged, and no more partitions are created (docs/adr/0029).
+when the partition ends, so ``settle`` does. If the CPUs of a partition that has ended are in no cgroup at all, the
+kernel's list of partitions is damaged, and no more partitions are created (docs/adr/0029).
 """
 
 import asyncio
@@ -169,7 +169,8 @@ class PartitionManager:
                     self._state.put(now.seen(partition=""))
 
     async def settle(self, *, always: bool = False) -> None:
-        """Releases the CPUs that ended partitions have reserved in the cgroups above, if a partition has changed.
+        """Releases the CPUs still reserved in the cgroups above for partitions that have ended, if a partition has
+        changed.
 
         With ``always``, it does so even if no partition has changed. It also forbids new partitions if the kernel has
         lost CPUs.

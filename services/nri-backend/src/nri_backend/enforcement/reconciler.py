@@ -93,9 +93,7 @@ class Signals:
         self._progress = asyncio.Event()
 
     async def wait_for_progress(self, deadline: float) -> None:
-        """Waits until containers have been moved or have exited, until ``deadline`` on the event loop's clock at the
-        latest.
-        """
+        """Waits until containers have been moved or have exited, or until ``deadline`` on the event loop's clock."""
         progress = self._progress
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -163,8 +161,8 @@ class Reconciler:
     async def reap(self, ids: Iterable[str]) -> None:
         """Checks whether exited containers still have processes, and updates their phases.
 
-        A container in a sandbox is assumed to have none: its cgroup is the pod's, which does not show a single
-        container's processes.
+        A container in a sandbox is assumed to have none: its processes are in the pod's cgroup, where they cannot be
+        told apart from those of other containers.
         """
         ended = [one for i in ids if (one := self._state.containers.get(i)) is not None and one.phase in ENDED]
         populated = iter(await self.populated([one for one in ended if not one.identity.sandboxed]))

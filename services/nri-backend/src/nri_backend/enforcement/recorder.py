@@ -204,8 +204,8 @@ class EnforcementRecords:
         """Removes all records except those of the given containers, and temporary files left by a crash. Returns the
         ids of the remaining records.
 
-        Files of containers in ``starting`` stay, including containers that are added to it during this call: their
-        records and temporary files may be written at the same time.
+        Files of containers in ``starting`` are kept, including those of containers that are added to it during this
+        call: their records and temporary files may be written at the same time.
         """
         kept = {f"{container_id}.json" for container_id in container_ids}
         names: set[str] = set()

@@ -69,8 +69,8 @@ class Starter:
     async def admit(
         self, tracked: Tracked, runtime: LinkStatus, clear_until: float | None = None
     ) -> tuple[Tracked, Rejection | None]:
-        """Waits for all other containers to leave the container's CPUs, until ``clear_until`` on the event loop's clock
-        at the latest.
+        """Waits for all other containers to leave the container's CPUs, but no longer than until ``clear_until`` on the
+        event loop's clock.
 
         Returns the container in its new state, and a rejection if it cannot run. The driver's own containers are always
         admitted, since claims cannot be enforced without them.
@@ -190,7 +190,7 @@ class Starter:
         """Kills every process of a container. Returns True if that succeeded within KILL_SECONDS.
 
         The write to ``cgroup.kill`` continues even if the hook is cancelled or the time runs out. Once killed, a
-        container in the phase LISTED or RUNNING changes to the phase ENDING. A failure is logged.
+        container in the LISTED or RUNNING phase changes to the ENDING phase. A failure is logged.
         """
         if not tracked.identity.cgroup or tracked.identity.sandboxed:
             self._failed(tracked.id, tracked.problem or "it has no cgroup of its own")

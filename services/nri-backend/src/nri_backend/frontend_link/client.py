@@ -85,9 +85,10 @@ class FrontendClient:
     """The two loops that report state and follow records, each on its own connection to the same socket.
 
     The owner sets ``state_changed`` to have a report sent. ``records_changed`` is called when claim records have
-    changed, and after reconnecting, since a change may have been missed. ``lease`` returns the status without counters
-    and metrics, which is faster; it defaults to ``status``. ``is_idle`` returns True while the node has no claims. In
-    that case a status change without an event may be reported a few seconds later, since no claim depends on it.
+    changed, and after reconnecting, since a change may have been missed. ``lease`` is a faster alternative to
+    ``status`` that omits counters and metrics; it defaults to ``status``. ``is_idle`` returns True while the node has
+    no claims. In that case a status change without an event may be reported a few seconds later, since no claim depends
+    on it.
     """
 
     def __init__(

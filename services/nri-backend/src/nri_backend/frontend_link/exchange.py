@@ -17,7 +17,7 @@ tolerance, a report that is not due until the next tick could be considered over
 
 
 class Exchange:
-    """Keeps track of the reports and answers on one connection. Times are in seconds of the monotonic clock."""
+    """Keeps track of the reports and answers on one connection. Times are in seconds on the monotonic clock."""
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports

@@ -13,10 +13,10 @@ another. Each class has an `Evictor`, an asyncio task that runs passes of `evict
 Since step 3 precedes step 4, an instance that is killed at any point leaves a file from which the next active instance
 can restore every original. If step 3 fails, nothing is moved.
 
-A pass runs when the CPUs to vacate or the online CPUs change. While something is moved it also runs periodically,
-because other programs write to the same files: irqbalance to those of interrupts, and a ``systemctl daemon-reload`` to
-those of slices. A movable whose write the kernel rejected is considered unmovable, and is not written again until the
-CPUs change.
+A pass runs when the CPUs to vacate or the online CPUs change. While any affinity differs from its original, a pass also
+runs periodically, because other programs write to the same files: irqbalance to those of interrupts, and
+``systemctl daemon-reload`` to those of slices. A movable whose write the kernel rejected is considered unmovable, and
+is not written again until the CPUs change.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ class Movables(Protocol):
     """
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> Mapping[str, Cpus | None]:
-        """Returns the affinities of the interrupts or slices named in ``moved``, and at least of all others that use a
-        CPU to be vacated.
+        """Returns the affinities of the interrupts or slices named in ``moved``, and of all others that use a CPU to be
+        vacated. The result may contain others as well.
 
         The value is None if an interrupt or slice exists but its affinity cannot currently be read.
         """
@@ -84,7 +84,7 @@ class EvictionResult:
     unmovable: frozenset[str] = frozenset()
     """Names of the interrupts or slices whose new affinity the kernel rejected."""
     remaining: int = 0
-    """Number of interrupts or slices that still use CPUs to vacate."""
+    """Number of interrupts or slices that still use CPUs that must be vacated."""
     contested: int = 0
     """Number of interrupts or slices that another program has moved back since the previous pass."""
 
@@ -98,7 +98,7 @@ class AffinityClass:
     noun: str
     """Plural noun that names the class in log lines and problems."""
     interval_seconds: float
-    """Interval between passes while something is moved, in seconds."""
+    """Interval in seconds between passes while any affinity differs from its original."""
     may_relocate: bool
     """True if an interrupt or slice may use all other online CPUs when all of its own must be vacated. If False, it
     keeps its affinity.
@@ -173,7 +173,7 @@ class Evictor:
         self._changed.set()
 
     async def run_forever(self) -> NoReturn:
-        """Runs a pass when the desired state changes, and periodically while something is moved."""
+        """Runs a pass when the desired state changes, and periodically while any affinity differs from its original."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._next_pass):

@@ -60,7 +60,7 @@ class Interrupts:
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> dict[str, Cpus | None]:
         """Returns the affinities of irqbalance, of future interrupts and of the workqueues, of the interrupts in
-        ``moved``, and of all other interrupts that have a handler and use CPUs to vacate.
+        ``moved``, and of all other interrupts that have a handler and use CPUs that must be vacated.
 
         The value is None for an affinity that cannot currently be read.
         """

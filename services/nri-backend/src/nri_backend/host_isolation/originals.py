@@ -17,7 +17,9 @@ _ORIGINALS: Final = TypeAdapter(dict[str, OriginalAffinity])
 
 
 class OriginalsFile:
-    """Stores the originals of either interrupts or slices. The file exists only while something is moved."""
+    """Stores the originals of either interrupts or slices. The file exists only while there are originals to
+    restore.
+    """
 
     def __init__(self, path: str, *, read_only: bool = False) -> None:
         self._path = path

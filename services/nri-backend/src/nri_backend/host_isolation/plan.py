@@ -10,8 +10,8 @@ other programs:
   before its latest write and the one that it wrote. If the process dies between two writes, either affinity may be in
   effect, and the stored original is still valid.
 * If the current affinity is neither of these two, another program has written it, and it becomes the new original. The
-  movable is moved again only if the new original contains CPUs to vacate; it is counted as contested if an earlier pass
-  had moved it.
+  movable is moved again only if the new original contains CPUs that must be vacated; it is counted as contested if an
+  earlier pass had moved it.
 """
 
 from collections.abc import Collection, Mapping
@@ -53,13 +53,13 @@ class EvictionPlan:
     after_writes: Originals
     """Originals to store after the last write: those of interrupts or slices that are still moved."""
     contested: tuple[str, ...]
-    """Names of the interrupts or slices that were moved earlier, and that another program has moved back to CPUs to
-    vacate.
+    """Names of the interrupts or slices that were moved earlier, and that another program has moved back to CPUs that
+    must be vacated.
     """
 
 
 def reduced_affinity(original: Cpus, cpus_to_vacate: Cpus, online: Cpus, *, may_relocate: bool) -> Cpus:
-    """Returns the original affinity without the CPUs to vacate. An empty original means all CPUs.
+    """Returns the original affinity without the CPUs that must be vacated. An empty original means all CPUs.
 
     If no online CPU remains, the result is all other online CPUs if ``may_relocate`` is set, otherwise the unchanged
     original.
@@ -75,7 +75,7 @@ def reduced_affinity(original: Cpus, cpus_to_vacate: Cpus, online: Cpus, *, may_
 def plan_eviction(
     current: Affinities, originals: Originals, cpus_to_vacate: Cpus, online: Cpus, *, may_relocate: bool = True
 ) -> EvictionPlan:
-    """Plans the writes that move ``current`` off the CPUs to vacate and restore everything else.
+    """Plans the writes that move ``current`` off the CPUs that must be vacated, and that restore everything else.
 
     Originals whose name is not in ``current`` are dropped, since the interrupt or slice no longer exists.
     """

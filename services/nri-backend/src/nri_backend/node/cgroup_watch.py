@@ -40,7 +40,7 @@ class CgroupWatch:
         self._reported: dict[str, float] = {}
 
     def listen(self, changed: Callable[[set[str]], None]) -> None:
-        """Starts calling ``changed`` with the paths of the cgroups whose file has changed."""
+        """From now on, calls ``changed`` with the paths of cgroups whose file has changed."""
 
         def ready() -> None:
             if paths := self.take_changed():
@@ -83,9 +83,9 @@ class CgroupWatch:
         """Returns the content of each watched file, omitting those that cannot be read because their cgroup was
         removed.
 
-        The kernel may not report a change that this reading already shows, so the caller must compare the contents.
-        Reading is fast: the kernel formats these files from memory and does not wait for any lock that may be held for
-        long.
+        The kernel may not report a change that is already reflected in what was read, so the caller must compare the
+        contents. Reading is fast: the kernel formats these files from memory and does not wait for any lock that may be
+        held for long.
         """
         try:
             read = map(os.pread, self._descriptors.values(), repeat(_MAX_BYTES), repeat(0))

@@ -303,8 +303,8 @@ class OriginalLimits:
     These notes are stored as an attribute of the cgroup, so that the kernel removes them together with the cgroup. Only
     pods' cgroups and the cgroups above them have notes; no container can see these cgroups in its cgroup namespace.
     cgroup2 has supported user attributes since Linux 5.7, and preflight.py requires 5.14. If an attribute still cannot
-    be set (because of a security module, or in a test's tree), the notes are kept in memory. If the backend then
-    restarts, the notes are lost, and the backend raises a limit a second time.
+    be set (because of a security module, or in a tree made by a test), the notes are kept in memory. If the backend
+    then restarts, the notes are lost, and the backend raises a limit a second time.
     """
 
     def __init__(self, root: str, files: NodeFiles | None = None) -> None:

@@ -95,7 +95,7 @@ def sys_admin() -> Iterator[None]:
 
 
 def no_obstacle() -> Problem:
-    """Returns NO_PROBLEM. Used for a process that creates no partitions, or whose obstacle is unknown."""
+    """Returns NO_PROBLEM. Used for a process that creates no partitions, or for which no obstacle is known."""
     return NO_PROBLEM
 
 
@@ -193,8 +193,8 @@ def process_obstacle(host_root: str) -> Problem:
 class PartitionRight:
     """Determines whether this process may create partitions on a kernel that supports them.
 
-    Obstacles in the process itself are determined at once. The kernel is probed only once, on the first call to
-    `obstacle()`. When the process starts, the tree may not yet show that the kernel supports partitions, because the
+    Obstacles that lie in the process itself are determined at once. The kernel is probed only once, on the first call
+    to `obstacle()`. When the process starts, the tree may not yet show that the kernel supports partitions, because the
     cpuset controller is not enabled for any cgroup below the root.
     """
 

@@ -286,7 +286,8 @@ def read_resources(message: pb.LinuxResources) -> Resources:
         cpu_quota=cpu.quota.value or None,
         cpu_period=cpu.period.value or None,
         memory_limit=memory.limit.value or None,
-        # Runtimes append an update to their list instead of replacing it; the last entry for a page size applies.
+        # Runtimes append the entries of an update to their list instead of replacing existing ones; the last entry for
+        # a page size applies.
         hugepage_limits={limit.page_size: limit.limit for limit in message.hugepage_limits},
     )
 

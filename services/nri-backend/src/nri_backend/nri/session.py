@@ -45,7 +45,9 @@ class RuntimeSession:
         index: str = "00",
         backoff: Backoff | None = None,
     ) -> None:
-        """``changed`` is called after every change to ``status``. It and ``call_done`` must not block or raise."""
+        """``changed`` is called after every change to ``status``. Neither ``changed`` nor ``call_done`` may block or
+        raise.
+        """
         self.status = LinkStatus()
         self._hooks = hooks
         self._changed = changed

@@ -6,8 +6,8 @@ With ``--write`` it creates one new file. It changes no existing file and restar
 
 An operator runs it from the image with ``ctr run``. Two things then differ from running a program on the node. ctr does
 not forward end-of-file on its standard input, so the dump is mounted as a file, and reading standard input has a
-timeout. Also, the process is the first in its PID namespace, so the kernel ignores signals for which it has no handler
-(signal(7)); therefore it installs handlers for SIGTERM and SIGINT.
+timeout. Also, the process is the first in its PID namespace, so the kernel discards signals for which the process has
+no handler (signal(7)). The command therefore installs handlers for SIGTERM and SIGINT.
 """
 
 import argparse

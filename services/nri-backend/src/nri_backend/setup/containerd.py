@@ -143,7 +143,7 @@ def _key(name: str) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, str):
-        # A JSON string is a valid basic string of TOML, except that TOML requires DEL to be escaped.
+        # A JSON string is a valid TOML basic string, except that TOML requires DEL to be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"

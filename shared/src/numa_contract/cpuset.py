@@ -30,8 +30,8 @@ _MAX_SET: Final = 512
 def parse_cpu_list(text: str) -> frozenset[int]:
     """Parses ``"0-3,8"``. The empty string is the empty set. White space is allowed around the list, not inside it.
 
-    Raises MalformedError for anything else: items that are not ascending, duplicate CPUs, the kernel's stride syntax,
-    which no file read here uses, and lists longer than MAX_LIST.
+    Raises MalformedError for anything else: items that are not ascending, duplicate CPUs, the kernel's stride syntax
+    (which no file read here uses), and lists longer than MAX_LIST.
     """
     if len(text) > MAX_LIST:
         raise MalformedError("CPU list", text, f"has more than {MAX_LIST} characters")

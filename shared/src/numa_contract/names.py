@@ -71,7 +71,7 @@ CDI_VENDOR: Final = "dra.k8s.io"
 CDI_CLASSES: Final = {CPU_DRIVER: "cpu", MEMORY_DRIVER: "memory"}
 CDI_KINDS: Final = {driver: f"{CDI_VENDOR}/{name}" for driver, name in CDI_CLASSES.items()}
 
-# Prefix, UID, request and item have at most 15, 128, 63 and about 20 characters, respectively.
+# Prefix, UID and request have at most 15, 128 and 63 characters, respectively; the item has at most about 20.
 _MAX_KEY: Final = 256
 CPU_ENV_PREFIX: Final = "DRA_CPUSET_"
 MEMORY_ENV_PREFIX: Final = "DRAMEMORY_"

@@ -23,7 +23,7 @@ _MAX_LENGTH: Final = 400
 
 
 def parse_quantity(text: str | float) -> Fraction:
-    """Parses an API quantity, which is a string or a bare number, and returns its exact value. Raises MalformedError.
+    """Parses an API quantity (a string or a bare number) and returns its exact value. Raises MalformedError.
 
     As in the API server, values are rounded away from zero to a multiple of 10^-9, and binary amounts are at most 2^63
     - 1.

@@ -24,9 +24,10 @@ class _Lines(logging.Formatter):
         self._form = form
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line. In pairs, a value with special characters is written as a JSON string.
+        """Returns the line. In a pair, a value with special characters is written as a JSON string.
 
-        Fields that are None are omitted from pairs, and a mapping is written as ``key:value,key:value``.
+        In the ``key=value`` format, fields that are None are omitted, and a mapping is written as
+        ``key:value,key:value``.
         """
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, object] = {

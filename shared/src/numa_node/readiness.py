@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Readiness(Generic[Problem]):
-    """Readiness of this pod. It starts out not ready and stays that way until the first update without a problem."""
+    """Readiness of this pod. The pod is not ready until the first update without a problem."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -151,7 +151,8 @@ class Backend:
         return {"/healthz": lambda: HEALTHY, "/readyz": lambda: HEALTHY if self.ready() else _NOT_READY}
 
     def ready(self) -> bool:
-        """Returns True if the pod is ready: this instance, active or standby, is synchronized with the runtime."""
+        """Returns True if the pod is ready, that is, if this instance, active or standby, is synchronized with the
+        runtime."""
         link = self._session.status
         missing = f"not synchronized with the container runtime at {self._settings.config.nri_socket}"
         problems = [] if link.synchronized else [f"{missing}: {link.last_end or 'no connection yet'}"]

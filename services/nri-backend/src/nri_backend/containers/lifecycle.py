@@ -12,10 +12,10 @@ mount hides the cgroup tree. The phase combines both sources into the state that
                                                                    └──> LINGERING <──┘                 │
                                                                             └────────EMPTY──────────> ABSENT
 
-One rule decides most entries: **a container keeps its CPUs until the kernel shows that its last process has exited.**
-When the runtime reports that a container has exited, one of its processes may still be running. So STOP leads to ENDING
-and REMOVE to LINGERING, and only EMPTY, which the kernel reports, leads to a phase without CPUs. A container that has
-never run (CREATED) has no process to wait for.
+One rule determines most entries: **a container keeps its CPUs until the kernel shows that its last process has
+exited.** When the runtime reports that a container has exited, one of its processes may still be running. So STOP leads
+to ENDING and REMOVE to LINGERING, and only EMPTY, which the kernel reports, leads to a phase without CPUs. A container
+that has never run (CREATED) has no process to wait for.
 
 Every (phase, event) pair has an entry, because events can repeat and arrive out of order: StopContainer may come twice
 or for a container that never started, an audit may find that a cgroup is gone while the hook that reports the

@@ -8,8 +8,8 @@ with it, but the pod's count still includes its kills. So both counts are read, 
 container that has exited.
 
 This requires that the pod has been read before the container runs. CreateContainer therefore wakes the audit, which
-reads the pod while the runtime creates the container, and watches the pod from then on. If the pod has not been read
-yet when StartContainer is called, the hook reads it itself.
+reads the pod while the runtime creates the container. The audit watches the pod from then on. If the pod has not been
+read yet when StartContainer is called, the hook reads it itself.
 """
 
 import asyncio

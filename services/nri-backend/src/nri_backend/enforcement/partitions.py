@@ -20,12 +20,13 @@ exits. The exclusive CPUs of all cgroups above are then reduced to the CPUs of t
 and both steps are repeated.
 
 A cgroup is made a partition only while it contains a process. When a runtime removes a container's cgroup, the kernel
-first turns its partition back into a member (``cpuset_css_killed()``), which wakes every process that polls the
-partition file, and only then marks the cgroup as dying (``kill_css()`` in kernel/cgroup/cgroup.c). If the woken backend
-made the cgroup a partition again before that mark, the kernel would never end this second partition. Its CPUs would be
-in no effective set, and the kernel's list of remote partitions would keep a pointer to freed memory. The next change to
-the list would then crash the kernel ("list_add corruption") or overwrite another object's memory (docs/adr/0029). A
-cgroup that is being removed contains no process, and none can enter it, so ``cgroup.events`` identifies it.
+first turns its partition back into a member (``cpuset_css_killed()``). This wakes every process that polls the
+partition file. Only then does the kernel mark the cgroup as dying (``kill_css()`` in kernel/cgroup/cgroup.c). If the
+woken backend made the cgroup a partition again before that mark, the kernel would never end this second partition. Its
+CPUs would be in no effective set, and the kernel's list of remote partitions would keep a pointer to freed memory. The
+next change to the list would then crash the kernel ("list_add corruption") or overwrite another object's memory
+(docs/adr/0029). A cgroup that is being removed contains no process, and none can enter it, so ``cgroup.events``
+identifies it.
 """
 
 import logging

@@ -4,10 +4,10 @@
 Other containers may run on these CPUs: members of the shared pool that have not been moved yet, and containers that
 have exited but still have a process. A hook must answer within the runtime's request timeout, and only one job at a
 time may write to cgroups. So the hook does not move running containers itself. It determines from the state which
-containers must leave (containers/admission.py), wakes the audit, which moves them, and waits for its progress
-(``Signals.wait_for_progress``) for at most CLEAR_SHARE of the request timeout (budgets.py). If another container is
-still on the CPUs by then, the hook rejects its own container with a message that names the other container, and the
-kubelet retries.
+containers must leave (containers/admission.py), and wakes the audit, which moves them. It then waits for the audit's
+progress (``Signals.wait_for_progress``), for at most CLEAR_SHARE of the request timeout (budgets.py). If another
+container is still on the CPUs by then, the hook rejects its own container with a message that names the other
+container, and the kubelet retries.
 
 CreateContainer waits in ``admit``, so StartContainer rarely has to. ``enforce`` repeats the wait for StartContainer,
 since both the state and the cgroups may have changed in the meantime. It then runs a job that first reads the effective

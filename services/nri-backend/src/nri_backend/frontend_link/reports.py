@@ -153,7 +153,7 @@ def _changes(base: int, before: _Serialized, now: _Serialized) -> bytes:
 
 
 def _with_field(document: bytes, key: str, value: bytes) -> bytes:
-    """Adds a field to a serialized object, which must not be empty, and returns the result."""
+    """Adds a field to a serialized object and returns the result. The object must not be empty."""
     return document[:-1] + f",{json.dumps(key)}:".encode() + value + b"}"
 
 

@@ -65,8 +65,8 @@ class Interrupts:
         The value is None for an affinity that cannot currently be read.
         """
         found: dict[str, Cpus | None] = {}
-        # irqbalance comes first, so that the ban is in effect before interrupts are moved, and irqbalance does not move
-        # them back.
+        # irqbalance comes first, so that the ban is already in effect when interrupts are moved, and irqbalance does
+        # not move them back.
         with contextlib.suppress(IrqbalanceNotRunningError):
             found[IRQBALANCE] = self._irqbalance.allowed()
         found[DEFAULT_AFFINITY] = parse_mask(self._default.read_text())

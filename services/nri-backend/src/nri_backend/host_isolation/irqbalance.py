@@ -23,7 +23,7 @@ from nri_backend.node.host import possible_cpus
 from nri_backend.node.node_files import NodeFiles
 
 SETTLE_SECONDS: Final = 15.0
-"""How long after a request the client returns the requested CPUs instead of those in the reply.
+"""Time after a request during which the client returns the requested CPUs instead of those in the reply.
 
 irqbalance applies a setting in its next round and returns the old mask until then; rounds are ten seconds apart.
 """

@@ -216,7 +216,7 @@ def quota_raise(
 def memory_limits(grant: MemoryGrant) -> dict[str, DesiredLimit]:
     """Returns a container's limits for plain memory.
 
-    A lower limit from the pod's spec remains in effect, since both were requested. So does higher protection.
+    A lower limit or higher protection from the pod's spec remains in effect, since it was requested as well.
     """
     limits = {
         file: DesiredLimit(limit, "at most", needed=True)

@@ -57,7 +57,7 @@ class RuntimeSession:
         self._link: Link | None = None
 
     async def run_forever(self, dial: Callable[[], Awaitable[Link]]) -> NoReturn:
-        """Connects with ``dial``, which raises OSError on failure, and reconnects forever."""
+        """Connects with ``dial``, and reconnects forever. ``dial`` raises OSError on failure."""
         while True:
             try:
                 link = await dial()

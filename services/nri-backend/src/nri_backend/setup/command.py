@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``nri-backend setup-runtime``: reports the settings that containerd lacks and prints a drop-in that
+"""The ``nri-backend setup-runtime`` command: reports the settings that containerd lacks and prints a drop-in that
 contains them.
 
 With ``--write`` it creates one new file. It changes no existing file and restarts nothing.

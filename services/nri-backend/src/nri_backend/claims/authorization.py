@@ -139,8 +139,8 @@ class Claims:
     def _set_files(self, files: Mapping[ClaimKey, ClaimFile]) -> set[ClaimKey]:
         """Sets the current claim files and returns the claims that have changed.
 
-        A file that has not changed must be passed as the same object as in the previous call. The changed claims'
-        shares are computed here, so that hooks need not compute them.
+        A file that has not changed must be passed as the same object as in the previous call. The shares of changed
+        claims are computed here, so that hooks need not compute them.
         """
         before, known = self.files, self.known
         changed = {key for key in before.keys() | files.keys() if before.get(key) is not files.get(key)}

@@ -51,7 +51,7 @@ async def dial(path: str | Path, connect_seconds: float = 5.0) -> "Link":
 
 
 class Link:
-    """An established connection to the runtime. It does no I/O before run(), which can be called once."""
+    """An established connection to the runtime. It does no I/O before run(), which can be called only once."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -71,7 +71,7 @@ class TtrpcError(Exception):
 
 
 class OversizedError(TtrpcError):
-    """A message to send is longer than the peer accepts. Nothing was sent."""
+    """A message that was to be sent is longer than the peer accepts. Nothing was sent."""
 
     def __init__(self, length: int) -> None:
         super().__init__(

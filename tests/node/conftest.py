@@ -143,8 +143,8 @@ def node(
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, node: Node, running_cluster: RunningCluster) -> Iterator[Cluster]:
-    """Returns the node with the driver's pod and the fakes of a cluster. Before and after the test there are no claims
-    and no other pods.
+    """Returns the node with the driver's pod and the fake cluster components. Before and after the test there are no
+    claims and no other pods.
     """
     cluster = running_cluster.get(request.node)
     cluster.wait_ready()

@@ -124,7 +124,7 @@ def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
         )
 
     until(lambda: not old.backend.alive, "the frozen instance notices the loss of the lock and exits")
-    former = old.status.get("instance")  # the lease of a dead process lasts for seconds
+    former = old.status.get("instance")  # the lease of a dead process remains valid for several seconds
     old.start().wait_ready()
     until(
         lambda: old.status.get("synchronized") and old.status["instance"] != former,

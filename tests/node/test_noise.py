@@ -50,7 +50,7 @@ def host_at_work() -> Iterator[None]:
 
 
 def aim_network_at(targets: Collection[int]) -> None:
-    """Moves the network's interrupts to CPUs that irqbalance might choose."""
+    """Moves the network interface's interrupts to CPUs that irqbalance might choose."""
     for file in Path("/proc/irq").glob("*/virtio*put.*"):
         (file.parent / "smp_affinity_list").write_text(format_cpu_list(targets))
 

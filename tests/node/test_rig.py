@@ -142,8 +142,8 @@ def test_stock_containerd_applies_only_the_unified_limits_of_a_plugin(node: Node
 
 
 def test_systemd_restores_a_cpuset_when_a_property_is_set(node: Node) -> None:
-    """This systemd keeps values written by other programs at daemon-reload and daemon-reexec, but overwrites them when
-    a property is set.
+    """On daemon-reload and daemon-reexec, this version of systemd keeps values that other programs have written, but it
+    overwrites them when a property is set.
     """
     container = node.pod().run(resources=Resources(cpus="1-2"))
     scope = Path(container.cgroup.path).name

@@ -372,7 +372,7 @@ def _settle_memory() -> None:
 
 
 async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
-    """Runs a task that must never end, since the service must not continue without one of its parts."""
+    """Runs a task that must never end, since the service must not keep running if any of its parts has stopped."""
     await work
     raise RuntimeError(f"{name} ended; report this bug")
 

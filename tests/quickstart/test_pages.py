@@ -103,7 +103,7 @@ def test_the_driver_is_uninstalled(shell: Shell) -> None:
     claims, held, uninstall, slices = documented.blocks("uninstall", documented.CLUSTER)
     [line] = run_blocks(shell, [claims]).splitlines()
     assert line.split()[0] == "default"
-    assert line.split()[2:] == ["dra.cpu", "cpus"]
+    assert line.split()[2:] == ["dra.cpu", "node-1", "cpus"]
     assert run_blocks(shell, [held]).strip() == 'dra_resource_claims_in_use{driver_name="dra.cpu"} 1'
     shell.typed("kubectl delete -f examples/cpus.yaml")
     # grep exits with 1 if it prints nothing.

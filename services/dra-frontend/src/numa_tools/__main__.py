@@ -7,9 +7,9 @@ import sys
 
 def main() -> int:
     """Runs the command line and returns the exit status."""
-    # Imports create 40,000 objects, nearly all of which stay alive. Full collections would visit them over and over,
-    # which would cost a tenth of the start-up time. So only the youngest generation is collected until app.py sets
-    # the service's thresholds.
+    # Imports create 40,000 objects, nearly all of which stay alive. Full collections would visit them over and over and
+    # take up a tenth of the start-up time. So only the youngest generation is collected until app.py sets the service's
+    # thresholds.
     gc.set_threshold(10_000, 1000, 1000)
     from numa_tools.cli import main as run  # noqa: PLC0415 - see above
 

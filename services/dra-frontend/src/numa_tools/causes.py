@@ -122,7 +122,7 @@ UNEXPLAINED: Final = frozenset(
         BackendCode.VARIABLES_MALFORMED,
     }
 )
-"""Causes without a remedy in this table. Their messages contain details, and the log contains further details."""
+"""Causes without a remedy in this table. Their messages give some details, and the log gives more."""
 
 
 def cause_of(code: str, otherwise: str = _LOG) -> Cause:

@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # the reader closed the pipe, as head does
             print(f"dra-frontend: {error.strerror or error}", file=sys.stderr)
-        # On exit the interpreter would flush the buffer, which would fail again with a traceback.
+        # On exit, the interpreter would flush the buffer again, and that would fail with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
     return code

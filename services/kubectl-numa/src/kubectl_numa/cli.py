@@ -64,8 +64,8 @@ class Request:
     given: argparse.Namespace
 
     def cluster(self, namespace: str = "", labels: str = "") -> Cluster:
-        """Reads all slices from our drivers, and the claims in one or all namespaces, optionally only those with these
-        labels.
+        """Reads all slices from our drivers, and the claims in one or all namespaces, optionally only the claims with
+        the given labels.
         """
         path = path_of(_DRA, "resourceslices")
         slices = (one for name in DRIVERS for one in self.kubectl.items(path, fieldSelector=f"spec.driver={name}"))
@@ -73,7 +73,7 @@ class Request:
         return read_cluster(slices, self.kubectl.items(path_of(_DRA, "resourceclaims", namespace), **query))
 
     def selected(self, documents: Sequence[Document]) -> list[Document]:
-        """Returns the documents whose node has the labels given by ``-l``, or all documents without that flag."""
+        """Returns the documents whose node has the labels given by ``-l``, or all documents if ``-l`` is not given."""
         if not self.given.selector:
             return list(documents)
         nodes = self.kubectl.items(path_of("", "nodes"), labelSelector=self.given.selector)
@@ -85,7 +85,7 @@ class Request:
         return self.given.namespace or self.kubectl.namespace()
 
     def matching(self) -> str:
-        """Returns the selector given by ``-l`` for the message about an empty list, or "" without that flag."""
+        """Returns the selector given by ``-l`` for the message about an empty list, or "" if ``-l`` is not given."""
         return safe(f" with labels {self.given.selector}") if self.given.selector else ""
 
     def show(self, documents: Sequence[Document], row: Callable[[Document], Row], nothing: str) -> int:
@@ -401,7 +401,9 @@ def _sentence(command: _Command) -> str:
 
 
 def _epilog(name: str, command: _Command) -> str:
-    """Returns the end of a help text: examples and exit statuses. Without a name, each command has an example."""
+    """Returns the end of a help text: examples and exit statuses. If ``name`` is empty, there is one example for each
+    command.
+    """
     if name:
         lines = [f"  # {text}\n  {f'{_PROGRAM} {name} {words}'.rstrip()}" for text, words in command.examples.items()]
     else:

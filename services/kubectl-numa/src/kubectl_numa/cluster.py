@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cluster's devices and claims as values, read from ResourceSlices and ResourceClaims. Pure.
 
-Objects are read leniently: fields with unexpected values are skipped, so one object never hides the others.
+Objects are read leniently: fields with unexpected values are skipped, so one malformed object never hides the others.
 """
 
 from collections import defaultdict
@@ -45,7 +45,7 @@ class Device:
     """Number of CPUs or bytes."""
     tainted: bool
     observes: bool = False
-    """True if the node has ``enforcement: observe``: it refuses claims and changes nothing."""
+    """True if the node runs with ``enforcement: observe``, which means that it refuses claims and changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

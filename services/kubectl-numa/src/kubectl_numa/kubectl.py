@@ -16,7 +16,7 @@ _PAGE: Final = 500
 MOST_LISTED: Final = 250_000
 """Maximum number of objects that are read from one list. Kubernetes supports 150,000 pods in a cluster."""
 MAX_NESTING: Final = 64
-"""Maximum nesting depth of lists and maps that is read. Kubernetes API objects have about 20 levels."""
+"""Maximum depth to which nested lists and maps are read. Kubernetes API objects have about 20 levels."""
 # A string is matched as a whole, so brackets inside a string are not mistaken for nesting. No character is matched
 # twice, so the time is linear.
 _BRACKET: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}]', re.DOTALL)
@@ -56,8 +56,8 @@ class Kubectl:
     def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
         """Yields the objects in a list, which is read page by page.
 
-        Raises KubectlError if the list cannot be read or never ends, since only the server decides whether another page
-        follows.
+        Raises KubectlError if the list cannot be read, or if it never ends, which is possible because only the server
+        decides whether another page follows.
         """
         more, seen = "", set[str]()
         for _ in range(MOST_LISTED // _PAGE):
@@ -145,7 +145,7 @@ def shallow(text: str) -> str:
 
 
 def path_of(group: str, plural: str, namespace: str = "", name: str = "") -> str:
-    """Returns the API path of objects. Names are quoted, so a name cannot lead to a different path."""
+    """Returns the API path of a list or an object. Names are quoted, so a name cannot lead to a different path."""
     root = f"/apis/{group}/v1" if group else "/api/v1"
     inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     return f"{root}{inside}/{plural}" + (f"/{quote(name, safe='')}" if name else "")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lists that ``nodes``, ``free`` and ``claims`` print: documents for programs, and table rows. Pure.
 
-A document contains lists, and numbers whose unit is part of the key. ``-o json`` and ``-o yaml`` print the documents.
-Table rows are built from the same documents, so all forms show the same facts.
+Values in a document are not formatted: lists stay lists, and amounts are numbers whose unit is part of the key.
+``-o json`` and ``-o yaml`` print the documents. Table rows are built from the same documents, so all forms show the
+same facts.
 """
 
 from collections import defaultdict

@@ -41,7 +41,7 @@ def yaml_text(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _yaml(value: Any) -> Iterator[str]:
-    """Yields a value's lines. Maps and lists that are not empty become blocks. Any other value is one line."""
+    """Yields a value's lines. Maps and lists that are not empty become blocks. Any other value takes up one line."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _member(f"{_scalar(key)}:", inner, "  " if isinstance(inner, Mapping) else "")

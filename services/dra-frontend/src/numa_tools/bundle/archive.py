@@ -5,14 +5,14 @@ All entries are under one directory. The node's files keep their paths, so every
 as its host root (``--from``):
 
   node/                          top directory; an archive with an entry outside it is invalid
-    manifest.json                version, and the files that could not be read
+    manifest.json                the archive's version, and the files that could not be read
     state/claims.json, ...       responses of the service's state endpoint
     journal.json, kubelet.json   the claim journal, and the kubelet settings that the doctor examines
     sys/..., proc/..., run/...   the node's files under their own paths
 
 Identical contents produce byte-identical archives: entries have no timestamps or owners. A reader must not trust an
-archive, since anyone can create one. Therefore the size, number, path depth and header size of its entries are limited
-while reading, before anything is expanded, and links, devices and sparse files are rejected.
+archive, since anyone can create one. Therefore limits on the size, number, path depth and header size of its entries
+are enforced during reading, before anything is expanded, and links, devices and sparse files are rejected.
 """
 
 import gzip

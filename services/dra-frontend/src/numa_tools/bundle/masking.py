@@ -15,7 +15,7 @@ from numa_contract.names import DRIVERS
 _IN_SLICE = "|".join(rf"(?<=[0-9a-f]{{5}}-{re.escape(driver)}-)" for driver in DRIVERS)
 _BEFORE, _AFTER = rf"(?:(?<![a-z0-9-])(?<![a-z0-9]\.)|{_IN_SLICE})", r"(?![a-z0-9-]|\.[a-z0-9])"
 _NAME: Final = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
-# Phrases in this driver's error messages that contain names.
+# The form in which names appear in this driver's error messages.
 _IN_TEXT: Final = re.compile(rf"(claim|pod) ({_NAME})/({_NAME})", re.ASCII)
 _SLICE: Final = re.compile(rf"(?:{_IN_SLICE}){_NAME}", re.ASCII)
 _FIELDS: Final[Mapping[str, str]] = {
@@ -86,7 +86,7 @@ class Masks:
                 self.add("claim", name)
 
     def learn_text(self, text: str) -> None:
-        """Adds the names that occur in a message. The surrounding words show which words are names."""
+        """Adds the names that occur in a message. Names are recognized by the words around them."""
         for what, namespace, name in _IN_TEXT.findall(text):
             self.add("namespace", namespace)
             self.add(what, name)

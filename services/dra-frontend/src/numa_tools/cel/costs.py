@@ -26,8 +26,8 @@ def _cost_of_replace(text: Any, old: Any, new: Any, *_: Any) -> int:
 
 
 def _cost_of_last_index(text: Any, part: Any) -> int:
-    """Returns the cost of searching from a string's end, which compares the whole substring at each position in the
-    worst case.
+    """Returns the cost of searching from a string's end, which in the worst case compares the whole substring at each
+    position.
     """
     return len(text) * len(part) // 1000 if isinstance(text, str) and isinstance(part, str) else 0
 

@@ -12,7 +12,7 @@ The compiled program is cached, since the scheduler evaluates the same selector 
 An expression has one of four outcomes: true, false, an error (CelError), or unknown (CelUnsupportedError) if it depends
 on syntax or a function that this package does not support. As in CEL, ``&&``, ``||``, ``all`` and ``exists`` ignore an
 error or an unknown operand if another operand decides the result. If none decides, unknown takes precedence over an
-error, because the unknown operand may decide in the cluster.
+error, because the unknown operand may decide the result in the cluster.
 """
 
 from collections.abc import Mapping

@@ -83,7 +83,9 @@ class Outcomes:
         self._error: CelError | None = None
 
     def decides(self, node: Node, scope: Scope) -> bool:
-        """Evaluates an operand and returns True if it decides the result. Records a failure. Raises CelCostError."""
+        """Evaluates an operand and returns True if it decides the result. If the evaluation fails, the failure is
+        recorded. Raises CelCostError.
+        """
         try:
             return boolean(node(scope), self._what) == self._decisive
         except CelCostError:

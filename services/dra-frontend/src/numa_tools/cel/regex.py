@@ -17,8 +17,8 @@ from numa_tools.cel.tokens import CelUnsupportedError
 
 MAX_INSTRUCTIONS: Final = 2_000
 MAX_LENGTH: Final = 4_000
-"""Maximum length of a pattern in characters. This limits the length of character classes, since MAX_INSTRUCTIONS does
-not: a class of any length is one instruction.
+"""Maximum length of a pattern in characters. This also limits the length of character classes, which MAX_INSTRUCTIONS
+does not: a class of any length is one instruction.
 """
 _MAX_LEVELS: Final = 40
 _MAX_REPEATS: Final = 1_000

@@ -36,7 +36,7 @@ class Quantity:
 
     value: Fraction
     whole: bool = field(default=True, compare=False)
-    """False if the text has decimals or a sub-unit suffix. Kubernetes converts only some such values to integers."""
+    """False if the text has decimals or a sub-unit suffix. Kubernetes converts only some of these to integers."""
 
 
 @dataclass(frozen=True, slots=True)

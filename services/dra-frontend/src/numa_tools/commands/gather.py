@@ -181,13 +181,13 @@ class Bundle:
         self.missing = {masks.text(path): masks.text(why) for path, why in self.missing.items()}
 
     def _learn_published(self, masks: Masks) -> None:
-        """Adds the names of this node's pools and slices, which occur in messages, if the machine can be read."""
+        """Adds the names of this node's pools and slices if the machine can be read. Messages may mention them."""
         node = self._settings.node_name
         with suppress(HostTreeError, InventoryError):
             for pool in read_node(self._settings, node, empty=True).inventory.pools:
                 masks.learn_pools([pool.name])
                 for name in (one["metadata"]["name"] for one in slice_documents(pool, node)):
-                    if pool.name not in name:  # in the slice's name, a pool name that is too long is shortened
+                    if pool.name not in name:  # an overlong pool name is shortened in the slice's name
                         masks.add("slice", name)
 
     def write(self, file: BinaryIO, *, masked: bool) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from numa_tools.render import format_bytes
 
 def report(machine: Machine) -> dict[str, Any]:
     """Returns the machine as plain values, in which CPUs are represented by their ids. Tests compare the first five
-    keys with hwloc.
+    keys with hwloc's output.
     """
     nodes = [node for node in machine.numa_nodes.values() if node.online]
 

@@ -72,8 +72,8 @@ def read_requested(document: Any, source: str) -> list[Requested]:
 def plan(machine: Machine, requested: Iterable[Requested]) -> list[Target]:
     """Returns the targets from all entries, by page size and NUMA node. Raises ConfigError for contradictory entries.
 
-    An entry without a node is split evenly, with the remainder on the lowest-numbered nodes. NUMA nodes without CPUs
-    (CXL, HBM) are used only if there are no other nodes.
+    If an entry names no node, its pages are split evenly, and the lowest-numbered nodes get the remainder. NUMA nodes
+    without CPUs (CXL, HBM) are used only if there are no other nodes.
     """
     targets: dict[tuple[int, int], Target] = {}
     for target in (target for source, pages in requested for target in _targets(machine, source, pages)):

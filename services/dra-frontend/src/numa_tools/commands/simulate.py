@@ -34,7 +34,7 @@ _NO_PODS = (
 def prepared(
     claims: Sequence[str], pods: Sequence[str], node: NodeFiles, config: Config, name: str
 ) -> tuple[Simulation, list[Workload]]:
-    """Reads the files with the claims and the files with the pods to simulate. Raises a ConfigError that describes the
+    """Reads the claims and the pods to simulate, each from their own files. Raises a ConfigError that describes the
     fault.
 
     Templates, classes and other drivers' slices may be in any of these files. If the files contain the slices of

@@ -80,7 +80,7 @@ class KubeletConfig:
     """CPUs in ``reservedSystemCPUs``, or None if it is not set."""
     reserved_memory: tuple[Document, ...]
     origins: Mapping[str, str] = field(default_factory=dict)
-    """File or command line that sets each setting."""
+    """File or command line from which each setting comes."""
     running: Mapping[str, str] = field(default_factory=dict)
     """Policies that the managers (``cpu``, ``memory``) have recorded in their state files."""
     configured: Mapping[str, str] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class RunDirectory:
     active: str | None
     """UID of the pod whose socket ``state.sock`` points to, or None if the link is missing."""
     instances: Mapping[str, bool]
-    """For the UID of each pod that has a state socket, True if a process listens on the socket."""
+    """For each pod that has a state socket, by UID: True if a process is listening on that socket."""
     journal_problem: str
     space: Space
 

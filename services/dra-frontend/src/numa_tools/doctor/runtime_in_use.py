@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Determines which of a node's container runtimes the kubelet uses. Pure.
 
-A node may have the files of several runtimes: Docker's containerd next to that of k3s, or leftovers from a removed
+A node may have the files of several runtimes: Docker's containerd alongside k3s's own, or leftovers from a removed
 distribution. The evidence, strongest first, is: the runtime that the kubelet reports to the API server or that the
 backend is connected to; the running processes; the socket in the kubelet's configuration; and the existing sockets. A
-containerd whose CRI service is disabled is ruled out. If several runtimes remain, the checks are unknown, and the
-finding names them all.
+containerd whose CRI service is disabled is ruled out. If several runtimes remain, the results of the checks are
+unknown, and the finding names all of these runtimes.
 """
 
 import re

@@ -2,9 +2,9 @@
 """Extracts the runtime settings that the driver depends on from the runtime's configuration files or output. Pure.
 
 A setting has a value only if every release that may be running reads that value from the files. Otherwise the setting
-is Unclear, and the checks that need it are unknown. :mod:`numa_node.runtimes.settings` defines the settings, and
-:mod:`numa_node.runtimes.containerd` defines containerd's rules. CRI-O has had one rule since 1.30: each file replaces
-the keys that it contains (UpdateFromDropInFile in pkg/config).
+is Unclear, and the results of the checks that need it are unknown. :mod:`numa_node.runtimes.settings` defines the
+settings, and :mod:`numa_node.runtimes.containerd` defines containerd's rules. CRI-O has had one rule since 1.30: each
+file replaces the keys that it contains (UpdateFromDropInFile in pkg/config).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,7 +112,7 @@ def containerd_settings(documents: Documents, release: Release | None) -> dict[s
 
 
 def unclear(reason: str) -> dict[str, Any]:
-    """Returns all settings as Unclear for one reason."""
+    """Returns all settings as Unclear, each with the same reason."""
     return {one.name: Unclear(reason) for one in SETTINGS}
 
 

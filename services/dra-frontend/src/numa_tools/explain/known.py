@@ -43,8 +43,8 @@ class Known:
     inventory: Inventory
     config: Config
     files: Mapping[ClaimKey, ClaimFile]
-    """Claims that the service reports, and damaged claims from the claim files. While the service is down, all claims
-    are from the claim files.
+    """Claims that the service reports, plus damaged claims from the claim files. While the service is down, all claims
+    come from the claim files.
     """
     containers: tuple[ContainerReport, ...] = ()
     backend: BackendDocument | None = None

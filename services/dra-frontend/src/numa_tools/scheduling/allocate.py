@@ -182,7 +182,7 @@ class Search:
         return [replace(each, unknown="" if each.why else one.unknown) for one, each in judged]
 
     def _from(self, place: int) -> bool:
-        """Returns True if all requests from an index on can be met. If so, also marks their devices as in use."""
+        """Returns True if all requests from an index onward can be met. If so, also marks their devices as in use."""
         if place == len(self._requests):
             return True
         request = self._requests[place]

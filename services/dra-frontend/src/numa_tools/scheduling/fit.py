@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether a device meets a request, and describes what is missing in the scheduler's terms."""
+"""Decides whether a device meets a request, and describes in the scheduler's terms what is missing."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -24,7 +24,8 @@ _PARENTS: Final = {
 }
 """Kubernetes' built-in kinds, each with the path at which objects of that kind must contain a pod template."""
 _GROUPS: Final = ("", "v1", "apps", "batch")
-"""``apiVersion`` prefixes of Kubernetes' built-in kinds. They are checked because other API groups also define a Job.
+"""``apiVersion`` prefixes of Kubernetes' built-in kinds. They are checked because other API groups define kinds of the
+same name, such as Job.
 """
 _MAX_PODS: Final = 4096
 """Maximum number of pods and pod templates in all files."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads fields from hand-written API objects. Each field has a type, and errors contain the field's path."""
+"""Reads fields from hand-written API objects. Each field's type is checked, and errors contain the field's path."""
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction

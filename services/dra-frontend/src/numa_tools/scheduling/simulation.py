@@ -61,7 +61,7 @@ class Simulation:
     _made: int = 0
 
     def __post_init__(self) -> None:
-        """Marks the devices that prepared claims use as in use."""
+        """Marks the devices of prepared claims as in use."""
         devices = [*own_devices(self.inventory, NODE), *self.others]
         self.search = Search(devices, self.classes, in_use(Ledger(self.files), devices))
 

@@ -17,7 +17,7 @@ from numa_tools.doctor.model import Check, Finding, Unread, known, note, problem
 
 _OLDEST: Final = (1, 34)
 _MAX_BEHIND: Final = 3
-"""Maximum number of minor releases that a kubelet may lag behind the API server (version skew policy)."""
+"""Maximum number of minor releases by which a kubelet may lag behind the API server (version skew policy)."""
 _GATES: Final = ("DynamicResourceAllocation", gates.SHARING)
 _OFF: Final = {"cpu": "cpuManagerPolicy: none", "memory": "memoryManagerPolicy: None"}
 """Settings that disable the kubelet's managers. The kubelet rejects any other spelling."""
@@ -81,7 +81,7 @@ def _if_seen(
 
 
 def _set(setting: str, origin: str) -> str:
-    """Returns the remedy that changes a setting at its origin. The origin is a file, or begins with a flag."""
+    """Returns the remedy that changes a setting at its origin. An origin is a path or begins with a flag."""
     value = setting.partition(": ")[2].strip('"')
     return f"set {origin} to {value}" if origin.startswith("--") else f"set {setting} in {origin}"
 

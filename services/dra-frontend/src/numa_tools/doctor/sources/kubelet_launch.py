@@ -53,9 +53,9 @@ def find_launch(files: HostFiles, root: str) -> Launch | None:
     """Returns the command line, or None if there is no trace of a kubelet on the node. Raises UnseenError if the
     command line is ambiguous.
 
-    If a kubelet is running, its command line is returned. Otherwise exactly one unit or distribution must be installed,
-    since a node may have leftovers from another installation. Environment files whose unit is not visible may contain
-    only some of the flags.
+    If a kubelet is running, its command line is returned. Otherwise exactly one unit or distribution must be installed:
+    leftovers from another installation make the command line ambiguous. Environment files whose unit is not visible may
+    contain only some of the flags.
     """
     if running := list(_running(files)):
         if len({one.arguments for one in running}) > 1:

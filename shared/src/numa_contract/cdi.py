@@ -51,7 +51,7 @@ class ClaimFile:
     cpus: frozenset[int]
     problem: str = ""
     memory: Mapping[str, int] = field(default_factory=dict)
-    """Allocated bytes by memory device."""
+    """Allocated bytes, keyed by memory device."""
     cpus_by_request: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """CPUs by request name. The key is the request name that the CDI device's name contains, or "" if the claim has
     only one request. Without a record, the CPUs come from the environment.

@@ -31,7 +31,7 @@ _exclude_plugins()
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
-    """Returns the docstrings of a class's attributes by name, including inherited ones, as Markdown."""
+    """Returns the docstrings of a class's attributes, including inherited ones, as Markdown, keyed by attribute."""
     found: dict[str, str] = {}
     for one in reversed(cls.__mro__):
         if one.__module__.partition(".")[0] == __package__:

@@ -251,7 +251,7 @@ class FormerName:
     new: str
     """The current key."""
     words: Mapping[str | bool, str] = field(default_factory=dict)
-    """Current values by former value."""
+    """Current values, keyed by former value."""
     inside: str = ""
     """If the former value is a map, the only key in that map, whose value becomes the value of the current key."""
 

@@ -51,7 +51,7 @@ class DirectoryView:
 
     files: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
-    """Problems by file name. The name "" stands for the directory itself."""
+    """Problems, keyed by file name. The name "" stands for the directory itself."""
     detached: bool = False
     """True if the directory was removed on the host, so files in its replacement are not visible here. Only a restart
     of the container mounts the new directory.

@@ -29,7 +29,9 @@ from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 MAX_FILE: Final = 1 << 20
-"""Maximum size of a file in bytes. A configuration fills about one screen; a larger file was mounted by mistake."""
+"""Maximum size of a file in bytes. A configuration fills about one screen; a larger file must have been mounted by
+mistake.
+"""
 MAX_VALUES: Final = 200_000
 """Maximum number of values in one document with its aliases expanded. The largest Kubernetes object has fewer."""
 _MAX_NUMBER: Final = 40
@@ -163,7 +165,7 @@ _StrictLoader.add_constructor(_tag("float"), _StrictLoader.construct_float)
 _StrictLoader.add_constructor(_tag("bool"), _StrictLoader.construct_boolean)
 for _name in ("binary", "timestamp", "set", "omap", "pairs"):
     _StrictLoader.add_constructor(_tag(_name), _StrictLoader.reject)
-# Resolvers by first character. If several match, the first one is used.
+# Resolvers, keyed by first character. If several match, the first one is used.
 _StrictLoader.yaml_implicit_resolvers = {
     **{first: [(_tag("bool"), _TRUE), (_tag("bool"), _FALSE)] for first in "yYtToOfF"},
     **{first: [(_tag("bool"), _FALSE), (_tag("null"), _NULL)] for first in "nN"},

@@ -5,15 +5,15 @@ import resource
 from typing import Final
 
 MAX_OPEN: Final = 65536
-"""Highest limit that the process sets for itself. Some runtimes allow a billion open files, which would never stop a
-descriptor leak.
+"""Highest limit that the process sets for itself. Some runtimes allow a billion open files, a limit that would never
+stop a descriptor leak.
 """
 
 
 def raise_descriptor_limit() -> None:
     """Raises the soft limit on open files to the hard limit, up to MAX_OPEN.
 
-    systemd and containerd set it to 1024 for programs that still use select(2).
+    systemd and containerd set the soft limit to 1024 for programs that still use select(2).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN)

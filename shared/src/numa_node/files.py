@@ -52,7 +52,7 @@ def replace_file(path: str, data: bytes, mode: int, *, sync: bool = False) -> No
     file is then unchanged.
 
     The temporary file is in the same directory and has a hidden name with a different extension. So container runtimes,
-    which watch for renames inside the directory, see the new file, and no process reads it half written.
+    which watch for renames inside the directory, see the new file, and no process ever reads a half-written file.
     """
     directory, _, name = path.rpartition("/")
     temporary = f"{directory}/.{name}.{secrets.token_hex(4)}.tmp"

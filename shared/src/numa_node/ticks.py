@@ -2,7 +2,7 @@
 """Schedule for the services' periodic work.
 
 Waking up an idle process takes more CPU time than reading a few files. Therefore all periodic work runs at *ticks*:
-multiples of TICK_SECONDS on the loop's clock, which is the same in all processes of a machine. Any number of timers
+multiples of TICK_SECONDS on the loop's clock, which is the same for all processes on a machine. Any number of timers
 that expire at the same tick cause only one wake-up. A task with nothing to do waits for the next *quiet* tick, a
 multiple of QUIET_SECONDS.
 """

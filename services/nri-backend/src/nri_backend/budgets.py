@@ -37,8 +37,8 @@ KILL_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = 0.05
 """Interval between repeated requests to move the same containers while a hook waits for them to leave."""
 MAX_TRIES: Final = 3
-"""Maximum number of jobs run for one container start if its plan keeps changing: the first job, plus one for each time
-that the plan changes during a job. Retries for other reasons are not counted.
+"""Maximum number of jobs that are run for one container start if the container's plan keeps changing: the first job,
+plus one for each time that the plan changes during a job. Retries for other reasons are not counted.
 """
 
 JOB_SECONDS: Final = 0.01

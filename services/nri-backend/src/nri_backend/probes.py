@@ -115,7 +115,7 @@ class _Connection(asyncio.BufferedProtocol):
 
 @asynccontextmanager
 async def serve_pages(address: tuple[str, int], pages: Pages, *, seconds: float = _SECONDS) -> AsyncIterator[int]:
-    """Serves pages while the context is open and yields the port. Raises BindError if the address cannot be used."""
+    """Serves pages while the context is open, and yields the port. Raises BindError if the address cannot be used."""
     connections: dict[_Connection, None] = {}
     listening = listen_tcp(*address)
     loop = asyncio.get_running_loop()

@@ -126,7 +126,7 @@ class Telemetry:
         self._repair_log.warn("repaired changed cgroup file", change)
 
     def killed(self, count: int) -> None:
-        """Counts processes of one container that the kernel killed because the container was out of memory."""
+        """Counts one container's processes that the kernel killed because the container was out of memory."""
         self.counters["memory_kills"] += count
         self._kills.count(by=count)
 

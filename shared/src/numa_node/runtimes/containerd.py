@@ -34,8 +34,8 @@ CRI_OF_1: Final = "io.containerd.grpc.v1.cri"
 """The CRI plugin in containerd 1; containerd 2 has only its gRPC service under this name."""
 CRI_OF_2: Final = "io.containerd.cri.v1.runtime"
 CRI_OF_DUMP: Final = {2: CRI_OF_1, 3: CRI_OF_2, 4: CRI_OF_2}
-"""Section that contains the CDI settings, by the dump's version: 2 for containerd 1.7, 3 for 2.0 to 2.2, 4 for 2.3 and
-later (version/version.go).
+"""Section that contains the CDI settings, keyed by the dump's version: 2 for containerd 1.7, 3 for 2.0 to 2.2, 4 for
+2.3 and later (version/version.go).
 """
 DUMP_OF_1_7: Final = 2
 NRI_SOCKET: Final = "/var/run/nri/nri.sock"
@@ -200,7 +200,7 @@ def imports_of(path: str, document: Mapping[str, Any]) -> list[str]:
 def grpc_address(documents: Documents) -> str:
     """Returns the address of containerd's gRPC server from its files, or "" if they do not set it.
 
-    Up to 2.2 it is in ``[grpc]``, from 2.3 on in the server plugin's section. The last file takes precedence.
+    Up to 2.2 it is in ``[grpc]``; from 2.3 on, it is in the server plugin's section. The last file takes precedence.
     """
     found = ""
     for _, document in documents:

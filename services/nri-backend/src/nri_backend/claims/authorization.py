@@ -195,8 +195,8 @@ def read_evidence(env: Sequence[str]) -> Evidence:
 def authorize(
     evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()
 ) -> tuple[Entitlement, tuple[ClaimUse, ...], Rejection | None]:
-    """Returns a container's entitlement, the claims in that entitlement that no record allows any more (the container
-    is an orphan with respect to these), and the rejection for claims that the container may not use.
+    """Returns a container's entitlement, the claims in that entitlement that are no longer allowed by any record (the
+    container is an orphan with respect to these), and the rejection for claims that the container may not use.
 
     The rejection is None if the container may use every claim that the environment names. ``proven`` contains the
     claims that have been enforced for the container since it started; these stay in the entitlement even if they are
@@ -264,7 +264,7 @@ def _name_of(record: AllocationRecord) -> str:
 
 
 def _not_reserved(record: AllocationRecord, variables: Sequence[Variable]) -> Rejection:
-    """Returns the rejection for a container in a pod that the record does not reserve the claim for.
+    """Returns the rejection for a container in a pod for which the record does not reserve the claim.
 
     Either the claim has been reserved for this pod since the record was written, or the variable is forged.
     """

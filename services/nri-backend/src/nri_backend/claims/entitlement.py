@@ -63,7 +63,7 @@ class MemoryGrant:
     high: int | None = None
     """``memory.high`` in bytes, or None."""
     protected: Mapping[Protected, int] = field(default_factory=dict)
-    """Protected bytes by file, claim and request."""
+    """Protected bytes, keyed by file, claim and request."""
     hugepages: Mapping[int, int] = field(default_factory=dict)
     """Claimed hugepages in bytes, by page size in bytes, rounded down to whole pages."""
     fault: str = ""
@@ -127,7 +127,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A claim, and which of its requests (base names) a container uses."""
+    """A claim, and those of its requests (base names) that a container uses."""
 
     record: AllocationRecord
     requests: tuple[str, ...]

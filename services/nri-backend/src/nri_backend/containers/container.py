@@ -3,8 +3,8 @@
 
 The three parts change at different times and come from different sources, so each is a separate frozen object.
 ``Identity`` is fixed by the runtime when the container is created. The entitlement follows from the claim records and
-is recomputed whenever one of them changes. ``Observation`` is the last reading of the container's cgroup. The phase
-(lifecycle.py) determines which of them are valid.
+is recomputed whenever one of them changes. ``Observation`` holds what was last read from the container's cgroup. The
+phase (lifecycle.py) determines which of them are valid.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The last reading of a container's cgroup. A value is None if its file does not exist or has not been read yet."""
+    """What was last read from a container's cgroup. A value is None if its file does not exist or has not been read
+    yet.
+    """
 
     cpus: frozenset[int] | None = None
     """CPUs on which the container may run: ``cpuset.cpus.effective``, or derived from ``cpuset.cpus``
@@ -191,8 +193,8 @@ class Tracked:
 
     @property
     def fallback_reason(self) -> Problem:
-        """Reason why the pool enforces the container's claims even though a partition could; empty if the pool does
-        not.
+        """Reason why the pool enforces the container's claims even though a partition could enforce them; empty if the
+        pool does not enforce them.
         """
         return self.fallback if self.entitlement.partition else NO_PROBLEM
 
@@ -203,7 +205,7 @@ class Tracked:
 
     @property
     def protected(self) -> Mapping[Protected, int]:
-        """Protected bytes of memory by file, claim and request. Empty if the container is not alive."""
+        """Protected bytes of memory, keyed by file, claim and request. Empty if the container is not alive."""
         memory = self.entitlement.memory if self.phase in ALIVE else None
         return memory.protected if memory is not None else {}
 

@@ -5,16 +5,16 @@ observed files with them.
 A plan is computed from the state when its job begins, not when the job was requested. It is then applied in a thread,
 while the state may change. It is therefore immutable and contains everything that the thread needs.
 
-A container's plan contains its desired cpuset (``cpuset_of``), the limits of its claims, its partition type and the
-page sizes that it must not reserve. A limit has no effect while a cgroup above has a lower one, so a container's claims
-also change the cgroups above it (``groups_above``). Their plans are increases (``Raises``) relative to the kubelet's
-original limits (limits/claimed.py), which only the thread can read: the limits of a pod's cgroup are raised by the sum
-of its live containers' claims, and every cgroup up to the root passes on memory protection. While a running container's
-claims are unknown, because their record is missing, the sums are too low. Increases with ``lower=False`` are then
-applied: limits are raised for known claims and never lowered.
+A container's plan contains its desired cpuset (``cpuset_of``), the limits of its claims, its partition type, and the
+sizes of hugepages that it must not reserve. A limit has no effect while a cgroup above has a lower one, so a
+container's claims also change the cgroups above it (``groups_above``). Their plans are increases (``Raises``) relative
+to the kubelet's original limits (limits/claimed.py), which only the thread can read: the limits of a pod's cgroup are
+raised by the sum of its live containers' claims, and every cgroup up to the root passes on memory protection. While a
+running container's claims are unknown, because their record is missing, the sums are too low. Increases with
+``lower=False`` are then applied: limits are raised for known claims and never lowered.
 
-Starts and audits compare a plan with the observed files of each cgroup (``differences``). Between audits, ``misplaced``
-compares every container's desired CPUs with the CPUs on which it was last seen.
+Container starts and audits compare a plan with the observed files of each cgroup (``differences``). Between audits,
+``misplaced`` compares every container's desired CPUs with the CPUs on which it was last seen.
 """
 
 from collections.abc import Iterable, Mapping
@@ -84,7 +84,7 @@ class Desired:
     mems: frozenset[int] = frozenset()
     """NUMA nodes for ``cpuset.mems``."""
     files: Mapping[str, DesiredLimit] = field(default_factory=dict)
-    """Desired limits by file."""
+    """Desired limits, keyed by file."""
 
 
 NOTHING_DESIRED: Final = Desired()
@@ -155,8 +155,8 @@ class Plan:
     claimed: Mapping[int, int] | None = None
     """Claimed hugepages by page size; None for a container without a memory claim."""
     guarded: tuple[int, ...] = ()
-    """Hugepage sizes that the container must not reserve, since the kubelet has set either no limit or a limit of 0 for
-    them.
+    """Sizes of hugepages that the container must not reserve, since the kubelet has set either no limit or a limit of 0
+    for them.
     """
     page_sizes: tuple[int, ...] = ()
     """The machine's hugepage sizes."""
@@ -207,7 +207,7 @@ def misplaced(state: NodeState) -> list[Tracked]:
     """Returns the running containers that were last seen on the wrong CPUs. Those on CPUs that the pool excludes come
     first.
 
-    Their desired CPUs, the same as cpuset_of() returns, are computed once per cpuset class (state.py).
+    The desired CPUs, which are those that cpuset_of() returns, are computed once per cpuset class (state.py).
     """
     found: list[Tracked] = []
     held = state.pool.held
@@ -248,7 +248,7 @@ def _plan(
         return Plan(tracked, desired, full=full, online=state.host.online)
     if tracked.identity.sandboxed:
         return Plan(tracked, desired, full=full, beside=state.cgroups_beside(tracked))
-    # A partition is not released because all of its CPUs are offline: it is created again when one of them comes
+    # A partition is not released merely because all of its CPUs are offline: it is created again when one of them comes
     # online.
     superseded = tracked.identity.evidence == NO_EVIDENCE
     ended = bool(tracked.observed.partition) and not partition
@@ -330,7 +330,7 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
 
 def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises | None]:
     """Returns the limit increases that the claims of all containers on the node require for the cgroups in ``groups``
-    (in the form that groups_above() returns).
+    (as returned by groups_above()).
 
     The value is None for a cgroup that no longer belongs to its pod; its limits are not changed.
     """
@@ -352,7 +352,7 @@ def group_plans(state: NodeState, groups: Mapping[str, str | None]) -> dict[str,
 
 
 def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
-    """Returns the hugepage sizes that a container without a memory claim must not reserve."""
+    """Returns the sizes of hugepages that a container without a memory claim must not reserve."""
     if not state.config.hugepage_guard:
         return ()
     if any(other.unsettled for other in state.containers.of_pod(tracked.identity.pod.uid)):

@@ -155,7 +155,7 @@ class ChangeLog:
     def since(self, count: int) -> list[str] | None:
         """Returns the ids of the containers and attempts that have changed since ``self.count`` had this value.
 
-        The ids are in the order of their first change. Returns None if not all of these changes are still stored.
+        The ids are in the order of their first change. Returns None if some of these changes are no longer stored.
         """
         number = self.count - count
         if number > len(self._ids):
@@ -372,7 +372,7 @@ class NodeState:
                 self.put(replace(other, excluded=excluded))
 
     def _ended(self, before: Tracked) -> None:
-        """After a container has exited, repeats the decisions that depended on its being alive."""
+        """After a container has exited, revisits the decisions that depended on its being alive."""
         # If the container has not run, an attempt to start it may merely have failed: its CPUs stay held for the next
         # attempt.
         if before.phase not in PENDING and self.claims.end_requested_fallback(before):

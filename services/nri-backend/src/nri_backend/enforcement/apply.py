@@ -73,7 +73,7 @@ class Outcome:
     id: str
     """Container id, or path of the cgroup above containers."""
     observed: Observed | None = None
-    """Last reading of the container's cgroup; None if the cgroup does not exist."""
+    """What was last read from the container's cgroup; None if the cgroup does not exist."""
     repaired: list[Difference] = field(default_factory=list)
     """Differences that were written successfully."""
     left: list[Problem] = field(default_factory=list)
@@ -351,7 +351,7 @@ def _unforeseen(error: Exception, known: str = "") -> Problem:
 def _hugepage_limits(
     tree: CgroupTree, notes: OriginalLimits, plan: Plan, original: Mapping[str, Limit] | None
 ) -> tuple[dict[str, DesiredLimit], Mapping[str, Limit]]:
-    """Returns a container's desired hugepage limits, and those current limits that are already known.
+    """Returns a container's desired hugepage limits, and the current limits that are already known.
 
     ``original`` contains the pod's original limits, or is None if they are unknown.
     """

@@ -70,7 +70,7 @@ from nri_backend.node.host import HostReader
 from nri_backend.problems import NO_PROBLEM, Problem, joined
 
 # Number of plans that are computed, on the event loop, for one job: about as many as the job can apply in the time
-# allotted to it. A move writes to each cgroup, while an audit mostly writes to none.
+# allotted to it. A move writes to each cgroup, while an audit usually writes to none.
 MOVES: Final = 24
 LOOKS: Final = 64
 _log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Schedule:
     tick: float = 0.0
     records: float = 0.0
     full: float = math.inf
-    """0 if a full audit was requested. Without a request, an audit is full only together with ``everyone``."""
+    """0 if a full audit was requested. Otherwise an audit is full only if ``everyone`` is due."""
     everyone: float = 0.0
     reading: float = 0.0
     kills: float = 0.0

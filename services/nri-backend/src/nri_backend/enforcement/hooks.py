@@ -111,7 +111,7 @@ class Enforcer:
         return self._auditor.is_idle
 
     def on_idle_changed(self, idle_changed: IdleChanged) -> None:
-        """Sets the function that is called when the audit's tick interval has changed."""
+        """Sets the function that is called after each change to the audit's tick interval."""
         self._auditor.on_idle_changed(idle_changed)
 
     async def run_forever(self) -> None:
@@ -287,7 +287,7 @@ class Enforcer:
             # The attempt may have lost its claims because the same container was created again (_supersede()).
             known = replace(known, identity=replace(known.identity, evidence=read_evidence(container.env)))
         elif known is not None and known.phase is Phase.CREATED:
-            # NodeState has authorized the container again with each change since it was created.
+            # NodeState has authorized the container again after each change since the container was created.
             return known.after(Event.START)
         known = known or self._described(pod, container)
         return self.state.authorized(known.after(Event.START).seen(partition=""))

@@ -123,8 +123,8 @@ class KillWatch:
             for uid, above, cgroups in pods:
                 if (total := counts.get(above)) is None:
                     continue
-                # A container that was added since the counts were read may have had no cgroup then. A missing count
-                # means 0 for this container, since its cgroup was not removed.
+                # A container that was added after the counts were read may have had no cgroup at that time. A missing
+                # count means 0 for this container, since its cgroup was not removed.
                 started = self.pods[uid].own.keys() - known if uid in self.pods else set[str]()
                 own = {i: counts.get(path, 0 if i in started else None) for i, path in cgroups.items()}
                 # Kills that happened before the pod's first reading cannot be attributed to containers whose cgroup is

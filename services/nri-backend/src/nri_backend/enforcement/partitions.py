@@ -158,8 +158,8 @@ def release_partition(tree: CgroupTree, path: str, *, valid: bool = False) -> bo
     released as well.
 
     If an invalid partition's cgroup is removed, the kernel loses the partition's CPUs and damages its list of
-    partitions (docs/adr/0029). Returns True if the cgroup is no longer a partition. Returns False if it still is one,
-    if it has no process, or if the kernel does not show whether it has one.
+    partitions (docs/adr/0029). Returns True if the cgroup is no longer a partition. Returns False if it is still a
+    partition, if it has no process, or if the kernel does not show whether it has a process.
     """
     with _CHANGING:
         try:

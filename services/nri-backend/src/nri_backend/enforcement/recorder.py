@@ -94,7 +94,7 @@ class EnforcementRecord(BaseModel):
     claims: tuple[Held, ...] = ()
     fallback_reason: str = ""
     """Reason why the pool enforces the CPU claims even though the cgroup should be a partition; empty if the pool does
-    not.
+    not enforce them.
     """
     fallback_code: str = ""
     """Code of the problem in ``fallback_reason``, or empty. Records from older releases have none."""
@@ -201,7 +201,7 @@ class EnforcementRecords:
         ]
 
     def retain(self, container_ids: Collection[str], starting: Collection[str] = ()) -> set[str]:
-        """Removes all records except those of the given containers, and temporary files left by a crash. Returns the
+        """Removes temporary files left by a crash, and all records except those of the given containers. Returns the
         ids of the remaining records.
 
         Files of containers in ``starting`` are kept, including those of containers that are added to it during this

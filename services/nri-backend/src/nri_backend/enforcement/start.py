@@ -111,8 +111,7 @@ class Starter:
                 if others and asyncio.get_running_loop().time() >= clear_until:
                     return tracked, occupied(tracked, others)
                 await asyncio.sleep(RETRY_SECONDS)
-            # Each of the next two branches is taken at most once: for a sandbox, and for a partition that the kernel
-            # has refused.
+            # The next two branches, for a sandbox and for a refused partition, are each taken at most once.
             elif outcome.observed is None and (sandboxed := tracked.in_sandbox()):
                 tracked = sandboxed
                 state.put(tracked)

@@ -20,7 +20,7 @@ counters and metrics; a report about a change contains them only if they were la
 A frontend from an older release does not send ``readsChanges`` in its answers. Such a frontend gets a report every
 FORMER_RENEW_SECONDS, always with metrics, and with all containers if any container has changed.
 
-Following records: ``GET /v1/records?after=N`` is a long poll that returns when claim records have changed since
+Following records: ``GET /v1/records?after=N`` is a long poll that returns once claim records have changed since
 generation N of the records, or after MAX_RECORDS_WAIT_SECONDS. A change makes the enforcer read the claim directory at
 once, so that other containers leave the CPUs of a new claim before its container is created. This only reduces latency,
 because CreateContainer, StartContainer and every tick check the directory as well.
@@ -84,7 +84,7 @@ class _RateLimiter:
 class FrontendClient:
     """The two loops that report state and follow records, each on its own connection to the same socket.
 
-    The owner sets ``state_changed`` to have a report sent. ``records_changed`` is called when claim records have
+    The owner sets ``state_changed`` to have a report sent. ``records_changed`` is called after claim records have
     changed, and after reconnecting, since a change may have been missed. ``lease`` is a faster alternative to
     ``status`` that omits counters and metrics; it defaults to ``status``. ``is_idle`` returns True while the node has
     no claims. In that case a status change without an event may be reported a few seconds later, since no claim depends

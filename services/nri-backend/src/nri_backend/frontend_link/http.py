@@ -15,8 +15,8 @@ from numa_contract.records import Document
 from pydantic import ValidationError
 
 REQUEST_SECONDS: Final = 2.0
-"""Default timeout for a request. It is far below LEASE_SECONDS, so that the backend can reconnect if the frontend
-hangs, before the backend's lease expires.
+"""Default timeout for a request. It is far below LEASE_SECONDS, so that, if the frontend hangs, the backend can
+reconnect before its lease expires.
 """
 _MAX_HEAD_BYTES: Final = 8 << 10
 # h11 applies its own limit only while a head is incomplete, and its pattern for header values takes quadratic time on a

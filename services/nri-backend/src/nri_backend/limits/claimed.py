@@ -103,7 +103,7 @@ def limit_text(limit: Limit) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """The change to one of a cgroup's limits that the claims below the cgroup require."""
+    """A change to one of a cgroup's limits, required by the claims below it."""
 
     plus: int = 0
     """Amount to add to the original limit."""
@@ -272,7 +272,7 @@ def hugepage_files(size: int) -> tuple[str, ...]:
 
 
 def claimed_bytes(entitlements: Iterable[Entitlement]) -> dict[int, int]:
-    """Returns the claimed bytes by page size."""
+    """Returns the claimed bytes, keyed by page size."""
     return _sums(entitlement.hugepages for entitlement in entitlements)
 
 
@@ -280,7 +280,8 @@ def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[i
     """Derives the kubelet's hugepage limits from the limits that the runtime has stored (``shown``).
 
     The stored limits include the claimed bytes, which the backend's answer to CreateContainer has added. A size whose
-    limit equals the claimed bytes is left out: the kubelet may have set 0, or the runtime may have dropped its limit.
+    limit equals the claimed bytes is left out: the kubelet may have set 0, or the runtime may have dropped the
+    kubelet's limit.
     """
     return {
         size: limit - claimed.get(size, 0) if limit > claimed.get(size, 0) else limit

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elects the active instance on a node: the one that holds a lock on the file ``active.lock``.
+"""Elects the active instance on a node: the one that holds a lock on the ``active.lock`` file.
 
 Several instances run at the same time while a DaemonSet is being updated with surge, and only one instance may enforce
 claims.

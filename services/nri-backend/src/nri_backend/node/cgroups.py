@@ -32,7 +32,7 @@ _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
 
 
 Seen = dict[tuple[str, str], bytes | None]
-"""File contents by cgroup and name; None for a file that does not exist."""
+"""File contents, keyed by cgroup and name; None for a file that does not exist."""
 
 
 class CgroupGoneError(Exception):
@@ -313,7 +313,7 @@ class OriginalLimits:
         self._memory: dict[str, Mapping[str, Note]] = {}
 
     def load(self, path: str) -> Mapping[str, Note]:
-        """Returns the notes by file, or an empty mapping if there are none or they cannot be parsed."""
+        """Returns the notes, keyed by file, or an empty mapping if there are none or they cannot be parsed."""
         if path in self._memory:
             return self._memory[path]
         try:

@@ -48,7 +48,7 @@ class _Comparison:
 
 
 class FileCache:
-    """The last reading of the files of each container or cgroup.
+    """The contents last read from the files of each container or cgroup.
 
     Reading a file that stays open takes 1 us; opening and closing it takes 6 us more. But the kernel uses a page of
     memory for each open file, so files are kept open (``stay_open``) only for audits that are frequent and read few

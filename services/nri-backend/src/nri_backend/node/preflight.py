@@ -138,7 +138,7 @@ def _text(path: Path) -> str | None:
 
 
 def make_run_directory(path: str, *, writable: bool = False) -> None:
-    """Creates a directory that all instances on the node share, with mode 0700, unless it exists.
+    """Creates a directory with mode 0700 that all instances on the node share, unless it already exists.
 
     Raises PreflightError if that fails, or if the directory must be ``writable`` and is not.
     """

@@ -101,7 +101,7 @@ def no_obstacle() -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Privileges:
-    """This process's capabilities and their effect, as found when it started."""
+    """This process's capabilities and their effect, as determined at startup."""
 
     partition_obstacle: Callable[[], Problem] = no_obstacle
     """Returns the reason why this process may not create partitions, with the remedy, or NO_PROBLEM if it may or if

@@ -59,7 +59,7 @@ class _Job(Generic[Result]):
     """Name of the current step."""
     passed_by: bool = False
     at_work: threading.Lock = field(default_factory=threading.Lock)
-    """Locked before the job is started, and released when run() has ended."""
+    """Locked before the job is started, and released once run() has ended."""
 
     def run(self) -> None:
         """Runs at least one step, unless the worker gave up on the job before it began."""
@@ -93,7 +93,7 @@ class CgroupWorker:
     ) -> None:
         """Creates the queue.
 
-        ``freed`` is called when a hung step has ended. ``hangs`` is called with a step's name when the worker continues
+        ``freed`` is called once a hung step has ended. ``hangs`` is called with a step's name when the worker continues
         without the step.
         """
         self._freed = freed

@@ -107,7 +107,7 @@ class Link:
 
     def close(self, end: str) -> None:
         """Closes the connection once all written data has been flushed. run() returns the reason given in the first
-        call.
+        call to close().
         """
         if self._end:
             return

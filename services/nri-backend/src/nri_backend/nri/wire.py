@@ -311,7 +311,7 @@ class ClientConnection:
         return frame
 
     def receive_data(self, data: bytes) -> Iterator[bytes | StatusError]:
-        """Adds received bytes; yields the answer when it is complete: a payload or an error.
+        """Adds received bytes; yields the answer once it is complete: a payload or an error.
 
         The caller must exhaust the iterator. Raises PeerError for bytes that are not ttrpc.
         """

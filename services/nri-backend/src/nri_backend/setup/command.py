@@ -4,8 +4,8 @@ contains them.
 
 With ``--write`` it creates one new file. It changes no existing file and restarts nothing.
 
-An operator runs it from the image with ``ctr run``. Two things then differ from running a program on the node. ctr does
-not forward end-of-file on its standard input, so the dump is mounted as a file, and reading standard input has a
+An operator runs it from the image with ``ctr run``, which differs in two ways from running a program on the node. ctr
+does not forward end-of-file on its standard input, so the dump is mounted as a file, and reading standard input has a
 timeout. Also, the process is the first in its PID namespace, so the kernel discards signals for which the process has
 no handler (signal(7)). The command therefore installs handlers for SIGTERM and SIGINT.
 """

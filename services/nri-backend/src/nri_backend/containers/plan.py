@@ -294,8 +294,8 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
     cgroups already, as CRI-O does. A cgroup that was created before the claim's record appeared may contain the claim's
     CPUs. The audit does not write to these cgroups, but the kernel refuses a partition next to an overlapping
     ``cpuset.cpus`` even if no process has run in that cgroup. Siblings in the LISTED phase are included. Such a sibling
-    may come from an earlier attempt to create the same container, and no start waits until that sibling has been moved.
-    Its cgroup may be a partition, since a listed container can start without an event and is treated as running.
+    may come from an earlier attempt to create the same container, and no container start waits for that sibling to be
+    moved. Its cgroup may be a partition, since a listed container can start without an event and is treated as running.
     """
     siblings = state.containers.of_pod(plan.tracked.identity.pod.uid)
     waiting = [one for one in siblings if one.phase in PENDING or one.phase is Phase.LISTED]
@@ -306,8 +306,8 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
 def needs_no_thread(tracked: Tracked) -> bool:
     """Returns True if starting a container reads only its own cgroup, and writes only limits if the cpuset is in sync.
 
-    This is true if the container has no claims and has not been a partition, unless it runs in a sandbox, where its
-    cgroup is the pod's, or belongs to the driver's own pod.
+    This is true if the container has no claims and has not been a partition, unless it runs in a sandbox (where its
+    cgroup is the pod's) or belongs to the driver's own pod.
     """
     identity = tracked.identity
     special = identity.own_pod or identity.sandboxed or tracked.observed.partition

@@ -3,7 +3,7 @@
 
 Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that are
 also needed to create cgroups, and may take milliseconds; on the event loop it would delay all answers. The one
-exception is the start of a container without claims whose cpuset is already correct (Reconciler.apply()).
+exception is starting a container without claims whose cpuset is already correct (Reconciler.apply()).
 
 Each cgroup is read, and those files that differ from the plan are written (``_repair``). The written limits are then
 read again to verify the writes. If a cpuset file was written, all files are read again, since the kernel derives the

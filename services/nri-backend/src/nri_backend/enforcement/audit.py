@@ -2,11 +2,11 @@
 """The audit: one loop that moves misplaced containers and keeps all cgroups in sync, outside the hooks.
 
 The loop runs a *round* at each tick, and at once when an event sets ``signals.audit``: the pool or a claim file has
-changed, a start waits for other containers to leave, the kernel has changed a partition or has reported a memory event,
-a container has exited, or a hung kernel call has returned. The normal interval between ticks is TICK_SECONDS. The
-longer *idle interval* is IDLE_SECONDS: it applies while the node has no claims and its state does not change, since no
-claim can be violated then. The interval is chosen at the end of each tick (``_may_be_idle``), and the next state change
-restores the normal one (``_end_idle``).
+changed, a container start is waiting for other containers to leave, the kernel has changed a partition or has reported
+a memory event, a container has exited, or a hung kernel call has returned. The normal interval between ticks is
+TICK_SECONDS. The longer *idle interval* is IDLE_SECONDS: it applies while the node has no claims and its state does not
+change, since no claim can be violated then. The interval is chosen at the end of each tick (``_may_be_idle``), and the
+next state change restores the normal one (``_end_idle``).
 
 A round consists of these steps, in this order:
 
@@ -503,8 +503,9 @@ class Auditor:
     async def _reap(self, *, vanished: bool) -> None:
         """Marks containers as stopped if the runtime has reported that they have exited and their last process is gone.
 
-        Every round does this, since a start that waits for their CPUs may reach its deadline before the next tick. With
-        ``vanished``, this includes containers in the VANISHED phase, since a mount may only have hidden their cgroup.
+        Every round does this, since a container start that is waiting for their CPUs may reach its deadline before the
+        next tick. With ``vanished``, this includes containers in the VANISHED phase, since a mount may only have hidden
+        their cgroup.
         """
         ended = [one for one in self._scope.ended.value if vanished or one.phase is not Phase.VANISHED]
         await self._reconciler.reap(one.id for one in ended)

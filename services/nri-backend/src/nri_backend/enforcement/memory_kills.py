@@ -51,7 +51,9 @@ class PodKills:
     """The kills in one pod that have been accounted for."""
 
     total: int
-    """Kills in the pod's count that have been accounted for: before the first reading, or attributed since."""
+    """Kills in the pod's count that have been accounted for: those before the first reading, and those attributed
+    since.
+    """
     own: dict[str, int] = field(default_factory=dict)
     """Last count read from each container's own cgroup, by container id."""
 

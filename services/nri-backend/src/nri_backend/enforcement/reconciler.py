@@ -88,7 +88,7 @@ class Signals:
         self._progress = asyncio.Event()
 
     def progressed(self) -> None:
-        """Wakes the starts that are waiting for containers to be moved or to exit."""
+        """Wakes the container starts that are waiting for containers to be moved or to exit."""
         self._progress.set()
         self._progress = asyncio.Event()
 
@@ -232,7 +232,7 @@ class Reconciler:
         return now.id, partial(apply_at_start, tree, self._notes, plan, seen, before, record)
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
-        """Stores the CPUs on which a start has seen other containers, or None if the CPUs could not be read."""
+        """Stores the CPUs on which a container start has seen other containers, or None if these could not be read."""
         for container_id, cpus in views.items():
             one = self._state.containers.get(container_id)
             if one is not None and one.observed.cpus is not None:

@@ -295,9 +295,9 @@ def hugepage_limits(
 ) -> dict[str, DesiredLimit]:
     """Returns the hugepage limits of a container with a memory claim: the kubelet's limit plus the claimed bytes.
 
-    ``asked`` is empty if the runtime has dropped the kubelet's limits, as stock containerd does. Then the pod's
-    original limit is used instead: it is the sum of its containers' limits, and 0 if none of them asked for pages.
-    Limits are rounded down to whole pages, as the kernel does.
+    ``asked`` is empty if the runtime has dropped the kubelet's limits, as stock containerd does. The pod's original
+    limit is then used instead: it is the sum of its containers' limits, and 0 if none of them asked for pages. Limits
+    are rounded down to whole pages, as the kernel does.
     """
     limits: dict[str, DesiredLimit] = {}
     for size in sorted({*pod_own, *claimed}):

@@ -104,7 +104,7 @@ def with_value(inventory: Inventory, device: CpuDevice, attribute: str) -> dict[
     """Returns a device's CPUs grouped by their value for an attribute, or an empty dict if the device does not have the
     attribute.
 
-    A CPU that is close to several PCIe roots is in several sets.
+    A CPU that is close to several PCIe roots appears in several sets.
     """
     machine = inventory.machine
     if attribute == PCIE_ROOT:
@@ -134,7 +134,7 @@ class _Covered:
 
     attribute: str
     tables: Mapping[int, Mapping[Value, frozenset[int]]]
-    """The CPUs of each CPU result's device, grouped by attribute value; the key is the result's index."""
+    """The CPUs of each CPU result's device, grouped by attribute value and keyed by the result's index."""
     is_open: bool
     """True if the choice of a value restricts a result's CPUs. The scheduler cannot enforce such a constraint,
     because it only compares lists of values.

@@ -31,8 +31,8 @@ from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import NoCpusError, allocate
 
 # Maximum number of orders in which one device's results are tried: all 24 orders for up to four results, and at most 24
-# for more. The number is lower if trying 24 orders would take longer than a tenth of a second on the largest machine,
-# because other claims wait in the meantime.
+# for more. Fewer orders are tried if 24 would take longer than a tenth of a second on the largest machine, because
+# other claims are waiting in the meantime.
 _PERMUTED: Final = 4
 _MAX_ORDERS: Final = 24
 _MAX_CHOICES: Final = 64

@@ -120,7 +120,7 @@ def differs(entries: Entries, present: Entries) -> bool:
 
 
 def settled(entries: Entries, present: Entries) -> Entries:
-    """Keeps a claim's last known ``Enforced`` condition while the claim has no container, since one may start again."""
+    """Keeps a claim's last known ``Enforced`` condition while the claim has no container, since one may start later."""
     kept = {}
     for key, entry in entries.items():
         had = present[key].conditions.get("Enforced") if key in present else None
@@ -133,7 +133,7 @@ def settled(entries: Entries, present: Entries) -> Entries:
 def status_entries(ledger: Ledger, machine: Machine, *, silent: bool, node_reason: str = "") -> dict[str, Entries]:
     """Returns each claim's entries by the claim's UID.
 
-    ``silent`` is True if no backend reports the node's containers. ``node_reason`` is the reason why the kernel cannot
+    ``silent`` is True if no backend is reporting the node's containers. ``node_reason`` is why the kernel cannot
     isolate any claim's CPUs on this node, in which case those CPUs are excluded from the shared pool instead; it is ""
     if the kernel can isolate CPUs.
     """

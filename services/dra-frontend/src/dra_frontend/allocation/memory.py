@@ -63,7 +63,7 @@ def allocate_memory(
     """Returns each result's memory, in the order of the results. A hugepage belongs to only one claim. Raises Refused.
 
     A claim whose lost record is being rebuilt (``rebuilding``) must fit alongside all existing records. It does not
-    wait for other lost claims, because two lost claims would wait for each other.
+    wait for other lost claims, because two lost claims would then wait for each other.
     """
     claimed = ledger.claimed_bytes(ignoring=uid, lost=not rebuilding)
     devices = [memory_device(result, inventory, gone=_is_reserved(result, inventory)) for result in results]

@@ -2,8 +2,8 @@
 """Parses and merges the opaque parameters of DeviceClasses and claims for our drivers.
 
 A field in the claim overrides the same field in the class, for each request separately. Unknown or contradictory fields
-are refused, since a silently ignored parameter is only noticed in production. Anyone who may create a claim can write
-parameters, so each entry is limited in size and parsed only once.
+are refused, since a silently ignored parameter would only be noticed in production. Anyone who may create a claim can
+write parameters, so each entry is limited in size and parsed only once.
 """
 
 import json

@@ -163,7 +163,7 @@ def _parsed(call: Call, data: bytes) -> Any:
 
 
 def _is_json(data: bytes) -> bool:
-    """Returns True if the text is valid JSON that contains a value that this driver rejects. The nesting depth has
+    """Returns True if the text is valid JSON but contains a value that this driver rejects. The nesting depth has
     already been checked.
     """
     if len(data) > MAX_BYTES:

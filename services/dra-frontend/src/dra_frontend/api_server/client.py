@@ -175,7 +175,7 @@ class KubeClient:
 
         ``pace`` throttles the first request, and ``later`` (if given) all subsequent ones. A page that is too large is
         requested again in smaller pages, and a single object that is too large is skipped. The number of items, the
-        time and the tokens are limited, so a server that keeps announcing another page causes an error.
+        time and the tokens are limited, so an error is raised if the server keeps announcing another page.
         """
         page, token, seen, left = _PAGE, "", set[str](), self._most_listed
         clock = asyncio.get_running_loop().time

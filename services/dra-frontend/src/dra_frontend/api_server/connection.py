@@ -53,7 +53,7 @@ class _Session:
       again if the host is the same.
     * Cookies are dropped. aiohttp would keep every response's cookies without a limit, and send them again.
     * Responses are not decompressed. No compression is requested, and a few kilobytes could grow a thousandfold before
-      their size is compared with the limit.
+      their size is checked against the limit.
     * The environment is read once. With ``trust_env``, aiohttp would read ``~/.netrc`` and the proxy variables for each
       request, each in a thread, which takes longer than the rest of the request.
     """
@@ -202,7 +202,7 @@ class Connection:
             # The exception's text is the URL, which may contain the proxy's password.
             text = "the URL of the server or of its proxy is not valid: check server and proxy-url in the kubeconfig"
             raise UnreachableError(call.operation, text) from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: the token is invalid in a header
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: the token is not a valid header
             raise UnreachableError(call.operation, str(error) or type(error).__name__) from error
         finally:
             if response is not None:

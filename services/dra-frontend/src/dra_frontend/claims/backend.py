@@ -2,7 +2,7 @@
 """Holds the backend's last reported state: its lease, and the latest report of every container.
 
 The backend renews its lease with each ``PUT /v1/backend``. The lease ends after ``LEASE_SECONDS`` without such a
-request, and then no claim is prepared. A request contains all containers, only those that have changed since a given
+request, after which no claim is prepared. A request contains all containers, only those that have changed since a given
 generation, or none:
 
   containers: [...]             all reports replace the stored ones
@@ -118,7 +118,7 @@ def _check_count(containers: Sequence[Any]) -> None:
 
 
 def _with_measurements(status: BackendStatus, before: BackendStatus) -> BackendStatus:
-    """Returns the status. Counters and metrics that it does not contain are copied from the previous status."""
+    """Returns the status, with any counters and metrics that it lacks copied from the previous status."""
     left_out = MEASUREMENTS - status.model_fields_set
     return status.model_copy(update={name: getattr(before, name) for name in left_out}) if left_out else status
 
@@ -163,8 +163,8 @@ class ContainerReports:
     """Reports on all containers."""
 
     by_id: dict[str, ContainerReport] = field(default_factory=dict)
-    """Readable reports in the backend's order. For a container whose latest report is unreadable, contains the last
-    readable report.
+    """Readable reports in the backend's order. If a container's latest report is unreadable, its last readable one
+    is kept.
     """
     unreadable: dict[str, str] = field(default_factory=dict)
     """Reasons why reports could not be parsed, by ID."""
@@ -237,7 +237,7 @@ class BackendView:
     """True if the reports are this backend's current state, in which case a container without a report does not exist.
     """
     unreadable: str = ""
-    """Reason why a report could not be parsed, or "" if all of them could."""
+    """Reason why a report could not be parsed, or "" if all reports could be parsed."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Event that :meth:`changed` sets and replaces."""
     _reports: ContainerReports = field(default_factory=ContainerReports)

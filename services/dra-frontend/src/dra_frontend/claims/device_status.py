@@ -48,7 +48,7 @@ PATIENCE_SECONDS: Final = 10.0
 PAUSE_SECONDS: Final = 15.0
 """Minimum time between two writes for one claim."""
 SILENT_SECONDS: Final = 60.0
-"""How long the backend must be inactive before the status mentions it. A backend restart takes a few seconds."""
+"""How long the backend must have been silent before the status mentions it. A backend restart takes a few seconds."""
 MAX_WRITES_PER_TICK: Final = 4
 """Maximum number of writes in one two-second tick."""
 _REFUSED_SECONDS: Final = 600.0
@@ -138,7 +138,7 @@ class DeviceStatus:
         now = self.clock()
         times = {uid: max(at, self._not_before.get(uid, -inf)) for uid, at in self._due.items()}
         due = [uid for uid, at in times.items() if at <= now and not self._postponed(uid)]
-        # The claims that have waited longest come first, so a failed claim moves behind the others.
+        # The claims that have waited longest come first, so a claim whose write failed moves behind the others.
         attempts = 0
         for uid in sorted(due, key=times.__getitem__):
             if self._paused_until > now or attempts == MAX_WRITES_PER_TICK:

@@ -42,8 +42,8 @@ SLOT_BYTES: Final = 256 << 10
 """Size of a slot. A slot can hold about 2,300 claims with names and CPUs, or MAX_CLAIM_FILES claims without them."""
 _SLOTS: Final = (0, SLOT_BYTES)
 _MAX_CPUS: Final = 16 * (MAX_CPU + 1)
-"""Maximum number of CPUs in all entries together. Each CPU in a machine is in one or two entries. Without this limit a
-slot could contain 20 million CPUs as ranges, which would take a gigabyte of memory.
+"""Maximum number of CPUs in all entries together. Each CPU in a machine appears in one or two entries. Without this
+limit a slot could contain 20 million CPUs as ranges, which would take a gigabyte of memory.
 """
 _MAGIC: Final = b"dra-driver-numa journal 1"
 _HEADER: Final = 64

@@ -144,8 +144,8 @@ class MetadataFiles:
         return not all(os.path.exists(file.host_path) for file in record.metadata.values())  # noqa: PTH110
 
     def remove(self, record: AllocationRecord, others: Iterable[ClaimFile]) -> None:
-        """Removes a claim's files, unless a claim with the same name now uses them. A failed removal is retried when
-        the service next starts.
+        """Removes a claim's files, unless another claim with the same name now uses them. A failed removal is retried
+        when the service next starts.
         """
         claim, driver = record.claim, record.driver
         if not record.metadata or any(

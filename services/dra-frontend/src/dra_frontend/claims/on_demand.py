@@ -255,7 +255,7 @@ class HugepagesOnDemand:
         retried.
 
         A claim whose pages exist gets its result only after the machine has been read again: Prepare uses the values
-        that were read last, and the kubelet retries a failed Prepare only after a minute.
+        last read, and the kubelet retries a failed Prepare only after a minute.
         """
         waiting = {uid: claim for uid, claim in self._read() if self._answered.get(uid, True)}
         known = (self.claims.by_uid or {}).keys()

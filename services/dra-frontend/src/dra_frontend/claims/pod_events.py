@@ -50,7 +50,7 @@ class PodEvents:
     _present: frozenset[Observation] = field(default_factory=frozenset)
     """Conditions in the latest reports."""
     _seen: object = None
-    """The reports that were examined last."""
+    """The reports examined most recently."""
     _left_out: LimitedLog = field(default_factory=lambda: LimitedLog(_log, 1, 600.0))
     _started: bool = False
     """True once reports have been examined. Conditions in the first reports are not observed, because the previous

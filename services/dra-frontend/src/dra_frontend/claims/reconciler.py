@@ -198,8 +198,8 @@ class Reconciler:
 
 
 def _only_scan(_: Transaction) -> None:
-    """Changes nothing. Every transaction reads the directory before it runs its change, so a transaction with this
-    change does nothing but scan.
+    """Changes nothing. Every transaction reads the directory before it runs its change, so a transaction that is
+    given this function does nothing but scan.
     """
 
 

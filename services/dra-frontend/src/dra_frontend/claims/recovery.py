@@ -102,10 +102,12 @@ class Recovery:
     clock: Callable[[], float] = time.monotonic
     patience: float = PATIENCE_SECONDS
     lists_seconds: float = _LISTS_SECONDS
-    """Time limit for one round's list requests. The next round, which also reads claims by name, starts after them."""
+    """Time limit for one round's list requests. The next round, which also reads claims by name, does not start until
+    they have finished.
+    """
     _waits: dict[ClaimKey, Backoff] = field(default_factory=dict)
     _due: dict[ClaimKey, float] = field(default_factory=dict)
-    """Time at which each lost claim is next read."""
+    """Time at which each lost claim is due to be read next."""
     _asked: frozenset[ClaimKey] = frozenset()
     _listed: frozenset[ClaimKey] = frozenset()
     """Lost claims without a name that remained after all claims were last listed."""
@@ -254,7 +256,7 @@ class Recovery:
         return frozenset(key for key, namespace in lost if not namespace and not self._store.name(key)[1])
 
     async def _list(self) -> None:
-        """Lists the cluster's claims within a few minutes whenever necessary. Runs forever."""
+        """Whenever necessary, lists the cluster's claims within a few minutes. Runs forever."""
         waits = Backoff(*(_LIST_SOON_SECONDS if self._store.journal_lost else _LIST_SECONDS))
         while True:
             await asyncio.sleep(waits.next())

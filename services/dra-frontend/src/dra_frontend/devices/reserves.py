@@ -44,7 +44,7 @@ class MemoryReserve:
 
     @property
     def text(self) -> str:
-        """Description of the figures' source, for messages."""
+        """Description of where the figures come from, for messages."""
         return _SOURCES[self.source]
 
 

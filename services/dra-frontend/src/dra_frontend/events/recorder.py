@@ -84,7 +84,7 @@ LASTING_SECONDS: Final = (480.0, 720.0)
 that were started together do not write at the same time. A node writes about six times an hour.
 """
 _MAX_SOURCES: Final = 4
-"""Maximum number of sources per condition. Usually only one source counts at a time."""
+"""Maximum number of sources per condition. Usually only one source is counting at any given moment."""
 _log = logging.getLogger(__name__)
 
 

@@ -18,8 +18,8 @@ from dra_frontend.machine.numbering import Group, numbered
 
 CPU_DIRECTORY = "/sys/devices/system/cpu"
 
-# Newer name first (Documentation/admin-guide/cputopology.rst). Each file contains a mask; the file with the suffix
-# _list contains a list.
+# Newer name first (Documentation/admin-guide/cputopology.rst). Each of these files contains a mask; the file
+# with the same name and the suffix _list contains the equivalent list.
 _CORE_FILES = ("core_cpus", "thread_siblings")
 _PACKAGE_FILES = ("package_cpus", "core_siblings")
 
@@ -73,8 +73,8 @@ def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
         raise HostTreeError(path, f"{flag[:40]!r} is neither 0 nor 1")
     if listed is not None and (flag or cpu in listed):
         return flag != "0"  # a CPU without this file cannot be taken offline
-    # If the kernel provides no list, the flag is compared with the existence of the CPU's topology directory, since an
-    # offline CPU has no such directory.
+    # If the kernel provides no list, the flag is checked against whether the CPU has a topology directory, since an
+    # offline CPU has none.
     has_topology = reader.all_names(f"{CPU_DIRECTORY}/cpu{cpu}/topology") is not None
     others_have = reader.all_names(f"{CPU_DIRECTORY}/cpu0/topology") is not None
     if listed is None and flag != "0" and others_have and not has_topology:
@@ -124,7 +124,8 @@ def _topology_integer(reader: Reader, cpu: int, name: str) -> int:
 def _siblings(reader: Reader, online: frozenset[int], files: Mapping[int, Files]) -> Groups:
     """Returns the groups according to each CPU's files, using the first mask/list pair that exists.
 
-    A CPU without files joins the group that includes it. Raises HostTreeError if CPUs and their siblings disagree.
+    A CPU without files of its own is placed in the group whose files list it. Raises HostTreeError if CPUs and their
+    siblings disagree.
     """
     groups: Groups = {}
     known: dict[frozenset[int], frozenset[int]] = {}
@@ -192,7 +193,8 @@ def _l3_set(reader: Reader, cpu: int, directory: str) -> frozenset[int] | None:
 def _by_majority(sets: Mapping[int, Group], usable: frozenset[int]) -> Groups:
     """Returns each set that more than half of its members report, minus the members that report a different set.
 
-    A usable CPU without files joins the set that includes it. A CPU in two such sets joins neither.
+    A usable CPU without files of its own is placed in the set whose members' files list it. A CPU that would be in two
+    sets is placed in neither.
     """
     kept = {}
     for group in set(sets.values()):
@@ -238,7 +240,7 @@ def _slow(reader: Reader, online: frozenset[int]) -> frozenset[int]:
     """Returns the CPUs whose cores are of a slower kind, according to the first frequency that distinguishes CPUs. The
     set is empty if all cores are of the same kind.
 
-    A frequency that is unknown for any CPU is ignored.
+    A frequency that is not known for every CPU is ignored.
     """
     for name, part in _FREQUENCIES:
         found: dict[int, int] = {}

@@ -23,7 +23,7 @@ PageKey = tuple[int, int]
 """(NUMA node, page size in bytes)."""
 
 # Number of consecutive samples for which an increase must last before it counts, since a program may allocate pages as
-# a test and release them. While the samples differ from the smoothed count, they are taken two seconds apart.
+# a test and release them again. While the samples differ from the smoothed count, they are taken two seconds apart.
 RISE_SAMPLES: Final = 2
 # Number of consecutive samples for which a decrease must last. It is higher than for an increase, because pages that
 # were just released may be allocated again, and published capacity should rarely be withdrawn.

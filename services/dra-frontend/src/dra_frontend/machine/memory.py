@@ -139,7 +139,7 @@ def _read_distances(reader: Reader, path: str, nodes: list[int]) -> dict[int, in
         raise HostTreeError(path, f"{shown(text, 40)} is not a list of distances")
     if len(words) < len(nodes):
         raise HostTreeError(path, f"has {len(words)} distances for {len(nodes)} nodes")
-    # More columns than nodes: a node was removed in the meantime, and its column is unknown.
+    # More columns than nodes: a node was removed in the meantime, and it is not known which column was its own.
     return dict(zip(nodes, map(int, words), strict=True)) if len(words) == len(nodes) else {}
 
 

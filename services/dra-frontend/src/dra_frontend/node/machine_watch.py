@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[Fingerprint, dict[PageKey, int], bool]:
-    """Returns the fingerprint, the hugepages that no pod holds, and whether the pods' hugepages of every size are
-    known.
+    """Returns the fingerprint, the hugepages that no pod holds, and whether the pods' use of hugepages is known
+    for every size.
 
     The pods are read before and after the fingerprint, so that pages that a pod allocates or frees in between are
     treated as the pod's pages. If no page is in use, the pods are not read again.
@@ -120,7 +120,7 @@ class MachineWatch:
         forever.
 
         Reads at every tick while the number of pages held by host processes changes, or if hugepages are allocated on
-        demand, since claims are then waiting for the watch to read the new pages. Tests replace the wait for the next
+        demand, since claims may then be waiting for the watch to notice new pages. Tests replace the wait for the next
         tick with ``pause``.
         """
         while True:

@@ -69,7 +69,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def listen_unix(path: Path) -> tuple[socket.socket, PlacedSocket]:
-    """Returns a listening, non-blocking socket placed at the path. The caller must remove the file before closing the
+    """Returns a listening, non-blocking socket bound to the path. The caller must remove the file before closing the
     socket.
     """
     check_socket_path(path)

@@ -54,7 +54,7 @@ class Layout:
     """A machine's topology in the form that the allocator uses, computed once."""
 
     places: tuple[tuple[frozenset[int], Place], ...]
-    """Each place's set of CPUs, and the place as it is when all of them are free."""
+    """Each place's set of CPUs, and the place as it looks when all of them are free."""
     isolcpus: frozenset[int]
     by_type: Mapping[CoreType, frozenset[int]]
     by_node: Mapping[int, frozenset[int]]
@@ -90,7 +90,7 @@ class Layout:
         """
         found = []
         for all_cpus, place in self.places:
-            # A place that is completely taken or completely free takes two comparisons instead of two for each core.
+            # A place that is completely taken or completely free needs only two comparisons, not two for each core.
             if cpus.isdisjoint(all_cpus):
                 continue
             part = place if cpus >= all_cpus and not atomic else _within(place, cpus & all_cpus, atomic)

@@ -80,8 +80,8 @@ def picked(amounts: Sequence[int], need: int) -> list[int] | None:
 
 
 def fill(whole: Iterable[Core], broken: Iterable[Core], need: int) -> list[int]:
-    """Returns ``need`` CPUs: first from whole cores that fit, then from split cores, then single threads of the
-    remaining whole cores.
+    """Returns ``need`` CPUs: first from whole cores that fit, then from split cores, and finally single threads of
+    the remaining whole cores.
     """
     taken: list[int] = []
     spare: list[Core] = []
@@ -154,7 +154,7 @@ class Place:
         return (0, not self.atomic and self._breaks(need), self.size), self
 
     def _breaks(self, need: int) -> bool:
-        """Returns True if ``fill`` would allocate only part of a whole core."""
+        """Returns True if ``fill`` would split a core that is entirely free."""
         for core in self.whole:
             if len(core) <= need:
                 need -= len(core)

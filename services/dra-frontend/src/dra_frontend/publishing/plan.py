@@ -129,7 +129,7 @@ _REFUSED: Final[Mapping[str, tuple[Callable[[Document], Document], str]]] = {
         ),
     ),
 }
-# Fields that a server drops, with the effect and the feature gate.
+# Fields that a server may drop, with the effect and the feature gate.
 _DROPPED: Final = {
     f".{ALLOCATABLE}": (_NOT_COUNTED, f"{COUNTING} (Kubernetes 1.37)"),
     f".{TAINTS_FIELD}": ("the scheduler does not avoid devices that fail or must not be used", TAINTS),
@@ -143,7 +143,7 @@ _CONDITIONS_NOTE: Final = (
 
 
 def conditional(document: Document) -> Document | None:
-    """Returns a slice for a dry run with only the devices that have binding conditions, or None if it has no such
+    """Returns a slice for a dry run, containing only the devices with binding conditions, or None if it has no such
     devices.
     """
     devices = [one for one in document["spec"]["devices"] if "bindingConditions" in one]

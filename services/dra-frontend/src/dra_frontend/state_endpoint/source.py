@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface to the service's state that the endpoint shows."""
+"""Interface to the part of the service's state that the endpoint shows."""
 
 from collections.abc import Sequence
 from typing import Protocol

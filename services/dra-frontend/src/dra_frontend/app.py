@@ -218,8 +218,8 @@ class Service:
         return self.readiness.update(self._problems())
 
     def _problems(self) -> list[Notice]:
-        # A pod whose backend is on standby stays ready even if no other backend enforces claims. Otherwise a rollout
-        # would stall.
+        # A pod whose backend is on standby stays ready even if no other backend is enforcing claims. Otherwise a
+        # rollout would stall.
         fault = self.backend.own_fault
         found = [fault.model_copy(update={"unready": True})] if fault else []
         found += [
@@ -340,8 +340,8 @@ class Service:
         ]
 
     async def offer_claims(self, stack: AsyncExitStack) -> None:
-        """Waits until the backend enforces claims, since claims would be refused before that. Then registers with the
-        kubelet and publishes devices forever.
+        """Waits until the backend is enforcing claims, since claims would be refused before that. Then registers with
+        the kubelet and publishes devices forever.
         """
         for plugin in self.plugins.values():
             await stack.enter_async_context(plugin)

@@ -54,8 +54,8 @@ class Ledger:
     """Claims that another instance has finished releasing. Reports from this instance's backend may predate the
     release.
 
-    Such a claim is not lost, even if a report names it. Until the backend reports again, its container is assumed to be
-    running: its CPUs and hugepages stay held, and the claim is not prepared again.
+    Such a claim is not lost, even if a report names it. Until the backend reports again, the claim's container is assumed
+    to be running: its CPUs and hugepages stay held, and the claim is not prepared again.
     """
 
     def record(self, driver: str, uid: str) -> AllocationRecord | None:
@@ -92,7 +92,7 @@ class Ledger:
         """Returns the namespace ("" if unknown) of each claim that should have a record but does not, by claim key.
 
         A claim that was released is not lost, even if it had no file and one of its containers is still running, or if
-        its container's report is older than the end of the release.
+        its container's report predates the end of the release.
         """
         damaged = [key for key, file in self.files.items() if file.record is None]
         named = {(use.driver, use.uid): report.pod_namespace for report, use, _ in self._strays()}

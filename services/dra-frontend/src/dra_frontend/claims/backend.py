@@ -321,7 +321,7 @@ class BackendView:
 
     @property
     def fault(self) -> Notice | None:
-        """Reason why no claim may currently be prepared, or None if this or another backend on the node enforces
+        """Reason why no claim may currently be prepared, or None if this or another backend on the node is enforcing
         claims.
         """
         own = self.own_fault

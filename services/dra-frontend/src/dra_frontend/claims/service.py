@@ -74,7 +74,7 @@ class NodeClaims:
     report_wait: float = REPORT_SECONDS
 
     async def wait_for_enforcement(self, deadline: float | None = None) -> str:
-        """Waits until the backend enforces claims. Returns "", or the problem if the backend does not do so in time.
+        """Waits until the backend is enforcing claims. Returns "", or the problem if that does not happen in time.
 
         ``deadline`` is on the event loop's clock; the default is ``backend_wait`` seconds from now.
         """

@@ -42,7 +42,7 @@ class Capacity:
     minimum: int
     step: int | None
     """Difference between two consecutive request sizes; None if ``minimum`` plus one step would exceed the value, since
-    the server rejects such a slice.
+    the server would reject a slice with such a step.
     """
     binary: bool
     """True if amounts are written with a binary suffix (``64Mi``), False if they are plain numbers."""

@@ -2,7 +2,7 @@
 """Tracks on-demand hugepage devices whose pages could not be allocated, so that new claims avoid them.
 
 If a device's pool could not be grown, the device is tainted for FIRST_SECONDS; then new claims may try again. Each
-additional consecutive failure doubles the time, up to MAX_SECONDS. In the meantime no pool is grown for the device: an
+additional consecutive failure doubles the time, up to MAX_SECONDS. In the meantime the device's pool is not grown: an
 attempt would evict the node's page cache for pages that no claim requests. See docs/adr/0023.
 """
 

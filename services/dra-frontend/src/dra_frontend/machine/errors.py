@@ -25,8 +25,8 @@ _LABEL: Final = 48
 # The kernel counts with 32 bits and prints the values as signed numbers (edac_mc_sysfs.c).
 _MIN_VALUE: Final = -(1 << 31)
 _MODULUS: Final = 1 << 32
-# sb_edac names the socket in mc_name; skx_edac, i10nm_edac and imh_edac name it in the DIMM labels. A socket's HBM may be
-# a separate NUMA node and is excluded.
+# sb_edac names the socket in mc_name; skx_edac, i10nm_edac and imh_edac name it in the DIMM labels. A socket's HBM may
+# be a separate NUMA node and is excluded.
 _SOCKET: Final = re.compile(r"SrcID#(\d{1,3})_(?:MC|Ha)#?\d", re.ASCII)
 # amd64_edac numbers controllers by AMD's nodes, which are sockets from Zen 2 on, except on accelerators (MI300A).
 _AMD: Final = re.compile(r"F(?:17h_M[3-9A-F]|19h|1Ah)\w*", re.ASCII)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Derives the kind of a NUMA node's memory from facts that the kernel reports.
 
-No kernel file contains the kind. Three facts together are enough for most nodes:
+No kernel file states the kind. Three facts together are enough for most nodes:
 
 * The bus of the device that provides the memory. A device on the CXL bus is CXL memory, one on the nvdimm bus is
   persistent memory.

@@ -110,7 +110,7 @@ class NumaNode:
     @property
     def tier(self) -> str:
         """Value of the ``dra.memory/tier`` attribute: local for a node with CPUs, far for a node without CPUs, such as
-        CXL memory or HBM.
+        one with only CXL memory or HBM.
         """
         return LOCAL_TIER if self.cpus else FAR_TIER
 

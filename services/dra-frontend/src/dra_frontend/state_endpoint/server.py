@@ -52,8 +52,8 @@ class Bounds:
     connections: int
     """Maximum number of simultaneous connections. A new connection beyond this number causes another one to be closed.
     If each connection serves a single request, that is the oldest connection, even while its request is being handled.
-    Otherwise it is the oldest connection before its first request, else the oldest between two requests, else the
-    oldest.
+    Otherwise it is the oldest connection that has not sent a request yet, else the oldest that is between two requests,
+    else the oldest of all.
     """
     head_bytes: int
     """Maximum size of the request line and headers."""

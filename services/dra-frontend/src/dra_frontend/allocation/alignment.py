@@ -136,8 +136,8 @@ class _Covered:
     tables: Mapping[int, Mapping[Value, frozenset[int]]]
     """The CPUs of each CPU result's device, grouped by attribute value and keyed by the result's index."""
     is_open: bool
-    """True if the choice of a value restricts a result's CPUs. The scheduler cannot enforce the constraint
-    then, because it only compares lists of values.
+    """True if the choice of a value restricts a result's CPUs. The scheduler cannot enforce the constraint in
+    that case, because it only compares lists of values.
     """
     ours: tuple[tuple[str, AllocationResult], ...]
     """(driver, result) for each memory device, and for each of our devices with administrative access."""

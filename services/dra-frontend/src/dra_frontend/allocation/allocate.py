@@ -83,7 +83,7 @@ def allocate_claim(
 ) -> AllocationRecord:
     """Returns the claim's record: the existing one if its results are unchanged, otherwise a new one. Raises Refused.
 
-    A claim is allocated as a whole or not at all. A claim keeps the resources that its running containers hold.
+    A claim is allocated as a whole or not at all. It keeps the resources that its running containers hold.
     ``rebuilding`` is True if the claim was prepared before and its record was lost.
     """
     blank, uid = parsed.blank, parsed.blank.claim.uid

@@ -193,7 +193,7 @@ def uid_of(document: object) -> str:
 
 def name_of(document: object) -> tuple[str, str]:
     """Returns a claim document's namespace and name, even if the rest of the document cannot be parsed, or two empty
-    strings if it has none.
+    strings if either is missing.
     """
     match document:
         case {"metadata": {"namespace": str(namespace), "name": str(name)}}:

@@ -120,7 +120,7 @@ def differs(entries: Entries, present: Entries) -> bool:
 
 
 def settled(entries: Entries, present: Entries) -> Entries:
-    """Keeps a claim's last known ``Enforced`` condition while the claim has no container, since one may start later."""
+    """Keeps a claim's last known ``Enforced`` condition while the claim has no container, since another may start."""
     kept = {}
     for key, entry in entries.items():
         had = present[key].conditions.get("Enforced") if key in present else None

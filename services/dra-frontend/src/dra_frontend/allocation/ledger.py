@@ -54,8 +54,8 @@ class Ledger:
     """Claims that another instance has finished releasing. Reports from this instance's backend may predate the
     release.
 
-    Such a claim is not lost, even if a report names it. Until the backend reports again, the claim's container is assumed
-    to be running: its CPUs and hugepages stay held, and the claim is not prepared again.
+    Such a claim is not lost, even if a report names it. Until the backend reports again, the claim's container is
+    assumed to be running: its CPUs and hugepages stay held, and the claim is not prepared again.
     """
 
     def record(self, driver: str, uid: str) -> AllocationRecord | None:

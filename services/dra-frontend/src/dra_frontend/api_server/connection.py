@@ -202,7 +202,8 @@ class Connection:
             # The exception's text is the URL, which may contain the proxy's password.
             text = "the URL of the server or of its proxy is not valid: check server and proxy-url in the kubeconfig"
             raise UnreachableError(call.operation, text) from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: the token is not a valid header
+        # ValueError: the token is not valid as a header value
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise UnreachableError(call.operation, str(error) or type(error).__name__) from error
         finally:
             if response is not None:

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 # The kubelet allows 45 s for the whole call and retries after 60-90 s. A clear error within that time is better than a
 # timeout.
 BACKEND_WAIT_SECONDS: Final = 20.0
-# A claim may need resources of a container that has just exited. The backend reports at most ten times per second.
+# A claim may need the resources of a container that has just exited. The backend reports at most ten times per second.
 REPORT_SECONDS: Final = 1.0
 _OBSERVED: Final = (
     "is not prepared, since this node only observes and does not enforce claims: "

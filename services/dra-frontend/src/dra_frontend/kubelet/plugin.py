@@ -84,7 +84,7 @@ class ServedSocket:
 
     @classmethod
     async def open(cls, path: Path, services: Services) -> Self:
-        """Starts serving on a socket at the given path. Raises OSError, also if the path exists and is not a socket."""
+        """Starts serving on a socket at a path. Raises OSError, including when the path exists and is not a socket."""
         # At shutdown gRPC unlinks the path that it bound, but the next instance may have placed its socket there by
         # then. gRPC therefore binds a hidden name, and this class renames the socket into place and removes it.
         await asyncio.to_thread(path.parent.mkdir, 0o750, parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ class PoolHelper:
             return PoolAnswer.of_problem(error.path, error.reason)
 
     def _resize(self, request: PoolRequest, pages: int) -> None:
-        """Resizes a pool. Raises HostTreeError, also if the configuration does not allow pages of that size."""
+        """Resizes a pool. Raises HostTreeError, including when the configuration does not allow pages of that size."""
         node, page = request.numa_node, request.page_bytes
         limit, reserved = self._config.pages_on_demand(node, page), self._config.reserved_bytes(node, page)
         has = self._pools.pages(node, page)

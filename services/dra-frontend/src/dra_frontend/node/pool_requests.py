@@ -39,7 +39,7 @@ class PoolRequest(_Message):
     numa_node: Annotated[int, Field(ge=0, le=4095)]
     page_bytes: Annotated[int, Field(ge=4096, le=1 << 40)]
     pages: Annotated[int, Field(ge=0, le=1 << 32)] | None = None
-    """Number of pages, or None to check, without changing the pool, that it can be resized."""
+    """Number of pages, or None to check that the pool can be resized, without changing it."""
     seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)] = 0
     """Time limit in seconds for requesting missing pages again."""
 

@@ -63,7 +63,7 @@ def _numa_nodes(machine: Machine) -> Iterator[PageNumaNode]:
 
 
 def _memory(state: StateSource) -> Iterator[PageMemory]:
-    """Yields each memory device with the node's total bytes of the device's kind. Bytes that are neither claimed nor
+    """Yields each memory device with the node's total bytes of the same kind. Bytes that are neither claimed nor
     free are reserved.
     """
     nodes = state.watch.machine.numa_nodes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the page that shows this node, with its static files and the document that it displays, including over TCP.
+"""Serves the page that shows this node, its static files and the document that it displays, also over TCP.
 
 Names of pods and claims reach the browser only as JSON, and the page inserts them only as text.
 """

@@ -98,8 +98,8 @@ class Load:
         return fresh
 
     def settle(self, pod: StagePod) -> float:
-        """Waits until no plain container is running on the pod's claimed CPUs. Returns how many seconds this took, or
-        2 if it never happened.
+        """Waits for at most 2 s until no plain container is running on the pod's claimed CPUs. Returns how many seconds
+        it waited.
 
         If the kernel keeps other containers off these CPUs, the method returns 0 immediately.
         """
@@ -116,7 +116,7 @@ class Load:
         return time.monotonic() - began
 
     def _taken(self, pod: StagePod) -> set[int]:
-        """Returns the CPUs in the claim's CDI file, from the variable that launchers read."""
+        """Returns the claim's CPUs, taken from the variable in its CDI file that launchers read."""
         files = self._stage.paths.cdi_dir.glob(f"*{pod.claim_uid}*")
         found = [_VARIABLE.search(file.read_text()) for file in files]
         return {cpu for match in found if match for cpu in cpu_set(match[1])}

@@ -17,7 +17,7 @@ _KB = 1024
 
 
 def cpu_seconds(pid: int) -> float:
-    """Returns the CPU time that a process has used, including threads that have exited, with nanosecond resolution."""
+    """Returns the CPU time used by a process, including its exited threads, with nanosecond resolution."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 
@@ -89,7 +89,7 @@ def split_mappings(smaps: str) -> tuple[int, dict[tuple[str, str], int]]:
         elif line.startswith("Rss:"):
             rss = int(line.split()[1]) * _KB
         elif line.startswith("Anonymous:"):
-            # Pages of a private mapping that the process has written are its own.
+            # In a private mapping, the pages that the process has written belong to it alone.
             own = rss if file[1] == "0" else int(line.split()[1]) * _KB
             anonymous += own
             if rss > own:

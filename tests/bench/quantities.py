@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All measured quantities with title, unit, budget, and one sentence about the measurement."""
+"""All measured quantities, each with a title, a unit, a budget and one sentence about the measurement."""
 
 from typing import Final, Literal
 

@@ -42,7 +42,7 @@ the default period include that comparison once.
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A combination of driver, kernel and load to take samples for."""
+    """A combination of driver, kernel and load for which samples are taken."""
 
     mode: str
     load: str

@@ -60,7 +60,7 @@ def pods(stage: Stage, load: Load, rounds: int, pause: float) -> Iterator[Sample
 
 
 def _claim_pod(stage: Stage, load: Load, pause: float, settle: Callable[[Any], float]) -> float:
-    """Starts and removes a pod with a claim; returns how many seconds the others took to leave the claimed CPUs."""
+    """Starts and removes a pod with a claim; returns how many seconds other containers took to leave its CPUs."""
     pod = load.pod(_MEASURED_CPUS)
     pod.run_sandbox()
     time.sleep(pause)
@@ -142,7 +142,7 @@ def _synchronize(stage: Stage) -> float:
 
 
 def _has_plugin(stage: Stage) -> bool:
-    """Returns True if a plugin is active. Like the kubelet, restarts a plugin that has exited with the runtime."""
+    """Returns True if a plugin is active. Like the kubelet, restarts the plugin if it exited along with the runtime."""
     for process in stage.processes:
         if not process.alive:
             process.start()

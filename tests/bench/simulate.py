@@ -2,8 +2,9 @@
 """Measures the allocation in Prepare: 10,000 pairs of allocation and release on 512 CPUs, and how the time grows with
 the number of CPUs.
 
-The measured time covers everything from the claim document to the record: parsing, parameters, allocation and creating
-the record, but no file access. Nothing waits, so CPU time is measured, which is valid even on a busy machine.
+The measured time covers everything from the claim document to the record: parsing, parameters, allocation and
+construction of the record, but no file access. Nothing waits, so CPU time is measured, which is valid even on a busy
+machine.
 """
 
 import random

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strict schemas of the supported Kubernetes versions: an unknown field is an error.
 
-They come from the package kubernetes-validate, whose own function rereads 5 MB for each object.
+They come from the kubernetes-validate package, whose own function rereads 5 MB for each object.
 """
 
 from functools import lru_cache

@@ -15,7 +15,7 @@ from numa_tools.doctor.sources.inquiry import RIGHTS
 from tests.chart.helm import only, render
 from tests.chart.policies import policy
 
-# The server requires this permission in addition to patch on resourceclaims/status. The resource resourceclaims/driver
+# The server requires this permission in addition to patch on resourceclaims/status. The resourceclaims/driver resource
 # exists only as a name in RBAC rules.
 SINCE_1_36 = ("associated-node:patch", "resource.k8s.io", "resourceclaims/driver")
 

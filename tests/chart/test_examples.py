@@ -31,8 +31,8 @@ from tests.stage.wires import ask_http
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 CLAIMING = [path for path in EXAMPLES if path.stem not in {"kubevirt", "slurm-bridge"}]
-"""Examples whose pods refer to claims. In the other two examples, slurm-bridge creates the claims, or a policy adds
-them to virtual machines.
+"""Examples whose pods refer to claims. In one of the other two examples, slurm-bridge creates the claims; in the other,
+a policy adds them to virtual machines.
 """
 NODE = "node-a"
 PATHS = {
@@ -208,7 +208,7 @@ def claimed(found: list[Document], driver: str, key: str) -> int:
 @pytest.mark.parametrize("path", CLAIMING, ids=lambda path: path.stem)
 def test_every_pod_is_guaranteed(path: Path) -> None:
     """Claims do not count toward the QoS class, so the container also requests their CPUs and memory. It does not
-    request hugepages, because they would be counted twice.
+    request hugepages, because those would then be counted twice.
     """
     found = documents(path)
     (spec,) = [spec for spec in map(pod_spec, found) if spec]

@@ -130,8 +130,8 @@ def test_an_unknown_value_is_rejected(change: Callable[[Document], object]) -> N
 
 
 def test_resources_are_computed_as_the_kubelet_computes_them() -> None:
-    """CPU shares come from the requests and the runtime's limits from the pod's limits. Swap equals memory, and the OOM
-    score is that of a critical pod.
+    """CPU shares are computed from the requests, and the runtime's limits are computed from the pod's limits. Swap
+    equals memory, and the OOM score is that of a critical pod.
     """
     pod = translated()
     resources = pod.containers[1].config.linux.resources
@@ -170,7 +170,7 @@ def test_a_restarted_container_has_the_next_attempt_number_and_its_own_log() -> 
 
 
 def test_named_ports_of_probes_are_resolved() -> None:
-    """A probe uses the number of the port that it names, and the chart's intervals."""
+    """A probe that names a port gets the number of that port. The intervals are those in the chart."""
     probe = translated(probes={"readiness": {"periodSeconds": 7}}).containers[1].probes["readiness"]
     assert (probe.path, probe.port, probe.period, probe.timeout) == ("/readyz", 8081, 7, 5)
 

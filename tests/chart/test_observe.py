@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``driverConfig.enforcement`` in the chart: while observing, no container changes the node, and NOTES.txt states the
+"""``driverConfig.enforcement`` in the chart: in observe mode, no container changes the node, and NOTES.txt states the
 mode.
 """
 

@@ -2,8 +2,8 @@
 """Each YAML block on a page has a test: whole manifests equal those in examples/, Helm renders the chart values, and
 the commands read the files meant for them.
 
-tests/chart/test_examples.py applies and schedules the examples, and documented_manifests.py covers claims and parts of
-claims.
+tests/chart/test_examples.py applies and schedules the examples, and test_documented_manifests.py covers claims and
+parts of claims.
 """
 
 import re

@@ -180,7 +180,9 @@ def test_a_common_prefix_does_not_make_a_directory_nested() -> None:
 
 @pytest.mark.parametrize("version", ["1.28.0", "1.33.5+k3s1"])
 def test_clusters_without_the_api_are_rejected(version: str) -> None:
-    """resource.k8s.io/v1 has existed since 1.34; without a cluster and a version, the chart is still rendered."""
+    """resource.k8s.io/v1 has existed since 1.34. If no version is given and there is no cluster, the chart is still
+    rendered.
+    """
     with pytest.raises(HelmError, match="chart requires kubeVersion"):
         run("template", "x", str(CHART), "--kube-version", version)
     assert run("template", "x", str(CHART), "--kube-version", "1.34.0-eks") == run("template", "x", str(CHART))

@@ -78,8 +78,8 @@ class Plan:
 
 
 def make_plan(devices: Iterable[Published]) -> Plan:
-    """Returns a claim that fits. Without a CPU device (on a machine with one CPU, which is reserved for the system) the
-    claim is for memory only.
+    """Returns a claim that fits. If there is no CPU device (on a machine whose only CPU is reserved for the system),
+    the claim is for memory only.
     """
     devices = list(devices)
     with_memory = {device.numa_node for device in devices if device.driver != "dra.cpu"}

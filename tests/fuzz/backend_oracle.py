@@ -3,7 +3,7 @@
 
 1. No other process is on a running claim's CPUs at the moment when the process's container or the claim's container
    starts. At any other time, an overlap lasts no longer than one audit tick.
-2. A container with a valid claim has exactly its CPUs, NUMA nodes and pages, or was rejected with a message.
+2. A container with a valid claim has exactly the claim's CPUs, NUMA nodes and pages, or was rejected with a message.
 3. A container is rejected only for a reason that still exists: an earlier rejection has no effect once its cause has
    gone.
 4. Nothing is lost: when the claims are gone, other containers have their CPUs back, and pods have the kubelet's limits.

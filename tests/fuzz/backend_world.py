@@ -47,8 +47,8 @@ TICK: Final = 2.05
 IDLE: Final = 6.05
 """A little longer than one tick on a node without claims."""
 FULL: Final = 66.0
-"""Time by which every full audit, and the repair after it, has taken place. A plain file cannot be polled, so only the
-audit finds a partition that another process has broken.
+"""After this time, every full audit, and the repair that follows it, has taken place. A plain file cannot be polled, so
+only the audit finds a partition that another process has broken.
 """
 _BASE_NS: Final = stamp_clock_ns() + 3600 * 10**9
 
@@ -275,8 +275,8 @@ class World:
         self.errors.clear()
 
     def shake(self, seconds: float = TICK, *, doubt: bool = True) -> None:
-        """Records that the backend needs time to handle an event; with ``doubt`` it may reject containers until
-        then.
+        """Records that the backend needs time to handle an event; with ``doubt``, it may reject containers
+        during that time.
         """
         self.unquiet = max(self.unquiet, seconds)
         self.doubt = max(self.doubt, seconds if doubt else 0.0)

@@ -71,7 +71,7 @@ class Trace(Node):
         await self.end()
 
     async def step(self) -> None:
-        """Runs one step and checks the rules when its calls have returned or are in flight."""
+        """Runs one step and checks the rules once its calls have returned or are in flight."""
         name = _TABLE[self.input.number(len(_TABLE))]
         self.steps.append(name)
         await getattr(self, f"do_{name}")()

@@ -167,7 +167,7 @@ class Node:
 
     @property
     def active(self) -> Instance | None:
-        """Returns the instance whose backend enforces, which is the oldest one."""
+        """Returns the instance whose backend is enforcing claims: the oldest instance with a running backend."""
         return next((one for one in self.instances if not one.dead and one.backend_is_up), None)
 
     async def _beat(self, instance: Instance) -> None:

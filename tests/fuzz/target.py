@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 _STUCK = 10
-"""A parser is stopped after this multiple of its CPU time limit plus one second."""
+"""A parser is stopped one second after it has taken this many times its CPU time limit."""
 _MEASURED = 3
 """Number of times that a slow input is run. The fastest run counts, because a busy machine slows down some runs."""
 
@@ -43,9 +43,9 @@ class Target:
     examples: int = 200
     """Number of inputs that ``make test`` tries."""
     unit: int = 0
-    """Bytes of one event if an input is a trace of events; a failing input is then reduced event by event."""
+    """Number of bytes per event if an input is a trace of events; a failing input is then reduced event by event."""
     head: int = 0
-    """Bytes before the first event."""
+    """Number of bytes before the first event."""
 
 
 def check(target: Target, data: bytes) -> float:

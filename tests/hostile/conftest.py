@@ -27,8 +27,8 @@ class Fields:
         self._stack = ExitStack()
 
     def of(self, actor: Actor) -> Field:
-        """Returns the node that an actor attacks. The actor's attacks run one after another on the same node, as long
-        as they fail.
+        """Returns the node that an actor attacks. The actor's attacks run one after another on the same node, until
+        one of them succeeds.
         """
         if self._actor is not actor:
             self.close()

@@ -61,7 +61,9 @@ def _log_line(field: Field) -> Iterator[str]:
 
 @contextmanager
 def _the_whole_pool(field: Field) -> Iterator[str]:
-    """Starts a container while no instance enforces, so it runs with the whole pool that its environment names."""
+    """Starts a container while no instance is enforcing claims, so it runs on the whole pool. Its environment names the
+    pool's CPUs.
+    """
     with field.pod() as pod:
         field.kill_backend()
         box = pod.run(env=[f"DRA_CPUSET_{_ANY}={format_cpu_list(field.pool)}"])

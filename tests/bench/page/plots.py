@@ -47,7 +47,7 @@ class Scale:
 
 
 def scale_for(figures: Iterable[Figure], unit: str) -> Scale:
-    """Returns an axis for most of the samples, since a few much larger ones would compress the rest of the plot."""
+    """Returns an axis that fits most of the samples, since a few much larger ones would compress the rest of the plot."""
     ends = [0.0]
     for figure in figures:
         spread = figure.summary.q3 - figure.summary.q1
@@ -153,7 +153,7 @@ class RatioScale:
 
 
 def ratio_scale(ratios: Iterable[float]) -> RatioScale:
-    """Returns an axis that covers all ratios between 1/16 and 16, and always at least 1/2 to 2."""
+    """Returns an axis that covers all of the ratios, but at least 1/2 to 2 and at most 1/16 to 16."""
     farthest = max((abs(math.log2(max(ratio, 1e-9))) for ratio in ratios), default=1.0)
     return RatioScale(2 ** max(1.0, min(4.0, farthest)))
 

@@ -173,7 +173,7 @@ def test_only_its_owner_can_use_a_claim(source: str, sharing: bool, owner: Owner
 
 
 def test_one_invalid_claim_rejects_the_container() -> None:
-    """Every claim without a record that the container names is reported, so the frontend can restore them all."""
+    """All claims without a record among those that the container names are reported, so the frontend can restore them."""
     rejection = rejection_for((*env_of(ONE), "DRA_CPUSET_x=5", "DRAMEMORY_y_NUMANodes=0"), ONE)
     assert rejection.reason == Reason.NO_RECORD
     assert {use.uid for use in rejection.unknown} == {"x", "y"}

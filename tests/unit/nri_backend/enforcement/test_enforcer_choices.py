@@ -40,8 +40,8 @@ async def test_with_partitions_starting_a_container_without_claims_needs_no_thre
     """The guard's two files are written on the event loop, even if all threads are busy."""
     async with enforcing(Node(memory, guard=True, tree=PartitionTree)) as node:
         stored, _ = await node.create("plain")
-        # During the start, neither an audit nor a new time stamp on the CDI directory may require a thread. The second
-        # audit follows when the runtime has connected.
+        # While the container is being started, neither an audit nor a new time stamp on the CDI directory may require a
+        # thread. The second audit follows once the runtime has connected.
         await eventually(lambda: node.counts.counters["audits"] >= 2)
         node.enforcer._auditor._next.tick += 1000
         await node.enforcer.claim_files.refresh(thorough=True)

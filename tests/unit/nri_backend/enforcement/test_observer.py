@@ -188,7 +188,7 @@ async def test_a_refused_start_kills_nothing(tmp_path: Path) -> None:
 
 
 async def test_the_report_is_bounded(tmp_path: Path) -> None:
-    """The list has at most 512 changes, but the total counts all of them."""
+    """The list contains at most 512 changes, but the total counts every change."""
     node = Node(tmp_path, guard=True)
     await node.enforcer.activate()
     await node.enforcer.synchronize([], [])

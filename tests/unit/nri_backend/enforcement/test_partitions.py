@@ -339,7 +339,7 @@ def test_cpus_that_are_in_no_cgroup_are_lost(tmp_path: Path) -> None:
 
 
 async def test_no_partition_is_created_after_the_kernel_has_lost_cpus(tmp_path: Path) -> None:
-    """The kernel's list of partitions is damaged, even if the CPUs come back. Existing partitions are kept."""
+    """The kernel's list of partitions stays damaged even if the CPUs come back. Existing partitions are kept."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         partitions, state = node.enforcer._auditor.partitions, node.enforcer.state
         db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))

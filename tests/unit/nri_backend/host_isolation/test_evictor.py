@@ -78,8 +78,8 @@ def test_interrupts_leave_claimed_cpus_and_get_their_originals_back(tree: IrqTre
 
 
 def test_a_temporarily_unmovable_interrupt_gets_its_original_back(tree: IrqTree) -> None:
-    """The kernel temporarily rejects writes: for interrupt 25 while its only CPU is offline, and for 24 while there is
-    no free vector.
+    """The kernel temporarily rejects writes for two interrupts: for 25 while its only CPU is offline, and for 24 while
+    there is no free vector.
     """
     before = tree.all_affinities()
     unmovable = evict(interrupts(tree), vacate(2, 3), frozenset()).unmovable

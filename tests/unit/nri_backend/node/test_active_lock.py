@@ -120,7 +120,7 @@ def test_no_lock_is_acquired_while_another_instance_is_taking_over(run: Run) -> 
 
 
 def test_a_standby_without_the_runtime_does_not_replace_a_stale_holder(run: Run) -> None:
-    """When the standby has reconnected, the holder gets another STALE_SECONDS to reconnect too."""
+    """Once the standby has reconnected, the holder gets another STALE_SECONDS to reconnect as well."""
     one, two = run.instance("one"), run.instance("two", serving=False)
     assert one.try_acquire()
     run.later(STALE_SECONDS + 100)

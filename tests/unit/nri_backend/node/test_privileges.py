@@ -92,7 +92,7 @@ def effective() -> int:
     ],
 )
 def test_a_missing_privilege_is_an_obstacle(tmp_path: Path, permitted: str, uid_map: str, named: str) -> None:
-    """Capabilities count only in the initial user namespace. It is not an obstacle if the tree cannot be probed."""
+    """Capabilities count only in the initial user namespace. A tree that cannot be probed is not an obstacle."""
     root = host(tmp_path, permitted, uid_map)
     obstacle = PartitionRight(CgroupTree(str(tmp_path / "cgroup")), root).obstacle()
     assert named in obstacle

@@ -35,7 +35,7 @@ def _read(*pieces: bytes) -> dict[int, bytes]:
     [(10, [10]), (4096, [4096]), (4097, [10, 4087]), (8192, [10, 8182]), (10 + (4 << 20), [10, 4 << 20])],
 )
 def test_a_message_over_4096_bytes_is_sent_as_header_and_body_in_two_frames(total: int, frames: list[int]) -> None:
-    """The Go reader closes the connection on a frame longer than its 4096 bytes, and on 257 unread frames."""
+    """The Go reader closes the connection if a frame exceeds its 4096-byte buffer, or if 257 frames are unread."""
     message = bytes(range(256)) * (total // 256) + bytes(total % 256)
     wire = frame_message(RUNTIME_CONNECTION, message)
     assert _lengths(wire) == frames

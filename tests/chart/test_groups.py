@@ -48,7 +48,7 @@ def chosen(spec: Document, labels: Labels) -> bool:
 
 
 def group(name: str, selector: Labels | None = None, **other: Any) -> Document:
-    """Returns an entry for the value "groups"."""
+    """Returns an entry for the "groups" value."""
     return {"name": name, **({"nodeSelector": selector} if selector else {}), **other}
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 _STUCK = 10
-"""A parser is stopped one second after it has taken this many times its CPU time limit."""
+"""A parser is stopped after it has used this many times its permitted CPU time, plus one second."""
 _MEASURED = 3
 """Number of times that a slow input is run. The fastest run counts, because a busy machine slows down some runs."""
 

@@ -100,7 +100,7 @@ class Field:
         self.stage.wait_back(self.instance)
 
     def kill_backend(self) -> None:
-        """Kills the backend and returns when the runtime has noticed."""
+        """Kills the backend and returns once the runtime has noticed."""
         self.stage.kill_backend(self.instance)
 
     def start_backend(self) -> None:

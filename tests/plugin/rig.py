@@ -68,7 +68,7 @@ class Plugin:
         return found
 
     def add_pod(self, name: str, **more: Any) -> None:
-        """Adds a pod to the namespace ns."""
+        """Adds a pod to the ``ns`` namespace."""
         self.server.store.create(PODS, "ns", {"metadata": {"name": name}, "spec": {}, **more})
 
 

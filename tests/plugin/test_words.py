@@ -27,7 +27,7 @@ def table_of(script: str, name: str) -> Any:
 
 
 def test_the_page_explains_each_use_of_a_cpu_in_the_words_of_the_contract() -> None:
-    """The words are those in the description of the field `use`."""
+    """The words are those in the description of the `use` field."""
     assert {use: meaning for use, (_, meaning) in table_of("values.js", "USES").items()} == words.USES
     described = PageCpu.model_json_schema()["properties"]["use"]["description"]
     assert [*words.USES] == re.findall(r"`([a-z-]+)`", described)

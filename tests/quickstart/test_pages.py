@@ -62,7 +62,7 @@ def test_an_upgrade_leaves_running_claims_alone(shell: Shell) -> None:
 
 
 def older_chart(directory: Path) -> Path:
-    """Returns a copy of the chart from before the value ``doctor`` existed."""
+    """Returns a copy of the chart from before the ``doctor`` value existed."""
     chart = Path(shutil.copytree(CHART, directory / CHART.name))
     for name, value, without in (
         ("values.yaml", r"^doctor:\n(?:  #.*\n)*  kubeletProxy: false\n", ""),

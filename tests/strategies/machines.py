@@ -35,7 +35,7 @@ def assemble(
     """Returns a machine made of these cores.
 
     All first threads are numbered before the second ones, or each core's threads are adjacent if ``adjacent``. With a
-    ``stride`` ids are sparse: 0, stride, 2 * stride and so on.
+    ``stride``, the ids are sparse: 0, stride, 2 * stride and so on.
     """
     cores = list(cores)
     slots = [(thread, number) for number, core in enumerate(cores) for thread in range(core.threads)]

@@ -47,7 +47,7 @@ class Scale:
 
 
 def scale_for(figures: Iterable[Figure], unit: str) -> Scale:
-    """Returns an axis that fits most of the samples, since a few much larger ones would compress the rest of the plot."""
+    """Returns an axis that covers most of the samples. A few much larger ones would compress the rest of the plot."""
     ends = [0.0]
     for figure in figures:
         spread = figure.summary.q3 - figure.summary.q1

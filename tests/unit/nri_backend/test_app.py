@@ -65,7 +65,7 @@ def test_the_lease_reports_the_mode_and_its_reason(obstacle: Problem, mode: str,
 
 
 def test_an_old_kernel_is_reported_as_the_reason_before_any_privilege(tmp_path: Path) -> None:
-    """Granting a capability would not help on such a kernel."""
+    """On an old kernel, granting a capability would not help."""
     (tmp_path / "cgroup/kubepods").mkdir(parents=True)
     backend = build(tmp_path, privileges=Privileges(lambda: NO_SYS_ADMIN))
     assert "Linux 6.7" in backend.status().exclusivity_reason

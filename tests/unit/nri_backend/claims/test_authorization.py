@@ -125,7 +125,7 @@ def test_an_unreadable_record_is_rejected_as_missing() -> None:
 
 
 def test_an_unusable_record_affects_only_its_own_claim() -> None:
-    """No share of the claim can be computed from such a record. The node's and the container's other claims remain
+    """No share of the claim can be computed from an unusable record. The node's and the container's other claims remain
     usable.
     """
     broken = cpu_record("c9", "cpus=7").model_copy(update={"cpus": (None,)})
@@ -173,7 +173,7 @@ def test_only_its_owner_can_use_a_claim(source: str, sharing: bool, owner: Owner
 
 
 def test_one_invalid_claim_rejects_the_container() -> None:
-    """All claims without a record among those that the container names are reported, so the frontend can restore them."""
+    """Of the claims that the container names, all without a record are reported, so the frontend can restore them."""
     rejection = rejection_for((*env_of(ONE), "DRA_CPUSET_x=5", "DRAMEMORY_y_NUMANodes=0"), ONE)
     assert rejection.reason == Reason.NO_RECORD
     assert {use.uid for use in rejection.unknown} == {"x", "y"}

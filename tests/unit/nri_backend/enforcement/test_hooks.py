@@ -159,7 +159,7 @@ async def create_unwritable(node: Node, id_: str) -> Container:
 
 
 async def test_a_container_that_cannot_be_moved_off_claimed_cpus_is_rejected(node: Node) -> None:
-    """As long as no CPU is claimed, such a container is allowed to run, but its wrong CPUs are reported as a
+    """As long as no CPU is claimed, the container is allowed to run, but its wrong CPUs are reported as a
     problem.
     """
     await node.enforcer.start_container(pod(), await create_unwritable(node, "first"))
@@ -309,7 +309,7 @@ async def test_the_drivers_own_pod_is_never_rejected_and_runs_outside_claims(
 
 
 async def test_the_drivers_own_pod_leaves_claimed_cpus_through_the_pods_cgroup(memory: Path) -> None:
-    """Because of the mount option nsdelegate, the kernel denies writes to the cgroup of the backend's own container.
+    """Because of the nsdelegate mount option, the kernel denies writes to the cgroup of the backend's own container.
     Claim containers still start.
     """
     async with enforcing(Node(memory, reserved="")) as node:

@@ -110,7 +110,7 @@ async def test_a_kill_is_attributed_even_if_the_audit_has_already_found_the_cont
 
 
 async def test_kills_in_containers_without_a_memory_claim_are_not_reported(node: Node) -> None:
-    """Such kills are not attributed to the claim container either, whether they happen before or after it starts."""
+    """The claim container is not blamed for these kills either, whether they happen before or after it starts."""
     side = await node.run("side", name="side")
     node.kernel.kill_for_memory(side)
     env = node.claim(ONE)
@@ -244,7 +244,7 @@ async def test_a_container_that_starts_while_its_pod_is_being_read_is_still_coun
 
 
 async def test_only_pods_whose_count_has_changed_are_read_again(memory: Path) -> None:
-    """Only an audit of all containers reads all pods, because with memory_localevents a pod's count excludes its
+    """An audit of all containers still reads every pod, because with memory_localevents a pod's count excludes its
     containers.
     """
     node = Node(memory, tree=RecordingTree)

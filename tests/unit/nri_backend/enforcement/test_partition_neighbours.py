@@ -36,7 +36,7 @@ async def advance(node: Node, seconds: int = 70) -> None:
 
 
 async def test_a_container_with_a_shared_and_an_unshared_claim_is_enforced_by_the_pool(tmp_path: Path) -> None:
-    """Such a container cannot be a partition. All other containers leave the CPUs of both claims."""
+    """A container with both kinds of claim cannot be a partition. All other containers leave both claims' CPUs."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         plain = await node.run("plain", of="p2")
         shared, unshared = cpu_record("s", "r=4-5", pool=True), cpu_record("c1", "r=2-3")

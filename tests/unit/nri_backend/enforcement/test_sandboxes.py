@@ -81,7 +81,7 @@ async def test_a_sandbox_leaves_claimed_cpus_before_a_claim_container_starts(mem
 
 
 async def test_the_next_instance_finds_a_running_sandbox(memory: Path) -> None:
-    """The runtime lists the sandbox's containers as running. They count as stopped when the sandbox's last process has
+    """The runtime lists the sandbox's containers as running. They count as stopped once the sandbox's last process has
     exited.
     """
     node = Node(memory)

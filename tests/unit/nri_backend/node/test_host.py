@@ -84,7 +84,7 @@ def test_partitions_require_kernel_support_and_the_machines_root_cgroup(
 @pytest.mark.parametrize("due", [False, True])
 async def test_only_probing_the_kernel_is_done_in_a_thread(tmp_path: Path, due: bool) -> None:
     """Switching to a thread takes longer than the read, and would cause most of the wake-ups on a node without claims.
-    A probe, however, writes to cgroups, and such a kernel call may hang.
+    A probe, however, writes to cgroups, and a write may hang.
     """
     root, threads = machine(tmp_path, "0-3"), list[int]()
 

@@ -65,7 +65,7 @@ def test_controllers_must_be_in_the_cgroup_v2_tree(mounts: str, controllers: str
 
 
 def test_hugepages_must_not_count_as_memory() -> None:
-    """The mount option memory_hugetlb_accounting, which makes them count, applies to the whole tree."""
+    """The memory_hugetlb_accounting mount option, which makes them count, applies to the whole tree."""
     mounts = parse_mounts(UNIFIED.replace("nsdelegate", "nsdelegate,memory_hugetlb_accounting"))
     for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/nested"):
         with pytest.raises(PreflightError, match=r"at /sys/fs/cgroup has the option memory_hugetlb_acc.* and remount"):
@@ -74,7 +74,7 @@ def test_hugepages_must_not_count_as_memory() -> None:
 
 
 def test_another_mount_of_the_tree_is_only_a_warning(tmp_path: Path) -> None:
-    """Every node with Cilium has such a mount. A mount with another root is not the same tree."""
+    """Every node with Cilium has a second mount of the tree. A mount with another root is not the same tree."""
     assert check_mount("/sys/fs/cgroup", parse_mounts(UNIFIED + CILIUM)) == ["/run/cilium/cgroupv2"]
     assert check_mount("/sys/fs/cgroup", parse_mounts(UNIFIED.replace("0:26 / ", "0:26 /../../.. ") + CILIUM)) == []
     root, host = node(tmp_path, UNIFIED + CILIUM, "cpuset memory hugetlb\n")
@@ -116,7 +116,7 @@ def test_a_kernel_without_cgroup_kill_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_named_cgroup_v1_hierarchy_causes_only_a_warning(tmp_path: Path) -> None:
-    """Such a hierarchy has no controllers."""
+    """A named hierarchy has no controllers."""
     named = UNIFIED + "40 23 0:30 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"
     (warning,) = check_node(*node(tmp_path, named, "cpuset memory"), [])
     assert "/cgroup/systemd" in warning

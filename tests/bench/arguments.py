@@ -16,7 +16,7 @@ MODES: Final = {
     "partition": "Kernel with cpuset partitions (Linux 6.7 or later)",
     "pool": "Kernel without cpuset partitions",
 }
-"""Titles of the emulated kernels, by value of --exclusivity."""
+"""Titles of the emulated kernels, keyed by the value of --exclusivity."""
 _BOTH: Final = ("dra.cpu", "dra.memory")
 _QUICK: Final[dict[str, Any]] = {
     "exclusivity": ["partition"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the allocation in Prepare: 10,000 pairs of allocation and release on 512 CPUs, and how the time grows with
+"""Measures allocation during Prepare: 10,000 pairs of allocation and release on 512 CPUs, and how the time grows with
 the number of CPUs.
 
 The measured time covers everything from the claim document to the record: parsing, parameters, allocation and

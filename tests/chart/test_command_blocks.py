@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each command block on the installation pages is run by a test, or is marked with the reason why it is not."""
+"""Each command block on the installation pages is run by a test, or is marked with the reason why it is not run."""
 
 import pytest
 

@@ -37,7 +37,7 @@ class File:
 
     cpus: frozenset[int]
     by_request: Mapping[str, frozenset[int]]
-    """CPUs by CDI device, in file order."""
+    """CPUs, keyed by CDI device, in file order."""
     whole: bool
     """False if the record is damaged and only the environment can be read."""
 
@@ -94,7 +94,7 @@ class Promise:
     container. If all three are lost, the claim may get other CPUs; its pages stay allocated.
     """
     pages: Mapping[str, int]
-    """Bytes of hugepages by device."""
+    """Bytes of hugepages, keyed by device."""
     near: frozenset[int]
     """CPUs that the claim's matchAttribute constraint allows."""
 
@@ -105,7 +105,7 @@ class Running:
 
     pod: str
     cpus: Mapping[str, frozenset[int]]
-    """CPUs by CDI device."""
+    """CPUs, keyed by CDI device."""
     pages: Mapping[str, int]
 
     @property
@@ -125,7 +125,7 @@ class Oracle:
     leaving: set[Key] = field(default_factory=set)
     """Prepared claims that are being unprepared or deleted, but whose Unprepare has not succeeded yet."""
     running: dict[str, Running] = field(default_factory=dict)
-    """Containers by the UID of their claim."""
+    """Containers, keyed by the UID of their claim."""
     over_allocating: bool = False
     """True if the scheduler allocates more than the node has."""
     journal_was_lost: bool = False

@@ -123,7 +123,7 @@ class Server(Claims):
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[dict[str, Any]], dict[str, Any] | None]
     ) -> tuple[list[dict[str, Any]], str]:
-        """Returns all claims, since every claim of the trace has the label."""
+        """Returns all claims, since every claim in the trace has the label."""
         await self._fail("list resourceclaims")
         version = str(next(self._versions))
         self._listed[version] = copy.deepcopy(self.documents)

@@ -54,7 +54,7 @@ class Attack:
 
 
 SETTINGS: dict[Actor, StageSettings] = {
-    # Reserved CPUs make the shared pool smaller than the machine; an attack that forges the pool requires that.
+    # Reserved CPUs make the shared pool smaller than the machine; an attack that forges the pool depends on this.
     Actor.POD_AUTHOR: StageSettings(reserved_cpus="0,16"),
     # Claims may name their CPUs only with this setting.
     Actor.CLAIM_AUTHOR: StageSettings(config={"groupBy": "machine"}),

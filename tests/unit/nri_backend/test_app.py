@@ -72,7 +72,7 @@ def test_an_old_kernel_is_reported_as_the_reason_before_any_privilege(tmp_path: 
 
 
 def test_the_lock_follows_the_connection_to_the_runtime(tmp_path: Path) -> None:
-    """Other instances treat the holder as enforcing only while it is synchronized with the runtime."""
+    """Other instances consider the holder to be enforcing claims only while it is synchronized with the runtime."""
     (tmp_path / "locks").mkdir()
     with contextlib.closing(lock(tmp_path)) as held:
         backend = build(tmp_path, held)

@@ -70,7 +70,7 @@ def test_without_partitions_the_pool_contains_no_claimed_cpu(
 def test_the_pool_is_the_reserved_cpus_if_all_others_are_claimed(
     online: str, reserved: str, held: str, pool: str
 ) -> None:
-    """Without reserved CPUs, or if all of these are offline, the pool is empty."""
+    """If there are no reserved CPUs, or if all of them are offline, the pool is empty."""
     claims = [ClaimFile("dra.cpu", "a", None, parse_cpu_list(held))]
     config = Config(reserved_cpus=parse_cpu_list(reserved))
     assert divide(config, Host(parse_cpu_list(online)), claimed_cpus(claims), ()).shared == parse_cpu_list(pool)

@@ -25,7 +25,7 @@ RESERVABLE = "hugetlb.2MB.rsvd.max"
 FILES = ("cpu.max", "memory.max", HUGE, RESERVABLE)
 KUBELETS = [("1.36", False), ("1.36", True), ("1.37", False), ("1.37", True)]
 Files = dict[str, dict[str, str]]
-"""File contents by container. The key for the pod's own files is ``pod``."""
+"""File contents, keyed by container. The key for the pod's own files is ``pod``."""
 
 CPUS = cpu_record("c1", "cpus=2-3")
 PAGES = memory_record("m1", ("pages", 0, 64 * MI, TWO))

@@ -28,7 +28,7 @@ MACHINE = parse_cpu_list("0-7")
 
 @pytest.mark.parametrize("tree", [KernelTree, PartitionTree])
 async def test_the_shared_part_is_the_pool_near_the_exclusive_cpus(tmp_path: Path, tree: type[KernelTree]) -> None:
-    """The shared part is the pool's CPUs on the same NUMA node, or the whole pool if claims hold all of these.
+    """The shared part is the pool's CPUs on the same NUMA node, or the whole pool if claims hold all of those.
 
     CPUs that become free are added to the shared part again. No other container uses the container's exclusive CPUs,
     and the container uses no other container's exclusive CPUs.

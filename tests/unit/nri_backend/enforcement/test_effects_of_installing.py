@@ -81,7 +81,7 @@ async def test_without_reserves_and_guard_no_cgroup_is_written(partitions: bool,
 
 @pytest.mark.parametrize("partitions", [True, False])
 async def test_the_guard_sets_two_files_for_each_running_container(partitions: bool, tmp_path: Path) -> None:
-    """With the default values, both files are written before the first claim is prepared."""
+    """With the default values, the guard's files are written before the first claim is prepared."""
     async with installed(tmp_path, partitions=partitions, guard=True) as found:
         assert found.written() == found.each(GUARD)
 

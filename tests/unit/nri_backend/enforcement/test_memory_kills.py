@@ -110,7 +110,7 @@ async def test_a_kill_is_attributed_even_if_the_audit_has_already_found_the_cont
 
 
 async def test_kills_in_containers_without_a_memory_claim_are_not_reported(node: Node) -> None:
-    """The claim container is not blamed for these kills either, whether they happen before or after it starts."""
+    """The claim container is not blamed for its sibling's kills either, whether they precede or follow its start."""
     side = await node.run("side", name="side")
     node.kernel.kill_for_memory(side)
     env = node.claim(ONE)

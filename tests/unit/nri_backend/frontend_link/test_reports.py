@@ -237,7 +237,7 @@ def test_a_rejected_container_reports_the_claims_that_it_must_not_use() -> None:
 
 def test_only_a_containers_latest_rejected_attempt_is_reported() -> None:
     """The kubelet retries for days with new IDs. CRI-O never reports that an attempt was removed, whereas containerd
-    does so immediately.
+    reports it immediately.
     """
     state = synchronized()
     for number in range(5):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the version of images, chart and packages. With --check, fails if a file contains a different one: version.py
-[--check].
+"""Prints the version of the images, the chart and the packages: version.py [--check].
+
+With --check, it fails if a file contains a different version.
 
 The source is ``numa_contract.__version__``, which both services report.
 """

@@ -24,7 +24,8 @@ def _is_not_about_time(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Executing ")
 
 
-# In debug mode asyncio logs each callback that takes 0.1 s, which happens on a busy machine. Tests compare the log.
+# In debug mode asyncio logs each callback that takes 0.1 s or longer, as some do on a busy machine. Tests compare the
+# log.
 logging.getLogger("asyncio").addFilter(_is_not_about_time)
 
 

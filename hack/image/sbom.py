@@ -2,7 +2,7 @@
 """Prints the SBOM of an image (CycloneDX 1.6, JSON): sbom.py ROOT NAME VERSION.
 
 ROOT is the image's file system. The SBOM lists its contents: Debian packages from dpkg's database, and Python
-distributions from their metadata. Equal content gives identical output.
+distributions from their metadata. Identical content produces identical output.
 """
 
 import json

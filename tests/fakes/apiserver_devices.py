@@ -113,7 +113,7 @@ def changed_drivers(new: Document, old: Document) -> set[str]:
 
 
 def may_write(rules: Sequence[Document], verb: str, driver: str, node: str, claim: Document) -> bool:
-    """Returns True if RBAC allows a caller whose token is bound to that node to change a driver's entries (Kubernetes
+    """Returns True if RBAC allows a caller whose token is bound to ``node`` to change a driver's entries (Kubernetes
     1.36 and later).
     """
     verbs = [f"arbitrary-node:{verb}"]

@@ -116,7 +116,7 @@ class Store:
                 yield copy.deepcopy(self._objects[key])
 
     def create(self, resource: Resource, namespace: str, document: Document, *, dry_run: bool = False) -> Document:
-        """Stores a new object and sets name, UID, version and time."""
+        """Stores a new object and sets its name, UID, version and creation time."""
         document = copy.deepcopy(document)
         metadata = document.setdefault("metadata", {})
         name = str(metadata.get("name") or self._generated(metadata))

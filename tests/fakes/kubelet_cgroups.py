@@ -31,7 +31,7 @@ class Limits:
     memory: int | None = None
     """Memory limit in bytes."""
     hugepages: Amounts = field(default_factory=dict)
-    """Bytes by page size, such as ``2Mi``; a missing size has a limit of 0."""
+    """Limits in bytes, keyed by page size such as ``2Mi``; a missing size has a limit of 0."""
 
 
 def claim_status(claim: str, containers: Sequence[str], amounts: Mapping[str, str]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Plugins:
     failures: dict[Path, list[str]] = field(default_factory=dict)
     """All failed registrations, by socket."""
     health: dict[str, dict[tuple[str, str], SeenHealth]] = field(default_factory=dict)
-    """The last complete list from each driver: the health of its devices, by (pool, device)."""
+    """The health of each driver's devices, by (pool, device), as in the last complete list from that driver."""
     _known: dict[Path, tuple[int, int]] = field(default_factory=dict)
     _registering: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
 

@@ -24,7 +24,7 @@ class StaticManagers:
     _exclusive: dict[str, frozenset[int]] = field(default_factory=dict)
     """Exclusive CPUs by container."""
     _sent: dict[str, str] = field(default_factory=dict)
-    """The last cpuset that was sent for each container."""
+    """The cpuset last sent for each container."""
 
     @property
     def default(self) -> frozenset[int]:

@@ -64,7 +64,7 @@ class FakeRuntime(FakeNode):
         await self.host.listen()
 
     async def wait_until(self, condition: Callable[["FakeRuntime"], bool], seconds: float = 5.0) -> None:
-        """Waits for plugins to connect or disconnect until the condition holds. Raises TimeoutError."""
+        """Waits until the condition holds; checks it whenever a plugin connects or disconnects. Raises TimeoutError."""
         async with asyncio.timeout(seconds * PATIENCE), self.host.changed:
             await self.host.changed.wait_for(lambda: condition(self))
 

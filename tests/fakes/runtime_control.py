@@ -69,7 +69,7 @@ class RuntimeControl:
         return {"active": self._runtime.plugins, "log": self._runtime.log}
 
     async def wait_plugins(self, count: int, seconds: float = 10.0) -> list[str]:
-        """Waits for this number of active plugins."""
+        """Waits until at least this many plugins are active."""
         await self._runtime.wait_until(lambda runtime: len(runtime.plugins) >= count, seconds)
         return self._runtime.plugins
 

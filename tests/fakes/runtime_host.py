@@ -79,8 +79,8 @@ class PluginHost:
         return [answer for answer in answers if answer is not None]
 
     async def create(self, request: pb.CreateContainerRequest) -> tuple[list[pb.ContainerUpdate], list[str]]:
-        """Has every plugin adjust request.container in place, and returns the requested updates of other containers and
-        CDI devices.
+        """Has every plugin adjust request.container in place, and returns the plugins' updates of other containers and
+        the CDI devices that they request.
 
         Raises OperationError for an error response or a conflict.
         """

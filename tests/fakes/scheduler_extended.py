@@ -17,8 +17,8 @@ name.
 
 
 def class_of(resource: str, classes: Iterable[Document]) -> str | None:
-    """Returns the DeviceClass for an extended resource. The newest class wins; among classes of the same age, the first
-    by name.
+    """Returns the DeviceClass for an extended resource. The newest class wins; among classes of the same age, the one
+    whose name sorts first.
     """
     found = []
     for one in classes:

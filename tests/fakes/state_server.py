@@ -25,7 +25,7 @@ class StateServer:
     """Leases without their containers; ``complete`` is True if a synchronized backend's containers are known."""
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
     tellings: list[list[str]] = field(default_factory=list)
-    """For each request that contained containers, their ids."""
+    """The ids of the containers in each request that contained any."""
     held: tuple[str, int] = ("", 0)
     """Backend and generation of the stored containers."""
     reads_changes: bool = False
@@ -34,7 +34,7 @@ class StateServer:
     """The changed and the removed containers in each request that contains changes."""
     records: int = 1
     refuse: dict[str, int] = field(default_factory=dict)
-    """Status to return, by path prefix; such a request is recorded and has no other effect."""
+    """Status to return, by path prefix; a refused request is recorded and has no other effect."""
     hang: bool = False
     """Whether requests are accepted but not answered."""
     raw_lease: bytes | None = None

@@ -45,7 +45,7 @@ def test_invalid_subjects_are_rejected_with_the_reason(subject: str, why: str) -
 
 
 def git(tree: Path, *arguments: str) -> str:
-    """Runs git as a developer other than the user."""
+    """Runs git under an identity other than the user's."""
     identity = ("-c", "user.name=n", "-c", "user.email=e@example.com", "-c", "commit.gpgsign=false")
     command = ["git", *identity, "-C", str(tree), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

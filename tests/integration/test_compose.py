@@ -102,8 +102,8 @@ def project(compose: dict[str, Any], short_root: Path) -> Iterator[Project]:
 
 
 def test_the_demo_can_be_repeated(project: Project, compose: dict[str, Any]) -> None:
-    """The three commands find each other through the volumes, the demo passes twice, and all of them exit with status
-    0.
+    """The three commands find each other through the volumes, and the demo passes twice. Every command exits with
+    status 0.
     """
     project.start("stand-ins")
     check = compose["services"]["stand-ins"]["healthcheck"]["test"]

@@ -70,7 +70,7 @@ def test_the_kubelets_reserves_are_subtracted(open_stage: OpenStage) -> None:
 
 
 def test_reserves_that_leave_nothing_are_reported(open_stage: OpenStage) -> None:
-    """The pod is ready, since claims can be unprepared; an Event and ``/readyz`` name the cause."""
+    """The pod is ready, since it can still unprepare claims; an Event and ``/readyz`` name the cause."""
     memory = [{"numaNode": 1, "limits": {"memory": "900Gi"}}]
     stage = open_stage(config={"reservedCPUs": "0-31", "reservedMemory": memory})
     instance = stage.add_ready_instance()

@@ -32,7 +32,7 @@ def wake_ups(process: Process) -> Counter[str]:
 
 
 def test_an_idle_driver_wakes_up_at_most_twice_a_second() -> None:
-    """There are no claims, and all threads of both processes count except those of gRPC.
+    """There are no claims. All threads of both processes are counted, except for gRPC's.
 
     About one wake-up a second is expected, mostly for the lease and for health reports. Each file that is read in a
     thread every two seconds would add one wake-up a second; with several such files there were thirteen. A busy machine

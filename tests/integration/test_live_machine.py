@@ -63,7 +63,7 @@ def taints(stage: Stage, device: str) -> list[tuple[str, str, str]]:
 
 
 def health(stage: Stage, device: str) -> tuple[str, str]:
-    """Returns the last health that was sent to the kubelet for a device: status and message."""
+    """Returns the health last sent to the kubelet for a device: status and message."""
     return next((one["health"], one["message"]) for one in stage.kubelet("health") if one["device"] == device)
 
 
@@ -93,7 +93,7 @@ def test_a_claimed_cpu_that_goes_offline_stays_claimed(stage: Stage, machine: Ho
 
 
 def test_a_reserved_cpu_that_is_offline_at_the_start_is_a_warning(stage: Stage, machine: HostDirectory) -> None:
-    """SMT is off, or a core has failed: the frontend starts with a warning, and claims can be unprepared."""
+    """SMT is off, or a core has failed: the frontend starts with a warning and can still unprepare claims."""
     instance = stage.instances[0]
     with claim_pod(stage, "kept", cpus(2)) as pod:
         pod.prepare()

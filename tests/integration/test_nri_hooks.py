@@ -37,8 +37,8 @@ async def test_a_rejection_fails_the_container_and_keeps_the_plugin(tmp_path: Pa
 
 
 async def test_a_blocked_process_is_disconnected_and_reconnects(tmp_path: Path) -> None:
-    """A hook that blocks the event loop cannot be timed out; the runtime continues without the plugin, which reconnects
-    by itself.
+    """No timeout in the plugin can end a hook that blocks the event loop; the runtime continues without the plugin,
+    which reconnects by itself.
     """
 
     async def block(hook: str) -> None:

@@ -180,8 +180,8 @@ async def test_slices_of_an_earlier_writer_are_replaced(rig: Rig) -> None:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["expired", "ended"])
 async def test_a_watch_that_ends_at_once_does_not_cause_a_busy_loop(rig: Rig, dies: bool) -> None:
-    """However the server responds to a watch, lists and watches are rare, because they back off and are
-    rate-limited.
+    """However the server responds to a watch, the publisher rarely lists or watches, because it backs off and its
+    requests are rate-limited.
     """
     rig.client._list_pace = Pace(per_second=1 / 15, burst=6.0)
     gone = '{"kind": "Status", "code": 410}'
@@ -341,7 +341,7 @@ async def test_other_dropped_fields_are_reported_once(rig: Rig, pool: list[Docum
 
 
 async def test_a_device_is_not_published_without_its_binding_conditions(rig: Rig) -> None:
-    """Without the conditions, a pod would be bound at once and wait for pages that may never exist. When the gate is
+    """Without the conditions, a pod would be bound at once and wait for pages that may never exist. Once the gate is
     on, the device is published.
     """
     conditions: dict[str, Any] = {"bindingConditions": ["a.b/done"], "bindingFailureConditions": ["a.b/failed"]}

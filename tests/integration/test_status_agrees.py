@@ -22,7 +22,7 @@ from tests.stage.wires import AnsweredError, ask_unix
 
 
 class Shown(NamedTuple):
-    """The codes that each source shows at one time."""
+    """The codes that each source shows at a given moment."""
 
     status: set[str]
     page: set[str]

@@ -109,7 +109,7 @@ def test_no_other_container_can_use_a_claim(cluster: Cluster) -> None:
 
 @pytest.mark.core
 def test_every_free_cpu_can_be_claimed(cluster: Cluster) -> None:
-    """When claims hold all unreserved CPUs, other containers share the reserved ones, and get the others back
+    """When claims hold all unreserved CPUs, other containers share the reserved ones, and get the rest back
     afterwards.
     """
     plain = cluster.node.pod("web").run()

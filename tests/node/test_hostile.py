@@ -98,8 +98,8 @@ def attempt(pod: ClaimPod) -> Container | None:
 
 @pytest.mark.core
 def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
-    """While no instance enforces, a claim container is rejected or pinned; a standby enforces within seconds, as the
-    only instance.
+    """While no instance is enforcing claims, a claim container is rejected or pinned. Within seconds, a standby takes
+    over as the only active instance.
     """
     old, new = cluster.instance, cluster.add_instance().start().wait_ready()
     until(lambda: new.status.get("synchronized"), "the standby is connected to the runtime")

@@ -14,7 +14,7 @@ ALL = kernel.online_cpus()
 
 
 def active(cluster: Cluster) -> list[Instance]:
-    """Returns the instances whose backend enforces, each according to its own frontend."""
+    """Returns the instances whose backend is enforcing claims, each according to its own frontend."""
     return [instance for instance in cluster.instances if instance.active]
 
 

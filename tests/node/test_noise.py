@@ -63,7 +63,7 @@ def device_interrupts(on: Collection[int]) -> int:
 
 
 def turns(on: Collection[int]) -> int:
-    """Returns how many times any thread started to run on these CPUs."""
+    """Returns how often a thread has started to run on these CPUs."""
     lines = [line.split() for line in Path("/proc/schedstat").read_text().splitlines()]
     return sum(int(line[9]) for line in lines if line[0] in {f"cpu{cpu}" for cpu in on})
 

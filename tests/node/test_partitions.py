@@ -124,8 +124,8 @@ def test_a_shared_claim_is_enforced_next_to_a_partition(cluster: Cluster) -> Non
 
 
 def test_a_sidecar_next_to_a_claim_for_all_cpus_gets_the_reserved_cpus(cluster: Cluster) -> None:
-    """CPUs inside a pod must not overlap, because the partition would be invalid, so the sidecar gets the reserved
-    ones.
+    """The containers of a pod must not overlap in their CPUs, because that would invalidate the partition, so the
+    sidecar gets the reserved ones.
     """
     whole = cluster.pod(
         *(cpus(len(kernel.node_cpus(n) - RESERVED), f"n{n}", numa_node=n) for n in (0, 1)), aligned=False
@@ -197,8 +197,8 @@ def test_without_partitions_an_exclusive_claim_uses_the_pool_and_an_isolated_one
 
 
 def test_the_mode_can_change_while_claims_are_running(cluster: Cluster) -> None:
-    """From pool to partition and back, running claims keep their CPUs, and no other container gets any of these CPUs in
-    between.
+    """When the mode changes from pool to partition and back, running claims keep their CPUs, and no other container
+    gets any of these CPUs in between.
     """
     cluster.configure({"cpuExclusivity": "pool"})
     plain = cluster.node.pod("web").run("main", BUSY)

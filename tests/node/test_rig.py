@@ -111,7 +111,7 @@ def test_a_container_runs_in_its_pods_cgroup(node: Node, cgroup_driver: Driver) 
 @each_runtime
 @both_drivers
 def test_stock_containerd_drops_hugepage_limits_but_not_unified_keys(node: Node, cgroup_driver: Driver) -> None:
-    """An update does not change a limit written by others, and rewrites unified keys and cpusets as stored."""
+    """An update leaves limits written by others alone, but resets unified keys and cpusets to their stored values."""
     pod = node.pod(hugetlb={"2MB": 8 * MIB})
     dropped = pod.run("dropped", resources=Resources(hugepages={"2MB": 4 * MIB}))
     unified = {"hugetlb.2MB.max": LIMIT, "hugetlb.2MB.rsvd.max": LIMIT}

@@ -62,9 +62,7 @@ class Claims:
         return ClaimName(meta["namespace"], meta["name"], meta["uid"])
 
     def forget(self, uid: str, how: str) -> None:
-        """Deletes a claim, replaces it with another claim with the same name, allocates it elsewhere, or deallocates
-        it.
-        """
+        """Deletes a claim, replaces it with another of the same name, allocates it elsewhere, or deallocates it."""
         document = self.documents[f"claim-{uid}"]
         if how == "gone":
             del self.documents[f"claim-{uid}"]
@@ -114,7 +112,9 @@ ALL_CHANGES = 2**62
 
 
 class Frontend:
-    """One frontend instance. By default its backend enforces, and CPU 0 of a small machine is reserved."""
+    """One frontend instance. By default its backend is enforcing claims, and CPU 0 of a small machine is
+    reserved.
+    """
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from numa_contract.cpuset import parse_cpu_list
 
 
 class IrqbalanceStandIn:
-    """Bans the CPUs in its environment or, from the next round on, those in the last request."""
+    """Bans the CPUs in its environment or, once a request has been applied, those in that request."""
 
     def __init__(self, root: Path, environment: str, pid: int) -> None:
         self.banned = self._own = parse_cpu_list(environment)

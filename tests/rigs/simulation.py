@@ -2,10 +2,10 @@
 """Runs a node's processes on one event loop, with a clock that jumps and a disk that keeps the state of a killed
 process.
 
-Equal inputs result in equal traces: the loop's clock advances only when every task is waiting, and jobs for worker
-threads run at once, in the loop's thread. A context variable assigns each task to a process. A process can be killed
-between two file operations: the directory is copied at that moment, and the copy is written back when the job has
-ended, so anything that a dead process still does has no effect.
+Identical inputs produce identical traces: the loop's clock advances only when every task is waiting, and jobs for
+worker threads run at once, in the loop's thread. A context variable assigns each task to a process. A process can be
+killed between two file operations: the directory is copied at that moment, and the copy is written back when the job
+has ended, so anything that a dead process still does has no effect.
 """
 
 import asyncio

@@ -135,7 +135,9 @@ class Cluster:
         return instance
 
     def _run(self, pod: Document) -> tuple[StagePod, Box]:
-        """Runs a pod with one container and at most one claim, as controllers, scheduler, kubelet and runtime would."""
+        """Runs a pod with one container and at most one claim, as the controllers, the scheduler, the kubelet and the
+        runtime would.
+        """
         metadata = pod["metadata"]
         running = StagePod(self.stage, metadata["name"], uid=metadata["uid"], namespace=metadata["namespace"])
         status: Document = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -182,7 +184,7 @@ class Cluster:
 
     async def _exec(self, namespace: str, pod: str, command: list[str], **_: Any) -> Document:
         """Runs one of the driver's commands with the environment of its pod. In any other pod, a command that
-        reads /proc/self/status gets the file of the container.
+        reads /proc/self/status gets the file as it would be in the container.
         """
         document = self.stage.api(f"/api/v1/namespaces/{namespace}/pods/{pod}")
         owner = document["metadata"].get("ownerReferences")

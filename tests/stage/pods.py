@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life cycle of pods on the stage, from the claim through scheduler, kubelet and runtime to the pod's removal."""
+"""The life cycle of pods on the stage, from the claim through the scheduler, the kubelet and the runtime to the pod's
+removal.
+"""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -125,7 +127,7 @@ class Box:
 
 @dataclass(slots=True)
 class StagePod:
-    """A pod on the node, with its claim if it has one. As a context manager it ends with its block."""
+    """A pod on the node, with its claim if it has one. Used as a context manager, the pod ends with the block."""
 
     stage: Stage
     name: str

@@ -50,8 +50,8 @@ class Process:
         self.name = name
         self.command = list(command)
         self.log_file = log
-        # Many developers' machines set this variable. An image contains byte code, and start-up time and memory are
-        # measured here.
+        # This variable is set on many developers' machines, but an image contains byte code, and start-up time and
+        # memory are measured here.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         # An image has no CA certificates either. OpenSSL would read this machine's, which would take 90 ms at each
         # start.

@@ -56,7 +56,7 @@ class StageSettings:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Additional environment variables for both commands."""
     in_memory: bool = False
-    """Whether the directories are in memory if that is possible, as they are on a node."""
+    """Whether to keep the directories in memory, as on a node, if that is possible."""
     classes: Mapping[str, str] = field(default_factory=lambda: CLASSES)
     """DeviceClasses that exist from the start."""
     drivers: tuple[str, ...] = ("dra.cpu", "dra.memory")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node made of processes: fakes of the API server, the kubelet and the runtime, and the services under test.
 
-Everything is in one temporary directory, does not require root, and is always removed at the end of the block.
+Nothing here requires root. All files are in one temporary directory, which is always removed at the end of the block.
 """
 
 import json
@@ -207,7 +207,8 @@ class Stage:
     def kill_backend(self, instance: Instance) -> None:
         """Kills the backend and returns when the runtime has noticed.
 
-        The instance is ready again when the next backend has reported, since a lease outlives its backend by 10 s.
+        The instance counts as ready again once the next backend has reported. The killed backend's lease, which
+        outlives it by 10 s, does not count.
         """
         with suppress(AnsweredError, OSError):
             self._killed.add(self._lessee(instance))

@@ -223,7 +223,9 @@ class Cluster:
         return self.services.logs() | {f"{half.name} of {half.pod_name}": half.log()[-4000:] for half in halves}
 
     def wait_ready(self) -> Instance:
-        """Starts the missing parts of the first instance, and returns it when it enforces, serves and is registered."""
+        """Starts the missing parts of the first instance, and returns the instance once it is enforcing claims, serving
+        requests and registered.
+        """
         instance = self.instance.start().wait_ready()
         until(lambda: instance.active and instance.status.get("synchronized"), "the backend enforces", within=60)
         until(lambda: instance.counter("audits") > 0, "the backend has audited all containers", within=60)

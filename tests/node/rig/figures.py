@@ -42,8 +42,8 @@ class HookTimes:
             self.outcomes[hook, outcome] += int(float(count))
 
     def percentile(self, hook: str, share: float) -> float:
-        """Returns the seconds within which this share (0 to 1) of the calls was answered, or infinity if that time is
-        beyond the last bucket.
+        """Returns the time in seconds within which this share (0 to 1) of the calls were answered, or infinity if that
+        time is beyond the last bucket.
         """
         edges = self._below[hook]
         return next((edge for edge in sorted(edges) if edges[edge] >= share * edges[float("inf")]), float("inf"))

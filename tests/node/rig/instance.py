@@ -85,7 +85,7 @@ class Instance:
 
     @property
     def active(self) -> bool:
-        """Returns True if the instance's backend holds the lock and enforces."""
+        """Returns True if the instance's backend holds the lock and is enforcing claims."""
         return bool(self.status.get("active"))
 
     def held(self) -> dict[str, frozenset[int]]:

@@ -119,7 +119,7 @@ class Node:
             list(threads.map(self.runtime.remove_pod, set(self.runtime.pods()) - self.kept))
 
     def use_driver(self, driver: Driver) -> None:
-        """Switches containerd (and the rig's kubelet) to a cgroup driver; removes all pods if it changes."""
+        """Switches containerd (and the rig's kubelet) to a cgroup driver; removes all pods if this is a change."""
         if driver == self.cgroups.driver:
             return
         self.reset()

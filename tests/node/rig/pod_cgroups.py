@@ -47,8 +47,8 @@ class PodCgroups:
     def make(self, qos: Qos, uid: str, hugetlb: Mapping[str, int], weight: int = 0, memory: int = 0) -> Cgroup:
         """Creates the cgroup of a pod.
 
-        Page sizes that `hugetlb` (bytes by size) does not contain get 0, as with kubelets before 1.37. `weight`
-        (cpu.weight) and `memory` (bytes): 0 means the kernel's default.
+        Page sizes that `hugetlb` (bytes by size) does not contain get 0, as with kubelets before 1.37. For
+        `weight` (cpu.weight) and `memory` (bytes), 0 means the kernel's default.
         """
         group = Cgroup(self.path(qos, uid))
         limits = {file: value for file, value in (("cpu.weight", weight), ("memory.max", memory)) if value}

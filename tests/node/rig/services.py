@@ -32,8 +32,8 @@ class Service(Process):
         os.kill(self.pid, number)
 
     def stop(self, within: float = 30.0) -> int:
-        """Stops the program with SIGTERM, even if it hangs, and returns the exit status. Raises StageError if it does
-        not exit in time.
+        """Stops the program with SIGTERM, even if it is suspended, and returns the exit status. Raises StageError if it
+        does not exit in time.
         """
         self.ask_to_stop()
         self.ask_to_stop(signal.SIGCONT)
@@ -76,7 +76,7 @@ class Services:
             service.kill()
 
     def add(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Service:
-        """Adds a program without starting it; the name is unique within the test."""
+        """Adds a program without starting it; the name must be unique within the test."""
         if name in self._all:
             raise RuntimeError(f"{name} is already a service of this test")
         self._all[name] = Service(name, command, self._logs / f"{name}.log", env or {})

@@ -252,13 +252,13 @@ class ApiServer:
         return self.store.update(resource, namespace, name, body, target.part)
 
     def _proxied(self, request: web.Request, node: str) -> Document:
-        """Returns the response from a node's kubelet; only the path configz is implemented."""
+        """Returns the response from a node's kubelet; only the configz path is implemented."""
         if node not in self.options.kubelets or not request.path.endswith("/proxy/configz"):
             raise ApiError(503, "ServiceUnavailable", "error trying to reach service: this node has no kubelet")
         return {"kubeletconfig": self.options.kubelets[node]}
 
     def _patch(self, target: Target, body: Document, request: web.Request) -> Document:
-        """Applies a merge patch, a strategic merge patch, or a server-side apply to a claim's status."""
+        """Carries out a merge patch, a strategic merge patch, or a server-side apply on a claim's status."""
         old = self.store.get(target.resource, target.namespace, target.name)
         if request.content_type in _PATCHES:
             new = _PATCHES[request.content_type](old, body)

@@ -2,8 +2,8 @@
 """Requests that the API server forwards to a node: ``kubectl exec`` and the kubelet's metrics.
 
 ``kubectl exec`` is served over WebSocket (KEP-4006), without standard input or a terminal. The node is called over a
-unix socket, as in tests/fakes/control.py. The call ``exec`` takes namespace, pod, container and command, and returns
-status, stdout and stderr, with one character for each byte. The call ``metrics`` takes the node's name and returns the
+unix socket, as in tests/fakes/control.py. The ``exec`` call takes namespace, pod, container and command, and returns
+status, stdout and stderr, with one character for each byte. The ``metrics`` call takes the node's name and returns the
 metrics as text.
 """
 

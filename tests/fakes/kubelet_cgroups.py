@@ -41,7 +41,7 @@ def claim_status(claim: str, containers: Sequence[str], amounts: Mapping[str, st
 
 
 def pod_limits(pod: Mapping[str, Any], release: str, *, gate: bool) -> Limits:
-    """Returns the limits for the pod's own cgroup. ``gate`` is the kubelet's DRANodeAllocatableResources."""
+    """Returns the limits for the pod's own cgroup. ``gate`` is the kubelet's DRANodeAllocatableResources gate."""
     spec = pod["spec"]
     every = [*spec.get("initContainers", ()), *spec["containers"]]
     counted = _added(_statuses(pod, release, gate=gate))

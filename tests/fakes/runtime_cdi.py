@@ -2,7 +2,7 @@
 """CDI as in the runtimes' library: strict files, a closed list of versions, conflicts, and injection into a container.
 
 There are two differences: the directories are read again for every container, while the library waits for inotify
-events, and only the edits ``env`` and ``mounts`` in JSON files are supported.
+events, and only ``env`` and ``mounts`` edits in JSON files are supported.
 """
 
 import json

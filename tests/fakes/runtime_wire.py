@@ -93,7 +93,7 @@ class Trunk:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        # As in Go, a write is complete when the kernel has accepted it.
+        # As in Go, a write is complete once the kernel has accepted it.
         writer.transport.set_write_buffer_limits(0)
         self._lanes: dict[int, Lane] = {}
         self.closed: str | None = None

@@ -75,8 +75,8 @@ def test_a_running_claim_is_explained(stage: Stage, flags: list[str]) -> None:
 
 
 def test_the_rejection_of_a_second_pod_names_the_first(stage: Stage, flags: list[str]) -> None:
-    """The message first states that the record is for another pod, and later that the first pod's container has the
-    claim. It does not mention forged variables.
+    """At first, the message states that the record is for another pod; later, it states that the first pod's container
+    has the claim. The message does not mention forged variables.
     """
     first, second = StagePod(stage, "holder"), StagePod(stage, "second")
     claim = make_claim(stage, "both", [cpus(2)], [first.reference])

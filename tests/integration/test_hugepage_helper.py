@@ -218,7 +218,7 @@ def test_a_device_whose_pages_cannot_be_allocated_is_tainted(node: Node) -> None
 
 
 def test_a_helper_that_is_down_is_reported_until_it_is_back(node: Node) -> None:
-    """A claim waits for a few seconds and then fails. When the helper is back, the taint is removed and the claim gets
+    """A claim waits for a few seconds and then fails. Once the helper is back, the taint is removed and the claim gets
     its pages.
     """
     node.helper.kill()

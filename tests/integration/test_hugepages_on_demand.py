@@ -125,7 +125,7 @@ async def test_pages_are_allocated_before_the_pod_is_bound(rig: Rig) -> None:
 
 
 async def test_pages_are_freed_with_the_claim(rig: Rig) -> None:
-    """The pages are freed only when the claim's record is gone, because a container may use them; a claim that was
+    """The pages are freed only once the claim's record is gone, because a container may use them; a claim that was
     never prepared has no record.
     """
     rig.asked(2)

@@ -24,7 +24,7 @@ def grant(verb: str, resource: str) -> str:
 @pytest.mark.timeout(180)
 def test_a_missing_permission_is_reported_where_it_has_an_effect(open_stage: OpenStage) -> None:
     """The missing permission is reported at /readyz while slices cannot be written, and in the pod's event if a claim
-    cannot be read; when it is granted, everything works.
+    cannot be read; once it is granted, everything works.
     """
     stage = open_stage()
     forbid(stage, ("create", "resourceslices"))

@@ -22,7 +22,7 @@ def throttled(group: Cgroup) -> int:
 
 @both_drivers
 def test_a_claim_that_covers_the_limit_ends_the_quota_and_raises_that_of_its_pod(cluster: Cluster) -> None:
-    """Four busy threads on two claimed CPUs are never throttled; the pod's own limit is restored when the container has
+    """Four busy threads on two claimed CPUs are never throttled; the pod's own limit is restored once the container has
     exited.
     """
     db = cluster.pod(cpus(2, numa_node=1))

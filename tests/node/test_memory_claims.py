@@ -83,7 +83,7 @@ def mounted(box: Container, place: str) -> list[str]:
 @pytest.mark.core
 @each_runtime
 def test_a_mount_exists_as_long_as_its_container(cluster: Cluster) -> None:
-    """A hugetlbfs of the claim's size is already mounted when the first instruction runs; its pages are free when the
+    """A hugetlbfs of the claim's size is already mounted when the first instruction runs; its pages are free once the
     container has exited.
     """
     before = free_pages()

@@ -124,8 +124,8 @@ def test_a_shared_claim_is_enforced_next_to_a_partition(cluster: Cluster) -> Non
 
 
 def test_a_sidecar_next_to_a_claim_for_all_cpus_gets_the_reserved_cpus(cluster: Cluster) -> None:
-    """The containers of a pod must not overlap in their CPUs, because that would invalidate the partition, so the
-    sidecar gets the reserved ones.
+    """The CPUs of a pod's containers must not overlap, because that would invalidate the partition, so the sidecar gets
+    the reserved ones.
     """
     whole = cluster.pod(
         *(cpus(len(kernel.node_cpus(n) - RESERVED), f"n{n}", numa_node=n) for n in (0, 1)), aligned=False

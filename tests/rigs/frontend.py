@@ -112,9 +112,7 @@ ALL_CHANGES = 2**62
 
 
 class Frontend:
-    """One frontend instance. By default its backend is enforcing claims, and CPU 0 of a small machine is
-    reserved.
-    """
+    """One frontend instance. By default its backend is enforcing claims, and CPU 0 of a small machine is reserved."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ process.
 
 Identical inputs produce identical traces: the loop's clock advances only when every task is waiting, and jobs for
 worker threads run at once, in the loop's thread. A context variable assigns each task to a process. A process can be
-killed between two file operations: the directory is copied at that moment, and the copy is written back when the job
+killed between two file operations: the directory is copied at that moment, and the copy is written back once the job
 has ended, so anything that a dead process still does has no effect.
 """
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 _FILE_OPERATIONS: Final = frozenset(
     {"open", "close", "fsync", "rename", "replace", "unlink", "mkdir", "rmdir", "pwrite", "posix_fallocate"}
 )
-"""Functions of the module ``posix`` before which a process can be killed."""
+"""Functions in the ``posix`` module before which a process can be killed."""
 
 
 class KilledError(BaseException):

@@ -68,7 +68,7 @@ def make_claim(
 
 
 def delete_claim(stage: Stage, name: str, namespace: str = NAMESPACE) -> None:
-    """Deletes a claim, as the controller does when its pod is gone."""
+    """Deletes a claim, as the controller does once its pod is gone."""
     stage.api(f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}", "DELETE")
 
 
@@ -91,7 +91,7 @@ class Box:
 
     @property
     def mounts(self) -> dict[str, Path]:
-        """Returns the host path of each mount by its path in the container, as created."""
+        """Returns the host path of each mount that the container was created with, by its path in the container."""
         return {mount["destination"]: Path(mount["source"]) for mount in self.described["mounts"]}
 
     @property
@@ -127,7 +127,7 @@ class Box:
 
 @dataclass(slots=True)
 class StagePod:
-    """A pod on the node, with its claim if it has one. Used as a context manager, the pod ends with the block."""
+    """A pod on the node, with its claim if it has one. If used as a context manager, it ends with the block."""
 
     stage: Stage
     name: str

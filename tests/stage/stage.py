@@ -205,7 +205,7 @@ class Stage:
         return str(backend["problem"])
 
     def kill_backend(self, instance: Instance) -> None:
-        """Kills the backend and returns when the runtime has noticed.
+        """Kills the backend and returns once the runtime has noticed.
 
         The instance counts as ready again once the next backend has reported. The killed backend's lease, which
         outlives it by 10 s, does not count.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An NRI plugin that responds to CreateContainer with the resources that one of the container's environment variables
-contains as JSON.
+"""An NRI plugin that responds to CreateContainer with the resources given as JSON in one of the container's environment
+variables.
 
-It shows how a runtime handles a response, independent of the driver: `python -m tests.node.rig.answering_plugin`.
+It shows how a runtime handles a response, independently of the driver: `python -m tests.node.rig.answering_plugin`.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ async def create(payload: bytes) -> Message:
 
 
 async def synchronize(payload: bytes) -> Message:
-    """Prints a message when the runtime has sent its state."""
+    """Prints a message once the runtime has sent its state."""
     print("synchronised", flush=True)
     return pb.SynchronizeResponse(more=pb.SynchronizeRequest.FromString(payload).more)
 

@@ -119,8 +119,8 @@ class Cluster:
     def configure(
         self, settings: Mapping[str, Any], values: Mapping[str, Any] | None = None, *, lacking: str = ""
     ) -> None:
-        """Replaces the driver's pod with one that has other chart values, unless the pod already has them; arguments
-        are those of chart_values().
+        """Replaces the driver's pod with one that has these chart values, unless it already has them; arguments are
+        those of chart_values().
 
         The old pod is removed first, as with maxSurge 0. `lacking` names a capability or mount to remove from the
         rendered pod (removal.py).

@@ -49,7 +49,7 @@ class DriverContainer:
         self._pid = 0
 
     def start(self) -> "DriverContainer":
-        """Creates and starts the container; returns when its process is running."""
+        """Creates and starts the container; returns once its process is running."""
         runtime, sandbox = self._pod.node.runtime, self._pod.sandbox
         self.attempt += 1
         if self._ended:

@@ -23,10 +23,9 @@ def note(name: str, value: str) -> None:
 
 
 class HookTimes:
-    """Durations of the runtime's calls, from the backend's histograms in the frontend's /metrics, for all of the
-    backend's processes together.
+    """Durations of the runtime's calls, from the backend's histograms in the frontend's /metrics.
 
-    The histograms of all processes are added up; a percentile is the upper edge of its bucket.
+    The histograms of all of the backend's processes are added up; a percentile is the upper edge of its bucket.
     """
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ class NodeFacts:
     memory: int
     """The node's memory in bytes."""
     api_server: tuple[str, int] = ("10.96.0.1", 443)
-    """Address of the service `kubernetes`."""
+    """Address of the `kubernetes` service."""
     resolvers: tuple[str, ...] = ()
     root: str = "/var/lib/kubelet"
     thermal_throttle: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Container:
     probes: Mapping[str, Probe]
     """Probes by kind: startup, liveness, readiness."""
     hosts_file: str
-    """Path on the node; the kubelet writes the file when it knows the pod's address."""
+    """Path on the node; the kubelet writes the file once it knows the pod's address."""
     termination_log: str
     """The termination log's path on the node."""
 

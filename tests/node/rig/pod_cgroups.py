@@ -47,8 +47,8 @@ class PodCgroups:
     def make(self, qos: Qos, uid: str, hugetlb: Mapping[str, int], weight: int = 0, memory: int = 0) -> Cgroup:
         """Creates the cgroup of a pod.
 
-        Page sizes that `hugetlb` (bytes by size) does not contain get 0, as with kubelets before 1.37. For
-        `weight` (cpu.weight) and `memory` (bytes), 0 means the kernel's default.
+        Page sizes that `hugetlb` (bytes by size) does not contain get 0, as with kubelets before 1.37. For `weight`
+        (cpu.weight) and `memory` (bytes), 0 means the kernel's default.
         """
         group = Cgroup(self.path(qos, uid))
         limits = {file: value for file, value in (("cpu.weight", weight), ("memory.max", memory)) if value}
@@ -82,7 +82,7 @@ class PodCgroups:
     def _make_one(self, group: Cgroup, limits: Mapping[str, int]) -> None:
         if self.driver == "systemd":
             _start_slice(Path(group.path).name, limits)
-            # The call returns when the job is queued; the kubelet's library also waits for the job to finish.
+            # The call returns once the job is queued; the kubelet's library also waits for the job to finish.
             until(group.exists, f"systemd has created {group.path}", every=0.02)
         else:
             group.directory.mkdir()

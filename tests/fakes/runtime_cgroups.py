@@ -151,8 +151,8 @@ class FakeCgroups:
         """Sets every ``.effective`` to the value that the kernel would report after a cpuset was written. Returns the
         cgroups whose ``cgroup.kill`` was written.
 
-        It uses one system call for each of three files per cgroup, because it runs continuously alongside calls whose
-        duration is measured.
+        It makes only one system call for each of three files per cgroup, because it runs continuously alongside calls
+        whose duration is measured.
         """
         killed = []
         with self._lock:

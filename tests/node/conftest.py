@@ -31,8 +31,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keeps only the tests for this machine (mark `profile`; without it: default), in an order that requires few
     restarts.
 
-    Tests on a bare node come first, then those with the driver, grouped by the chart's values, then both again with the
-    other cgroup driver.
+    Tests on a bare node come first, then those with the driver, grouped by the chart's values, and finally both kinds
+    again with the other cgroup driver.
     """
     here = Profile.read().name
     marks = [(item, item.get_closest_marker("profile")) for item in items]

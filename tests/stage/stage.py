@@ -196,7 +196,7 @@ class Stage:
         """Returns the reason why an instance is not ready, or '' if the instance is ready."""
         try:
             ask_unix(instance.state_socket, "/readyz")
-            # The pod stays ready for a while despite a problem, and a test wants to see the problem.
+            # The pod stays ready for a while despite a problem, but a test wants to see the problem.
             backend = self.state("/v1/backend", instance)
         except (AnsweredError, OSError) as error:
             return str(error)

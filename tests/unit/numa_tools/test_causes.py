@@ -40,7 +40,7 @@ def test_each_backend_code_has_a_remedy_or_is_known_to_have_none() -> None:
 
 @pytest.mark.parametrize("code", ["", "OfALaterRelease", *sorted(UNEXPLAINED)])
 def test_the_log_is_the_remedy_for_an_unknown_cause(code: str) -> None:
-    """An older backend sends no code. For a rejected container, the message is the remedy."""
+    """An older backend sends no code. For a rejected container, the remedy is to fix the cause given in the message."""
     assert (LOG in cause_of(code).remedy, cause_of(code).kernel) == (True, False)
     assert cause_of(code, REFUSED).remedy == REFUSED
 

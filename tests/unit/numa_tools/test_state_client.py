@@ -46,7 +46,7 @@ def http(body: bytes, status: str = "200 OK") -> bytes:
 
 
 def test_documents_and_text_pages_are_read(short_root: Path) -> None:
-    """JSON is parsed. A page whose status is intentionally not 200 is returned as a string."""
+    """JSON is parsed. A text page is returned as a string, even if it has an expected status other than 200."""
     with answering(short_root, http(b'[{"a": 1}]')) as client:
         assert client.document("/v1/claims") == [{"a": 1}]
     with answering(short_root, http(b"not yet\n", "503 Service Unavailable")) as client:

@@ -94,7 +94,7 @@ def others(view: ClaimView, inventory: Inventory, *slices: dict[str, Any]) -> Ot
 def prepared(
     view: ClaimView, inventory: Inventory, *slices: dict[str, Any], ledger: Ledger | None = None
 ) -> AllocationRecord:
-    """Allocates the claim's CPUs and returns the claim's record. Raises Refused."""
+    """Allocates the claim's CPUs and returns the claim's record, or raises Refused."""
     known = others(view, inventory, *slices)
     return allocate_claim(
         parse_driver_claim(view, "dra.cpu", inventory, Config(), others=known), inventory, ledger or Ledger({})
@@ -544,8 +544,8 @@ def _possible(
     held: frozenset[int],
     constraints: list[dict[str, Any]],
 ) -> bool:
-    """Returns True if counting CPUs shows that the claim's only constraint can be met. Returns False if the claim has
-    several constraints, which counting cannot decide.
+    """Returns True if counting CPUs shows that the claim's only constraint can be met. Returns False for a claim with
+    several constraints, because counting cannot decide whether they can all be met.
     """
     if len(constraints) > 1:
         return False

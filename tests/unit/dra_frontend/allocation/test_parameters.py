@@ -231,8 +231,8 @@ def test_contradictory_parameters_are_refused(config: list[Entry], text: str) ->
 
 
 def test_a_claim_may_name_its_cpus() -> None:
-    """Only the claim itself may name CPUs. It may do so once per request, from any group, and without other parameters
-    that select CPUs.
+    """Only the claim itself may name CPUs. It may do so once per request and for devices with any grouping, but not
+    together with other parameters that select CPUs.
     """
     named = opaque({"cpuset": "2-3"}, "cpus")
     for inventory in (WHOLE, NUMA):

@@ -393,9 +393,7 @@ A_CLAIM = {"metadata": {"name": "c"}, "spec": {}}
 
 @pytest.mark.parametrize("fault", ["409", "429", "500", "503", "drop", "hang"])
 async def test_reading_a_claim_is_retried(tmp_path: Path, fault: str) -> None:
-    """A transient error delays Prepare by less than a second, instead of by the kubelet's retry interval of a
-    minute.
-    """
+    """A transient error delays Prepare by less than a second, not by the kubelet's retry interval of a minute."""
     async with client_of(tmp_path, call_seconds=0.3 if fault == "hang" else 5.0) as (server, client):
         claim = server.store.create(CLAIMS, "default", A_CLAIM)
         server.fail_next(1, fault, verb="get")

@@ -77,7 +77,7 @@ async def test_a_prepared_claim_is_prepared_again_without_the_slices(node: Front
 
 
 class Failing(Claims):
-    """A fake API server whose first slice lists fail."""
+    """A fake API server on which the first attempts to list slices fail."""
 
     def __init__(self, *errors: KubeError) -> None:
         super().__init__()

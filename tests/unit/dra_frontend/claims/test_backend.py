@@ -141,7 +141,7 @@ def test_a_missing_first_report_and_an_unreadable_one_have_codes(clock: Clock, v
 
 
 def test_a_standby_prepares_claims_while_another_instance_enforces_them(view: BackendView) -> None:
-    """During an upgrade, the new pod is not active yet. If it became unready because its own backend does not enforce
+    """During an upgrade, the new pod is not active yet. If it became unready because its own backend is not enforcing
     anything yet, the rollout would stop.
     """
     view.renew(status(active=False))
@@ -263,8 +263,8 @@ def test_static_managers_cause_a_warning_while_the_lease_is_live() -> None:
 
 
 def test_observe_mode_and_an_empty_reserve_are_configuration_warnings() -> None:
-    """The warnings about observe mode and about an empty reserve appear even before the backend's first report. That
-    report adds the number of files that would change.
+    """The warnings about observe mode and about an empty reserve appear even before the backend's first report. Once
+    that report has arrived, the warning about observe mode also gives the number of files that would change.
     """
     silent = BackendView(Clock(), Config(enforcement="observe"))
     assert [one.code for one in silent.configured] == ["ObserveMode", "NoReservedCPUs"]

@@ -118,7 +118,7 @@ def api() -> Api:
 
 @pytest.fixture
 async def node(tmp_path: Path, api: Api) -> Node:
-    """Returns an instance without claims that has been running for a second."""
+    """Returns an instance that has been running for a second and has no claims."""
     node = Node(tmp_path, api)
     await node.after(1)
     return node
@@ -320,7 +320,7 @@ async def test_a_claim_that_is_allocated_again_is_written_again(node: Node, api:
 
 
 async def test_a_denied_write_does_not_affect_other_claims(node: Node, api: Api) -> None:
-    """The server may reject a claim that is no longer allocated to this node."""
+    """The server may reject the status of a claim that is no longer allocated to this node."""
     await node.frontend.prepare("a")
     api.refuses = ForbiddenError("patch", "no")
     await node.after(3 * PATIENCE_SECONDS)

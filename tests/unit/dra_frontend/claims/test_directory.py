@@ -33,8 +33,8 @@ def quarantined(tmp_path: Path) -> list[bytes]:
 
 
 def test_a_file_gets_its_name_only_when_complete(files: ClaimFiles, tmp_path: Path) -> None:
-    """Only root can read the file. It is written to a temporary file in the same directory first, so a partial file
-    never has a .json name.
+    """Only root can read the file. Its content is first written to a temporary file in the same directory, so a partial
+    file never has a .json name.
     """
     files.write(record())
     (file,) = (tmp_path / "cdi").iterdir()
@@ -42,8 +42,8 @@ def test_a_file_gets_its_name_only_when_complete(files: ClaimFiles, tmp_path: Pa
 
 
 def test_a_file_with_an_unreadable_record_is_copied_and_stays_in_place(files: ClaimFiles, tmp_path: Path) -> None:
-    """A healthy pod needs the file in order to restart. The file is copied to quarantine, and its CPUs stay allocated
-    according to its environment variables.
+    """A healthy pod needs the file in order to restart. The file is copied to quarantine, and the CPUs that its
+    environment variables list stay allocated.
     """
     document = json.loads(dump_claim_file(record()))
     document["annotations"][RECORD_ANNOTATION] = "{"

@@ -160,8 +160,8 @@ def test_a_failed_write_is_retried_later(path: Path) -> None:
 def test_a_slot_that_is_damaged_after_it_was_read_is_written_again(
     path: Path, writes: int, slots: tuple[int, ...], offset: int
 ) -> None:
-    """The latest entries survive, rather than those in the older slot, even though the next write contains the same
-    entries.
+    """The latest entries survive, rather than those in the older slot: the next write is not skipped, although its
+    entries have not changed.
     """
     journal = Journal(path)
     for number in range(writes):
@@ -248,8 +248,8 @@ MANY = [f"{first}-8191" for first in range(1, 1600)]
     ids=["requests of a claim", "claims", "releases"],
 )
 def test_more_cpus_than_any_machine_has_are_not_read(path: Path, entries: list[Any]) -> None:
-    """Expanding such a CPU list would take a gigabyte of memory. This process overwrites the list with its own entries,
-    and the next instance reads them.
+    """Expanding a list of that many CPUs would take a gigabyte of memory. This process overwrites the list with its own
+    entries, and the next instance reads them.
     """
     journal = Journal(path)
     journal.write(Entries(NAMES))

@@ -96,8 +96,8 @@ def test_a_claim_from_a_template_is_named_as_in_the_pod() -> None:
 
 
 def test_preparing_a_claim_again_does_not_change_its_metadata() -> None:
-    """Even if attributes have changed when the claim is prepared again, the record stays the same, and therefore the
-    CDI file does too.
+    """Even if attributes have changed when the claim is prepared again, the record, and therefore the CDI file, stays
+    the same.
     """
     found = parse_claim(document(cpus(2)))
     first = described(found)
@@ -215,8 +215,8 @@ async def test_lost_files_are_restored_together(node: Node) -> None:
 
 @pytest.mark.parametrize(("peer", "left"), [(False, ["ns_claim-u"]), (True, ["ns_claim-u", "ns_gone"])])
 async def test_metadata_without_a_claim_is_removed_at_startup(node: Node, peer: bool, left: list[str]) -> None:
-    """A crash between two steps leaves such metadata behind. If a claim file has no record, it is unknown which
-    metadata directory belongs to its claim, so no directory is removed.
+    """A crash during Prepare or Unprepare can leave such metadata behind. If a claim file has no record, it is unknown
+    which metadata directory belongs to its claim, so no directory is removed.
     """
     await node.has(document(cpus(2)))
     (node.plugins / "ns_gone" / "cpus").mkdir(parents=True)

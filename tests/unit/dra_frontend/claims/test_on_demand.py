@@ -69,7 +69,7 @@ class Kernel(KernelPools):
     silent = False
     checks = 0
     broken = ""
-    """The pools of NUMA nodes whose names contain this string, such as ``node0``, are unreadable."""
+    """If set, the pools of each NUMA node whose name contains this string, such as ``node0``, are unreadable."""
 
     def pages(self, node: int, page_bytes: int) -> int:
         """Reads the pool's page count."""
@@ -85,8 +85,8 @@ class Kernel(KernelPools):
         super().check(node, page_bytes)
 
     def resize(self, node: int, page_bytes: int, pages: int) -> None:
-        """Allocates as many pages as fit into memory, and, as the kernel does, reports success even if these are fewer
-        than requested.
+        """Allocates as many pages as fit into memory, and, like the kernel, reports success even if that is fewer than
+        requested.
         """
         self.check(node, page_bytes)
         super().resize(node, page_bytes, min(pages, max(self.most, self.pages(node, page_bytes))))
@@ -186,9 +186,7 @@ ODD = {
 @pytest.mark.parametrize("how", ODD)
 @pytest.mark.parametrize("by", ["list", "watch", "memory"])
 async def test_a_malformed_claim_does_not_affect_others(tmp_path: Path, how: str, by: str) -> None:
-    """The other claim gets its page in the same round. The malformed claim gets either no condition or a
-    separate one.
-    """
+    """The other claim gets its page in the same round. The malformed claim gets no condition, or one of its own."""
     good, odd = asked("good", "1Gi"), ODD[how]
     node = Node(tmp_path, Api(("ADDED", good), ("MODIFIED", odd)) if by == "watch" else Api())
     node.api.listed = [] if by == "watch" else [odd, good]
@@ -244,7 +242,7 @@ async def test_no_claim_causes_more_pages_than_the_device_offers(tmp_path: Path)
 
 
 async def test_no_error_ends_the_watch_of_claims(tmp_path: Path) -> None:
-    """The list of claims is read again after a second."""
+    """A second after an error, the list of claims is read again."""
     node = Node(tmp_path, Api())
     node.api.listed, node.api.error = [asked("good", "1Gi")], KeyError("metadata")
     await node.follow()
@@ -442,8 +440,8 @@ async def test_reserved_pages_are_allocated_in_addition(tmp_path: Path) -> None:
 
 
 async def test_a_claim_is_answered_after_the_machine_has_been_read_again(tmp_path: Path) -> None:
-    """Prepare uses the machine as it was last read. If Prepare were called before the machine had been read again, the
-    kubelet would retry only after a minute.
+    """Prepare uses the machine as it was last read. If Prepare were called before the machine had been read again, it
+    would fail, and the kubelet would retry only after a minute.
     """
     node = Node(tmp_path, Api())
     node.on_demand.claims.by_uid, node.on_demand.claims.version = {"u": asked("u", "2Gi")}, object()
@@ -455,7 +453,7 @@ async def test_a_claim_is_answered_after_the_machine_has_been_read_again(tmp_pat
 
 
 async def test_a_later_condition_replaces_the_earlier_one(tmp_path: Path) -> None:
-    """The scheduler does not use the claim for as long as its failure condition is true."""
+    """The scheduler does not use a claim while the claim's failure condition is true."""
     node = Node(tmp_path, Api())
     document = asked("u", "1Gi")
     (one,) = document["status"]["allocation"]["devices"]["results"]

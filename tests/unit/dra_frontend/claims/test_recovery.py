@@ -49,7 +49,7 @@ async def restarted(node: Frontend, **more: Any) -> Frontend:
 
 
 def use(uid: str, held: frozenset[int] = frozenset(), driver: str = "dra.cpu") -> dict[str, Any]:
-    """Returns the report entry for a claim that a container uses and that this instance does not know."""
+    """Returns the entry in a container's report for a claim that this instance does not know."""
     return ClaimUse(uid=uid, driver=driver, cpus=held).model_dump(mode="json")
 
 
@@ -112,8 +112,8 @@ async def test_lost_claims_come_before_new_ones(node: Frontend) -> None:
 
 
 async def test_a_slow_list_does_not_delay_prepare(node: Frontend) -> None:
-    """A container uses a claim that is named by neither a file nor the journal, so the claims in the container's
-    namespace are listed in the background.
+    """A container uses a claim that neither a file nor the journal names, so the claims in the container's namespace
+    are listed in the background.
     """
     listing = asyncio.Event()
 
@@ -272,8 +272,8 @@ async def test_no_hugepages_are_allocated_until_the_lost_claim_has_been_looked_u
 
 
 async def test_a_nonexistent_claim_holds_no_hugepages(tmp_path: Path) -> None:
-    """A pod can name any claim, even one that does not exist. Its hugepages are withheld only until the API server has
-    answered.
+    """A pod can name any claim, even one that does not exist. For a nonexistent claim, hugepages are withheld only
+    until the API server has answered.
     """
     api = Claims(claim("b", memory("400Mi", "r", 0, "hugepages-2m")))
     node = Frontend(tmp_path, api=api)
@@ -670,8 +670,8 @@ HUGE = {"a": 256, "b": 64, "new": 256}
 
 @pytest.fixture
 async def lost(tmp_path: Path) -> Frontend:
-    """Returns an instance after two hugepage claims without a running container were prepared and then both of their
-    files were removed.
+    """Returns an instance that has prepared two hugepage claims, both of whose files have since been removed. No
+    container uses the claims.
     """
     node = Frontend(tmp_path, api=Claims(*(_huge(uid, size) for uid, size in HUGE.items())))
     await node.store.start()
@@ -767,7 +767,7 @@ async def test_an_answer_about_a_lost_claim_is_discarded_when_it_is_released(los
 async def test_a_claim_that_was_unprepared_without_a_file_is_not_rebuilt(
     tmp_path: Path, driver: str, restart: bool, journal: bool
 ) -> None:
-    """The last report before the container exits still names the claim, which also still exists on the API server."""
+    """The last report before the container exits still names the claim, which still exists on the API server."""
     wish = cpus(2) if driver == "dra.cpu" else memory("400Mi", "r", 0, "hugepages-2m")
     node = Frontend(tmp_path, api=Claims(claim("u", wish)))
     await node.store.start()
@@ -953,7 +953,7 @@ async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(
 
 
 async def test_a_rebuilt_claim_on_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
-    """The rule for whether the kubelet counts a claim is the same for a rebuilt claim as for a claim that is prepared
+    """Whether the kubelet counts a claim is decided by the same rule for a rebuilt claim as for one that is prepared
     normally.
     """
     config = Config(reserved_cpus=frozenset({0}))

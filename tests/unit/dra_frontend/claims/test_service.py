@@ -117,7 +117,7 @@ async def test_a_repeated_prepare_gives_the_same_response(node: Frontend, api: C
 
 
 async def test_a_failed_read_or_write_changes_nothing(node: Frontend, api: Claims) -> None:
-    """The error names the server that did not respond, or quotes the disk's error. The CPUs stay free."""
+    """The error names the server that did not respond, or quotes the disk error. The CPUs stay free."""
     api.add(claim("u", cpus(2)))
     api.away = UnavailableError("get resourceclaims", "connection refused")
     assert "connection refused" in str(await node.prepare("u"))

@@ -56,7 +56,7 @@ def test_pool_and_device_names_are_part_of_the_contract() -> None:
 
 def test_memory_attributes_and_policies() -> None:
     """Memory devices publish their tier, their distance, and their page size in two spellings. Requests are in whole
-    pages, or in steps of 1 MiB by default.
+    pages. A request without an amount gets 1 MiB of plain memory, or one hugepage.
     """
     inventory = offered(discover(small_machine()))
     plain = memory_device(inventory, "memory", "memory-numa001")
@@ -118,8 +118,8 @@ def test_the_capacity_does_not_change_with_small_differences_between_boots(drift
 
 
 def test_a_device_without_capacity_is_not_published() -> None:
-    """A node without memory, pages or free CPUs, or with a reserve that exceeds its memory, has no device, but its
-    pools remain.
+    """A NUMA node that lacks memory, pages or free CPUs, or whose reserve exceeds what it has, gets no device for that
+    resource, but the pools remain.
     """
     bare = machine(memory=0, hugepages=(HugepagePool(2 * MIB, 0, 0),))
     assert pools(offered(bare, reservedCPUs="2-3,6-7")) == {"n": ["cpudevnuma000"], "n-memory": []}

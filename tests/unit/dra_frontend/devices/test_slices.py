@@ -230,8 +230,8 @@ def test_many_devices_are_split_into_slices_of_64() -> None:
 
 
 def test_a_single_cpu_is_not_shared() -> None:
-    """A device with one CPU is named after the CPU's number and cannot be shared. 511 of these devices fill eight
-    slices.
+    """A device with one CPU is named after the CPU's number and cannot be shared. A machine with 511 such devices has
+    eight slices.
     """
     config = Config(cpu_device_mode="individual", reserved_cpus=frozenset({0}))
     documents = published(build_inventory(machine(2, 4, 4, 8, 2), config, "n"))["n"]

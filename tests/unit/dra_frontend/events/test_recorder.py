@@ -411,8 +411,8 @@ async def test_a_flood_of_pods_does_not_suppress_other_events(
 
 
 async def test_node_conditions_are_recorded_even_if_there_are_too_many_pod_conditions() -> None:
-    """The Node's conditions have their own limit and their own writes in each tick, independent of the pods'
-    conditions.
+    """The Node's conditions have a limit of their own, and some of each tick's writes are reserved for them, however
+    many conditions the pods have.
     """
     flood = Flood()
     for number in range(2 * MAX_CONDITIONS):

@@ -28,8 +28,8 @@ def subscribe(board: HealthBoard) -> AsyncGenerator[tuple[DeviceHealth, ...], No
 
 
 async def test_the_complete_list_is_sent_immediately_and_on_every_change() -> None:
-    """A change between two responses is part of the next response. As long as the list is unchanged, nothing is
-    sent.
+    """A change that occurs between two responses is included in the next one. As long as the list is unchanged, nothing
+    is sent.
     """
     board = HealthBoard([GOOD])
     stream = subscribe(board)

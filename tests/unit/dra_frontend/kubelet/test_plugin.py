@@ -166,8 +166,8 @@ async def test_a_failing_service_fails_its_claims_but_not_the_call(
 
 
 async def test_the_response_precedes_the_callers_deadline(short_root: Path) -> None:
-    """A bare DEADLINE_EXCEEDED explains nothing, so every claim gets an error message shortly before the deadline. Such
-    a call counts as failed.
+    """A bare DEADLINE_EXCEEDED explains nothing, so every claim gets an error message shortly before the deadline. The
+    call counts as failed.
     """
     paths, counted = PluginPaths.below(short_root, "dra.cpu", None), Counted()
     async with KubeletPlugin("dra.cpu", Door(never), paths, count=counted):

@@ -82,7 +82,7 @@ def test_every_variant_of_the_sibling_files_is_read(name: str) -> None:
         (each("topology/core_cpus", *["0f"] * 4, *["f0"] * 4), [[0, 1, 2, 3], [4, 5, 6, 7]], True),
         # Whether there is SMT depends on the CPUs that claims can get, not on the processor's capabilities.
         ({"online": "0,2,4,6", **{f"cpu{c}/topology": None for c in (1, 3, 5, 7)}}, [[0], [2], [4], [6]], False),
-        # A CPU without a topology directory joins the CPUs whose masks contain it.
+        # A CPU without a topology directory belongs to the core of the CPUs whose masks contain it.
         ({"cpu3/topology": None}, [[0, 1], [2, 3], [4, 5], [6, 7]], True),
         # No CPU is dropped.
         (each("topology", None), [[cpu] for cpu in range(8)], False),

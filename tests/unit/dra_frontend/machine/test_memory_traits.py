@@ -107,7 +107,7 @@ def test_hbm_and_cxl_next_to_dram() -> None:
             },
             {"bandwidth": None, "latency": 7, "initiators": frozenset({0})},
         ),
-        # Only the read value or only the write value is given. A value of 0 means that it is unknown.
+        # Only the read value or only the write value is given. A value of 0 means "unknown".
         ({f"{ACCESS}/write_bandwidth": "0\n"}, {"bandwidth": 700_000}),
         ({f"{ACCESS}/read_latency": None, f"{ACCESS}/write_latency": "0\n"}, {"latency": None}),
         ({f"{ACCESS}/read_bandwidth": "500001\n"}, {"bandwidth": 600_000}),
@@ -188,7 +188,7 @@ _PERFORMANCE = [path for path in far_memory() if re.search(r"/access1/|/memory_t
 
 @given(st.sampled_from(_PERFORMANCE), st.none() | st.binary(max_size=24) | st.sampled_from([b"0x10", b"0-8191", b"-1"]))
 def test_no_performance_file_can_remove_memory(path: str, content: bytes | None) -> None:
-    """No memory disappears, whatever a performance file contains, even if the file is missing."""
+    """Whatever a performance file contains, and even if it is missing, no memory disappears."""
     found = look({path: content})
     assert [node.memory_bytes >> 30 for node in found.numa_nodes.values()] == [4, 4, 8, 8, 8]
     assert found.doubts.keys() <= {"memory"}

@@ -60,8 +60,8 @@ def test_distant_roots_are_not_listed() -> None:
 
 
 def test_only_root_bridges_count() -> None:
-    """Root bridges are recognized by name. An invalid CPU list is reported with its path, as is the case for every file
-    that discovery reads.
+    """Root bridges are recognized by name. An invalid CPU list is reported with its path, like invalid content in any
+    other file that discovery reads.
     """
     others = {f"/sys/devices/{name}/pci_bus/x/cpulistaffinity": "0-7\n" for name in ("pci", "pci0000", "pcih0000:00")}
     assert discover(small_machine().changed({**others, **root("0000:0A", "0-7\n")})).pcie_roots == {}

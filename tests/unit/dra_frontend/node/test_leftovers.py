@@ -102,8 +102,8 @@ def test_foreign_files_stay(places: Places) -> None:
 
 
 def test_a_socket_that_does_not_listen_yet_stays_for_a_while(places: Places) -> None:
-    """A new socket is bound under a hidden name before it listens. The files' time stamps cannot be set, so the
-    socket's age is the time since the test began.
+    """A new socket is bound under a hidden name before it listens. A file's ctime cannot be set, so the socket is never
+    older than the test itself.
     """
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(places.plugins / ".0a1b2c"))

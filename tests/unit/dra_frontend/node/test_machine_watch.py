@@ -124,8 +124,8 @@ async def test_a_change_is_detected_by_the_next_read() -> None:
 
 
 async def test_the_kubelets_reserve_changes_the_capacity_once() -> None:
-    """The capacity changes when the reserve becomes known and when it changes. Neither requires rediscovery of the
-    machine.
+    """The capacity changes when the reserve becomes known and again when the reserve changes. Neither requires
+    rediscovery of the machine.
     """
     rig = Rig()
     await rig.watch.read()
@@ -362,7 +362,7 @@ class Restless(MemoryTree):
         self._pages = pages
 
     def read(self, path: str) -> str | None:
-        """Returns the cgroup file's content. Each read of the 2 MiB file returns the pod's next page count."""
+        """Returns a cgroup file's content. The file for 2 MiB pages contains the pod's next page count on each read."""
         return f"total={(held := self._pages.pop(0) * PAGE)} N0={held}" if "2MB" in path else "total=0"
 
 

@@ -71,8 +71,8 @@ async def test_one_rejected_pool_does_not_stop_the_others(rig: Rig) -> None:
 
 
 async def test_only_foreign_writes_count_as_changes(rig: Rig) -> None:
-    """Events about the driver's own writes and older events are ignored, and so is the deletion of an earlier slice
-    with the same name.
+    """Older events and those about the driver's own writes are ignored, and so is the deletion of an earlier slice with
+    the same name.
     """
     await rig.writer.write({"p": [a_slice("p", "a")], "q": [a_slice("q", "a")]})
     first, gone = rig.slices()

@@ -337,7 +337,7 @@ async def test_a_reader_can_wait_for_record_changes(endpoint: Endpoint) -> None:
     assert now == {"generation": 100, "changes": []}
     async with asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(endpoint.get("/v1/records?after=100"))
-        # Another connection is used: when its response arrives, the server has received the request above.
+        # This request uses another connection. Once its response arrives, the server has received the request above.
         await endpoint.get("/v1/version")
         endpoint.store.news.publish(Change("prepared", "dra.cpu", "u"))
     change = {"generation": 101, "change": "prepared", "driver": "dra.cpu", "uid": "u"}

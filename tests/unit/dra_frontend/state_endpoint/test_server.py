@@ -72,7 +72,7 @@ async def test_a_service_that_cannot_start_is_healthy_and_lists_the_faults() -> 
     ],
 )
 async def test_nothing_else_is_served(head: bytes, status: bytes) -> None:
-    """Only a few paths and two methods exist. Error responses never echo the request."""
+    """Only a few paths and two methods are supported. Error responses never echo the request."""
     async with serve_port(ANY, APP) as port:
         answer = await send(port, head + b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 " + status), answer

@@ -164,7 +164,9 @@ MANIFESTS = Path(__file__).parents[3] / "data" / "manifests"
 
 @pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_workload_manifests_fit(path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each template is simulated as a single pod, and a note gives the number of pods that the template has."""
+    """Each template is simulated as a single pod, and a note gives the number of pods that would be created from the
+    template.
+    """
     both = ["--pod", str(path), "--pod", str(MANIFESTS / "claims.yaml")]
     if path.stem == "claims":
         return

@@ -322,8 +322,8 @@ async def test_the_reason_for_pool_enforcement_is_a_finding(
 async def test_host_daemons_on_claimed_cpus_are_a_finding_only_if_nothing_keeps_them_off(
     mode: str, slices: bool, node: AilingNode
 ) -> None:
-    """With hostSlices, no finding mentions host daemons and no remedy suggests hostSlices. A claim that was refused has
-    no such finding.
+    """With hostSlices, no finding mentions host daemons and no remedy suggests hostSlices. Findings about refused
+    claims do not mention host daemons either.
     """
     node.settings_of |= {"cpuExclusivity": mode, "hostSlices": slices}
     reason = "the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later"

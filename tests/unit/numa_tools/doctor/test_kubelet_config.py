@@ -199,8 +199,8 @@ def test_commands_are_read_as_systemd_reads_them(command: str) -> None:
     ],
 )
 def test_arguments_that_the_unit_does_not_contain_are_an_error(text: str) -> None:
-    """For example, the unit runs a script or a shell, uses a variable that is set elsewhere, or has a command that
-    would not fit into memory.
+    """For example, the unit runs a script or a shell, uses a variable that is set elsewhere, or has a command whose
+    expansion would not fit into memory.
     """
     with pytest.raises(UnitError):
         arguments_of(parse_service([text], UNIT), {}, "kubelet")
@@ -298,7 +298,7 @@ def test_an_invalid_value_does_not_affect_other_checks() -> None:
 
 
 def test_without_a_configuration_nothing_is_checked() -> None:
-    """Without any document or state file, there is nothing to check."""
+    """A node with neither a document nor a state file shows no trace of a kubelet, so there is no configuration."""
     assert kubelet_of_reading(Reading(unseen="flags"), REMEDY) is None
 
 

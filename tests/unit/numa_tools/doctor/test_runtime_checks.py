@@ -115,7 +115,7 @@ async def test_k3s_next_to_docker_uses_its_own_file(version: str, node: AilingNo
 @pytest.mark.parametrize("version", ["cri-o://1.34.0", ""])
 @pytest.mark.parametrize("docker", [True, False])
 async def test_cri_o_uses_its_own_files(version: str, docker: bool, node: AilingNode) -> None:
-    """On a node with CRI-O, no message mentions containerd, except for a missing drop-in."""
+    """On a node with CRI-O, no message mentions containerd, except the one about a missing drop-in."""
     runs(node, version)
     node.host(PLAIN, DOCKER)
     if not docker:

@@ -73,7 +73,7 @@ def process(number: int, *arguments: str, spaces: str = "", environment: str = "
 
 def listen(root: Path, path: str) -> None:
     """Creates a listening socket. Since socket paths must be short, the working directory is changed to the socket's
-    directory for the bind.
+    directory before the socket is bound.
     """
     at = root / path
     at.parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def test_files_of_a_runtime_that_the_kubelet_does_not_use_determine_nothing(repo
 
 
 def test_files_left_by_a_removed_k3s_determine_nothing(tmp_path: Path) -> None:
-    """Only k3s's containerd has a suffix in its release."""
+    """Only the release of k3s's containerd has a suffix."""
     assert f"/{K3S}" in unread(write(tmp_path / "a", {K3S: ON}), CONTAINERD_2).why
     assert "k3s/data/current/bin/containerd" in unread(write(tmp_path / "b", {PLAIN: ON}), K3S_2).remedy
 

@@ -437,7 +437,9 @@ def test_a_claim_has_at_most_32_devices() -> None:
 
 
 def test_alternatives_are_chosen_to_keep_a_claim_within_32_devices() -> None:
-    """Earlier requests use smaller alternatives if later requests need the capacity, without trying all devices."""
+    """An earlier request gets a smaller alternative if later requests would otherwise exceed the limit. The search
+    finds that out without trying all devices.
+    """
     search = searching(*(device(f"d{n:02}", allowMultipleAllocations=True) for n in range(30)))
     many, few = {**ONE, "name": "many", "count": 17}, {**ONE, "name": "few", "count": 15}
     either = chosen(search, {"name": "r", "firstAvailable": [many, few]}, exact("s", count=16))

@@ -39,7 +39,7 @@ def read(*documents: Any) -> Manifests:
     ],
 )
 def test_pods_are_found_in_common_kinds(file: str, pods: dict[str, int]) -> None:
-    """One rule finds the pods in all kinds of objects, and counts how many of them run at the same time."""
+    """A single rule finds the pods in objects of all kinds and determines how many of them run at the same time."""
     found = read(*yaml.safe_load_all((DATA / file).read_text()))
     assert {name[1]: template.pods for name, template in found.pods} == pods
     assert all(name[0] == "default" for name, _ in found.pods)
@@ -108,8 +108,8 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def test_the_search_is_limited() -> None:
-    """Limits apply to an object's depth and to the number of values and templates in it. Exceeding one ends the search
-    immediately.
+    """Limits apply to an object's depth and to the number of values and templates in it. Exceeding any of them ends the
+    search immediately.
     """
     assert len(pod_templates(nested(60))) == 1
     many = {"kind": "Many", "metadata": {"name": "n"}, "items": [{"template": POD}] * MAX_TEMPLATES}

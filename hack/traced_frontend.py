@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs dra-frontend and records each Prepare: ``python -m hack.traced_frontend FILE ARGUMENT...``.
 
-After each Prepare, FILE contains its journey (``hack/trace.py``): the calls made by the task that gRPC creates for the
-kubelet's call, and by the threads that work for this task. Other tasks and threads that run at the same time are left
-out.
+After each Prepare, FILE contains the trace of that Prepare (``hack/trace.py``): the calls made by the task that gRPC
+creates for the kubelet's call, and by the threads that work for this task. Other tasks and threads that run at the same
+time are left out.
 """
 
 import asyncio

@@ -33,7 +33,7 @@ _PARSERS: Final = {
     "nri-backend setup-runtime": setup.build_parser,
     "kubectl numa": plugin.build_parser,
 }
-# Helm options that do not affect rendering: an existing release, and timeouts.
+# Helm options that do not affect rendering: those for an existing release, and timeouts.
 _OF_RELEASES: Final = {"--reset-then-reuse-values", "--wait", "--create-namespace", "--install"}
 
 

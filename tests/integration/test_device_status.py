@@ -61,7 +61,7 @@ async def apply(server: ApiServer, client: KubeClient, *devices: Document, uid: 
 
 @pytest.mark.parametrize("version", RELEASES)
 async def test_the_charts_permissions_are_enough_in_every_release(tmp_path: Path, version: str) -> None:
-    """Entries are added, changed and removed; those of other drivers are kept, and existing entries do not change."""
+    """The driver's own entries are added, changed and removed; other drivers' entries stay the same."""
     async with cluster(tmp_path, version) as (server, client):
         assert await apply(server, client, CPU) == [GPU, {**CPU, "conditions": []}]
         before = present(server)["metadata"]["resourceVersion"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of both real services with the chart's permissions: one per condition, and none about a mode that was
-requested.
+"""Events from both real services, with the chart's permissions: one per condition, and none for a mode that the
+configuration requests.
 """
 
 from collections.abc import AsyncGenerator

@@ -121,8 +121,8 @@ def test_quantities_print_as_in_the_real_library(text: str, printed: str) -> Non
 
 
 def test_a_strategic_merge_patch_merges_items_by_their_key() -> None:
-    """As with kubectl and Helm, one container changes, lists without a merge key are replaced, and null removes a
-    field.
+    """As with patches from kubectl and Helm, only the named container changes, lists without a merge key are replaced,
+    and null removes a field.
     """
     containers = [{"name": "a", "image": "a:1", "args": ["-x"]}, {"name": "b", "image": "b:1"}, {"name": "c"}]
     old = {"spec": {"containers": containers, "nodeSelector": {"x": "y"}}, "rules": [1, 2]}

@@ -120,7 +120,7 @@ def test_the_records_of_one_claim_are_read(driver: Driver) -> None:
 
 
 def test_a_report_of_the_backend_has_the_declared_form(driver: Driver) -> None:
-    """The body of ``PUT /v1/backend`` is the lease with the containers."""
+    """The body of ``PUT /v1/backend`` consists of the lease and the containers."""
     status = ask_unix(driver.instance.state_socket, "/v1/backend")["status"]
     body = {**status, "metrics": [], "containers": ask_unix(driver.instance.state_socket, "/v1/containers")}
     report = driver.model("BackendReport").from_dict(body)

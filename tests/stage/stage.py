@@ -33,7 +33,7 @@ class Instance:
     pod_uid: str
     state_socket: Path
     programs: Mapping[str, Process] = field(default_factory=dict)
-    """Frontend and backend by these names, if they are part of the pod."""
+    """The frontend and the backend, keyed by these names, if the pod contains them."""
 
     @property
     def frontend(self) -> Process:

@@ -421,7 +421,7 @@ class AllocationRecord(RecordPart):
 
 
 def check_version(kind: str, document: Any, current: int) -> None:
-    """Raises UnsupportedVersionError unless this release can read the document's ``version``, which is at most N+1."""
+    """Raises UnsupportedVersionError if the document's ``version`` is too new for this release, that is, above N+1."""
     version = document.get("version") if isinstance(document, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or not max(current - 1, 1) <= version <= current + 1:
         raise UnsupportedVersionError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sum of a container's claims: memory binding, limits and protection, mounts, and the partition type."""
+"""Combined effect of a container's claims: memory binding, limits and protection, mounts, and the partition type."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

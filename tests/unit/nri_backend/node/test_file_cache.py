@@ -62,7 +62,7 @@ def test_forgetting_a_reading_while_a_file_is_opened_leaves_no_descriptor_behind
     """The descriptor's number would soon belong to another file, whose content would be returned for the container."""
 
     class Forgetting(dict[tuple[str, str], int]):
-        """The descriptors of a reading that another thread forgets as soon as the first descriptor is stored."""
+        """The descriptors for one read. Another thread drops them as soon as the first one is stored."""
 
         def __setitem__(self, file: tuple[str, str], descriptor: int) -> None:
             super().__setitem__(file, descriptor)

@@ -166,7 +166,8 @@ class MachineWatch:
         self._counted = counted
 
     def _replace(self, inventory: Inventory, fingerprint: Fingerprint) -> None:
-        # CPUs that go online or offline while files are read cause doubts. A new doubt requires another discovery.
+        # If CPUs go online or offline while files are being read, the result is doubtful. Each new doubt requires
+        # another discovery.
         settled = inventory.machine.doubts == self.inventory.machine.doubts
         self.inventory = inventory
         self._shape = fingerprint.shape if settled else None

@@ -81,8 +81,8 @@ class Agreement:
         return self._covering[request]
 
     def add(self, request: str, device: Published) -> bool:
-        """Adds a device to a request and returns True, or returns False if a constraint would then fail. Also counts
-        the cost.
+        """Adds a device to a request and returns True, or returns False if a constraint would then fail. Also adds the
+        cost of this step to the total.
         """
         covering = self._of(request)
         for place, (attribute, held) in enumerate(covering):

@@ -153,9 +153,8 @@ class ChangeLog:
             self.end_idle()
 
     def since(self, count: int) -> list[str] | None:
-        """Returns the ids of the containers and attempts that have changed since ``self.count`` had this value.
-
-        The ids are in the order of their first change. Returns None if some of these changes are no longer stored.
+        """Returns the ids of the containers and attempts that have changed since ``self.count`` was equal to the
+        given value, in the order of their first change. Returns None if some of these changes are no longer stored.
         """
         number = self.count - count
         if number > len(self._ids):

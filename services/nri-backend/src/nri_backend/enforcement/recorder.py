@@ -88,8 +88,8 @@ class EnforcementRecord(BaseModel):
     inode: Annotated[int, Field(ge=0)]
     """Inode of the container's cgroup. 0 before the cgroup exists: nothing has been applied to it yet."""
     answered: bool = False
-    """True if the limits that the runtime stores include the claimed hugepages, because this plugin's answer has added
-    them.
+    """True if the limits that the runtime stores include the claimed hugepages, because this plugin added them in its
+    answer.
     """
     claims: tuple[Held, ...] = ()
     fallback_reason: str = ""

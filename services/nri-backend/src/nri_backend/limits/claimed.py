@@ -236,10 +236,9 @@ def ancestors(path: str) -> tuple[str, ...]:
 
 
 def protections(containers: Iterable[tuple[str, Mapping[Protected, int]]]) -> dict[str, dict[str, Raise]]:
-    """Returns the memory protection that each cgroup above containers needs in order to pass on the containers'
-    protection.
+    """Returns the memory protection that each cgroup above containers needs in order to pass on their protection.
 
-    ``containers`` contains each container's cgroup path and protected bytes.
+    ``containers`` maps each container's cgroup path to its protected bytes.
     """
     below: dict[str, list[Mapping[Protected, int]]] = defaultdict(list)
     for path, protected in containers:

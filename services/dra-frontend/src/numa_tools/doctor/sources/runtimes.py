@@ -236,7 +236,7 @@ def _is_ours(text: str) -> bool:
 def _processes(tree: HostTree) -> list[Process]:
     """Returns the runtimes and kubelets that run on the node itself, not in containers.
 
-    Returns none if /proc is not readable.
+    The result is empty if /proc is not readable.
     """
     try:
         return [one for one in find_processes(tree, _PROGRAMS) if one.command and one.namespaces in (None, 1)]

@@ -55,7 +55,7 @@ async def test_the_problem_of_a_running_container_without_a_record_has_its_own_r
         await node.run("claim", *node.claim(ONE))
         await lose_record(node)
         (problem,) = node.enforcer.state.problems
-        assert "the container still runs, so the claim's CPUs stay held. If its pod has been deleted, stop" in problem
+        assert "so the claim's resources stay held. If its pod has been deleted, stop the container" in problem
         assert "spec.resourceClaims" not in problem
         with pytest.raises(RejectedError, match=r"spec\.resourceClaims instead of setting the variable"):
             await node.enforcer.create_container(pod("p2"), container("other", *env_of(ONE), of="p2"))

@@ -248,8 +248,8 @@ def _no_record(key: ClaimKey, variables: Sequence[Variable], why: str) -> Reject
     what = f"{shown(variables[0].name)} names {key[0]} {key[1]}, but {why}"
     text = f"{what}; name the claim in the pod's spec.resourceClaims instead of setting the variable. If it is named \
 there, dra-frontend will rebuild the record and the kubelet will retry"
-    running = f"{what}; the container still runs, so the claim's CPUs stay held. If its pod has been deleted, stop the \
-container on the node; otherwise dra-frontend will rebuild the record from the API server"
+    running = f"{what}; the container still runs, so the claim's resources stay held. If its pod has been deleted, \
+stop the container on the node; otherwise dra-frontend will rebuild the record from the API server"
     return Rejection(Reason.NO_RECORD, text, (use(key, variables),), text_if_running=running)
 
 

@@ -323,7 +323,7 @@ async def test_a_claim_that_the_pool_enforces_is_shown_with_the_reason(plugin: P
     document = prepared(INVENTORY.machine, "pool", "nri-backend lacks the capability SYS_ADMIN")
     document["metadata"]["name"] = "pooled"
     plugin.server.store.create(CLAIMS, "ns", document)
-    text = "the shared pool excludes its CPUs: nri-backend lacks the capability SYS_ADMIN"
+    text = "the shared pool excludes these CPUs: nri-backend lacks the capability SYS_ADMIN"
     [row] = [row for row in await plugin.rows("claims", "-A") if row["claim"] == "pooled"]
     assert (row["enforced"], row["message"]) == (True, text)
     plugin.add_pod("p", spec={"resourceClaims": [{"name": "c", "resourceClaimName": "pooled"}]})

@@ -4,7 +4,7 @@
   start  preflight -> claims loaded -> state endpoint -> backend's lease live -> registration with kubelet, slices
   end    registration removed -> running calls finished -> state socket removed
 
-The slices stay. The kubelet deletes them if no instance registers again.
+The ResourceSlices are not deleted at shutdown. The kubelet deletes them if no instance registers again.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ _THREADS: Final = 16
 number of CPUs that the process may use, Python 3.11 from the total number of CPUs in the machine.
 """
 _PREFLIGHT_SECONDS: Final = 2.0
-"""Interval between preflights while the pod has faults."""
+"""Interval between preflight checks while the pod has faults."""
 _LEFTOVERS_SECONDS: Final = 300.0
 _THRESHOLDS: Final = (700, 10, 10)
 """Garbage collector thresholds after startup, as passed to gc.set_threshold()."""
@@ -201,8 +201,8 @@ class Service:
                 events.backend_changed()
 
     def refresh(self) -> None:
-        """Publishes the devices for the current machine and claims. Does not raise; a failure is retried at the next
-        tick.
+        """Publishes the devices according to the current state of the machine and the claims. Does not raise; a failure
+        is retried at the next tick.
         """
         with self._complaints.about("devices", "devices not published"):
             found = self.watch.errors.faults, self.shortages.by_device
@@ -212,8 +212,8 @@ class Service:
         """Updates the pod's readiness and logs changes.
 
         Returns the problems that make the pod unready, or nothing if it is ready. A problem makes the pod unready once
-        it has lasted for 10 s (numa_node/readiness.py). The backend counts as a problem after LEASE_SECONDS without a
-        report, so the pod becomes unready 20 s after the backend's last report.
+        it has lasted for 10 s (numa_node/readiness.py). After LEASE_SECONDS without a report, the
+        backend is treated as a problem, so the pod becomes unready 20 s after the backend's last report.
         """
         return self.readiness.update(self._problems())
 
@@ -372,7 +372,9 @@ def _settle_memory() -> None:
 
 
 async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
-    """Runs a task that must never end, since the service must not keep running if any of its parts has stopped."""
+    """Runs a task that must never end. If it ends anyway, raises RuntimeError, because the service must not keep
+    running without one of its parts.
+    """
     await work
     raise RuntimeError(f"{name} ended; report this bug")
 

@@ -45,7 +45,7 @@ def enforced(key: Key, *given: AllocationRecord | ContainerReport, silent: bool 
     return entry(key, *given, silent=silent).conditions["Enforced"]
 
 
-BY_POOL = Condition("True", "Exclusive", "the shared pool excludes its CPUs")
+BY_POOL = Condition("True", "Exclusive", "the shared pool excludes these CPUs")
 BY_KERNEL = Condition("True", "Exclusive", "the kernel keeps all other processes off these CPUs (cpuset partition)")
 
 
@@ -55,8 +55,8 @@ def test_the_nodes_reason_applies_to_each_claim() -> None:
     """
     record, reason = cpu_record("u", "r=1-2"), "nri-backend lacks the capability SYS_ADMIN"
     for more, expected in (
-        ({}, f"the shared pool excludes its CPUs: {reason}"),
-        ({"fallbackReason": "x has CPU 2"}, "the shared pool excludes its CPUs: x has CPU 2"),
+        ({}, f"the shared pool excludes these CPUs: {reason}"),
+        ({"fallbackReason": "x has CPU 2"}, "the shared pool excludes these CPUs: x has CPU 2"),
         ({"exclusivity": "partition"}, BY_KERNEL.message),
     ):
         ledger = Ledger(files_of(record), containers=(report(claims=[USE], cpus="1-2", **more),))
@@ -81,7 +81,7 @@ def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
     [
         ([report(claims=[USE], cpus="1-2")], BY_POOL),
         ([report(claims=[USE], cpus="1"), report("other", cpus="3-7")], BY_POOL),
-        ([report(claims=[USE], cpus="1-2"), report("other", cpus="2-7")], "its CPUs 2"),
+        ([report(claims=[USE], cpus="1-2"), report("other", cpus="2-7")], "the claim's CPUs 2"),
         ([report(claims=[USE], cpus="1-2", exclusivity="partition"), report("other", cpus="0-7")], BY_KERNEL),
         ([report(claims=[USE], cpus="1-3", exclusivity="partition")], "container work of pod ns/p runs on CPUs 1-3"),
         ([report("other", cpus="0-7")], NO_CONTAINER),

@@ -88,7 +88,7 @@ async def test_claims_and_nodes_are_read(pair: Pair) -> None:
     claim = server.store.create(CLAIMS, "default", {"metadata": {"name": "c"}, "spec": {}})
     assert await client.get_claim("default", "c") == claim
     assert await client.get_claim("other", "c") is None
-    with pytest.raises(NotFoundError, match="get nodes node-a: no such node; the kubelet creates it"):
+    with pytest.raises(NotFoundError, match="get nodes node-a: no such node; the kubelet has not registered it"):
         await client.get_node("node-a")
     node = server.store.create(NODES, "", {"metadata": {"name": "node-a"}})
     assert await client.get_node("node-a") == node
@@ -225,7 +225,7 @@ async def test_an_endless_list_of_slices_is_an_error(pair: Pair) -> None:
     for number in range(MAX_SLICES + 1):
         server.store.create(SLICES, "", a_slice(f"s{number}"))
     with pytest.raises(
-        KubeError, match=r"example\.com has more than 1000 slices on node-a; delete those that other writers created"
+        KubeError, match=r"example\.com has more than 1000 slices on node-a; delete those not created by this driver"
     ):
         await client.list_slices(*MINE)
 

@@ -11,7 +11,7 @@ list. Which CPUs the claim gets is decided here, so the constraint must be enfor
 1. :func:`joins` finds, for each constraint, the values that all its devices have in common, each as a
    :class:`Choice`.
 2. :func:`alignments` combines one choice for each constraint and yields the combinations that leave enough free CPUs,
-   tightest first. The search is bounded, because other claims are waiting for it.
+   tightest first. The search is bounded, because other claims wait until it ends.
 3. ``allocation.cpus`` narrows the devices to a combination and allocates; if that fails, it tries the next combination.
 """
 
@@ -34,7 +34,7 @@ Value = str | int | bool
 Values = frozenset[tuple[type, Value]]
 """Attribute values with their types, because values of different types never match."""
 _MAX_STEPS: Final = 2048
-"""Maximum number of CPU sets compared in one search; other claims wait until the search ends."""
+"""Maximum number of CPU sets compared in one search. It is limited because other claims wait until the search ends."""
 _MAX_SHOWN: Final = 8
 _MAX_LISTED: Final = 4
 
@@ -69,7 +69,7 @@ class Choice:
 
     value: Value
     cpus: Mapping[int, frozenset[int]]
-    """For each CPU result, by its index in the claim, the CPUs in the result's device that have this value."""
+    """The CPUs with this value in the device of each CPU result, keyed by the result's index in the claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class _Covered:
     that case, because it only compares lists of values.
     """
     ours: tuple[tuple[str, AllocationResult], ...]
-    """(driver, result) for each memory device, and for each of our devices with administrative access."""
+    """(driver, result) for each memory result, and for each result with administrative access to one of our devices."""
     others: tuple[Key, ...]
 
     def join(self, results: Sequence[AllocationResult], inventory: Inventory, others: OtherDevices) -> Join:
@@ -281,7 +281,7 @@ def no_alignment(
         )
     else:
         remedy = (
-            "the scheduler only knows the total capacity of a device: use a smaller groupBy, or delete "
+            "the scheduler only knows the total capacity of a device: use a groupBy with smaller devices, or delete "
             "the pod so that it is scheduled again; Prepare is retried in case suitable CPUs are released"
         )
     return Refused(f"{'; '.join(texts)}; {remedy}")

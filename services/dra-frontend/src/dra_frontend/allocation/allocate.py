@@ -2,8 +2,8 @@
 """Allocates a claim for one driver in two phases. Pure, so that simulations and NodePrepareResources can share
 this code.
 
-``parse_driver_claim`` resolves the claim's parameters without regard to other claims. How long that takes depends on
-the parameters that the claim's author wrote, so it runs before the claims lock is acquired. ``allocate_claim`` runs
+``parse_driver_claim`` resolves the claim's parameters without regard to other claims. It runs before the claims lock is
+acquired, because its running time depends on the parameters that the claim's author wrote. ``allocate_claim`` runs
 under the lock, chooses CPUs and memory that no other claim holds, and returns the record.
 """
 
@@ -49,8 +49,9 @@ def parse_driver_claim(
 ) -> DriverClaim:
     """Returns the part of a claim that concerns one driver. The claim must have at least one result for that driver.
 
-    ``counted`` is True if the kubelet itself adds the claim to its pod's cgroup limits. ``others`` contains the
-    attributes of the devices that :func:`~dra_frontend.allocation.alignment.needed_devices` returned.
+    ``counted`` is True if the kubelet itself adds the claim's resources to the cgroup limits of the pod and of the
+    containers that use the claim. ``others`` contains the attributes of the devices that
+    :func:`~dra_frontend.allocation.alignment.needed_devices` returned.
     """
     results, refusal = view.results[driver], None
     fields: dict[str, Any] = {}
@@ -73,7 +74,8 @@ def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> Alloc
     pod.
     """
     gone = record.owner is not None and record.owner.pod_uid not in {pod.uid for pod in pods}
-    known = {pod: pod for pod in record.reserved_for}  # Reuse entries that may contain fields from a newer release.
+    # Existing entries are reused, because they may contain fields that a newer release has written.
+    known = {pod: pod for pod in record.reserved_for}
     kept = tuple([known.get(pod, pod) for pod in pods])
     return record.model_copy(update={"reserved_for": kept, "owner": None if gone else record.owner})
 

@@ -123,8 +123,8 @@ class ClaimView:
     reserved_for: tuple[PodReference, ...]
     allocated: bool
     nodes: tuple[frozenset[str], ...]
-    """For each term of the allocation's node selector, the node names that it requires; empty for a term that requires
-    none.
+    """The node names that each term of the allocation's node selector requires. The set is empty if the term does not
+    require a node name.
     """
     results: Mapping[str, tuple[AllocationResult, ...]]
     """Allocation results by driver name, in the order in which the scheduler wrote them."""

@@ -30,9 +30,9 @@ from dra_frontend.devices.model import CpuDevice, DeviceKind
 from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import NoCpusError, allocate
 
-# Maximum number of orders in which one device's results are tried: all 24 orders for up to four results, and at most 24
-# for more. Fewer orders are tried if 24 would take longer than a tenth of a second on the largest machine, because
-# other claims are waiting in the meantime.
+# Limits on the number of orders in which one device's results are tried. For up to four results, all orders are tried
+# (at most 24). For more results, fewer orders are tried: a search must not take longer than a tenth of a second on the
+# largest machine, because other claims wait until it ends.
 _PERMUTED: Final = 4
 _MAX_ORDERS: Final = 24
 _MAX_CHOICES: Final = 64
@@ -175,8 +175,8 @@ class _Choice:
     def joined(
         self, requests: Sequence[_Request], results: Sequence[AllocationResult], joins: Sequence[Join]
     ) -> tuple[list[_Request], dict[int, frozenset[int]]]:
-        """Allocates within the first combination of constraint values that works. Returns the narrowed requests, and
-        the chosen CPUs by result index. Raises Refused.
+        """Allocates CPUs with the first combination of attribute values for which this succeeds. Returns the narrowed
+        requests, and the chosen CPUs by result index. Raises Refused.
         """
         offered, counts = [one.device.cpus for one in requests], [one.count for one in requests]
         refusal = None
@@ -259,7 +259,9 @@ class _Choice:
         return request.device.cpus
 
     def _named(self, request: _Request, named: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
-        """Checks CPUs that the claim itself names. Messages match dra-driver-cpu's, since users search for them."""
+        """Checks the CPUs that the claim's ``cpuset`` names. The messages are worded as in dra-driver-cpu, because
+        users search for them.
+        """
         inventory, device = self.inventory, request.device
         machine = inventory.machine
         present = machine.online | machine.offline

@@ -58,7 +58,7 @@ class Entry:
 Entries = Mapping[Key, Entry]
 
 PREPARED: Final = Condition("True", "Prepared")
-NO_CONTAINER: Final = Condition("Unknown", "NoContainer", "no container has used it yet")
+NO_CONTAINER: Final = Condition("Unknown", "NoContainer", "no container has used this allocation yet")
 NO_BACKEND: Final = Condition(
     "Unknown", "NoBackend", "nri-backend does not enforce claims on this node; see its pod's /readyz"
 )
@@ -120,7 +120,9 @@ def differs(entries: Entries, present: Entries) -> bool:
 
 
 def settled(entries: Entries, present: Entries) -> Entries:
-    """Keeps a claim's last known ``Enforced`` condition while the claim has no container, since another may start."""
+    """Returns the entries. If a claim no longer has a container, its entries keep the ``Enforced`` condition that the
+    server has (unless its status is Unknown), because a new container may start.
+    """
     kept = {}
     for key, entry in entries.items():
         had = present[key].conditions.get("Enforced") if key in present else None
@@ -133,9 +135,9 @@ def settled(entries: Entries, present: Entries) -> Entries:
 def status_entries(ledger: Ledger, machine: Machine, *, silent: bool, node_reason: str = "") -> dict[str, Entries]:
     """Returns each claim's entries by the claim's UID.
 
-    ``silent`` is True if no backend is reporting the node's containers. ``node_reason`` is why the kernel cannot
-    isolate any claim's CPUs on this node, in which case those CPUs are excluded from the shared pool instead; it is ""
-    if the kernel can isolate CPUs.
+    ``silent`` is True if no backend is reporting the node's containers. ``node_reason`` is the reason why the
+    kernel cannot isolate any claim's CPUs on this node, in which case those CPUs are excluded from the shared pool
+    instead; it is "" if the kernel can isolate CPUs.
     """
     shown = _Shown.of(ledger, node_reason)
     entries: defaultdict[str, dict[Key, Entry]] = defaultdict(dict)
@@ -168,7 +170,7 @@ class _Shown:
     users: Mapping[str, list[ContainerReport]]
     """The containers that name each claim, by claim UID. Rejected containers are included."""
     intruders: frozenset[int]
-    """CPUs on which a container is running even though no claim entitles it to use them."""
+    """CPUs that a container may use although they do not belong to its own claims."""
     node_reason: str
     """The ``node_reason`` argument to status_entries()."""
 
@@ -207,7 +209,7 @@ class _Shown:
         # container has started there is no partition yet, so other containers may still be running on the claim's CPUs.
         by_kernel = all(one.exclusivity in _BY_KERNEL for one in running)
         if not by_kernel and (common := part.cpus & self.intruders):
-            text = f"other containers run on its CPUs {format_cpu_list(common)}"
+            text = f"other containers run on the claim's CPUs {format_cpu_list(common)}"
             return Condition("False", "NotExclusive", text)
         for one in running:
             if not one.cpus <= own_cpus(one, self.ledger) and not shares_pool(one, self.ledger):
@@ -220,7 +222,7 @@ def _exclusive(running: Sequence[ContainerReport], node_reason: str) -> Conditio
     if all(one.exclusivity in _BY_KERNEL for one in running):
         return Condition("True", "Exclusive", "the kernel keeps all other processes off these CPUs (cpuset partition)")
     why = next(filter(None, (*(one.fallback_reason or one.pool_requested_by for one in running), node_reason)), "")
-    text = "the shared pool excludes its CPUs" + (f": {why}" if why else "")
+    text = "the shared pool excludes these CPUs" + (f": {why}" if why else "")
     return Condition("True", "Exclusive", cut_answer(text))
 
 

@@ -78,12 +78,13 @@ class Ledger:
         found = []
         known = self.files.keys() | {key for key, file in self.releasing.items() if not is_tombstone(file)}
         for report in self.containers:
-            # For most claims that have a record, the backend does not list the claim's CPUs: they are the CPUs in the
+            # The backend usually omits the CPUs of a claim whose record it has, because they are the CPUs in the
             # container's cgroup.
             for uses, shown in ((report.claims, report.cpus), (report.unknown_claims, frozenset[int]())):
                 for use in uses[:_MAX_USES] if report.alive and not report.refused else ():
                     key, cpus = (use.driver, use.uid), use.cpus or shown
-                    # An environment variable alone does not hold CPUs: the container must actually be pinned to them.
+                    # It is not enough that an environment variable names the CPUs: the container must be pinned to
+                    # them.
                     if key not in known and (cpus or use.driver != CPU_DRIVER):
                         found.append((report, use, cpus))
         return found
@@ -101,7 +102,7 @@ class Ledger:
         return {key: namespace for key, namespace in lost.items() if key not in released}
 
     def unanswered(self, driver: str, ignoring: str) -> list[str]:
-        """Returns the sorted UIDs of a driver's lost claims whose resources are unknown, excluding the claim
+        """Returns the sorted UIDs of a driver's lost claims whose resources are unknown, excluding the UID
         ``ignoring``.
 
         A claim's resources are known from the environment in its damaged file or from the API server's response. A
@@ -122,8 +123,8 @@ class Ledger:
                 yield use.uid, cpus
 
     def cpu_holders(self, ignoring: str = "") -> dict[int, str]:
-        """Returns, for each held CPU, the UID of the claim that holds it; the claim ``ignoring`` is excluded. If two
-        claims hold a CPU, the lower UID wins.
+        """Returns, for each held CPU, the UID of the claim that holds it. CPUs of the claim with the UID ``ignoring``
+        are excluded. If two claims hold a CPU, the lower UID wins.
         """
         held: dict[int, str] = {}
         for uid, cpus in sorted((source for source in self._cpu_sources() if source[1]), key=lambda source: source[0]):
@@ -132,7 +133,7 @@ class Ledger:
         return held
 
     def held_cpus(self, ignoring: str = "") -> frozenset[int]:
-        """Returns the CPUs that any claim other than ``ignoring`` holds."""
+        """Returns the CPUs held by claims other than the one with the UID ``ignoring``."""
         return frozenset().union(*[cpus for uid, cpus in self._cpu_sources() if uid != ignoring])
 
     def seen_cpus(self, uid: str) -> dict[str, frozenset[int]]:
@@ -153,7 +154,7 @@ class Ledger:
         return {request: cpus for request, cpus in seen.items() if cpus}
 
     def claimed_bytes(self, ignoring: str = "", *, lost: bool = True) -> dict[str, int]:
-        """Returns the claimed bytes of each memory device, excluding the claim ``ignoring``.
+        """Returns the claimed bytes of each memory device, excluding the claim with the UID ``ignoring``.
 
         For a lost claim, the size that the API server reported is included. If the API server reports that the claim no
         longer exists, but one of its containers is still running, the container's hugepage limits are included for each
@@ -174,7 +175,9 @@ class Ledger:
         return dict(claimed)
 
     def _counts_by_limits(self, use: ClaimUse) -> bool:
-        """Returns True if a memory claim has no file and the API server has not reported its size."""
+        """Returns True if the size of a claim without a file must be derived from its containers' hugepage limits, i.e.
+        if it is a memory claim for which the API server has not reported a size.
+        """
         return use.driver == MEMORY_DRIVER and not self.answered.get((use.driver, use.uid))
 
     def protected_bytes(self, ignoring: str = "") -> dict[int, int]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocates memory and hugepages to each of a claim's results.
 
-The scheduler has already chosen devices and amounts. The remaining checks are that hugepage amounts are whole pages,
-that the amounts fit alongside all other claims, and that on-demand pages already exist:
+The scheduler has already chosen devices and amounts. The remaining checks are that hugepage amounts are multiples of
+the page size, that the amounts fit alongside all other claims, and that on-demand pages already exist:
 
   unclaimed = device amount - bytes in other records - bytes held by lost claims (as the API server reports them)
   on demand: the claimed bytes, including this claim's, must not exceed the pages that the kernel has allocated
@@ -40,8 +40,8 @@ class PagesMissing(Refused):
 def memory_device(result: AllocationResult, inventory: Inventory, *, gone: bool = False) -> MemoryDevice:
     """Returns a result's device. Raises Refused if this node has no such device.
 
-    If ``gone`` is true, a device that no longer exists is derived from its name, with capacity 0; only an invalid name
-    is refused.
+    If ``gone`` is True and the device no longer exists, returns a device with capacity 0 that is derived from the
+    device's name. In that case, only an invalid name is refused.
     """
     device = inventory.devices.get((MEMORY_DRIVER, result.pool, result.device))
     if isinstance(device, MemoryDevice):
@@ -127,8 +127,8 @@ def check_protection(record: AllocationRecord, inventory: Inventory, ledger: Led
         limit = int(node.memory_bytes * largest) if node else 0
         if size + protected.get(number, 0) > limit:
             raise Refused(
-                f"memoryConfig.protect: {size} bytes of NUMA node {number} requested, but claims already have "
-                f"{protected.get(number, 0)} of {limit} protected (memoryProtection.maxFraction: {largest}); "
+                f"memoryConfig.protect: {size} bytes of NUMA node {number} requested, but other claims already protect "
+                f"{protected.get(number, 0)} of at most {limit} bytes (memoryProtection.maxFraction: {largest}); "
                 "claim less memory, or omit protect"
             )
 

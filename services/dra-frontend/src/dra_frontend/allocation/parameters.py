@@ -50,7 +50,7 @@ class Fields(BaseModel):
 
 
 def _written(group: type[Fields], name: str) -> str:
-    """Returns a field's key in a manifest: ``coreType``."""
+    """Returns a field's key in a manifest, such as ``coreType``."""
     return group.model_fields[name].alias or to_camel(name)
 
 
@@ -62,7 +62,7 @@ class Section(Fields):
     ONCE: ClassVar[frozenset[str]] = frozenset()
     """Fields that may only be set in the claim, once for each request."""
     FORMER: ClassVar[tuple[FormerName, ...]] = ()
-    """Earlier names of the fields and their values."""
+    """Fields and values that were renamed, with their former and current names."""
 
     sharing: Literal["container", "pod"] | None = None
 
@@ -78,7 +78,7 @@ class Section(Fields):
 
     @classmethod
     def path(cls, name: str) -> str:
-        """Returns a field's path as users write it: ``cpuConfig.coreType``."""
+        """Returns a field's path as users write it, such as ``cpuConfig.coreType``."""
         return f"{cls.KEY}.{_written(cls, name)}"
 
 
@@ -90,7 +90,9 @@ class CpuConfig(Section):
     FORMER: ClassVar[tuple[FormerName, ...]] = FORMER_PARAMETERS
 
     cpuset: Annotated[str | None, BeforeValidator(cpu_list_text)] = None
-    """CPU list, parsed only once the field is known to be allowed. YAML reads a single CPU as an integer."""
+    """CPU list as text. It is parsed only after the check that the field is allowed. YAML reads a single CPU as an
+    integer, which is converted to text.
+    """
     strategy: Literal["packed", "spread"] | None = None
     full_physical_cores: bool | None = None
     l3: Literal["preferred", "required", "ignore"] | None = None
@@ -219,7 +221,9 @@ def _read(config: OpaqueConfig) -> Section:
 
 
 def _place(section: type[Section], fields: Any, location: Sequence[int | str]) -> list[str]:
-    """Returns the key path of the invalid field. If the user wrote a field's earlier name, the path contains it."""
+    """Returns the key path of the invalid field. If the user wrote a field's former name, the path contains that
+    name.
+    """
     former = present_names(fields, section.FORMER).former if isinstance(fields, dict) else {}
     return [_key(former.get(str(key), key)) for key in location]
 

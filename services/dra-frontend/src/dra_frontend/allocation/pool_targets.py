@@ -28,7 +28,7 @@ from dra_frontend.devices.model import MemoryDevice
 
 @dataclass(frozen=True, slots=True)
 class WaitingClaim:
-    """A claim that is allocated on this node and has no record yet."""
+    """A claim that is allocated to this node and has no record yet."""
 
     view: ClaimView
     sizes: tuple[tuple[AllocationResult, int], ...]
@@ -41,7 +41,7 @@ class PoolTarget:
 
     device: MemoryDevice
     waiting: tuple[tuple[str, AllocationResult, int], ...]
-    """(UID, result, bytes) for each claim that is waiting for the device's pages."""
+    """(claim UID, result, bytes) for each result that is waiting for the device's pages."""
     held: int
     """Bytes in existing records plus the reserve, which is never allocated to claims."""
     needed: int

@@ -65,7 +65,7 @@ def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: Memo
 
 @contextmanager
 def _about(request: str) -> Iterator[None]:
-    """Adds the request's name to an error raised inside the block."""
+    """Adds the request's name to an error raised inside the ``with`` block."""
     try:
         yield
     except Refused as error:
@@ -75,7 +75,8 @@ def _about(request: str) -> Iterator[None]:
 def _sharing(set_fields: Mapping[tuple[str, str], SetFields]) -> str:
     """Returns the sharing mode. It applies to both drivers, since a container always uses the whole claim.
 
-    Requests without the field follow those that set it. Raises Refused if two requests set different values.
+    If only some requests set the field, their value applies to the others as well. Raises Refused if two requests set
+    different values.
     """
     shared = {key: given["sharing"] for key, given in set_fields.items() if "sharing" in given}
     values = {given.value for given in shared.values()}

@@ -80,8 +80,8 @@ def read_list(call: Call, data: bytes, kind: str) -> tuple[list[Document], Docum
 
 
 def _split_items(data: bytes) -> tuple[bytes, list[bytes]]:
-    """Splits a list into its items and the rest. Each item is parsed separately, so an invalid item does not affect the
-    others.
+    """Returns a list's JSON without its items, and the JSON of each item. Each item is parsed separately, so an invalid
+    item does not affect the others.
     """
     kept, items, depth, start, key, listed = [], [], 0, 0, b"", False
     for token in _TOKEN.finditer(data):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only API server client: a few narrow calls built on kubernetes-asyncio's REST client, with dicts as documents.
+"""The driver's only API server client: a few narrow calls built on kubernetes-asyncio's REST client.
 
-Every call is limited in time and size, checks the shape of the response, and raises only KubeError. Lists, Events and
-other calls have separate rate limits, so lists and Events never delay reading a claim.
+Documents are dicts. Every call is limited in time and size, checks the shape of the response, and raises only
+KubeError. Lists, Events and other calls have separate rate limits, so lists and Events never delay reading a claim.
 """
 
 import asyncio
@@ -68,8 +68,8 @@ async def connect(load: Load, *, call_seconds: float = CALL_SECONDS) -> AsyncIte
 class KubeClient:
     """The API calls that the frontend makes. Documents are dicts with the same structure as the API's JSON.
 
-    Reads set no resourceVersion, because they must include what the scheduler or another instance has just written.
-    Since Kubernetes 1.34, lists without a resourceVersion are served from the server's cache (KEP-2340).
+    Reads do not set a resourceVersion, because they must include what the scheduler or another instance has just
+    written. Since Kubernetes 1.34, lists without a resourceVersion are served from the server's cache (KEP-2340).
     """
 
     def __init__(self, connection: Connection, most_listed: int = MAX_LISTED) -> None:
@@ -120,7 +120,9 @@ class KubeClient:
                 await asyncio.sleep(wait)
 
     async def get_device_class(self, name: str) -> Document | None:
-        """Returns the DeviceClass, or None if no DeviceClass has that name. Only commands use this, not the service."""
+        """Returns the DeviceClass, or None if no DeviceClass has that name. Called only by commands, not by the
+        service.
+        """
         call = Call("get", _RESOURCES, "deviceclasses", name)
         with suppress(NotFoundError):
             return read_object(call, await self._ask(call), "DeviceClass")
@@ -143,8 +145,8 @@ class KubeClient:
         """Returns the cluster's ResourceClaims on which ``label`` has the value ``true``, and the resource version to
         start watching from.
 
-        ``reduce`` returns the part of a claim to keep, or None. Only one page of whole claims is in memory at a time,
-        since any user can create any number of claims with the label.
+        ``reduce`` returns the part of a claim to keep, or None to skip the claim. Only one page of whole claims is in
+        memory at a time, since any user can create any number of claims with the label.
         """
         call = Call("list", _RESOURCES, "resourceclaims", query={"labelSelector": f"{label}=true"})
         found, version = list[Document](), ""
@@ -241,7 +243,7 @@ class KubeClient:
         try:
             return read_object(call, await self._ask(call), "Node")
         except NotFoundError as error:
-            raise NotFoundError(call.operation, "no such node; the kubelet creates it") from error
+            raise NotFoundError(call.operation, "no such node; the kubelet has not registered it") from error
 
     async def list_slices(self, driver: str, node_name: str) -> tuple[list[Document], str]:
         """Returns a driver's ResourceSlices on a node, and the resource version to start watching from. Raises
@@ -255,7 +257,7 @@ class KubeClient:
                 version = version or str(metadata.get("resourceVersion") or "")
                 if len(found) > MAX_SLICES:
                     most = f"{driver} has more than {MAX_SLICES} slices on {node_name}"
-                    detail = f"{most}; delete those that other writers created"
+                    detail = f"{most}; delete those not created by this driver"
                     raise KubeError(call.operation, detail)
         return found, version
 
@@ -289,7 +291,9 @@ class KubeClient:
         return read_object(call, await self._ask(call), "ResourceSlice")
 
     async def delete_slice(self, name: str, uid: str, resource_version: str) -> None:
-        """Deletes exactly this version of a slice. Succeeds if the slice no longer exists."""
+        """Deletes a slice. Succeeds if the slice no longer exists. Raises ConflictError if the given UID or resource
+        version is not the slice's current one.
+        """
         preconditions = {"uid": uid, "resourceVersion": resource_version}
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
         with suppress(NotFoundError):

@@ -47,7 +47,7 @@ AGENT: Final = "dra-driver-numa"
 
 
 class _Session:
-    """A client session without aiohttp's browser defaults; kubernetes-asyncio has no options to change them.
+    """A client session without aiohttp's browser-like defaults, which kubernetes-asyncio has no options to change.
 
     * Redirects are returned, not followed. aiohttp would repeat the request up to ten times, and would send the token
       again if the host is the same.
@@ -157,10 +157,10 @@ class Connection:
                     line.clear()
 
     async def authorization(self, refused: str | None = "") -> str | None:
-        """Returns the Authorization header. The header is at most a minute old; it is read again if it equals
-        ``refused``, the header that the server did not accept.
+        """Returns the Authorization header, or None if only client certificates are used.
 
-        Returns None if only client certificates are used.
+        The header is read again if it is more than a minute old, or if it equals ``refused``, the header that the
+        server did not accept.
         """
         if self._is_due(refused):  # one caller reads the token; other callers use the old token unless it was refused
             async with self._reading:

@@ -19,7 +19,7 @@ _UNREADABLE: Final = (
 
 
 Load = Callable[[Configuration], None]
-"""Writes the address and credentials to a configuration. Blocks. Raises KubeConfigError."""
+"""A function that writes the address and credentials to a configuration. It blocks, and it raises KubeConfigError."""
 _CONNECTIONS: Final = 16
 """Maximum number of simultaneous connections to the server."""
 
@@ -47,9 +47,10 @@ def _stamp(path: str | None) -> object:
 
 
 def kubeconfig(path: str) -> Load:
-    """Reads a kubeconfig file's current context: tokens, token files, certificates, exec plugins.
+    """Returns a function that reads a kubeconfig file's current context: tokens, token files, certificates, exec
+    plugins.
 
-    Without a file name, reads the pod's service account.
+    If ``path`` is empty, the function reads the pod's service account instead.
     """
 
     def load(configuration: Configuration) -> None:
@@ -65,7 +66,9 @@ def kubeconfig(path: str) -> Load:
 
 
 def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_ACCOUNT) -> Load:
-    """Reads a pod's service account: the address from the environment, the CA and token from a directory."""
+    """Returns a function that reads a pod's service account: the address from the environment, the CA and token from a
+    directory.
+    """
     more: dict[str, Any] = {} if environ is None else {"environ": dict(environ)}
 
     def load(configuration: Configuration) -> None:

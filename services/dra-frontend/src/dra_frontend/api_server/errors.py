@@ -65,9 +65,7 @@ class NotFoundError(KubeError):
 
 
 class WatchExpiredError(KubeError):
-    """The server no longer knows the version from which the watch should start (410). The objects must be listed
-    again.
-    """
+    """The resource version from which the watch should start has expired (410). The objects must be listed again."""
 
     retriable = True
 

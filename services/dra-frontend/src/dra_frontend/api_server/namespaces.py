@@ -43,12 +43,12 @@ class NamespaceFailures:
         return len(self._in_a_row) >= MAX_FAILING_NAMESPACES
 
     def succeed(self, namespace: str) -> None:
-        """Ends a namespace's pause."""
+        """Ends a namespace's pause, and resets the count of consecutive failures."""
         self._failing.pop(namespace, None)
         self._in_a_row.clear()
 
     def begin(self) -> None:
-        """Restarts the count of consecutive failures."""
+        """Resets the count of consecutive failures."""
         self._in_a_row.clear()
 
     def keep(self, namespaces: Collection[str]) -> None:

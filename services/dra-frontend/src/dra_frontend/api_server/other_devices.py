@@ -62,7 +62,7 @@ class OtherDeviceReader:
 async def _read_all(
     source: SliceSource, node: str, wanted: frozenset[Key], found: dict[Key, Mapping[str, Values]]
 ) -> None:
-    """Adds the wanted devices that ``found`` does not contain yet. Raises KubeError."""
+    """Reads the wanted devices that are not in ``found`` yet, and adds their attributes to it. Raises KubeError."""
     # The node's own slices come first, since there are few of them. There may be many for network-attached devices.
     for place in (node, ""):
         for driver in sorted({driver for driver, _, _ in wanted - found.keys()}):

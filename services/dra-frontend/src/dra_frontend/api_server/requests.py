@@ -17,7 +17,7 @@ _METHODS: Final = {"create": "POST", "update": "PUT", "patch": "PATCH", "delete"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request. ``verb``, ``group`` and ``resource`` are RBAC's terms and determine the path.
+    """One request. ``verb``, ``group`` and ``resource`` have the same meaning as in RBAC and determine the path.
 
     A subresource is appended to ``resource`` after a slash.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds the backend's last reported state: its lease, and the latest report of every container.
 
-The backend renews its lease with each ``PUT /v1/backend``. The lease ends after ``LEASE_SECONDS`` without such a
-request, after which no claim is prepared. A request contains all containers, only those that have changed since a given
-generation, or none:
+The backend renews its lease with each ``PUT /v1/backend``. If no such request arrives for ``LEASE_SECONDS``, the lease
+expires, and no claim is prepared until the lease is renewed. A request contains all containers, only those that have
+changed since a given generation, or none:
 
   containers: [...]             all reports replace the stored ones
   changes: {since, total, ...}  ignored unless ``since`` is the stored generation and the result has ``total`` reports
@@ -40,8 +40,8 @@ from numa_contract.reports import (
 from numa_contract.state.status import Notice, StatusCode
 from pydantic import ValidationError
 
-# Fields without which a report does not show which claims' CPUs a container uses. A report is still used if any other
-# field is unreadable.
+# Fields that are required to determine which claims' CPUs a container uses. A report in which any other field is
+# unreadable is still used.
 _NEEDED: Final = frozenset({"id", "claims", "unknownClaims"})
 _KIND: Final = "backend state"
 _encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -297,8 +297,8 @@ class BackendView:
 
     @property
     def own_fault(self) -> Notice | None:
-        """Reason why this pod's backend can neither enforce claims nor act as a standby, or None if it can do
-        either.
+        """Reason why this pod's backend can neither enforce claims nor act as a standby, or None if it can do one of
+        the two.
         """
         if self.status is None:
             text = "nri-backend has not reported yet; see the log of its container"

@@ -229,8 +229,8 @@ def test_a_kill_becomes_one_event_that_names_the_numa_node(stage: Stage) -> None
         event = kill(old)
         assert (event["type"], event["regarding"]["kind"]) == ("Warning", "Pod")
         assert event["note"] == (
-            "Container app was OOM-killed on NUMA node 1 of node-a. Claim default/old-claim gives it 64Mi on NUMA node "
-            "1 and no more (limit: claim): claim more memory, or remove the limit."
+            "Container app was OOM-killed on NUMA node 1 of node-a. Claim default/old-claim limits it to 64Mi on NUMA "
+            "node 1 (limit: claim): claim more memory, or remove the limit."
         )
         stage.api(f"{EVENTS}/{event['metadata']['name']}", "DELETE")
         (instance,) = stage.instances

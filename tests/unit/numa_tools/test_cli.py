@@ -266,7 +266,10 @@ def test_inspect_shows_reserves_and_their_origin(host: str, tmp_path: Path, caps
     shown = capsys.readouterr().out.split("\n\n")
     assert shown[-2].splitlines() == [
         "Reserved CPUs:    none",
-        "Reserved memory:  1/20 of each NUMA node with CPUs, since the Node does not show what the kubelet reserves",
+        (
+            "Reserved memory:  1/20 of the memory of each NUMA node with CPUs, since the Node does not show what the "
+            "kubelet reserves"
+        ),
     ]
     assert shown[-1].splitlines() == [
         "NODE  MEMORY  HUGEPAGES  RESERVED  FOR CLAIMS",

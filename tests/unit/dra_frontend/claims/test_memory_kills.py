@@ -44,8 +44,8 @@ def test_the_note_contains_effect_cause_and_remedy() -> None:
     """
     effect = "Container work was OOM-killed on NUMA node 1 of node-a. "
     assert kill_note(report(1), [RECORD], "node-a") == (
-        f"{effect}Claim ns/claim-u gives it 48Mi on NUMA node 1 and no more (limit: claim): claim more memory, or "
-        "remove the limit."
+        f"{effect}Claim ns/claim-u limits it to 48Mi on NUMA node 1 (limit: claim): claim more memory, or remove the "
+        "limit."
     )
     strict = RECORD.model_copy(update={"memory_parameters": {}})
     assert kill_note(report(1), [strict], "node-a") == (
@@ -54,7 +54,7 @@ def test_the_note_contains_effect_cause_and_remedy() -> None:
     )
     loose = memory_record("u", ("memory", 1, 48 * MI, 4096), memory={"binding": "preferred"})
     assert kill_note(report(1), [loose], "node-a").endswith(
-        "(binding: preferred) and does not limit it: raise the memory limit of the container or of its pod."
+        "(binding: preferred) without limiting its memory use: raise the memory limit of the container or of its pod."
     )
     assert kill_note(report(7), [], "node-a") == f"{effect}Raise the memory limit of the container or of its pod."
 

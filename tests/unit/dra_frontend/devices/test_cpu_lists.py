@@ -91,6 +91,6 @@ def test_a_list_that_is_too_long_is_left_out_with_a_warning() -> None:
     assert {one.kind for one in inventory.misfits} == {MisfitKind.TOO_LONG}
     (warning,) = [one for one in inventory.warnings if CPU_IDS in one]
     assert "cpudevnuma000, cpudevnuma001" in warning
-    assert "smaller groupBy" in warning
+    assert "groupBy with smaller groups" in warning
     (warning,) = [one for one in offered(machine(threads=4)).warnings if SMT_LAYOUT in one]
     assert "cores with up to 2 threads" in warning

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes ``status.devices`` of this node's claims, for users and controllers to read (KEP-4817).
 
-Nothing depends on the status: a claim is prepared whether or not its status can be written. Claims that the API client
-reads for other purposes are observed here, so the entries on the server are known and a restart does not rewrite any of
-them. The server drops the entries when the claim is deallocated.
+Nothing depends on the status: a claim is prepared whether or not its status can be written. The API client passes every
+claim that it reads to ``DeviceStatus.observe``. After a restart, the entries of a claim are therefore compared with
+those on the server, and are written only if they differ. The server drops the entries when the claim is deallocated.
 """
 
 import logging
@@ -44,19 +44,23 @@ SETTLE_SECONDS: Final = 2.0
 never written.
 """
 PATIENCE_SECONDS: Final = 10.0
-"""Delay for a claim that no container has used yet, so that most claims' statuses are written only once."""
+"""Replaces SETTLE_SECONDS for a claim that no container has used yet, so that most claims' statuses are written only
+once.
+"""
 PAUSE_SECONDS: Final = 15.0
 """Minimum time between two writes for one claim."""
 SILENT_SECONDS: Final = 60.0
-"""How long the backend must have been silent before the status mentions it. A backend restart takes a few seconds."""
+"""Time for which the backend must have been silent before claim statuses report that claims are not enforced. A backend
+restart takes a few seconds.
+"""
 MAX_WRITES_PER_TICK: Final = 4
 """Maximum number of writes in one two-second tick."""
 _REFUSED_SECONDS: Final = 600.0
 """Delay before a claim's status is written again after the server refused the write."""
 _FAILED: Final = (2.0, 120.0)
 _DENIED: Final = (300.0, 3600.0)
-"""Retry delays while no claim's status can be written, in one namespace or in all of them: ``_FAILED`` if writes fail,
-``_DENIED`` if the server denies them.
+"""First and longest retry delay in seconds: ``_FAILED`` after a failed write, ``_DENIED`` after a write that the server
+denied. The delay applies either to all claims in a namespace or to all claims on the node.
 """
 _MAX_DENIALS: Final = 3
 """Number of claims in a namespace whose writes must be denied in a row before the whole namespace is paused."""
@@ -69,7 +73,7 @@ class StatusWriter(Protocol):
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """Applies our drivers' entries and returns the claim. Raises KubeError."""
+        """Applies our drivers' entries to a claim's ``status.devices`` and returns the claim. Raises KubeError."""
 
 
 class NodeDevices(Protocol):
@@ -77,8 +81,8 @@ class NodeDevices(Protocol):
 
     @property
     def inventory(self) -> Inventory:
-        """Devices as of the last time the machine was read; replaced by a different object whenever something has
-        changed.
+        """Devices as of the last time the machine was read. A new object replaces this one whenever anything
+        changes.
         """
 
 
@@ -143,7 +147,7 @@ class DeviceStatus:
         for uid in sorted(due, key=times.__getitem__):
             if self._paused_until > now or attempts == MAX_WRITES_PER_TICK:
                 break
-            if self._postponed(uid):  # postponed by an earlier attempt in this tick
+            if self._postponed(uid):  # an earlier attempt in this tick may have postponed the namespace
                 continue
             attempts += 1
             try:
@@ -193,7 +197,7 @@ class DeviceStatus:
             return
         unused = all(entry.conditions["Enforced"] == NO_CONTAINER for entry in wanted.values())
         wait = PATIENCE_SECONDS if unused else SETTLE_SECONDS
-        # Spread over time, so that a cluster's nodes do not all write at once.
+        # The delay is random, so that a cluster's nodes do not all write at the same time.
         at = self.clock() + wait * random.uniform(1, 2)  # noqa: S311 - spreads writes, guards nothing
         self._due[uid] = min(self._due.get(uid, inf), at)
 

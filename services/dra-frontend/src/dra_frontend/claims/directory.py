@@ -34,13 +34,13 @@ _MAX_COPIES: Final = 64
 _MAX_COPIED_BYTES: Final = 16 << 20
 _MAX_SET_ASIDE: Final = 64
 _MAX_TOMBSTONES: Final = 256
-"""Maximum number of releases that are remembered for claims without a file; the oldest are dropped first."""
+"""Maximum number of released claims that are kept as entries without resources; the oldest are dropped first."""
 
 
 class ClaimFiles(ClaimDirectory):
     """This node's claim files. Every method blocks on the disk and requires the claims lock.
 
-    The view consists of the last scan and the changes that this instance has made since.
+    ``view`` contains the result of the last scan, updated with the changes that this instance has made since.
     """
 
     def __init__(self, directory: Path, quarantine: Path) -> None:
@@ -72,11 +72,11 @@ class ClaimFiles(ClaimDirectory):
         return view
 
     def write(self, record: AllocationRecord) -> None:
-        """Writes the record's file; from then on the claim's resources are held. Raises OSError, in which case nothing
-        has changed.
+        """Writes the record's file; from then on the claim's resources are held.
 
-        Also raises OSError if the file is too large or the maximum number of files is reached: such a file could not be
-        read back, and the claim would be lost.
+        Raises OSError if the file cannot be written, would be too large, or would exceed the maximum number of files.
+        Nothing has changed in that case. A file that exceeded a limit could not be read back, and the claim would be
+        lost.
         """
         path, data = self._directory / cdi_file_name(record.driver, record.claim.uid), dump_claim_file(record)
         if len(data) > MAX_CLAIM_FILE:
@@ -93,7 +93,7 @@ class ClaimFiles(ClaimDirectory):
         self.note((record.driver, record.claim.uid), ClaimFile.of(record))
 
     def remove(self, driver: str, uid: str) -> None:
-        """Removes the claim's file if it exists. Raises OSError, in which case nothing has changed."""
+        """Removes the claim's file if it exists. Raises OSError, without having changed anything, if that fails."""
         name = cdi_file_name(driver, uid)
         (self._directory / name).unlink(missing_ok=True)
         self._sync()
@@ -108,8 +108,8 @@ class ClaimFiles(ClaimDirectory):
         self._set_aside = dict([*self._set_aside.items(), (name, reason)][-_MAX_SET_ASIDE:])
 
     def _sync(self) -> None:
-        # A failure is only logged: the file is in place, and a crash that could undo the change would empty the
-        # directory anyway.
+        # A failure is only logged, because the change itself has been made. Only a node crash could undo it, and a
+        # node crash empties the directory anyway.
         try:
             descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -120,8 +120,8 @@ class ClaimFiles(ClaimDirectory):
             _log.warning("cannot sync CDI directory", extra={"error": str(error)})
 
     def _copy(self, name: str) -> None:
-        """Copies a file to quarantine, unless an identical copy already exists. Does not raise, since the disk may be
-        full.
+        """Copies a file to quarantine, unless an identical copy already exists. Only logs a failure, since the disk
+        may be full.
         """
         try:
             content = read_regular(str(self._directory / name), MAX_CLAIM_FILE)
@@ -163,8 +163,8 @@ class Transaction:
     """The node's claims while the claims lock is held: the ledger to allocate from, and the methods that change claims.
 
     A change made by a method is final, even if a later step fails. A method that raises OSError has changed nothing.
-    Once the store has loaded the transaction, it is changed only through its methods, so each change rebuilds the
-    ledger.
+    Once the store has loaded the transaction, all changes go through these methods, so that the ledger is rebuilt
+    after each change.
     """
 
     _files: ClaimFiles
@@ -178,15 +178,15 @@ class Transaction:
     the claim has a record or is released.
     """
     unlisted: bool = False
-    """Has the same meaning as ``unlisted`` in the ledger."""
+    """True if there may be prepared claims that are in neither a file nor the journal, as in the ledger."""
     ended: frozenset[ClaimKey] = frozenset()
-    """Has the same meaning as ``ended`` in the ledger, as of the beginning of the transaction."""
+    """Claims that another instance had finished releasing when the transaction began; see ``ended`` in the ledger."""
     unconfirmed: frozenset[ClaimKey] = frozenset()
     """Lost CPU claims that may have a running container that is not in the reports. No CPUs are allocated while there
     are any such claims.
     """
     present: dict[ClaimKey, Name] = field(default_factory=dict)
-    """Claims that must have a file."""
+    """Claims that are expected to have a file; a claim without its file is lost."""
     releasing: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
     vanished: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
     """Contents of files that another program removed or damaged. The claims' CPUs and memory stay held until the files
@@ -217,7 +217,7 @@ class Transaction:
         self.answered, self._ledger = answers, None
 
     def expect(self, key: ClaimKey, name: Name) -> None:
-        """Adds a claim that must have a file; the claim is lost until it has one."""
+        """Adds a claim that is expected to have a file; until its file is written, the claim is treated as lost."""
         self.present[key], self._ledger = name, None
 
     def set_unlisted(self, unlisted: bool) -> None:
@@ -247,8 +247,8 @@ class Transaction:
     def release(self, driver: str, uid: str) -> None:
         """Releases a claim. The claim's resources stay held until none of its containers can still be running.
 
-        Until then, a claim without a file has an entry without resources: a container that is still running may name
-        the claim, and recovery must not mistake the release for a loss.
+        A claim that has no file when it is released is kept as an entry without resources: a container that is still
+        running may name the claim, and without the entry recovery would treat the claim as lost.
         """
         key, self._ledger = (driver, uid), None
         file = self.files.get(key)
@@ -267,12 +267,13 @@ class Transaction:
     def free(self, key: ClaimKey, *, remember: bool) -> None:
         """Completes a release once none of the claim's containers is running.
 
-        ``remember`` keeps an entry without resources: a listing of claims that is in progress or has yet to start may
-        still show the claim as allocated, and recovery must not mistake the release for a loss.
+        If ``remember`` is True, the claim is kept as an entry without resources: a listing of claims that is in
+        progress or has yet to start may still show the claim as allocated, and without the entry recovery would treat
+        the claim as lost.
         """
         file = self.releasing.get(key)
         if file is None:
-            return  # the entry had no resources and was dropped as one of the oldest
+            return  # an entry without resources that _forget_oldest() has dropped
         if is_tombstone(file) and remember:
             return
         del self.releasing[key]

@@ -288,8 +288,9 @@ def _parse(data: bytes) -> Entries:
     releasing: dict[ClaimKey, ClaimFile] = {}
     unlisted, left = False, _MAX_CPUS
     for line in data.splitlines():
-        # A line that cannot be parsed was written by a newer release. A line whose name is not valid for a claim file
-        # is also skipped: nothing would ever remove such an entry, and its CPUs would stay allocated.
+        # A line that cannot be parsed was written by a newer release and is skipped. A line whose driver or UID cannot
+        # occur in a claim file's name is also skipped: nothing would ever remove such an entry, and its CPUs would stay
+        # allocated.
         with suppress(ValueError, TypeError, KeyError, AttributeError):
             value = parse_json(line, SLOT_BYTES, "journal", "entry")
             if isinstance(value, list):
@@ -328,5 +329,5 @@ def _releasing(value: Any) -> ClaimFile:
         return ClaimFile.of(parse_record(value["record"]))
     memory = {str(device): int(size) for device, size in value["memory"].items()}
     if min(memory.values(), default=0) < 0:
-        raise ValueError("a negative size would count as free memory for other claims")
+        raise ValueError("the memory size is negative and would count as free memory for other claims")
     return ClaimFile(str(value["driver"]), str(value["uid"]), None, parse_cpu_list(value["cpus"]), memory=memory)

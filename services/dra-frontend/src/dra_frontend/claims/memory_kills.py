@@ -23,16 +23,14 @@ MAX_NEW: Final = 1024
 
 
 _NO_CLAIM: Final = "Raise the memory limit of the container or of its pod."
-_LIMITED: Final = (
-    "Claim {} gives it {} on NUMA node {} and no more (limit: claim): claim more memory, or remove the limit."
-)
+_LIMITED: Final = "Claim {} limits it to {} on NUMA node {} (limit: claim): claim more memory, or remove the limit."
 _STRICT: Final = (
     "Claim {} binds it to {} on NUMA node {} (binding: strict), so it is also killed when that node is full: claim "
     "memory on another NUMA node, or set binding: preferred."
 )
 _OTHERS: Final = (
-    "Claim {} gives it {} on NUMA node {} (binding: {}) and does not limit it: raise the memory limit of the container "
-    "or of its pod."
+    "Claim {} gives it {} on NUMA node {} (binding: {}) without limiting its memory use: raise the memory limit of the "
+    "container or of its pod."
 )
 
 

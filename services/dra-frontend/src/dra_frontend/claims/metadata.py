@@ -171,7 +171,7 @@ class MetadataFiles:
             try:
                 root = Path(self.plugins) / driver / METADATA_DIRECTORY
                 found = [] if driver in nameless or not root.exists() else sorted(root.iterdir())
-            except OSError as error:  # no claim depends on metadata
+            except OSError as error:  # claims work without metadata, so the error is only logged
                 _log.warning("cannot list metadata files", extra={"driver": driver, "error": str(error)})
                 continue
             for path in found:

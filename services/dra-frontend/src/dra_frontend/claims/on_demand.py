@@ -49,7 +49,7 @@ from dra_frontend.node.pool_client import HelperError
 
 _log = logging.getLogger(__name__)
 _MANAGER: Final = "dra-numa-on-demand"
-"""Field manager for the Provisioned and NotProvisioned conditions. The rest of an entry belongs to other managers."""
+"""Field manager for the Provisioned and NotProvisioned conditions. Other managers own an entry's other fields."""
 _REASONS: Final = {PROVISIONED: "Provisioned", NOT_PROVISIONED: "NotProvisioned"}
 _MAX_CLAIMS: Final = 10_000
 """Maximum number of labelled, allocated claims in the cluster that are tracked."""
@@ -65,8 +65,9 @@ class ClaimApi(Protocol):
     async def list_labelled_claims(
         self, label: str, reduce: Callable[[dict[str, Any]], dict[str, Any] | None]
     ) -> tuple[list[dict[str, Any]], str]:
-        """Returns the claims with a label, each reduced by ``reduce``, and the resource version to start watching from.
-        Raises KubeError.
+        """Returns the claims with a label, and the resource version to start watching from. Raises KubeError.
+
+        ``reduce`` returns the part of a claim to keep, or None to skip the claim.
         """
 
     def watch_labelled_claims(self, label: str, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
@@ -79,7 +80,10 @@ class ClaimApi(Protocol):
 
 
 class Pools(Protocol):
-    """This machine's hugepage pools. Calls block, and raise HostTreeError or HelperError."""
+    """This machine's hugepage pools. Every method blocks.
+
+    A method that fails raises HelperError if the helper does not respond, otherwise HostTreeError.
+    """
 
     def pages(self, node: int, page_bytes: int) -> int:
         """Returns the number of pages in a pool, excluding surplus pages."""
@@ -217,8 +221,8 @@ class HugepagesOnDemand:
             await self._check_helper()
         if before.keys() - self._shortages.by_device.keys():
             # If a claim is still allocated here, its pod was bound without the pages, by a scheduler that does not wait
-            # for conditions. Records may lack pages as well. The missing pages are requested again now, since nothing
-            # else would trigger a retry.
+            # for conditions. Pages may also be missing for claims that already have a record. The missing pages are
+            # requested again now, since nothing else would trigger a retry.
             self._answered = {uid: done for uid, done in self._answered.items() if done}
             self._books = ()
         self._publish_shortages(before)
@@ -283,7 +287,7 @@ class HugepagesOnDemand:
         # reads a result.
         self._publish_shortages(before)
         for uid in [uid for uid in ready if uid not in self._answered]:
-            with self._complaints.about(uid, "result not written to claim for on-demand hugepages"):
+            with self._complaints.about(uid, "cannot write the result to a claim for on-demand hugepages"):
                 await self._answer(uid, waiting[uid].view, problems[uid])
         return not retry and all(uid in self._answered for uid in problems)
 
@@ -321,8 +325,8 @@ class HugepagesOnDemand:
             return PoolOutcome(made, grown, str(error), isinstance(error, HelperError))
 
     def _record_outcome(self, target: PoolTarget, outcome: PoolOutcome) -> bool:
-        """Updates the shortages to match the outcome. Returns False if the request must be retried, since the helper
-        may be restarting.
+        """Updates the shortages to match the outcome. Returns False if the helper did not respond but may only be
+        restarting, in which case the request must be retried.
         """
         name = target.device.name
         if outcome.helper_silent:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates Events for pods whose claims are less effective than intended, one for each pod or container that starts."""
+"""Creates Events for pods whose claims are less effective than intended, once for each affected pod or container."""
 
 import logging
 import re

@@ -108,8 +108,8 @@ class Reconciler:
         """
         ledger, decided = self._store.ledger, True
         # No owner is stored between a container's creation and its start, since the backend would then have to scan the
-        # directory again before the start. Until the start, the backend itself remembers the first user; after a
-        # backend restart, the runtime lists the container.
+        # directory again before the start. Until the container starts, the backend itself remembers it as the claim's
+        # first user. If the backend restarts in the meantime, it learns of the container from the runtime.
         uses = report.claims if report.alive and report.state != "created" and not report.refused else ()
         records = [record for use in uses if (record := ledger.record(use.driver, use.uid))]
         containers = ledger.containers if self._backend.live else None
@@ -160,7 +160,7 @@ class Reconciler:
             return False
         ledger = self._store.ledger
         if not self._sweep and self._clock() >= self._next_sweep:
-            # Spread over time, so that a cluster's nodes do not all start at once.
+            # The interval is random, so that a cluster's nodes do not all start a sweep at the same time.
             self._next_sweep = self._clock() + SWEEP_SECONDS * random.uniform(1, 2)  # noqa: S311 - guards nothing
             self._sweep = sorted({record.claim.uid for record in ledger.records})
         uid = self._sweep.pop() if self._sweep else ""
@@ -204,7 +204,7 @@ def _only_scan(_: Transaction) -> None:
 
 
 def _is_free(record: AllocationRecord, user: ContainerReport, containers: Sequence[ContainerReport] | None) -> bool:
-    """Returns True if the claim has no owner, or if the owner has exited and the container may take over.
+    """Returns True if the claim has no owner, or if the owner has exited and ``user`` may become the new owner.
 
     ``containers`` contains all of the node's containers, or is None if they are unknown. An owner is replaced only by a
     container in the same pod, for example after an init container has exited.

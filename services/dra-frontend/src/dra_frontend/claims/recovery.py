@@ -73,8 +73,8 @@ class NodeDevices(Protocol):
 
     @property
     def inventory(self) -> Inventory:
-        """Devices as of the last time the machine was read; replaced by a different object whenever something has
-        changed.
+        """Devices as of the last time the machine was read. A new object replaces this one whenever anything
+        changes.
         """
 
 
@@ -82,8 +82,8 @@ class KubeletCapabilities(Protocol):
     """Properties of this node's kubelet that concern claims; see ``publishing/capabilities``."""
 
     async def counts_claims(self, driver: str) -> bool:
-        """Returns True if the kubelet adds claims to pod limits, for devices that publish a node-allocatable mapping.
-        Raises KubeError.
+        """Returns True if the kubelet adds claimed resources to pod limits, for devices that publish a node-allocatable
+        mapping. Raises KubeError.
         """
 
 
@@ -110,7 +110,7 @@ class Recovery:
     """Time at which each lost claim is due to be read next."""
     _asked: frozenset[ClaimKey] = frozenset()
     _listed: frozenset[ClaimKey] = frozenset()
-    """Lost claims without a name that remained after all claims were last listed."""
+    """Claims without a name that were still lost after the cluster's claims were last listed."""
     _contested: dict[ClaimKey, BackendStatus | None] = field(default_factory=dict)
     """For each contested claim, the backend's latest report at the time when the claim's container was found on another
     claim's CPUs.
@@ -150,7 +150,7 @@ class Recovery:
                     await self._news.wait()
 
     async def round(self) -> None:
-        """Reads the lost claims that are due from the API server and rebuilds their records. Raises OSError."""
+        """Rebuilds the record of each lost claim that is due to be read from the API server. Raises OSError."""
         if not self._backend.live or (ledger := self._store.ledger) is self._intact:
             return
         overlapping, all_lost = await self._part_overlaps(), self._store.ledger.lost()
@@ -177,7 +177,7 @@ class Recovery:
             if not scope.expired():
                 raise
             self._complaints.say(
-                "lists", "claims in namespaces not listed", f"not finished within {self.lists_seconds:.0f} s"
+                "lists", "cannot list the claims in some namespaces", f"not finished within {self.lists_seconds:.0f} s"
             )
 
     def _take_due(self, lost: Iterable[ClaimKey]) -> list[ClaimKey]:
@@ -201,7 +201,7 @@ class Recovery:
             listed = self._claim_reader.list_claims(namespace)
             documents = {uid: document async for document in listed if (uid := uid_of(document)) in wanted}
         except KubeError as error:
-            self._complaints.say(namespace, "claims in a namespace not listed", error)
+            self._complaints.say(namespace, "cannot list the claims in a namespace", error)
             return
         # Any pod can name any number of claims that do not exist, so all such claims share one transaction.
         await self._store.transact(partial(_give_up, keys=[key for key in keys if key[1] not in documents]))
@@ -242,9 +242,9 @@ class Recovery:
     def list_wanted(self) -> bool:
         """True if the cluster's claims must be listed to find prepared claims, or to prove that a lost claim is gone.
 
-        A claim without a name that the last list did not contain is released unless a container uses it. If a container
-        does, the claims are listed again once the container has exited: the kubelet may already have unprepared the
-        claim, and nothing else would release it.
+        A lost claim whose name is still unknown after the last listing is released unless a container uses it. If a
+        container uses it, the claims are listed again once the container has exited: the kubelet may already have
+        unprepared the claim, and nothing else would release it.
         """
         ledger = self._store.ledger
         waiting = (key for key in self._nameless() if not (key in self._listed and ledger.users(key[1])))
@@ -256,14 +256,14 @@ class Recovery:
         return frozenset(key for key, namespace in lost if not namespace and not self._store.name(key)[1])
 
     async def _list(self) -> None:
-        """Whenever necessary, lists the cluster's claims within a few minutes. Runs forever."""
+        """Lists the cluster's claims within a few minutes after this becomes necessary. Runs forever."""
         waits = Backoff(*(_LIST_SOON_SECONDS if self._store.journal_lost else _LIST_SECONDS))
         while True:
             await asyncio.sleep(waits.next())
             if not self.list_wanted or not self._backend.live:
                 waits.reset()
                 continue
-            with self._complaints.about("list", "claims of this node not listed"):
+            with self._complaints.about("list", "cannot list the claims of this node"):
                 await self.list_all()
                 waits = Backoff(*_LIST_SECONDS)
 

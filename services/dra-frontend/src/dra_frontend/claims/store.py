@@ -60,7 +60,7 @@ class RecordNews:
 
     def publish(self, change: Change) -> None:
         """Records a change and wakes all waiting readers."""
-        if change.kind != "freed":  # the record itself was removed earlier
+        if change.kind != "freed":  # readers have already been told that the claim was released
             self.generation += 1
             self._changes.append(
                 RecordChange(generation=self.generation, change=change.kind, driver=change.driver, uid=change.uid)
@@ -384,7 +384,7 @@ def _vanished(
 
     The records in memory are complete, but may be older than the journal: if a file is lost twice, another instance may
     have rebuilt its record with other CPUs in between. The journal contains only CPUs. These CPUs stay held, and
-    recovery rebuilds the record with them, as it does for a damaged file whose environment can be parsed.
+    recovery rebuilds the record with them, as it does for a damaged file whose environment variables can be parsed.
     """
     vanished = {
         key: file for key, file in known.items() if _is_lost(files.get(key), file, released=key not in entries.present)

@@ -50,7 +50,10 @@ def smt_layout(machine: Machine) -> str:
 def left_out(machine: Machine, devices: list[CpuDevice]) -> Iterator[str]:
     """Yields a message for each attribute that had to be omitted."""
     if long := [device.name for device in devices if CPU_IDS not in device.attributes]:
-        yield f"{', '.join(long)}: {CPU_IDS} is omitted, as it would exceed {_MAX_BYTES} bytes; use a smaller groupBy"
+        yield (
+            f"{', '.join(long)}: {CPU_IDS} is omitted, as it would exceed {_MAX_BYTES} bytes; "
+            "choose a groupBy with smaller groups"
+        )
     if any(SMT_LAYOUT not in device.attributes for device in devices):
         layout = smt_layout(machine)
         reason = (

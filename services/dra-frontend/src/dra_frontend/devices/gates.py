@@ -17,13 +17,15 @@ LISTS: Final = "DRAListTypeAttributes"
 """Allows attributes with several values (KEP-5491)."""
 BINDING: Final = "DRADeviceBindingConditions"
 COUNTING: Final = "DRANodeAllocatableResources"
-"""Counts claims against the node; the kubelet adds claims to pod limits (KEP-5517, from Kubernetes 1.37;
-docs/adr/0020).
+"""Counts claimed resources against the node's allocatable resources. The kubelet adds the claimed resources to pod
+limits (KEP-5517, from Kubernetes 1.37; docs/adr/0020).
 """
 ALLOCATABLE: Final = "nodeAllocatableResources"
 """Device field through which claims are counted against the node, in the format that Kubernetes 1.37 uses."""
 
 
 def kubelet_counts_claims(node: Mapping[str, Any]) -> bool:
-    """Returns True if the kubelet declares in the Node's status that it adds claims to pod and container limits."""
+    """Returns True if the kubelet declares in the Node's status that it adds claimed resources to pod and container
+    limits.
+    """
     return COUNTING in ((node.get("status") or {}).get("declaredFeatures") or ())

@@ -60,8 +60,8 @@ def hugepages(
 ) -> MemoryDevice | None:
     """Returns a node's pages of one size, excluding reserved and surplus pages, or None if no pages are left.
 
-    Reserved pages are meant for host processes, so the pages that host processes hold reduce the device further only if
-    they exceed the reserve. ``host_pages`` is the number of all pages that host processes hold.
+    Reserved pages are meant for host processes, so the pages that host processes hold reduce the device's capacity
+    further only if they exceed the reserve. ``host_pages`` is the number of all pages that host processes hold.
     """
     total = sum(pool.total - pool.surplus for pool in node.hugepages if pool.page_bytes == page_bytes)
     most = config.pages_on_demand(node.id, page_bytes)

@@ -25,9 +25,13 @@ kubelet sets one.
 _SOURCES: Final = {
     "reservedMemory": "as configured (reservedMemory)",
     "kubelet": (
-        "the kubelet's reserve (the Node's capacity minus allocatable), divided by size among NUMA nodes with CPUs"
+        "the kubelet's reserve (the Node's capacity minus allocatable), divided among NUMA nodes with CPUs in "
+        "proportion to their memory"
     ),
-    "default": f"1/{DEFAULT_PART} of each NUMA node with CPUs, since the Node does not show what the kubelet reserves",
+    "default": (
+        f"1/{DEFAULT_PART} of the memory of each NUMA node with CPUs, since the Node does not show what the kubelet "
+        "reserves"
+    ),
 }
 
 

@@ -49,8 +49,8 @@ from dra_frontend.events.event import (
 )
 
 MAX_CONDITIONS: Final = 1024
-"""Maximum number of conditions tracked for pods. Further conditions get no Event until a tracked one has gone
-unobserved for an hour.
+"""Maximum number of conditions tracked for pods. Further conditions get no Event until one of the tracked
+conditions has not been observed for an hour.
 """
 MAX_PER_NAMESPACE: Final = 256
 """Maximum number of conditions tracked for pods in one namespace."""
@@ -103,7 +103,9 @@ class _Condition:
     """An observed condition and the state of its Event."""
 
     observation: Observation
-    """The first observation, since its note is the one in the Event, but with the source of the latest observation."""
+    """The first observation, whose note is in the Event. Its ``source`` is replaced by that of the latest
+    observation.
+    """
     last_seen: float
     totals: dict[str, int] = field(default_factory=dict)
     """Each source's latest total, newest last."""

@@ -27,8 +27,8 @@ _REFUSALS: Final = 3
 may refuse requests that it allows a moment later.
 """
 _UNKNOWN: Final = (
-    "memory: the Node does not show what the kubelet reserves, or cannot be read; part of each NUMA node is reserved "
-    "instead (dra-frontend inspect shows how much): set reservedMemory"
+    "memory: the Node does not show what the kubelet reserves, or cannot be read; part of each NUMA node's memory is "
+    "reserved instead (dra-frontend inspect shows how much): set reservedMemory"
 )
 _log = logging.getLogger(__name__)
 

@@ -202,5 +202,5 @@ class KubeletPlugin(pluginregistration_pb2_grpc.RegistrationServicer):
             await fresh.close(0)
             return
         self._served[self._served.index(one)] = fresh
-        # Connected clients are asked to reconnect.
+        # As it stops, the old server tells connected clients to reconnect.
         await one.server.stop(self.grace_seconds)

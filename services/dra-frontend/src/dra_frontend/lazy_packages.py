@@ -3,8 +3,9 @@
 (docs/adr/0027-kubernetes-asyncio.md).
 
 Before Python imports a module from a package, it executes the package's ``__init__``. Some of these files import far
-more than the module needs: 767 models, a command-line interface, an HTTP client. A lazy package is in ``sys.modules``
-like any other and resolves its names when they are first used (PEP 562), so every importer finds all of its names.
+more than the module needs: 767 model classes, a command-line interface, an HTTP client. A lazy package is in
+``sys.modules`` like any other package. It resolves each of its names on first access (PEP 562), so every name is still
+available to all importers.
 """
 
 import importlib
@@ -18,7 +19,7 @@ from typing import Any
 def add_lazy_packages(*names: str) -> None:
     """Adds packages to ``sys.modules`` without executing their ``__init__``. Parents must precede their children.
 
-    A package that has already been imported is left as it is. Raises ImportError.
+    A package that has already been imported is left as it is. Raises ImportError if a package is not installed.
     """
     for name in names:
         if name not in sys.modules:
@@ -32,8 +33,8 @@ def _add(name: str) -> None:
     package, loader, source = importlib.util.module_from_spec(spec), spec.loader, Path(spec.origin)
 
     def load(attribute: str) -> Any:
-        """Imports a submodule, or a name that the ``__init__`` imports on a line of its own. For any other name,
-        executes the ``__init__``.
+        """Imports a submodule, or a name that the ``__init__`` imports in a line ``from MODULE import NAME``, without
+        executing the ``__init__``. For any other name, executes the ``__init__``.
         """
         line = re.search(rf"^from (\S+) import {re.escape(attribute)}$", source.read_text(), re.MULTILINE)
         try:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds requirements that the service's pod does not meet. Used before startup, in the status and by the doctor."""
+"""Finds requirements that the service's pod does not meet. This module is used before startup, for the status and by
+the doctor.
+"""
 
 from collections.abc import Iterator
 

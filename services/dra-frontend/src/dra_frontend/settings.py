@@ -85,7 +85,7 @@ def _flag(text: str) -> bool:
 
 def load_settings(arguments: argparse.Namespace) -> Settings:
     """Resolves flags, file and environment. Without --config, uses the file mounted by the chart. Raises
-    ConfigError.
+    ConfigError if the file cannot be read or a setting is invalid.
     """
     if arguments.config is None and Path(_MOUNTED).exists():
         arguments.config = _MOUNTED
@@ -103,7 +103,9 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
 
 
 def open_host(settings: Settings) -> FileTree:
-    """Returns the host's file tree with the configured overlay. Reads the overlay only once. Raises ConfigError."""
+    """Returns the host's file tree with the configured overlay. Reads the overlay only once. Raises ConfigError if the
+    overlay cannot be read or is invalid.
+    """
     host, overlay = HostTree(settings.host_root), settings.config.sysfs_overlay
     files = parse_overlay(read_yaml(overlay), overlay) if overlay else {}
     return OverlayTree(host, files) if files else host

@@ -61,7 +61,7 @@ def test_a_pool_is_resized_within_its_limits(rig: Rig) -> None:
     assert rig.ask(pages=1) == (1, "")
     assert rig.pages == [1, 1]
     assert rig.ask(pages=4) == (0, "hugepagesOnDemand: allows 3 pages of 1Gi on NUMA node 0, but 4 were requested")
-    problem = f"reservedMemory: keeps {GIB} bytes in pages of 1Gi on NUMA node 0, but 0 pages were requested"
+    problem = f"reservedMemory: reserves {GIB} bytes in pages of 1Gi on NUMA node 0, but 0 pages were requested"
     assert rig.ask(pages=0) == (0, problem)
     assert rig.pages == [1, 1]
 

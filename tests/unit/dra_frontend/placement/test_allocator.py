@@ -291,7 +291,12 @@ WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
     [
         (CpuParameters(), 9, "", "9 CPUs requested, 8 free (0-7)"),
         (WHOLE, 3, "", "3 CPUs are not a whole number of physical cores; the next possible amount is 4"),
-        (WHOLE, 10, "", "(fullPhysicalCores: true), 8 free (0-7); its whole cores have at most 8 CPUs, free or not"),
+        (
+            WHOLE,
+            10,
+            "",
+            "(fullPhysicalCores: true), 8 free (0-7); the device's whole cores have at most 8 CPUs, free or taken",
+        ),
         (
             WHOLE,
             6,
@@ -304,12 +309,17 @@ WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
             "0,2",
             "6 free (1,3-7); no single L3 group has that many (the largest has 3)",
         ),
-        (WHOLE_L3, 6, "", "l3: required), 8 free (0-7); its whole cores have at most 4 CPUs in one L3, free or not"),
+        (
+            WHOLE_L3,
+            6,
+            "",
+            "l3: required), 8 free (0-7); the device's whole cores have at most 4 CPUs in one L3, free or taken",
+        ),
         (
             CpuParameters(numa="distribute"),
             5,
             "0,1,4",
-            "cannot be distributed evenly: there are 1 on node 0, 4 on node 1",
+            "cannot be distributed evenly over the NUMA nodes; free and suitable: 1 on node 0, 4 on node 1",
         ),
         (
             CpuParameters(isolcpus="only"),

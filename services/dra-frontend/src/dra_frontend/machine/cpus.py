@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads CPUs, cores, packages, L3 groups and core types from sysfs.
 
-Sibling files are validated against each other, because a core or cache in two groups could be allocated twice. Wrong
-core siblings are an error. Contradictory package or L3 files are only recorded as doubts, because packages can be
-derived from their IDs instead, and L3 groups can be omitted.
+Sibling files are validated against each other, because a core or cache in two groups could be allocated twice.
+Contradictory files about core siblings are an error. Contradictory package or L3 files are only recorded as doubts,
+because packages can be derived from their IDs instead, and L3 groups can be omitted.
 """
 
 from collections import Counter, defaultdict
@@ -26,12 +26,12 @@ _PACKAGE_FILES = ("package_cpus", "core_siblings")
 Files = list[tuple[str, str]]
 """Paths of a CPU mask and the equivalent list."""
 Groups = dict[int, Group]
-"""Maps each CPU that belongs to a group to that group."""
+"""Groups by CPU. A CPU that does not belong to any group is absent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """Online, offline and possible CPUs."""
+    """Online, offline, isolated and possible CPUs."""
 
     online: frozenset[int]
     offline: frozenset[int]
@@ -46,7 +46,7 @@ class Online:
 
 
 def read_online(reader: Reader) -> Online:
-    """Returns online and offline CPUs. Raises HostTreeError if two files disagree about a CPU."""
+    """Returns the CPUs by state. Raises HostTreeError if two files disagree about a CPU."""
     present = reader.names(CPU_DIRECTORY, r"cpu(\d+)")
     if not present:
         raise HostTreeError(CPU_DIRECTORY, "contains no CPU directories: sysfs is not mounted here")
@@ -60,7 +60,7 @@ def read_online(reader: Reader) -> Online:
     for cpu in sorted(listed - set(present)):
         raise HostTreeError(path, f"lists CPU {cpu}, which has no directory {CPU_DIRECTORY}/cpu{cpu}")
     for cpu in sorted(listed ^ by_directory):
-        raise HostTreeError(path, f"and {CPU_DIRECTORY}/cpu{cpu} disagree about whether CPU {cpu} is online")
+        raise HostTreeError(path, f"disagrees with {CPU_DIRECTORY}/cpu{cpu} about whether CPU {cpu} is online")
     isolcpus = reader.cpu_list(f"{CPU_DIRECTORY}/isolated") or frozenset()
     possible = reader.cpu_list(f"{CPU_DIRECTORY}/possible") or frozenset()
     return Online(listed, frozenset(present) - listed, isolcpus & listed, possible.union(present))
@@ -73,19 +73,20 @@ def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
         raise HostTreeError(path, f"{flag[:40]!r} is neither 0 nor 1")
     if listed is not None and (flag or cpu in listed):
         return flag != "0"  # a CPU without this file cannot be taken offline
-    # If the kernel provides no list, the flag is checked against whether the CPU has a topology directory, since an
-    # offline CPU has none.
+    # An offline CPU has no topology directory. If the kernel provides no list, a CPU without that directory must
+    # therefore be marked as offline.
     has_topology = reader.all_names(f"{CPU_DIRECTORY}/cpu{cpu}/topology") is not None
     others_have = reader.all_names(f"{CPU_DIRECTORY}/cpu0/topology") is not None
     if listed is None and flag != "0" and others_have and not has_topology:
-        raise HostTreeError(path, f"does not show CPU {cpu} as offline, even though it has no topology directory")
+        raise HostTreeError(path, f"does not show CPU {cpu} as offline, but that CPU has no topology directory")
     return flag != "0" if listed is None else has_topology
 
 
 def read_cores(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int, int]]:
     """Returns each CPU's core as a set of sibling threads, and the raw core IDs (-1 if unknown).
 
-    Raises HostTreeError if siblings disagree, because one core could then be allocated to two claims.
+    Raises HostTreeError if the files of sibling threads contradict each other, because one core could then be allocated
+    to two claims.
     """
     cores = _siblings(reader, online, {cpu: _topology_files(cpu, _CORE_FILES) for cpu in online})
     ids = {cpu: _topology_integer(reader, cpu, "core_id") for cpu in online}
@@ -93,9 +94,9 @@ def read_cores(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int
 
 
 def read_packages(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> dict[int, int]:
-    """Returns each CPU's package number, which is the kernel's ID if IDs distinguish the packages.
+    """Returns each CPU's package number, which is the kernel's package ID if every package has a different ID.
 
-    If masks contradict each other or the IDs, a doubt is recorded, and only the IDs are used.
+    If the masks contradict each other or the package IDs, a doubt is recorded, and only the IDs are used.
     """
     ids = {cpu: _topology_integer(reader, cpu, "physical_package_id") for cpu in cpus.online}
     try:
@@ -122,10 +123,10 @@ def _topology_integer(reader: Reader, cpu: int, name: str) -> int:
 
 
 def _siblings(reader: Reader, online: frozenset[int], files: Mapping[int, Files]) -> Groups:
-    """Returns the groups according to each CPU's files, using the first mask/list pair that exists.
+    """Returns the groups that the CPUs' files describe. For each CPU, the first mask/list pair that exists is used.
 
-    A CPU without files of its own is placed in the group whose files list it. Raises HostTreeError if CPUs and their
-    siblings disagree.
+    A CPU without files of its own is placed in the group whose files list it. Raises HostTreeError if the files of two
+    CPUs contradict each other, or if a CPU's files do not include the CPU itself.
     """
     groups: Groups = {}
     known: dict[frozenset[int], frozenset[int]] = {}
@@ -172,14 +173,14 @@ def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[G
     named = {
         groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True) if cpu in groups and number is not None
     }
-    # CPUs without an L3 (low-power cores) do not belong to any group, so they are excluded when groups are completed.
+    # CPUs without an L3 (low-power cores) do not belong to any group, so they must not be used to complete the groups.
     bare = cpus.online - set(groups)
     return groups, numbered(set(groups.values()), cpus.present - bare, named, earlier)
 
 
 def _l3_set(reader: Reader, cpu: int, directory: str) -> frozenset[int] | None:
     """Returns the CPUs that share a cache with a CPU according to that CPU's files, or None if the CPU has no such
-    files. Raises HostTreeError.
+    files. Raises HostTreeError if a file is invalid or does not include the CPU itself.
     """
     found = reader.cpu_set(f"{directory}/shared_cpu_map", f"{directory}/shared_cpu_list")
     if found is None:
@@ -231,16 +232,15 @@ _FREQUENCIES: Final = (
     ("acpi_cppc/nominal_freq", Fraction(9, 10)),
     ("cpufreq/cpuinfo_max_freq", Fraction(17, 20)),
 )
-"""A CPU's frequency files. A core is of a slower kind if its frequency is below the given fraction of the highest
-frequency.
+"""A CPU's frequency files, each with a fraction. Cores with a frequency below that fraction of the highest frequency
+are a slower kind of core.
 """
 
 
 def _slow(reader: Reader, online: frozenset[int]) -> frozenset[int]:
-    """Returns the CPUs whose cores are of a slower kind, according to the first frequency that distinguishes CPUs. The
-    set is empty if all cores are of the same kind.
+    """Returns the CPUs that belong to slower kinds of cores, or an empty set if all cores are of the same kind.
 
-    A frequency that is not known for every CPU is ignored.
+    The first frequency in which the kinds differ is used. A frequency that is not known for every CPU is ignored.
     """
     for name, part in _FREQUENCIES:
         found: dict[int, int] = {}

@@ -101,14 +101,14 @@ class Fingerprint:
 
 
 def read_fingerprint(tree: FileTree) -> Fingerprint:
-    """Reads the fingerprint. Raises HostTreeError."""
+    """Reads the fingerprint. Raises HostTreeError if a required file cannot be used."""
     reader = Reader(tree)
     cpus = (reader.text(f"{CPU_DIRECTORY}/online"), reader.text(f"{CPU_DIRECTORY}/isolated"))
     return Fingerprint(cpus, read_node_memory(reader))
 
 
 def with_free_pages(machine: Machine, fingerprint: Fingerprint) -> Machine:
-    """Returns the machine with the hugepage pools from a later fingerprint."""
+    """Returns a copy of the machine with the hugepage pools from a later fingerprint."""
     nodes = {
         number: replace(node, hugepages=fingerprint.nodes[number][1]) if number in fingerprint.nodes else node
         for number, node in machine.numa_nodes.items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the kernel's counters for memory and CPU errors, and the NUMA nodes or CPUs that they concern.
+"""Reads the kernel's counters for memory and CPU errors, and determines to which NUMA nodes or CPUs each one applies.
 
 Counters start at zero at boot, when the EDAC driver is loaded, or after a write to ``reset_counters``.
 """
@@ -28,7 +28,7 @@ _MODULUS: Final = 1 << 32
 # sb_edac names the socket in mc_name; skx_edac, i10nm_edac and imh_edac name it in the DIMM labels. A socket's HBM may
 # be a separate NUMA node and is excluded.
 _SOCKET: Final = re.compile(r"SrcID#(\d{1,3})_(?:MC|Ha)#?\d", re.ASCII)
-# amd64_edac numbers controllers by AMD's nodes, which are sockets from Zen 2 on, except on accelerators (MI300A).
+# amd64_edac numbers controllers by AMD node. Since Zen 2, an AMD node is a socket, except on accelerators (MI300A).
 _AMD: Final = re.compile(r"F(?:17h_M[3-9A-F]|19h|1Ah)\w*", re.ASCII)
 _ACCELERATOR: Final = "MI200"
 """Name of a controller whose memory does not belong to any NUMA node."""

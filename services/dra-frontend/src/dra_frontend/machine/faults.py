@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns error counters into faults: errors so frequent that the affected devices must not get new claims."""
+"""Turns error counters into faults: errors so frequent that the affected devices must not be allocated to new
+claims.
+"""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable

@@ -46,7 +46,7 @@ class Reader:
         """Doubts about the kernel's files by topic (``socket``, ``l3``, ``memory``), each with the file and the
         reason.
         """
-        # Parsed masks by text: hundreds of CPUs share a handful of masks.
+        # Parsed masks by their text. They are cached because hundreds of CPUs share the same few masks.
         self._masks: dict[str, frozenset[int]] = {}
 
     def text(self, path: str) -> str | None:
@@ -78,7 +78,7 @@ class Reader:
         return int(text)
 
     def cpu_set(self, mask_path: str, list_path: str) -> tuple[frozenset[int], str] | None:
-        """Returns a set of IDs and the file it comes from: the mask, which every kernel has, or else the list."""
+        """Returns a set of IDs and the file that contains it: the mask, which all kernels provide, or else the list."""
         for path, read in ((mask_path, self.cpu_mask), (list_path, self.cpu_list)):
             cpus = read(path)
             if cpus is not None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts hugepages used by host processes, which cannot be promised to claims.
+"""Counts hugepages used by host processes, which cannot be offered to claims.
 
   pages held by the host = pages that are not free - pages charged to the cgroups of pods
 
-The pods' pages come from hugetlb.SIZE.numa_stat of the kubepods cgroups. The result is smoothed over several samples,
-so that short-lived allocations do not change the published capacity. Pages that are reserved but untouched do not
-belong to a node yet and are not counted.
+The pages charged to pods are read from hugetlb.SIZE.numa_stat in the kubepods cgroups. The result is smoothed over
+several samples, so that short-lived allocations do not change the published capacity. Pages that are reserved but have
+never been accessed do not belong to a node yet and are not counted.
 """
 
 import re
@@ -22,11 +22,13 @@ from dra_frontend.machine.model import HugepagePool
 PageKey = tuple[int, int]
 """(NUMA node, page size in bytes)."""
 
-# Number of consecutive samples for which an increase must last before it counts, since a program may allocate pages as
-# a test and release them again. While the samples differ from the smoothed count, they are taken two seconds apart.
+# Number of consecutive samples that must show an increase before the smoothed count rises, since a program may allocate
+# pages as a test and release them again. While the latest sample differs from the smoothed count, samples are taken two
+# seconds apart.
 RISE_SAMPLES: Final = 2
-# Number of consecutive samples for which a decrease must last. It is higher than for an increase, because pages that
-# were just released may be allocated again, and published capacity should rarely be withdrawn.
+# Number of consecutive samples that must show a decrease before the smoothed count falls. It is higher than for an
+# increase, because pages that were just released may be allocated again, and published capacity should rarely be
+# withdrawn.
 FALL_SAMPLES: Final = 5
 
 # Names of the cgroup that contains all pods, with the cgroupfs driver and with the systemd driver. The kubelet's
@@ -116,7 +118,7 @@ class HostPages:
 
     @property
     def is_settled(self) -> bool:
-        """True if the counted pages equal the latest sample, so another identical sample would change nothing."""
+        """True if every smoothed count equals its latest sample, so that identical samples would change nothing."""
         return all(samples[-1] == self.counted[key] for key, samples in self._samples.items())
 
     def sample(self, held: Mapping[PageKey, int]) -> None:

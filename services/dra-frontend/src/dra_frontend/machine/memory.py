@@ -72,7 +72,7 @@ def _read_node_cpus(reader: Reader, nodes: list[int], online: frozenset[int]) ->
         # If neither branch applies, broken firmware has assigned the same CPUs to several nodes. As in hwloc, they
         # belong only to the first of these nodes.
     for cpu in sorted(online - seen):
-        # The link in the CPU's directory names its node even if that node has no memory and is not online.
+        # The link in the CPU's directory names the CPU's node even if that node has no memory and is not online.
         links = reader.names(f"/sys/devices/system/cpu/cpu{cpu}", r"node(\d+)")
         home = min(links) if links else min((node for node in nodes if cpus.get(node)), default=min(nodes))
         cpus[home] = cpus.get(home, frozenset()) | {cpu}
@@ -86,7 +86,7 @@ def _node_cpu_files(reader: Reader, directory: str, online: frozenset[int]) -> f
     if cpus is None:
         raise HostTreeError(f"{directory}/cpumap", "is missing: the node's CPUs are unknown")
     if by_list is not None and by_list & online != cpus & online:
-        raise HostTreeError(f"{directory}/cpulist", "and cpumap contradict each other")
+        raise HostTreeError(f"{directory}/cpulist", "contradicts cpumap")
     return cpus & online
 
 
@@ -139,7 +139,8 @@ def _read_distances(reader: Reader, path: str, nodes: list[int]) -> dict[int, in
         raise HostTreeError(path, f"{shown(text, 40)} is not a list of distances")
     if len(words) < len(nodes):
         raise HostTreeError(path, f"has {len(words)} distances for {len(nodes)} nodes")
-    # More columns than nodes: a node was removed in the meantime, and it is not known which column was its own.
+    # If there are more columns than nodes, a node was removed, and it is not known which column belongs to which node.
+    # The distances are then omitted.
     return dict(zip(nodes, map(int, words), strict=True)) if len(words) == len(nodes) else {}
 
 

@@ -3,15 +3,16 @@
 
 No kernel file states the kind. Three facts together are enough for most nodes:
 
-* The bus of the device that provides the memory. A device on the CXL bus is CXL memory, one on the nvdimm bus is
+* The bus of the device that provides the memory. Memory on the CXL bus is CXL memory, and memory on the nvdimm bus is
   persistent memory.
-* Where the kernel itself allocates. It assumes that nodes with CPUs and normal memory are DRAM, and ranks all other
-  memory relative to them (``default_dram_nodes`` in mm/memory-tiers.c). This module does the same.
+* Whether the node has CPUs and normal memory, which the kernel can use for its own allocations. The kernel assumes
+  that such nodes are DRAM, and ranks all other memory relative to them (``default_dram_nodes`` in mm/memory-tiers.c).
+  This module does the same.
 * The performance that the firmware reports (HMAT). Memory with more than twice the bandwidth of that DRAM is HBM, which
   is also hwloc's rule. Memory that performs like DRAM is DRAM.
 
-Everything else is unknown, since a claim with the wrong kind of memory is worse than a claim that waits. In particular,
-slow memory is not assumed to be CXL: it may also be persistent memory.
+All other memory is of unknown kind, since allocating the wrong kind of memory to a claim is worse than leaving the
+claim pending. In particular, slow memory is not assumed to be CXL: it may also be persistent memory.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,7 +27,7 @@ class MemoryFacts:
 
     has_cpus: bool
     normal: bool = True
-    """True if the kernel can use the memory for itself (``has_normal_memory``)."""
+    """True if the kernel can use the memory for its own allocations (``has_normal_memory``)."""
     bus: MemoryKind | None = None
     """Kind of memory according to the bus of the device that provides it, or None if the device or bus is unknown."""
     special_purpose: bool = False

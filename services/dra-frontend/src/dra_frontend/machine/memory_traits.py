@@ -81,10 +81,10 @@ def _tolerant(reader: Reader, read: Callable[..., _T], *arguments: int | str) ->
 
 
 def _access_path(reader: Reader, node: int) -> str:
-    """Returns the directory of a node's nearest initiators.
+    """Returns the directory that describes the nearest initiators for a node's memory.
 
-    Class 1 (Linux 5.10) includes only CPUs, while class 0 also includes devices that initiate requests. Older kernels
-    only have class 0.
+    Access class 1 (since Linux 5.10) includes only CPUs, while class 0 also includes devices that initiate requests.
+    Older kernels only have class 0.
     """
     paths = [f"{_NODES}/node{node}/access{number}/initiators" for number in (1, 0)]
     return next((path for path in paths if reader.all_names(path) is not None), paths[-1])
@@ -122,8 +122,8 @@ def _read_tiers(reader: Reader) -> dict[int, int]:
 
 
 def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
-    """Returns the nodes whose memory belongs to DAX devices. The value is the kind of memory, or None if the device's
-    bus is unknown.
+    """Returns the kind of memory of each node whose memory belongs to DAX devices. The kind is None if the bus of a
+    device is unknown.
     """
     names = reader.all_names(f"{_DAX}/drivers/kmem") or ()
     devices = [name for name in names if _DAX_DEVICE.fullmatch(name)][:_MAX_DEVICES]
@@ -141,8 +141,8 @@ def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
 
 
 def _children(reader: Reader, bus: str, pattern: str) -> Iterator[str]:
-    """Yields the names of all entries in the directories of a bus's devices. A device's DAX device is one of these
-    entries.
+    """Yields the names of all entries in the device directories of a bus. If a device has a DAX device, one of the
+    entries is that DAX device.
     """
     names = [name for name in reader.all_names(bus) or () if re.fullmatch(pattern, name, re.ASCII)]
     for name in names[:_MAX_DEVICES]:

@@ -104,7 +104,9 @@ class NumaNode:
     online: bool = True
     """False for a memoryless node without a directory in sysfs, which is known only from its CPUs' links."""
     normal_memory: bool = True
-    """False if all of the node's memory is movable, so the kernel cannot use it for itself (``has_normal_memory``)."""
+    """False if all of the node's memory is movable, so that the kernel cannot use it for its own allocations
+    (``has_normal_memory``).
+    """
     traits: MemoryTraits = NO_TRAITS
 
     @property
@@ -117,7 +119,7 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """All discovered facts about the machine, ordered by ID."""
+    """All discovered facts about the machine. CPUs and NUMA nodes are ordered by ID."""
 
     cpus: dict[int, Cpu]
     numa_nodes: dict[int, NumaNode]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers groups of CPUs (sockets, L3 caches) so that the numbers survive offline CPUs and restarts.
+"""Numbers groups of CPUs (sockets, L3 caches) so that the numbers do not change when CPUs go offline or the process
+restarts.
 
 For an offline CPU, sysfs shows neither siblings nor caches (drivers/base/topology.c, drivers/base/cacheinfo.c). If a
 group were numbered by its lowest online CPU, its number would change when that CPU goes offline, and so would the name

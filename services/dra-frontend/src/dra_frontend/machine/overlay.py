@@ -14,7 +14,7 @@ from dra_frontend.machine.file_tree import FileTree
 
 def parse_overlay(document: Any, source: str) -> dict[str, str]:
     """Returns file contents by path from a parsed overlay file. ``document`` is None for an empty file. Raises
-    ConfigError.
+    ConfigError if the file is invalid.
     """
     if document is None:
         return {}

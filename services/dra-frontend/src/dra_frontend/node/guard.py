@@ -33,7 +33,9 @@ class Guard:
         return {name: f"{name} failed and will be retried: {why}; see the log" for name, why in self._failing.items()}
 
     async def each_tick(self, name: str, work: Callable[[], Awaitable[bool | None]]) -> None:
-        """Calls ``work`` at each quiet tick, or at the next tick if it returned True. Runs forever."""
+        """Calls ``work`` at each quiet tick (numa_node/ticks.py), or at the next tick if it returned True. Runs
+        forever.
+        """
         await each_tick(partial(self._step, name, work))
 
     async def endless(self, name: str, run: Callable[[], Awaitable[None]]) -> None:

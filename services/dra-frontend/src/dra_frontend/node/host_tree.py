@@ -102,7 +102,7 @@ class HostTree:
         return self._base + (path if path in self._plain else self._follow(path))
 
     def _follow(self, path: str) -> str:
-        """Resolves links like chroot: absolute targets start at the root, and ``..`` stops there."""
+        """Resolves links like chroot: absolute targets start at the root, and ``..`` never leads above it."""
         done, links = "/", 0
         todo = path.split("/")[::-1]
         while todo:

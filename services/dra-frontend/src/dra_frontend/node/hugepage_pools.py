@@ -3,7 +3,7 @@
 
 A write to nr_hugepages succeeds even if the kernel can allocate only some of the pages, so each write is followed by a
 read. To grow a pool, pages are requested in steps; whenever a step yields nothing, the node's memory is compacted and
-the step is repeated after a delay. With ``enforcement: observe`` nothing is written: a pool that would be resized
+the step is repeated after a delay. With ``enforcement: observe`` nothing is written, and any attempt to resize a pool
 raises HostTreeError.
 """
 
@@ -23,7 +23,7 @@ from dra_frontend.node.host_tree import HostTree
 # Delays in seconds after successive compactions. A compaction follows each step that yields no new pages. Pages that
 # block the allocation are usually written back or freed soon.
 WAITS: Final = (0.2, 0.5, 1.0, 2.0)
-# The kernel's allocation has no timeout, so no more than this is requested at a time.
+# The kernel's allocation has no timeout, so at most this many bytes are requested at a time.
 STEP_BYTES: Final = 8 << 30
 _WHOLE_MACHINE: Final = "/sys/kernel/mm/hugepages"
 OBSERVED: Final = "this node only observes (enforcement: observe)"
@@ -55,7 +55,7 @@ class KernelPools:
             raise HostTreeError(path, write_fault(error, page_bytes)) from error
 
     def resize(self, node: int, page_bytes: int, pages: int) -> None:
-        """Requests the given number of pages for a pool. Raises HostTreeError."""
+        """Requests the given number of pages for a pool. Raises HostTreeError if the file cannot be written."""
         path = f"{self._directory(node, page_bytes)}/nr_hugepages"
         try:
             self._write(path, str(pages))
@@ -63,7 +63,7 @@ class KernelPools:
             raise HostTreeError(path, write_fault(error, page_bytes)) from error
 
     def shrink(self, node: int, page_bytes: int, pages: int) -> None:
-        """Requests a smaller pool. Raises HostTreeError."""
+        """Requests a smaller pool. Raises HostTreeError if the file cannot be written."""
         self.resize(node, page_bytes, pages)
 
     def compact(self, node: int) -> None:
@@ -112,7 +112,7 @@ class KernelPools:
     def _write(self, path: str, text: str) -> None:
         if self._observes:
             raise OSError(errno.EROFS, OBSERVED, path)
-        # Opened without O_CREAT, so that a captured tree does not get files that its kernel did not have.
+        # Opened without O_CREAT, so that a file that is missing from a captured tree is not created there.
         descriptor = os.open(Path(self._tree.real(path)), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(descriptor, f"{text}\n".encode())

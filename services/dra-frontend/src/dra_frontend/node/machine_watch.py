@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the machine: reads its fingerprint at each quiet tick, and rediscovers the machine if the fingerprint has
-changed.
+"""Watches the machine: reads its fingerprint at each quiet tick (numa_node/ticks.py), and rediscovers the machine if
+the fingerprint has changed.
 
 The fingerprint is read on the event loop. The kernel prints these files from memory, without taking locks that other
 operations hold for long: cpumap_print_to_pagebuf() and node_read_meminfo() in drivers/base, the hugepage counters in
@@ -31,11 +31,11 @@ _log = logging.getLogger(__name__)
 
 
 def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[Fingerprint, dict[PageKey, int], bool]:
-    """Returns the fingerprint, the hugepages that no pod holds, and whether the pods' use of hugepages is known
-    for every size.
+    """Returns the fingerprint, the number of hugepages in use outside of pods for each pool, and whether the pods' use
+    of hugepages is known for every size.
 
-    The pods are read before and after the fingerprint, so that pages that a pod allocates or frees in between are
-    treated as the pod's pages. If no page is in use, the pods are not read again.
+    The pods' use is read before and after the fingerprint, so that pages that a pod allocates or frees in between are
+    treated as the pod's pages. If no page is in use, the second read is skipped.
     """
     before = read_pod_pages(cgroups, sizes)
     fingerprint = read_fingerprint(host)
@@ -66,7 +66,7 @@ class MachineWatch:
         offered until it can be read.
 
         The root of ``cgroups`` is the cgroup2 mount. ``reserve`` returns the bytes of memory that the kubelet reserves,
-        or None if unknown. Raises InventoryError for unusable names.
+        or None if unknown. Raises InventoryError if the node name is invalid or makes a pool's name too long.
         """
         self._host = host
         self._cgroups = cgroups
@@ -116,12 +116,12 @@ class MachineWatch:
         return self._host_pages.counted
 
     async def run(self, changed: Callable[[], None], pause: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Reads at each quiet tick, and calls ``changed`` after each read, since claims may also have changed. Runs
+        """Calls :meth:`read` at each quiet tick, and then ``changed``, since claims may also have changed. Runs
         forever.
 
-        Reads at every tick while the number of pages held by host processes changes, or if hugepages are allocated on
-        demand, since claims may then be waiting for the watch to notice new pages. Tests replace the wait for the next
-        tick with ``pause``.
+        The machine is read at every tick while the number of pages held by host processes changes, or if hugepages are
+        allocated on demand, since claims may then be waiting for the watch to notice new pages. Tests replace the wait
+        for the next tick with ``pause``.
         """
         while True:
             busy = bool(self._config.hugepages_on_demand) or not self._host_pages.is_settled
@@ -166,8 +166,8 @@ class MachineWatch:
         self._counted = counted
 
     def _replace(self, inventory: Inventory, fingerprint: Fingerprint) -> None:
-        # If CPUs go online or offline while files are being read, the result is doubtful. Each new doubt requires
-        # another discovery.
+        # If CPUs go online or offline while the files are being read, the files may contradict each other. If the
+        # doubts differ from those of the previous discovery, the next read therefore discovers the machine again.
         settled = inventory.machine.doubts == self.inventory.machine.doubts
         self.inventory = inventory
         self._shape = fingerprint.shape if settled else None

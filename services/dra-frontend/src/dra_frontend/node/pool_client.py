@@ -14,7 +14,7 @@ _PATIENCE_SECONDS: Final = 30.0
 memory.
 """
 _CHECK_SECONDS: Final = 5.0
-"""Timeout for a check, which does not write anything. Claims wait for the result of the check."""
+"""Timeout for a check, which does not write anything. No hugepages are allocated on demand until it is complete."""
 
 
 class HelperError(HostTreeError):

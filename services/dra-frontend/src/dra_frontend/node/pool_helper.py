@@ -70,7 +70,9 @@ class PoolHelper:
         if pages > max(limit, has):
             raise HostTreeError(_SETTING, f"allows {limit} {what}, but {pages} were requested")
         if pages < min(-(-reserved // page), has):
-            raise HostTreeError("reservedMemory", f"keeps {reserved} bytes in {what}, but {pages} pages were requested")
+            raise HostTreeError(
+                "reservedMemory", f"reserves {reserved} bytes in {what}, but {pages} pages were requested"
+            )
         if pages < has:
             self._pools.shrink(node, page, pages)
         elif pages > has:
@@ -83,7 +85,7 @@ class PoolHelper:
 
 def _listen(path: Path) -> socket.socket:
     """Listens on a socket to which only processes of the same user can connect, replacing the socket of a helper that
-    was killed. Raises OSError.
+    was killed. Raises OSError if the socket cannot be created.
     """
     check_socket_path(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -18,7 +18,8 @@ MAX_RESPONSE_BYTES: Final = 8192
 """Maximum size of a response in bytes."""
 MAX_SECONDS: Final = 60
 _MAX_TEXT_LENGTH: Final = 512
-"""Maximum number of characters in a string. JSON needs at most 6 bytes per character (``\\u001f``), so two strings fit.
+"""Maximum number of characters in a string. JSON needs at most 6 bytes per character (``\\u001f``), so a response can
+contain two strings of this length.
 """
 
 
@@ -41,7 +42,7 @@ class PoolRequest(_Message):
     pages: Annotated[int, Field(ge=0, le=1 << 32)] | None = None
     """Number of pages, or None to check that the pool can be resized, without changing it."""
     seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS)] = 0
-    """Time limit in seconds for requesting missing pages again."""
+    """Number of seconds for which the helper may repeat the request for missing pages."""
 
 
 class PoolAnswer(_Message):

@@ -31,7 +31,7 @@ class Fault:
     remedy: str = ""
     """Remedy for the fault; empty if ``what`` already contains it."""
     fatal: bool = True
-    """True if the service cannot work without it."""
+    """True if the service cannot work without the resource."""
 
     def __str__(self) -> str:
         return "; ".join(filter(None, (self.what, self.remedy)))

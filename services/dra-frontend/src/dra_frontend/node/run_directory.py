@@ -77,7 +77,7 @@ class RunDirectory:
             return listen_unix(self.state_socket)
 
     async def keep(self, leads: Callable[[], bool], listen_anew: Callable[[], Awaitable[None]]) -> None:
-        """Calls :meth:`check` at each quiet tick. Runs forever."""
+        """Calls :meth:`check` at each quiet tick (numa_node/ticks.py). Runs forever."""
         while True:
             await self.check(leads=leads(), listen_anew=listen_anew)
             await next_tick()

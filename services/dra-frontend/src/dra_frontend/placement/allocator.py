@@ -8,9 +8,9 @@
    equal share; otherwise the tree of ``placement/place`` is packed as tightly as possible.
 4. ``strategy: spread`` takes one thread from each core before it takes a second thread from any core.
 
-Cores are sets of sibling threads, so nothing depends on raw core IDs, sockets of equal size or the number of threads.
-The time is linear in the number of CPUs. If no set is found, the error names a cause that would remain even if CPUs
-were released, or else lists the free CPUs.
+Cores are sets of sibling threads, so the algorithm makes no assumptions about raw core IDs, the sizes of sockets or the
+number of threads per core. Its running time is linear in the number of CPUs. If no set is found, the error names a
+cause that would remain even if CPUs were released. If there is no such cause, it lists the free CPUs.
 """
 
 from collections import Counter, defaultdict
@@ -54,7 +54,7 @@ class Layout:
     """A machine's topology in the form that the allocator uses, computed once."""
 
     places: tuple[tuple[frozenset[int], Place], ...]
-    """Each place's set of CPUs, and the place as it looks when all of them are free."""
+    """Each place's set of CPUs, and the place with all of these CPUs available."""
     isolcpus: frozenset[int]
     by_type: Mapping[CoreType, frozenset[int]]
     by_node: Mapping[int, frozenset[int]]
@@ -248,7 +248,7 @@ class _Search:
         shares = even_shares([together(group) for group in groups], self._count, widest)
         if shares is None:
             shown = ", ".join(f"{free[node]} on node {node}" for node in nodes)
-            raise self.refused(f"; they cannot be distributed evenly: there are {shown}")
+            raise self.refused(f"; they cannot be distributed evenly over the NUMA nodes; free and suitable: {shown}")
         shared = zip(groups, shares, strict=True)
         return [cpu for group, share in shared if share for cpu in self.take(group, share, (NODE,))]
 
@@ -281,7 +281,9 @@ class _Search:
         more = possible >> self._count
         if not more:
             where = " in one L3" if one_l3 else ""
-            return self._none(f"; its whole cores have at most {possible.bit_length() - 1} CPUs{where}, free or not")
+            return self._none(
+                f"; the device's whole cores have at most {possible.bit_length() - 1} CPUs{where}, free or taken"
+            )
         following = self._count + (more & -more).bit_length() - 1
         if following == self._count:
             return None

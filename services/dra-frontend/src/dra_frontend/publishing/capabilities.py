@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determines whether the kubelet counts claims, from the published devices and the Node's status."""
+"""Determines whether the kubelet adds the resources of claims to pods' limits (KEP-5517), from the published devices
+and the Node's status.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ class NodeCapabilities:
 
     async def counts_claims(self, driver: str) -> bool:
         """Returns True if the kubelet adds the resources of a driver's claims to pods' limits (KEP-5517). Raises
-        KubeError.
+        KubeError if the Node has never been read successfully.
 
         The kubelet adds them if it declares the feature and the API server has stored the mapping for the driver's
         devices.

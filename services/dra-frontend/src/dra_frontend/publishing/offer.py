@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the published devices: the current machine's devices, compared with the claims' allocations.
 
-A claim may hold more than a device still has: pages are freed, CPUs go offline, memory fails. Such a device is tainted
-and reported as unhealthy, so that the scheduler and the kubelet react:
+A claim may hold more than a device still has: pages are freed, CPUs go offline, memory fails. Such a device is tainted,
+so that the scheduler does not allocate it to new claims. It is also reported to the kubelet as unhealthy, which is
+visible in the status of the pods that use the device. The effects depend on the cause:
 
-  cause                                   taint (new claims avoid it)   health (pods of its claims see it)
+  cause                                   taint                         health
   claims hold more than the device has    yes                           Unhealthy
   a claim's CPU is offline                if claims then exceed it      Unhealthy
   hardware errors above the limit         yes                           Unhealthy
@@ -55,8 +56,8 @@ class Holding:
     """Pool name, or "" if none of the claims has a readable record."""
 
     def fault(self, left: int, online: frozenset[int]) -> str:
-        """Returns the device's fault, or "" if it has none. ``left`` is the part of the device's amount that the
-        machine still has.
+        """Returns the device's fault, or "" if it has none. ``left`` is the number of CPUs or bytes that the node still
+        has for the device.
         """
         if offline := self.cpus - online:
             return f"CPU {format_cpu_list(offline)} is offline and belongs to a claim; {self.named()}"
@@ -66,7 +67,7 @@ class Holding:
         return ""
 
     def named(self) -> str:
-        """Returns the claims for a message: the first few by name, then the number of remaining claims."""
+        """Returns the claims as text for a message: the first few by name, then the number of remaining claims."""
         first, more = sorted(self.claims)[:_CLAIMS_NAMED], len(self.claims) - _CLAIMS_NAMED
         return f"claims: {', '.join(first)}" + (f" and {more} more" if more > 0 else "")
 
@@ -180,8 +181,8 @@ def snapshot(
             status = Health.UNHEALTHY if fault else Health.HEALTHY
             health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
         pools.append(replace(pool, devices=tuple(devices)))
-    # Devices that were gone before this process started cannot be published, but pods whose claims hold them still
-    # see their health.
+    # Devices that disappeared before this process started cannot be published, but their health is still reported for
+    # pods whose claims hold them.
     for (driver, name), holding in sorted(unseen.items(), key=lambda item: item[0]):
         if holding.pool:
             fault = f"this node no longer has this device; {holding.named()}"
@@ -190,7 +191,7 @@ def snapshot(
 
 
 def _with_shortage(device: Device, shortages: Mapping[str, Shortage]) -> Device:
-    """Returns the device, with its page shortage if it has one."""
+    """Returns the device. If its hugepages are allocated on demand, its ``shortage`` is set from ``shortages``."""
     shortage = shortages.get(device.name)
     if isinstance(device, MemoryDevice) and device.on_demand:
         return replace(device, shortage=shortage.kind if shortage else "")

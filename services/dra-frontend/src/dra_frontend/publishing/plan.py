@@ -5,7 +5,7 @@ Slices have deterministic names. Each desired slice is unchanged, replaced or cr
 deleted. How slices are written depends on the number of objects that change:
 
   none         nothing is written
-  one          it is written in the current generation: the pool is complete before and after
+  one          the slice is written in the current generation: the pool is complete before and after the write
   several      all slices are written with a higher generation
 
 Consumers ignore a pool until all slices of its newest generation exist, so they see either the old or the new slices,
@@ -95,8 +95,8 @@ def _without_lists(device: Document) -> Document:
 
 
 def _asked_for(documents: Iterable[Document]) -> bool:
-    """Returns True if the configuration asks for list attributes, which are lists of strings. The lists of NUMA nodes
-    do not count: they are published whenever the server accepts lists.
+    """Returns True if the configuration asks for list attributes, which are lists of strings. Lists of NUMA nodes are
+    not considered, since they are published whenever the server accepts lists.
     """
     devices = (device for document in documents for device in document["spec"]["devices"])
     return any("strings" in one for device in devices for one in device["attributes"].values())
@@ -109,10 +109,10 @@ def _without_mapping(device: Document) -> Document:
 MAPPING_REFUSED: Final = StatusCode.MAPPING_UNSUPPORTED
 LISTS_REFUSED: Final = StatusCode.SLICE_LISTS_REFUSED
 _NOT_COUNTED: Final = "claims are not counted against the node's CPU and memory"
-# Fields that a server may reject. For each Event reason: the function that omits the fields, and the note. A server
+# Fields that a server may reject: for each Event reason, the function that omits the fields, and the note. A server
 # without the feature gate for list attributes (KEP-5491) rejects a whole slice because of one list. The mapping
-# (KEP-5517) is dropped, or rejected if the server expects a different form. From 1.37 it is also rejected while the
-# node's kubelet does not count claims.
+# (KEP-5517) is dropped, or rejected if the server expects a different form. From Kubernetes 1.37 it is also rejected
+# while the node's kubelet does not add the resources of claims to pods' limits.
 _REFUSED: Final[Mapping[str, tuple[Callable[[Document], Document], str]]] = {
     LISTS_REFUSED: (
         _without_lists,
@@ -176,8 +176,8 @@ def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[
 
 
 def notes(refused: Iterable[str], dropped: Sequence[str], *, conditions: bool = True) -> dict[str, str]:
-    """Returns notes by Event reason, for fields omitted for the reasons in ``refused`` and for paths that the server
-    dropped.
+    """Returns notes by Event reason. ``refused`` contains the reasons why fields were omitted, ``dropped`` the paths of
+    the values that the server dropped or changed.
 
     A note contains the effect, the cause and the remedy. ``conditions`` is False if the server drops binding
     conditions, so the devices that have them are omitted.

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 # Number of consecutive failures before an Event is recorded. An API server restart takes a second or two and should
 # not cause an Event.
 _FAILURES_BEFORE_NOTICE: Final = 3
-# Retry delays start over from the shortest once a round or a watch has lasted this many seconds, or once other clients
+# Retry delays are reset to the shortest once a round or a watch has run for this many seconds, or once other clients
 # have written nothing for this many seconds.
 _CALM_SECONDS: Final = 60.0
 

@@ -121,7 +121,7 @@ class SliceWriter:
             except InvalidError as error:
                 refusals.append(error)
             except ForbiddenError as error:
-                # Kubernetes 1.37 forbids the mapping until the node's kubelet declares that it counts claims.
+                # Kubernetes 1.37 forbids the mapping until the node's kubelet declares the feature (KEP-5517).
                 if COUNTING not in str(error) or MAPPING_REFUSED in left_out:
                     raise
                 refused.add(MAPPING_REFUSED)
@@ -158,7 +158,7 @@ class SliceWriter:
     async def _write_slice(self, document: Document) -> None:
         shared = any(device.get("allowMultipleAllocations") for device in document["spec"]["devices"])
         if shared and not self._gate_is_on:
-            # A dry run before the first write, because a real write would briefly offer whole devices.
+            # A dry run precedes the first write, because a real write would briefly offer whole devices.
             trial = await self._owned({**document, "metadata": {"generateName": "dry-run-"}})
             self._check_gate(document, await self._client.create_slice(trial, dry_run=True))
             self._gate_is_on = True
@@ -185,7 +185,8 @@ class SliceWriter:
 
     async def _owned(self, document: Document) -> Document:
         """Returns the document with the Node as its owner, so that it is deleted with the Node."""
-        # Read each time: a recreated Node has a new UID, and slices owned by the old one are garbage-collected.
+        # The Node is read each time: a recreated Node has a new UID, and slices owned by the old Node are
+        # garbage-collected.
         node = await self._client.get_node(self._node_name)
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._node_name, "uid": node["metadata"]["uid"]}
         return {**document, "metadata": {**document["metadata"], "ownerReferences": [{**owner, "controller": True}]}}

@@ -62,7 +62,7 @@ _RECORDS_PARAMETERS: Final = [
 _TEXT: Final = (
     "JSON documents about one node, served on a unix socket of the node: "
     "`curl --unix-socket /run/dra-driver-numa/state.sock http://node/v1/cpus`. "
-    "Readers must ignore fields that they do not know, and treat an unknown value of a field as unknown."
+    "Readers must ignore fields that they do not recognize, and treat unrecognized values as unknown."
 )
 _REPORT_ERRORS: Final = {
     400: "The connection ended before the body was complete.",
@@ -225,7 +225,7 @@ def _add_schema(app: FastAPI) -> None:
 
     @app.get("/openapi.json", include_in_schema=False)
     async def schema() -> Response:
-        # Only one thread at a time. FastAPI would otherwise start up to 40 threads, one for each request, and keep
+        # Only one thread runs at a time. FastAPI would otherwise start up to 40 threads, one for each request, and keep
         # them.
         async with turn:
             return await asyncio.to_thread(lambda: JSONResponse(app.openapi()))

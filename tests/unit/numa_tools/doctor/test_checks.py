@@ -174,7 +174,7 @@ async def test_a_manager_that_is_off_is_not_blamed_for_pins(node: AilingNode) ->
     node.status["kubeletPins"] = ["cpu"]
     found = await verdicts(node)
     (finding,) = found["kubelet.cpu-manager"].findings
-    assert "although the kubelet's CPU manager is none" in finding.what
+    assert "although the kubelet's CPU manager policy is none" in finding.what
     assert "remove the other NRI plugin" in finding.remedy
     assert "claims take precedence" in finding.why
     assert found["kubelet.memory-manager"].result == "good"

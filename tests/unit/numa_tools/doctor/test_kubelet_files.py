@@ -237,7 +237,7 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "AKS": (
         AKS,
         {"cpuManagerPolicy": "static", "topologyManagerPolicy": "restricted"},
-        "start-kubelet.sh, which starts the kubelet itself",
+        "start-kubelet.sh, not kubelet directly",
     ),
     "Talos without its process": (
         {"/etc/kubernetes/kubelet.yaml": HEAD + STATIC},
@@ -252,7 +252,7 @@ PARTLY: dict[str, tuple[dict[str, str], dict[str, Any], str]] = {
     "files of several distributions": (
         {f"{ROOT}/config.yaml": HEAD + STATIC, "/etc/kubernetes/kubelet.yaml": HEAD},
         {},
-        f"any of {ROOT}/config.yaml, /etc/kubernetes/kubelet.yaml may be its configuration",
+        f"any of {ROOT}/config.yaml, /etc/kubernetes/kubelet.yaml may be the kubelet's configuration",
     ),
     "units of several distributions": (KUBEADM_UNIT | K3S, {}, "several kubelets are installed"),
     "several processes": (

@@ -58,7 +58,10 @@ def test_without_a_known_release_all_releases_must_agree_on_a_value() -> None:
     found = of(None, f"version = 2\n{ON}")
     assert (found["nri"], found["cdi"]) == (True, True)
     found = of(None, f"version = 2\n[plugins.'{NRI}']\nplugin_request_timeout = '5s'")
-    reason = "its release is unknown, and the value is false for containerd 1.7 and true for containerd 2.0.0 and 2.0.1"
+    reason = (
+        "the runtime's release is unknown, and the value is false for containerd 1.7 and "
+        "true for containerd 2.0.0 and 2.0.1"
+    )
     assert found["nri"].reason.startswith(reason)
 
 

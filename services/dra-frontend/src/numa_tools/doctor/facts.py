@@ -181,7 +181,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All facts about a node. A source that could not be read is an Unread."""
+    """All facts about a node. If a source could not be read, the field for its facts is an Unread."""
 
     config: Config
     node_name: str

@@ -129,7 +129,7 @@ def kubelet_config(settings: object, source: str) -> KubeletConfig:
         memory_manager=memory_manager,
         topology_manager=str(settings.get("topologyManagerPolicy") or "none"),
         gates={str(name): on is True for name, on in gates.items()} if isinstance(gates, dict) else {},
-        # configz reports an empty string if the file has no such key.
+        # configz reports an empty string if reservedSystemCPUs is not set.
         reserved_cpus=parse_cpu_list(str(reserved)) if reserved else None,
         reserved_memory=tuple(one for one in memory if isinstance(one, dict)) if isinstance(memory, list) else (),
         configured={"cpu": cpu, "memory": memory_manager},

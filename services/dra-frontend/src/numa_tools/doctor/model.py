@@ -29,7 +29,7 @@ class Finding:
     """Consequence of the fault or, for UNKNOWN, the reason why the check could not be run."""
     remedy: str
     evidence: tuple[str, ...] = ()
-    """Facts that prove the cause and are not in ``what``, such as one for each affected NUMA node."""
+    """Facts that prove the cause but are not part of ``what``, such as one fact for each affected NUMA node."""
 
 
 def problem(what: str, why: str, remedy: str, evidence: Iterable[str] = ()) -> Finding:

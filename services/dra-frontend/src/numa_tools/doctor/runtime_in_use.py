@@ -199,14 +199,14 @@ def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unrea
         command,
         settings,
         reported.release if reported else None,
-        incomplete="the output does not include files that the runtime does not read",
+        incomplete="the output cannot show whether there are drop-ins that the runtime does not read",
         remedy=_NO_DUMP,
     )
 
 
 def _doubt_of(dump: Dump, release: Release | None) -> Unread | None:
-    """Returns the reason to doubt that a dump shows the settings of the kubelet's containerd, or None if there is no
-    doubt.
+    """Returns the reason why a dump may not show the settings of the kubelet's containerd, or None if there is no such
+    reason.
     """
     first, end = _DUMP_OF[dump.version]
     if dump.is_off(dump.cri) or dump.is_off(CRI_OF_1):
@@ -214,9 +214,9 @@ def _doubt_of(dump: Dump, release: Release | None) -> Unread | None:
         return Unread(why, f"pass the configuration of the kubelet's containerd with --config; or {_NO_DUMP}")
     if release is not None and not first <= release < end:
         why = f"the given dump is not from containerd {'.'.join(map(str, release))}, which the kubelet uses"
-        return Unread(why, f"run the containerd that the kubelet uses; or {_NO_DUMP}")
+        return Unread(why, f"dump the configuration with the containerd that the kubelet uses; or {_NO_DUMP}")
     if dump.of_2_0 and (release is None or release < _WHOLE_DUMPS):
-        why = "the dump of containerd 2.0.0 to 2.0.5 lacks settings that are given under their 1.7 names"
+        why = "a dump from containerd 2.0.0 to 2.0.5 lacks settings that are given under their 1.7 names"
         return Unread(why, f"update containerd; or {_NO_DUMP}")
     return None
 

@@ -61,7 +61,7 @@ class RuntimeConfig:
     """Remedy for unclear settings, or "" if ``command`` shows them."""
 
     def value(self, name: str) -> Any:
-        """Returns a setting. Raises UndeterminedError."""
+        """Returns the value of a setting. Raises UndeterminedError if the setting is Unclear."""
         found = self.settings[name]
         if isinstance(found, Unclear):
             raise UndeterminedError(found.reason)
@@ -103,7 +103,7 @@ def containerd_settings(documents: Documents, release: Release | None) -> dict[s
             refusals.append(str(error))
     if not outcomes:
         number = ".".join(map(str, release or ()))
-        return unclear("; ".join(refusals) or f"this release does not know how containerd {number} reads its files")
+        return unclear("; ".join(refusals) or f"this command cannot interpret containerd {number}'s files")
     # A release that would read the files as disabling the CRI service cannot be the running release.
     outcomes = {name: one for name, one in outcomes.items() if one.has_cri}
     if not outcomes:
@@ -120,7 +120,7 @@ def crio_settings(documents: Documents, release: Release | None) -> dict[str, An
     """Returns the settings from CRI-O's files, each a value or Unclear."""
     if release is not None and not OLDEST[CRI_O][:2] <= release[:2] <= _LAST_CRI_O:
         number = ".".join(map(str, release))
-        return unclear(f"this release does not know how CRI-O {number} reads its files")
+        return unclear(f"this command cannot interpret CRI-O {number}'s files")
     found = {one.name: _in_crio(one, documents, one.default) for one in SETTINGS}
     if release is None or release < VALIDATING[CRI_O]:
         found |= {name: _before_validator(name, found[name], release) for name in REQUIRE_PLUGIN}
@@ -190,7 +190,7 @@ def _agreed(found: Mapping[str, Any]) -> Any:
         return faults[0]
     if all(one == values[0] for one in values):
         return values[0]
-    return Unclear(f"its release is unknown, and the value is {' and '.join(_differing(found))}")
+    return Unclear(f"the runtime's release is unknown, and the value is {' and '.join(_differing(found))}")
 
 
 def _differing(found: Mapping[str, Any]) -> Iterator[str]:
@@ -222,7 +222,7 @@ def _key(path: str, found: Any, keys: Sequence[str]) -> Any:
         if not isinstance(found, dict):
             raise UndeterminedError(f"{path} has a {key} that is not a table")
         if any(one != key and one.casefold() == key for one in found):
-            raise UndeterminedError(f"{path} spells {key} differently, which CRI-O also accepts")
+            raise UndeterminedError(f"{path} spells {key} with different capitalization, which CRI-O also accepts")
         if (found := found.get(key)) is None:
             return None
     return found
@@ -233,4 +233,4 @@ def _before_validator(name: str, found: Any, release: Release | None) -> Any:
     default = next(one.default for one in SETTINGS if one.name == name)
     if release is not None or found == default or isinstance(found, Unclear):
         return default if release is not None else found
-    return Unclear("its release is unknown, and CRI-O before 1.34 ignores [crio.nri.default_validator]")
+    return Unclear("CRI-O's release is unknown, and releases before 1.34 ignore [crio.nri.default_validator]")

@@ -48,7 +48,7 @@ def _lines(name: str, finding: Finding) -> Iterator[str]:
 
 
 def _unknown(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Groups, by reason, the checks that could not be run, so an unreadable source is reported only once."""
+    """Groups, by reason, the checks that could not be run, so that an unreadable source is reported only once."""
     sources: dict[tuple[str, str], list[str]] = {}
     for verdict in verdicts:
         for one in verdict.findings:

@@ -139,7 +139,7 @@ def arguments_of(service: Service, environment: Mapping[str, str], program: str)
         if word.rpartition("/")[2] == program:
             start = place + 1 + ("@" in options)
             return tuple(split[start:])
-    raise UnitError(f"its ExecStart runs {split[0][:200] if split else 'nothing'}, which starts the {program} itself")
+    raise UnitError(f"its ExecStart runs {split[0][:200] if split else 'nothing'}, not {program} directly")
 
 
 def _pairs(variables: Sequence[str]) -> dict[str, str]:

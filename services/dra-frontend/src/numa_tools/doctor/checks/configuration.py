@@ -8,7 +8,7 @@ from dra_frontend.devices.inventory import Inventory, MisfitKind
 
 from numa_tools.doctor.model import Check, Finding, Unread, problem
 
-_OTHER: Final = "correct the named setting in the chart's driverConfig; docs/configuration.md"
+_OTHER: Final = "correct the named setting in the chart's driverConfig (docs/configuration.md)"
 _REMEDIES: Final = {
     MisfitKind.ABSENT: "bring the missing CPU or NUMA node online, or remove it from the setting",
     MisfitKind.NOTHING_LEFT: "reserve less: reservedCPUs, withheldCPUs, reservedMemory in driverConfig",
@@ -25,7 +25,7 @@ def _machine(machine: object) -> Iterator[Finding]:
 
 def _fits(machine: Inventory) -> Iterator[Finding]:
     for driver, text in machine.refused.items():
-        why = "the setting is impossible on this machine, so the driver offers nothing rather than too much"
+        why = "this machine cannot satisfy the setting, so the driver offers nothing rather than offering too much"
         yield problem(f"{driver} offers nothing: {text}.", why, _OTHER)
     for one in machine.misfits:
         why = "less is offered or reserved than the configuration requests"

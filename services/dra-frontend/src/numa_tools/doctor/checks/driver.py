@@ -78,8 +78,8 @@ def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
 
 
 def _other_mode(cause: Cause) -> str:
-    """Returns the cause's remedy. If the remedy does not mention ``cpuExclusivity``, also suggests the value that
-    requires no partition.
+    """Returns the cause's remedy. If the remedy does not mention ``cpuExclusivity``, also suggests
+    ``cpuExclusivity: auto``, which requires no partition.
     """
     return cause.remedy if "cpuExclusivity" in cause.remedy else f"{cause.remedy}, or set cpuExclusivity: auto"
 
@@ -122,7 +122,7 @@ def _private(run_directory: RunDirectory) -> Iterator[Finding]:
 
 def _journal(run_directory: RunDirectory) -> Iterator[Finding]:
     if run_directory.journal_problem:
-        why = "if claim files were lost, it would be unknown which claims were prepared"
+        why = "if claim files were lost, the driver would not know which claims were prepared"
         yield problem(
             f"The journal is not usable: {run_directory.journal_problem}.", why, "check the file and its disk"
         )

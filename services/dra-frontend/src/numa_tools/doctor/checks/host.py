@@ -40,7 +40,7 @@ def _own_cpus(service: Service, *, without_kept: bool = False) -> frozenset[int]
 
 def _daemons(cgroups: Cgroups, service: Service, config: Config) -> Iterator[Finding]:
     ours = _own_cpus(service)
-    remedy = "boot Linux 6.7 or later, so that the kernel keeps them off; or set hostSlices: true"
+    remedy = "boot Linux 6.7 or later, so that the kernel keeps them off these CPUs; or set hostSlices: true"
     if cgroups.partitions:
         remedy = "see claims.kept-by-kernel and driver.exclusivity; or set hostSlices: true"
     if config.host_slices:
@@ -49,7 +49,7 @@ def _daemons(cgroups: Cgroups, service: Service, config: Config) -> Iterator[Fin
     if found:
         yield problem(
             f"Host processes may run on claimed CPUs {format_cpu_list(frozenset().union(*found.values()))}.",
-            "the containers that claimed them do not have them to themselves",
+            "the containers that claimed these CPUs do not have exclusive use of them",
             remedy,
             [f"{name} may use CPUs {format_cpu_list(cpus)}" for name, cpus in found.items()],
         )
@@ -76,8 +76,8 @@ def _interrupts(kernel: Kernel, service: Service, config: Config) -> Iterator[Fi
 
 
 def _remedy(config: Config, *, managed: bool) -> str:
-    """Returns the remedy for kernel work on claimed CPUs. ``managed`` is True if the only remaining interrupts cannot
-    be moved.
+    """Returns the remedy for kernel work on claimed CPUs. ``managed`` is True if no kernel workers were found. In that
+    case, the remaining interrupts are assumed to be managed interrupts, which cannot be moved.
     """
     if config.irqs == "keep":
         return "set irqs: move in driverConfig"
@@ -108,7 +108,7 @@ def _room(run_directory: RunDirectory | Unread, claims: Claims | Unread) -> Iter
         yield problem(
             "A file system that the driver writes to is nearly full.",
             "claim files, the journal, sockets and enforcement records cannot be written, so no claim is prepared",
-            "find and remove what fills it (often /run): df -h, df -i, du -x",
+            "find and remove the files that fill this file system, which is often /run: df -h, df -i, du -x",
             evidence,
         )
     else:
@@ -127,8 +127,9 @@ def _own_files(open_files: tuple[int, int]) -> Iterator[Finding]:
     if 0 <= hard < _MIN_OPEN:
         yield problem(
             f"A process in this container may have at most {hard} open files.",
-            "the services raise their soft limit to the hard limit; a lower hard limit makes them fail on a busy node",
-            f"set LimitNOFILE in the container runtime's unit to {_MIN_OPEN} or more, restart it, and delete this pod",
+            "the services raise their soft limit to the hard limit, and fail on a busy node if this limit is too low",
+            f"set LimitNOFILE in the container runtime's unit to {_MIN_OPEN} or more, restart the runtime, and delete "
+            "this pod",
         )
 
 
@@ -136,7 +137,7 @@ def _node_files(kernel: Kernel) -> Iterator[Finding]:
     used, most = kernel.open_files
     if most and used > _FULL * most:
         what = f"{used} of {most} files are open on this node."
-        remedy = "find the process that leaks them, or raise fs.file-max with sysctl"
+        remedy = "find the process that leaks file descriptors, or raise fs.file-max with sysctl"
         yield problem(what, "once the limit is reached, no program can open files", remedy)
 
 
@@ -156,6 +157,8 @@ CHECKS: Final = (
         _room,
         always=True,
     ),
-    Check("host.own-files", f"A process may open {_MIN_OPEN} files.", ("open_files",), _own_files),
+    Check(
+        "host.own-files", f"A process in this container may have {_MIN_OPEN} open files.", ("open_files",), _own_files
+    ),
     Check("host.node-files", "The node is not about to run out of open files.", ("kernel",), _node_files),
 )

@@ -22,13 +22,15 @@ _HIDDEN: Final = "this kernel release provides them: see kernel.delegated and ke
 
 def _version_two(cgroups: Cgroups) -> Iterator[Finding]:
     if cgroups.controllers is None:
-        why = "claims are enforced with files that only cgroup v2 has"
+        why = "the driver enforces claims through files that exist only in cgroup v2"
         yield problem(f"{cgroups.root} is not a cgroup v2 tree: it has no cgroup.controllers.", why, _UNIFIED)
     elif missing := [one for one in _NEEDED if one not in cgroups.controllers]:
         yield problem(
             f"The cgroup v2 tree lacks controllers: {', '.join(missing)}.",
-            "claims' limits that need them would not be enforced; without cpuset the backend does not start",
-            f"{_UNIFIED}, without cgroup_disable= for them; otherwise use a kernel built with them",
+            "claim limits that depend on these controllers would not be enforced; without cpuset, the backend does not "
+            "start",
+            f"{_UNIFIED}, and without cgroup_disable= for these controllers; if the kernel was built without them, use "
+            "one that has them",
         )
 
 
@@ -40,8 +42,9 @@ def _delegated(cgroups: Cgroups) -> Iterator[Finding]:
             file = f"{cgroups.root}{group.rstrip('/')}/cgroup.subtree_control"
             yield problem(
                 f"{file} does not enable {', '.join(missing)}.",
-                "pods' cgroups lack these controllers' files, and claims that need the files are rejected",
-                f'write "{" ".join(f"+{one}" for one in missing)}" to it; the kubelet does so with --cgroups-per-qos',
+                "pods' cgroups lack the files of these controllers, and claims that need the files are rejected",
+                f'write "{" ".join(f"+{one}" for one in missing)}" to this file; with --cgroups-per-qos, the '
+                "kubelet does so itself",
             )
 
 
@@ -50,7 +53,7 @@ def _pods_group(cgroups: Cgroups) -> Iterator[Finding]:
         yield problem(
             f"{cgroups.root} has no kubepods cgroup.",
             "the backend does not find any containers, and pods' hugepages cannot be distinguished from the host's",
-            "mount the node's cgroup2 tree there, or set cgroupRoot; the kubelet creates the cgroup",
+            "mount the node's cgroup2 tree there, or set cgroupRoot; the kubelet creates kubepods in the node's tree",
         )
 
 
@@ -59,7 +62,8 @@ def _hugetlb_accounting(cgroups: Cgroups) -> Iterator[Finding]:
         others = ",".join(sorted(cgroups.options & _MOUNTED_BY_SYSTEMD))
         yield problem(
             f"The cgroup v2 tree is mounted with {_ACCOUNTING}.",
-            "hugepages would count as memory, so a limit at the claimed amount would kill containers with hugepages",
+            "hugepages would count as memory, so containers with hugepages would exceed a memory limit equal to the "
+            "claimed amount and be killed",
             f"run mount -o {','.join(filter(None, ('remount', others)))} {cgroups.root} on the node at each boot "
             "before the kubelet starts; this drops the option, which recent releases of systemd set",
         )
@@ -70,7 +74,8 @@ def _release(kernel: Kernel, cgroups: Cgroups, config: Config, machine: Inventor
     if kernel.release < _KILLS or not (cgroups.can_kill or cgroups.controllers is None):
         yield problem(
             f"The kernel, Linux {number}, has no cgroup.kill.",
-            "the backend uses cgroup.kill (Linux 5.14) to kill containers that must not run, and needs it to start",
+            "the backend uses cgroup.kill (Linux 5.14) to kill containers that must not run, and does not start "
+            "without it",
             _BOOT,
         )
         return
@@ -107,7 +112,8 @@ def _lacking(cgroups: Cgroups, config: Config, machine: Inventory | None) -> Ite
         return
     if config.cpu_exclusivity != "pool" and not cgroups.partitions:
         yield _EXCLUSIVE
-    # Page sizes are known only if the machine could be read. Pages can be counted only if the controller is enabled.
+    # The page sizes are known only if the inventory could be read. Hugepages can be counted only if the hugetlb
+    # controller is available.
     if machine is not None and cgroups.host_pages is None and "hugetlb" in cgroups.controllers:
         yield _NUMA_STAT
 
@@ -187,8 +193,8 @@ CHECKS: Final = (
     Check("kernel.hugetlb-accounting", "Hugepages do not count as memory.", ("cgroups",), _hugetlb_accounting),
     Check(
         "kernel.release",
-        "The kernel can kill a cgroup (Linux 5.14), show pods' hugepages (5.17), and isolate a container's CPUs (6.7) "
-        "if the configuration requires it.",
+        "The kernel can kill a cgroup (Linux 5.14), report the hugepages of pods by NUMA node (5.17) and, if the "
+        "configuration requires it, isolate a container's CPUs (6.7).",
         ("kernel", "cgroups", "config"),
         _release,
         also=("machine",),

@@ -25,7 +25,7 @@ _NAMES: Final = {"cpu": "CPU", "memory": "memory"}
 _CONFIGURATION: Final = "the kubelet's configuration"
 _SEEN: Final = {"cpu": "CPUs", "memory": "NUMA nodes"}
 _NO_FIGURES: Final = Unread(
-    "the Node has no capacity or no allocatable amount",
+    "the Node's status lacks the capacity or the allocatable amount",
     "see kubelet.ready: the kubelet sets the Node's capacity and allocatable amounts",
 )
 _PINNED: Final = "Guaranteed pods may be assigned claimed CPUs or memory, but do not get them: claims take precedence"
@@ -96,22 +96,22 @@ def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]
         running = {"cpu": kubelet.cpu_manager, "memory": kubelet.memory_manager}[manager] if kubelet else ""
         origin = kubelet.origins.get(setting, _CONFIGURATION) if kubelet else _CONFIGURATION
         state = f"{config.kubelet_root_dir}/{manager}_manager_state"
-        remedy = f"{_set(_OFF[manager], origin)}, remove {state}, restart it"
+        remedy = f"{_set(_OFF[manager], origin)}, remove {state}, and restart the kubelet"
         pins = not isinstance(backend, Unread) and manager in backend.kubelet_pins
         seen = [f"containers were created with {_SEEN[manager]} that no claim assigns to them"] if pins else []
         if running == static:
             yield problem(f"The kubelet's {name} manager is {static}.", _PINNED, remedy, seen)
         elif kubelet and kubelet.configured.get(manager) == static:
-            what = f"The kubelet's {name} manager is configured as {static}, but runs as {running}."
+            what = f"The kubelet's {name} manager policy is configured as {static}, but the policy in use is {running}."
             yield problem(
                 what, "the kubelet does not restart while its state file contains a different policy", remedy, seen
             )
         elif kubelet and pins and (manager in kubelet.running or kubelet.unseen is None):
-            what = f"Containers are pinned, although the kubelet's {name} manager is {running}."
-            other = "remove the other NRI plugin that pins them, or delete pods created while the manager was static"
+            what = f"Containers are pinned, although the kubelet's {name} manager policy is {running}."
+            other = "remove the other NRI plugin that pins them, or delete pods created while the policy was static"
             yield problem(what, _PINNED, other, seen)
         elif pins:
-            what = f"The kubelet's static {manager} manager or another NRI plugin was found to be pinning containers."
+            what = f"The kubelet's static {manager} manager or another NRI plugin pins containers."
             yield problem(what, _PINNED, f"{remedy}; if this is already set, remove the other NRI plugin", seen)
 
     return _if_seen(judge, lambda kubelet, *_: kubelet is not None and manager in kubelet.running)
@@ -121,7 +121,7 @@ def _topology_manager(kubelet: KubeletConfig | None) -> Iterator[Finding]:
     if kubelet and kubelet.topology_manager in ("restricted", "single-numa-node"):
         origin = kubelet.origins.get("topologyManagerPolicy", _CONFIGURATION)
         yield note(
-            f"The kubelet's topology manager is {kubelet.topology_manager}.",
+            f"The kubelet's topology manager policy is {kubelet.topology_manager}.",
             "it does not consider claims, and may reject a pod on the node that the scheduler chose for its claims",
             f"{_set('topologyManagerPolicy: none', origin)}; "
             "to align claims, use matchAttribute: resource.kubernetes.io/numaNode instead",
@@ -136,19 +136,22 @@ def _gates(kubelet: KubeletConfig | None, config: Config) -> Iterator[Finding]:
             why = (
                 "the kubelet does not prepare claims"
                 if gate == _GATES[0]
-                else "it drops shared devices' consumed capacity from claims"
+                else "the kubelet drops the consumed capacity of shared devices from claims"
             )
             origin = kubelet.origins.get(f"featureGates.{gate}", _CONFIGURATION)
             remedy = f"remove {gate}: false from featureGates in {origin}"
             yield problem(f"The kubelet's feature gate {gate} is off.", why, remedy)
     if kubelet.gates.get("AllBeta") is False and _GATES[1] not in kubelet.gates:
-        why = f"{_GATES[1]} is beta since Kubernetes 1.36, so it is off, and the kubelet drops consumed capacities"
+        why = (
+            f"{_GATES[1]} has been beta since Kubernetes 1.36, so AllBeta: false turns it off, and the kubelet drops "
+            "consumed capacities"
+        )
         yield problem("The kubelet's feature gate AllBeta is off.", why, f"add {_GATES[1]}: true to featureGates")
     counting = gates.COUNTING
     is_known = kubelet.unseen is None or counting in kubelet.gates
     is_on = kubelet.gates.get(counting, kubelet.gates.get("AllAlpha", False))
     if config.publish_node_allocatable_resource_mapping and is_known and not is_on:
-        why = "the scheduler counts claims against the node, but the kubelet counts only requests"
+        why = "the scheduler counts claims against the node, but the kubelet counts only pods' resource requests"
         remedy = f"add {counting}: true to featureGates, or set publishNodeAllocatableResourceMapping: false"
         yield note(f"The kubelet's feature gate {counting} is not on.", why, remedy)
 
@@ -163,7 +166,8 @@ def _reserved_cpus(kubelet: KubeletConfig | None, config: Config, node: Document
         change = "; or " + _set(f'reservedSystemCPUs: "{text}"', origin) if ours else ""
         yield problem(
             f"The kubelet reserves CPUs {listed} (reservedSystemCPUs), the driver {text or 'none'} (reservedCPUs).",
-            "claims may get CPUs that are promised to the system, and CPUs that only one side reserves may be unused",
+            "claims may get CPUs that the kubelet reserves for the system, and CPUs that only one side reserves may be "
+            "unused",
             f'set reservedCPUs: "{listed}" in driverConfig{change}',
         )
     elif counted is not None and counted < len(ours):
@@ -178,9 +182,10 @@ def _reserved_cpus(kubelet: KubeletConfig | None, config: Config, node: Document
     elif not ours:
         yield note(
             "No CPU is reserved for the system.",
-            "the kubelet, runtime and daemons have only the CPUs that no claim holds, at least one (withheldCPUs)",
-            "set reservedCPUs in driverConfig and the kubelet's reservedSystemCPUs to the same list: "
-            "docs/node-tuning.md",
+            "the kubelet, the container runtime and daemons can use only the CPUs that no claim holds; withheldCPUs is "
+            "the minimum number of these CPUs (default: 1)",
+            "set reservedCPUs in driverConfig and the kubelet's reservedSystemCPUs to the same list "
+            "(docs/node-tuning.md)",
         )
 
 
@@ -192,7 +197,7 @@ def _reserved_memory(kubelet: KubeletConfig | None, config: Config, node: Docume
     if theirs and theirs != ours:
         yield problem(
             f"The kubelet reserves memory on NUMA nodes {_numbers(theirs)}, the driver on {_numbers(ours)}.",
-            "claims may get memory that is promised to the system",
+            "claims may get memory that the kubelet reserves for the system",
             "copy the kubelet's reservedMemory to reservedMemory in driverConfig",
         )
     elif is_explicit(config) and held is None and kubelet and kubelet.unseen is None:
@@ -216,7 +221,7 @@ def _sockets(sockets: Mapping[str, str]) -> Iterator[Finding]:
     if missing:
         yield problem(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not registered with the kubelet.",
-            "the kubelet finds drivers by the sockets in its registry; without them no claim is prepared",
+            "the kubelet finds drivers through the sockets in its plugin registry; without them, no claim is prepared",
             "set kubeletRootDir in driverConfig to the kubelet's --root-dir; see driver.pod, and the kubelet's log: "
             "journalctl -u kubelet on the node",
             missing.values(),
@@ -237,7 +242,7 @@ CHECKS: Final = (
     *(
         Check(
             f"kubelet.{manager}-manager",
-            f"The {_NAMES[manager]} manager's policy is {off}, and no containers were found to be pinned.",
+            f"The {_NAMES[manager]} manager's policy is {off}, and only the driver pins containers.",
             ("kubelet", "config", "backend"),
             _manager_check(manager, static),
             always=True,
@@ -252,20 +257,22 @@ CHECKS: Final = (
     ),
     Check(
         "kubelet.gates",
-        f"The gates {' and '.join(_GATES)} are not off, and {gates.COUNTING} is on if claims count against the node.",
+        f"The feature gates {' and '.join(_GATES)} are not off, and {gates.COUNTING} is on if claims count against the "
+        "node.",
         ("kubelet", "config"),
         _if_seen(_gates),
     ),
     Check(
         "kubelet.reserved-cpus",
-        "The kubelet and the driver reserve the same CPUs, at least one.",
+        "The kubelet and the driver reserve the same CPUs, and at least one CPU is reserved.",
         _KUBELET,
         _if_seen(_reserved_cpus),
         always=True,
     ),
     Check(
         "kubelet.reserved-memory",
-        "The kubelet and the driver reserve memory on the same NUMA nodes, and the driver reserves at least as much.",
+        "The kubelet and the driver reserve memory on the same NUMA nodes, and the driver reserves at least as much as "
+        "the kubelet.",
         _KUBELET,
         _if_seen(_reserved_memory),
         always=True,

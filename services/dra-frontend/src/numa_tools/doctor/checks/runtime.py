@@ -21,14 +21,14 @@ _WRONG: Final = {
     "cdi": ("CDI is switched off", 'pods with claims fail with "unresolvable CDI devices"'),
     "cdi_directories": (
         "cdi_spec_dirs does not contain {cdi_dir}",
-        "claim files are written where the runtime does not look",
+        "claim files are written to a directory that the runtime does not read",
     ),
     "hugetlb": (
         "the hugetlb controller of containerd 1.7 is switched off",
-        "the runtime sets no hugepage limits, so containers have only those that the backend writes for claims",
+        "the runtime sets no hugepage limits, so containers have only the limits that the backend writes for claims",
     ),
 }
-"""The fault and its effect, for each setting."""
+"""For each setting: the fault if the setting has the wrong value, and the effect of the fault."""
 _HARMLESS: Final = frozenset({"hugetlb"})
 _TIMEOUT_EFFECTS: Final = {
     "plugin_request_timeout": "if a hook takes longer, the runtime starts the container without the plugin",
@@ -44,7 +44,7 @@ def _set_up(runtime: RuntimeConfig, option: str = "") -> str:
     """Returns the remedy for a runtime setting."""
     if runtime.software == CRI_O:
         return "correct it in a file under /etc/crio/crio.conf.d as shown in docs/runtime.md, and restart CRI-O"
-    return f"add the drop-in that nri-backend setup-runtime{option} prints, and restart containerd: docs/runtime.md"
+    return f"add the drop-in that nri-backend setup-runtime{option} prints, and restart containerd (docs/runtime.md)"
 
 
 def _connected(backend: BackendStatus) -> Iterator[Finding]:
@@ -52,7 +52,7 @@ def _connected(backend: BackendStatus) -> Iterator[Finding]:
         yield problem(
             "The backend is not connected to the container runtime.",
             "containers with claims are not pinned, so no claim is prepared on this node",
-            "enable NRI and set nriSocket to its socket; docs/runtime.md",
+            "enable NRI and set nriSocket to the path of its socket (docs/runtime.md)",
         )
 
 
@@ -99,15 +99,15 @@ def _required(runtime: RuntimeConfig) -> Iterator[Finding]:
         yield Finding(
             Level.NOTE,
             "The runtime starts containers while the driver is not connected.",
-            "if a container with a claim starts in the meantime, it runs unpinned until the backend has reconnected, "
+            "a container with a claim that starts during this time runs unpinned until the backend has reconnected, "
             "which takes about a second",
             "annotate the pods that must start before the driver, then require the plugin (containerd 2.2, CRI-O "
             f"1.34): {_set_up(runtime, ' --require-plugin')}",
         )
     elif runtime.value("tolerated") != TOLERATE_MISSING_ANNOTATION:
         yield problem(
-            f"The runtime requires the plugin, and {TOLERATE_MISSING_ANNOTATION} cannot exempt a pod.",
-            "the driver's own pod must be created before the plugin exists, so it can never start",
+            f"The runtime requires the plugin, but the annotation {TOLERATE_MISSING_ANNOTATION} does not exempt pods.",
+            "the driver's own pod must be created before the plugin exists, so this pod can never start",
             f'set {_TOLERATED[runtime.software == CRI_O]} = "{TOLERATE_MISSING_ANNOTATION}": '
             f"{_set_up(runtime, ' --require-plugin')}",
         )
@@ -118,8 +118,8 @@ def _drop_ins(runtime: RuntimeConfig) -> Iterator[Finding]:
         yield unknown(Unread(f"{runtime.source}: {runtime.incomplete}", remedy_of(runtime)))
     elif runtime.stray:
         yield problem(
-            f"No configuration file imports {', '.join(runtime.stray)} (read: {', '.join(runtime.files)}).",
-            "its settings for NRI and CDI have no effect",
+            f"No configuration file imports {', '.join(runtime.stray)} (files read: {', '.join(runtime.files)}).",
+            "settings for NRI and CDI in a file that is not imported have no effect",
             'add imports = ["/etc/containerd/conf.d/*.toml"] to config.toml, and restart containerd',
         )
 
@@ -135,7 +135,8 @@ def _timeouts(backend: BackendStatus) -> Iterator[Finding]:
         yield problem(
             "The runtime's timeouts for plugins are shorter than the defaults.",
             "; ".join(_TIMEOUT_EFFECTS[key] for key in short),
-            f"set {needed} or more in the runtime's NRI section; nri-backend setup-runtime prints it for containerd",
+            f"set {needed} or more in the runtime's NRI section; for containerd, nri-backend setup-runtime prints a "
+            "drop-in with these settings",
             [f"{key} is {seconds:g} s" for key, seconds in short.items()],
         )
 
@@ -182,6 +183,11 @@ CHECKS: Final = (
         _unless_unclear(_required),
     ),
     Check("runtime.drop-in", "Every drop-in for NRI or CDI is imported.", ("runtime",), _drop_ins),
-    Check("runtime.timeouts", "The runtime allows 2 s for a hook and 5 s for a registration.", ("backend",), _timeouts),
+    Check(
+        "runtime.timeouts",
+        "The runtime allows 2 s for a hook and 5 s for plugin registration.",
+        ("backend",),
+        _timeouts,
+    ),
     Check("runtime.release", "The runtime's release is known to work.", ("node",), _release),
 )

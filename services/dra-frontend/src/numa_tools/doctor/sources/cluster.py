@@ -31,15 +31,15 @@ _MAX_CLAIMS: Final = 100
 """Maximum number of prepared claims to look up."""
 _KEYS: Final = ("configz", "server", "classes", "node", "rights", "trial", "slices", "api_claims")
 _ELSEWHERE: Final = Unread(
-    "with --host-root and without a kubeconfig, the API server is not queried: the permissions would not be "
-    "the driver's",
+    "with --host-root and without a kubeconfig, the API server is not queried, because this command would not have "
+    "the driver's permissions",
     "run the command in the driver's pod for these checks",
     on_purpose=True,
 )
 _NO_CONFIGZ: Final = (
-    "kubectl get --raw /api/v1/nodes/NODE/proxy/configz prints it; kubectl numa doctor NODE reads it with your own "
-    "permissions and passes it on (--kubelet-config); or have the driver read it: doctor.kubeletProxy: true in the "
-    "chart's values grants get on nodes/proxy (docs/doctor.md)"
+    "run kubectl numa doctor NODE, which reads the kubelet's configuration with your own permissions and passes it to "
+    "the doctor; or pass the output of kubectl get --raw /api/v1/nodes/NODE/proxy/configz with --kubelet-config; or "
+    "set doctor.kubeletProxy: true in the chart's values, which grants the driver get on nodes/proxy (docs/doctor.md)"
 )
 _GATE_OF: Final[Mapping[str, str]] = {LISTS_REFUSED: gates.LISTS, MAPPING_REFUSED: gates.COUNTING}
 """The feature gate for each reason why a field was omitted."""
@@ -115,11 +115,16 @@ class Cluster:
         return await self._inquiry.server_version()
 
     async def configz(self) -> Document | Unread:
-        """Returns the kubelet's configuration. The right to read it is optional for the driver."""
+        """Returns the kubelet's configuration, or an Unread if the request fails.
+
+        The driver does not require the permission for this request.
+        """
         try:
             return await self._inquiry.kubelet_config(self._node_name)
         except ForbiddenError:
-            return Unread("the driver may not query the kubelet through the API server (get nodes/proxy)", _NO_CONFIGZ)
+            return Unread(
+                "the driver is not allowed to query the kubelet through the API server (get nodes/proxy)", _NO_CONFIGZ
+            )
         except KubeError as error:
             return Unread(f"the kubelet does not respond through the API server: {error.detail}", _NO_CONFIGZ)
 

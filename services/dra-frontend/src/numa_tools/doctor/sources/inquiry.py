@@ -72,7 +72,7 @@ class Inquiry:
         return frozenset(item["metadata"]["name"] for item in items)
 
     async def may(self, verb: str, group: str, resource: str, name: str = "") -> bool:
-        """Returns True if RBAC grants this right. Every user may send this request (system:basic-user).
+        """Returns True if RBAC grants the caller this right. Every user may send this request (system:basic-user).
 
         An empty name means all objects.
         """

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a kubelet's configuration from configz, a given file, an archive, or the node's files. Every call blocks.
 
-The driver's containers see none of the node's files unless they are mounted, as they are with ``--host-root``.
+The node's files are not visible in the driver's containers unless they are mounted there. ``--host-root`` is the path
+at which the node's root file system is mounted.
 """
 
 import sys
@@ -39,8 +40,8 @@ from numa_tools.doctor.sources.processes import START_SLACK_SECONDS
 _STATES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
 _MAX_BYTES: Final = 1 << 20
 _ASK: Final = (
-    "kubectl get --raw /api/v1/nodes/{node}/proxy/configz prints the whole configuration, which --kubelet-config "
-    "reads; kubectl numa doctor {node} does both"
+    "run kubectl numa doctor {node}; or pass the output of kubectl get --raw /api/v1/nodes/{node}/proxy/configz, which "
+    "is the whole configuration, with --kubelet-config"
 )
 
 
@@ -53,7 +54,7 @@ def read_given_kubelet(path: str, node: str) -> KubeletConfig:
     try:
         if isinstance(document, dict) and "kubeletconfig" in document:
             return kubelet_config(document["kubeletconfig"], path)
-        why = f"{path} is one file, and the kubelet's drop-ins and flags may override it"
+        why = f"{path} is only one file, and the kubelet's drop-ins and flags may override its settings"
         found = kubelet_config(document, path)
     except MalformedError as error:
         raise ConfigError(path, [str(error)]) from error
@@ -167,7 +168,7 @@ def _likely_place(files: HostFiles, root: str) -> Place:
     places = [replace(one, config=one.config.replace(ROOT, root)) for one in PLACES]
     found = [one for one in places if _may_be_configuration(files, one.config, bare=one.config == own)]
     if len(found) > 1:
-        raise UnseenError(f"any of {', '.join(one.config for one in found)} may be its configuration")
+        raise UnseenError(f"any of {', '.join(one.config for one in found)} may be the kubelet's configuration")
     drop_ins = [one.drop_ins for one in found or places if one.drop_ins and files.names(one.drop_ins)]
     return Place(found[0].config if found else "", drop_ins[0] if len(drop_ins) == 1 else "")
 

@@ -142,7 +142,7 @@ class HostFiles:
 def read_drop_ins(files: HostFiles, directory: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the path and content of each drop-in.
 
-    Raises UnseenError if one cannot be read or the kubelet would reject it.
+    Raises UnseenError if a drop-in cannot be read or the kubelet would reject it.
     """
     for number, path in enumerate(files.drop_ins(directory)):
         if number >= _MAX_DROP_INS:

@@ -198,7 +198,7 @@ def _of_rancher(files: HostFiles, rancher: Rancher) -> Launch | None:
     if started and started.variables & {f"{rancher.name.upper()}_{name}" for name in ("CONFIG_FILE", "DATA_DIR")}:
         unclear = f"an environment variable relocates {rancher.name}'s files"
     if any(one.partition("=")[0].endswith(("+", "-")) for one in arguments):
-        unclear = f"{rancher.name} is given a kubelet-arg that extends another"
+        unclear = f"{rancher.name} is given a kubelet-arg that extends the value of another argument"
     return Launch(f"the configuration of {rancher.name}", tuple(arguments), unclear)
 
 

@@ -29,8 +29,8 @@ from numa_tools.doctor.runtime_settings import RuntimeConfig
 from numa_tools.doctor.sources.processes import START_SLACK_SECONDS, Process, find_processes, variables_of
 
 ELSEWHERE: Final = (
-    "run it with the node's root mounted: kubectl debug node/NODE -it --profile=sysadmin --image=FRONTEND-IMAGE -- "
-    "dra-frontend doctor --host-root /host"
+    "run the doctor with the node's root file system mounted: kubectl debug node/NODE -it --profile=sysadmin "
+    "--image=FRONTEND-IMAGE -- dra-frontend doctor --host-root /host"
 )
 _MAX_FILES: Final = 64
 _MAX_IMPORTS: Final = 256

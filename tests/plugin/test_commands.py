@@ -67,7 +67,7 @@ async def test_nodes_shows_nodes_that_only_observe(plugin: Plugin) -> None:
     [row] = await plugin.rows("nodes")
     assert row["enforcement"] == "observe"
     code, _, err = await plugin.run("free", NODE)
-    assert (code, "it only observes" in err) == (1, True)
+    assert (code, "the node only observes" in err) == (1, True)
 
 
 async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) -> None:
@@ -79,7 +79,7 @@ async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) ->
     observe(plugin)
     code, out, err = await plugin.run("free")
     assert (code, out) == (0, "")
-    assert err.startswith("No nodes offer anything to claims: their devices are tainted, or they only observe;")
+    assert err.startswith("No nodes have devices usable by claims: all are tainted, or the nodes only observe;")
     _, out, _ = await plugin.run("explain", "p", "-n", "ns")
     assert "all of its devices are tainted, or their nodes only observe; see kubectl numa nodes" in out
 
@@ -92,8 +92,8 @@ async def test_explain_tells_missing_devices_from_a_class_that_it_does_not_know(
     plugin.server.store.create(CLAIMS, "ns", {"metadata": {"name": "one"}, "spec": {"devices": {"requests": wants}}})
     plugin.add_pod("p", spec={"resourceClaims": [{"name": "one", "resourceClaimName": "one"}]})
     _, out, _ = await plugin.run("explain", "p", "-n", "ns")
-    assert "dra.cpu: of class dra.cpu; no node publishes such devices; see kubectl numa nodes" in out
-    assert "special: of class special; the ResourceSlices do not show how much of it is free" in out
+    assert "dra.cpu: class dra.cpu; no node publishes such devices; see kubectl numa nodes" in out
+    assert "special: class special; the free amount cannot be determined from the ResourceSlices" in out
 
 
 @pytest.mark.parametrize("tokens", [["a"] * 9, ["a", "b"] * 5])
@@ -353,7 +353,7 @@ async def test_a_pod_that_does_not_fit_is_explained_by_the_scheduler(plugin: Plu
     plugin.add_pod("p", spec=spec, status={"conditions": [condition]})
     out = (await plugin.run("explain", "p", "-n", "ns"))[1]
     assert f"pod ns/p has no node yet; the scheduler's reason: {why}\n" in out
-    assert "the scheduler allocates it once it finds a node that also fits the pod" in out
+    assert "waiting for the scheduler to find a node that suits both the claim and the pod" in out
 
 
 async def test_a_missing_claim_is_distinguished_from_one_that_will_be_created(plugin: Plugin) -> None:

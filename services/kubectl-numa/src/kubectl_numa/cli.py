@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands. The exit status is 0 on success, 1 if something is missing or kubectl fails, and 2 for a usage error.
 
-``status`` and ``doctor`` pass on the exit status of the command on the node.
+``status`` and ``doctor`` exit with the status of the command that they run on the node.
 """
 
 import argparse
@@ -51,7 +51,7 @@ _USAGE: Final = 2
 _SILENT: Final = "publishes nothing; is the driver running there?"
 _KUBELET_CONFIG: Final = "--kubelet-config"
 _OLDER: Final = (
-    f"the image of pod {{}} is older than this plugin and does not support {_KUBELET_CONFIG}; its checks of the "
+    f"the image of pod {{}} is older than this plugin and does not support {_KUBELET_CONFIG}; the checks of the "
     "kubelet's configuration will be skipped"
 )
 
@@ -101,7 +101,7 @@ class Request:
         return 0
 
     def rows(self, rows: Sequence[Row]) -> str:
-        """Returns a table with the columns and headings that the flags ask for."""
+        """Formats rows as a table, with the columns and headings that the flags request."""
         return table(rows, wide=self.given.output == "wide", headers=not self.given.no_headers)
 
 
@@ -163,13 +163,13 @@ def _free(request: Request) -> int:
     found = request.selected(free_documents(cluster, node))
     published = any(node in ("", device.node) for device in cluster.devices.values())
     if not found and node:
-        text = "offers nothing to claims: its devices are tainted, or it only observes; see kubectl numa nodes"
+        text = "has no devices usable by claims: all are tainted, or the node only observes; see kubectl numa nodes"
         raise KubectlError(f"node {node} " + (text if published else _SILENT))
     if key := _SORT_KEYS.get(request.given.sort_by or ""):
         found.sort(key=lambda one: -one.get(key, 0))
     if published:
         text = (
-            "No nodes offer anything to claims: their devices are tainted, or they only observe; see kubectl numa nodes"
+            "No nodes have devices usable by claims: all are tainted, or the nodes only observe; see kubectl numa nodes"
         )
         selector = f" -l {safe(request.given.selector)}" if request.given.selector else ""
         return request.show(found, free_row, f"{text}{selector}.")
@@ -291,12 +291,12 @@ COMMANDS: Final[Mapping[str, _Command]] = {
             "All nodes": "",
             "One node": "node-1",
             "Nodes with a label": "-l pool=hpc",
-            "With the number of devices, and tainted devices": "-o wide",
+            "With the number of devices and the names of tainted devices": "-o wide",
         },
     ),
     "claims": _Command(
         _claims,
-        "list a namespace's claims with their CPUs and memory, and whether these are enforced",
+        "list a namespace's claims, their CPUs and memory, and whether they are enforced",
         outputs=(*_TABLES, "name"),
         examples={
             "Claims in the current context's namespace": "",
@@ -348,7 +348,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
         examples={"In the browser": "node-1", "On a fixed local port": "node-1 --port 8082 --no-browser"},
     ),
 }
-_STATUSES: Final = "Exit status: 0; 1 if something is missing or kubectl fails; 2 for a usage error."
+_STATUSES: Final = "Exit status: 0 for success; 1 if something is missing or kubectl fails; 2 for a usage error."
 _PASSED_ON: Final = (
     "Exit status: 0 if there are no problems; 1 if there are problems, or if the command cannot be run on the node; "
     "2 for a usage error or unusable input."
@@ -436,7 +436,7 @@ def _add_flags(parser: argparse.ArgumentParser, name: str, command: _Command) ->
         parser.add_argument("--sort-by", choices=_SORT_KEYS, metavar="AMOUNT", help=text)
     if name == "claims":
         parser.add_argument("-A", "--all-namespaces", action="store_true", help="list claims in all namespaces")
-        text = f"print claims again when they change (read every {_WATCH_SECONDS:.0f} s)"
+        text = f"print claims again when they change (checked every {_WATCH_SECONDS:.0f} s)"
         parser.add_argument("-w", "--watch", action="store_true", help=text)
     if name == "status":
         parser.add_argument("-w", "--watch", action="store_true", help="print the status again every 2 s")

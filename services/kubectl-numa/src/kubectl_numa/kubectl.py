@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to the cluster. Runs the user's own ``kubectl`` as a child process, with the user's rights."""
+"""Access to the cluster. Runs the user's own ``kubectl`` as a child process, with the user's permissions."""
 
 import json
 import re
@@ -129,7 +129,7 @@ def shallow(text: str) -> str:
     """Returns a JSON document with null in place of each value nested deeper than MAX_NESTING levels.
 
     Anyone who may create a claim can nest its parameters thousands of levels deep. Such a claim must not hide the other
-    claims in the list, and the depth that the JSON parser supports depends on the interpreter.
+    claims in the list. The parser's own limit cannot be relied on, since it depends on the interpreter.
     """
     kept, depth, start = [], 0, 0
     for token in _BRACKET.finditer(text):

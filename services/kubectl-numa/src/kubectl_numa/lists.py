@@ -15,7 +15,7 @@ from kubectl_numa.quantity import format_bytes, format_cpus, parse_cpus
 from kubectl_numa.tables import Row
 
 ENFORCED: Final = {"True": "yes", "False": "no", "Unknown": "not known"}
-"""Words for the status of a claim's ``Enforced`` condition, as on a node's page."""
+"""Display text for the status of a claim's ``Enforced`` condition. A node's page shows the same text."""
 _NOT_REPORTED: Final = "not reported"
 _TRUTH: Final = {"True": True, "False": False}
 _AMOUNTS: Final = {CPUS: "cpus", MEMORY: "memoryBytes"}
@@ -130,7 +130,7 @@ def free_row(document: Document) -> Row:
 
 
 def claim_row(document: Document, *, namespaced: bool = True) -> Row:
-    """Returns a claim's row, with the namespace if ``namespaced``."""
+    """Returns a claim's row, with the namespace if ``namespaced`` is true."""
     cpus, count = document["cpus"], document["cpuCount"]
     enforced = {True: "True", False: "False", None: "Unknown"}[document["enforced"]]
     return {

@@ -40,7 +40,7 @@ def explain(cluster: Cluster, claim: Claim, pod: Pod = NO_POD) -> Iterator[str]:
     """Yields the lines about a claim's devices, or about its unmet requests. ``pod`` is a pod that uses the claim."""
     yield f"claim {claim.namespace}/{claim.name}"
     if not claim.allocated:
-        yield "  not allocated: the scheduler allocates it once it finds a node that also fits the pod"
+        yield "  not allocated: waiting for the scheduler to find a node that suits both the claim and the pod"
         for request in claim.requests:
             yield from _waiting(cluster, request)
         return
@@ -71,7 +71,9 @@ def _enforced(claim: Claim, pod: Pod) -> str:
 
 
 def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[str]:
-    """Yields lines with the requested amount and with the device that has the largest free amount."""
+    """Yields a line about an unmet request: the requested amount and the device with the largest free amount, or the
+    reason why no device can be named.
+    """
     document = request if isinstance(request, dict) else {}
     exact = document.get("exactly")
     name, exact = str(document.get("name")), exact if isinstance(exact, dict) else {}
@@ -83,13 +85,13 @@ def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[
     usable = [key for key in published if not (cluster.devices[key].tainted or cluster.devices[key].observes)]
     most = sorted(usable, key=cluster.free, reverse=True)
     if not exact or not most:
-        of_class = f"  {name}: of class {exact.get('deviceClassName', 'several')}; "
+        of_class = f"  {name}: class {exact.get('deviceClassName', '(several)')}; "
         if published:
             yield f"{of_class}all of its devices are tainted, or their nodes only observe; see kubectl numa nodes"
         elif kind:
             yield f"{of_class}no node publishes such devices; see kubectl numa nodes"
         else:
-            yield f"{of_class}the ResourceSlices do not show how much of it is free"
+            yield f"{of_class}the free amount cannot be determined from the ResourceSlices"
         return
     fits = sum(cluster.free(key) >= wanted for key in most)
     best = cluster.devices[most[0]]

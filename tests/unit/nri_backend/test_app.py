@@ -85,7 +85,7 @@ def test_the_lock_follows_the_connection_to_the_runtime(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("configured", "text"),
     [
-        ("auto", "claims are enforced by the shared pool, not by the kernel"),
+        ("auto", "claims are enforced by the shared pool, not by cpuset partitions"),
         ("partition", "CPU claims for a single container are refused"),
     ],
 )

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Imports create 40,000 objects, nearly all of which stay alive. A full collection would visit all of them each
     # time. Therefore, only the youngest generation is collected until app.py sets the service's thresholds.
     gc.set_threshold(10_000, 1000, 1000)
-    add_lazy_modules("google.protobuf.internal.python_message")  # protobuf uses its C implementation instead
+    add_lazy_modules("google.protobuf.internal.python_message")  # not needed by protobuf's C implementation
     from nri_backend.app import main as run  # noqa: PLC0415
 
     return run(["--version"] if arguments == ["version"] else arguments)

@@ -63,7 +63,7 @@ MAX_PROBLEMS: Final = 20
 _THREADS: Final = 2 * MAX_STUCK
 _log = logging.getLogger(__name__)
 _NO_CLAIMS: Final = (
-    "{} does not exist, so no claims are known here; mount the node's CDI directory there (the chart's cdi volume)"
+    "{} does not exist, so no claims can be read; mount the node's CDI directory there (the chart's cdi volume)"
 )
 _NOT_READY: Final = Page(b"not synchronized with the container runtime; see the log\n", 503)
 
@@ -147,7 +147,7 @@ class Backend:
         }
 
     def pages(self) -> Pages:
-        """Returns the pages for the kubelet's probes."""
+        """Returns the HTTP endpoints for the kubelet's probes, by path."""
         return {"/healthz": lambda: HEALTHY, "/readyz": lambda: HEALTHY if self.ready() else _NOT_READY}
 
     def ready(self) -> bool:
@@ -249,7 +249,7 @@ def _log_exclusivity(pool_reason: str, configured: str) -> None:
         )
         _log.warning(text, extra={"reason": pool_reason})
     elif pool_reason:
-        _log.warning("claims are enforced by the shared pool, not by the kernel", extra={"reason": pool_reason})
+        _log.warning("claims are enforced by the shared pool, not by cpuset partitions", extra={"reason": pool_reason})
     elif configured == "pool":
         _log.info("claims are enforced by the shared pool, as configured by cpuExclusivity")
     else:

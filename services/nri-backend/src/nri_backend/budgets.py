@@ -77,7 +77,7 @@ OBSERVE_SECONDS: Final = 10.0
 KILLS_SECONDS: Final = 6.0
 """Interval between counts of the processes that the kernel has killed in pods with memory claims."""
 EVENTS_SECONDS: Final = 1.0
-"""Minimum interval between counts of killed processes that kernel events trigger."""
+"""Minimum interval between counts of killed processes if kernel events trigger the counts."""
 REPAIR_SECONDS: Final = 1.0
 """Minimum interval between partition repairs, so that a pod that keeps breaking its partition does not delay other
 pods.

@@ -111,8 +111,10 @@ class Rejection:
     """
 
     def problem(self, *, running: bool = False) -> Problem:
-        """Returns the message, which may differ for a ``running`` container. Its code is the one in ``cause``, or the
-        one for ``reason`` if ``cause`` is None.
+        """Returns the rejection as a problem.
+
+        The message is ``text_if_running`` if that is set and ``running`` is true; otherwise it is ``text``. The code is
+        ``cause`` or, if ``cause`` is None, the code for ``reason``.
         """
         text = self.text_if_running if running else ""
         return Problem(text or self.text, self.cause or _CODES[self.reason])
@@ -268,10 +270,10 @@ def _not_reserved(record: AllocationRecord, variables: Sequence[Variable]) -> Re
 
     Either the claim has been reserved for this pod since the record was written, or the variable is forged.
     """
-    text = f"{_name_of(record)} is recorded for {_pods(record)} and not for this pod (seen in {variables[0].name}). If \
-the pod names the claim in spec.resourceClaims, dra-frontend will now read from the API server which pods the claim is \
-reserved for, and the result will determine whether the kubelet's next attempt succeeds. If the pod does not \
-name it, remove the variable from the pod and the image"
+    text = f"{_name_of(record)} is recorded for {_pods(record)} and not for this pod (the claim is named in \
+{variables[0].name}). If the pod names the claim in spec.resourceClaims, dra-frontend will now read from the API \
+server which pods the claim is reserved for, and the result will determine whether the kubelet's next attempt \
+succeeds. If the pod does not name it, remove the variable from the pod and the image"
     return Rejection(Reason.NOT_RESERVED, text, (use((record.driver, record.claim.uid), variables),))
 
 

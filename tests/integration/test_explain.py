@@ -126,10 +126,10 @@ def test_a_claim_that_does_not_fit_is_explained(stage: Stage, flags: list[str]) 
     rows = {row["request"]: row for row in found["requests"]}
     assert rows["gpu"]["problem"] == "there is no DeviceClass gpu.example.com"
     missing = {one["device"]: one.get("missing", "") for one in rows["cpus"]["devices"]}
-    assert missing["cpudevnuma001"] == "gives at most 15 of dra.cpu/cpu, 17 requested"
+    assert missing["cpudevnuma001"] == "allows at most 15 of dra.cpu/cpu, 17 requested"
     status, text, _ = explain(flags, "waiting")
     assert (status, "Claim default/greedy" in text) == (1, True)
-    assert "PROBLEM  the scheduler finds no devices\nWHY      request cpus: cpudevnuma000 gives at most 16 of" in text
+    assert "PROBLEM  the scheduler finds no devices\nWHY      request cpus: cpudevnuma000 allows at most 16 of" in text
 
 
 def test_unknown_subjects_are_reported(flags: list[str]) -> None:

@@ -95,7 +95,7 @@ NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
         ),
         "explain cpu/1": ("CPU 1: offline: switched off in the kernel, even though reservedCPUs includes it", ""),
     },
-    claim_too_big: {"explain greedy": ("cpudevnuma000 gives at most 12 of dra.cpu/cpu, 17 requested", "request less")},
+    claim_too_big: {"explain greedy": ("cpudevnuma000 allows at most 12 of dra.cpu/cpu, 17 requested", "request less")},
 }
 """For each fault and command: the message that names the fault, and the remedy."""
 

@@ -18,7 +18,7 @@ def format_bytes(amount: int) -> str:
 
 
 def cpu_use(use: str) -> str:
-    """Returns the name of a CPU's use, followed by the meaning of that name."""
+    """Returns the term for a CPU's use, followed by its explanation, such as ``reserved: kept for the system``."""
     return f"{use}: {USES[use]}"
 
 

@@ -42,7 +42,7 @@ class StateClient:
     """Client for the state endpoint of the node's active instance (``state.sock`` in the run directory)."""
 
     def __init__(self, run_dir: str | Path, seconds: float = _SECONDS) -> None:
-        """Takes the run directory, and the maximum pause in seconds between two bytes of a response."""
+        """``run_dir`` is the run directory, and ``seconds`` is the maximum time to wait for a response's next byte."""
         self.socket = Path(run_dir, STATE_SOCKET)
         self._seconds = seconds
 
@@ -87,7 +87,7 @@ class StateClient:
         return self._validated(path, model, self.document(path))
 
     def read_list(self, path: str, model: type[_Model]) -> tuple[_Model, ...]:
-        """Returns the list of documents in the response to ``GET path``. Raises NoServiceError as ``read`` does."""
+        """Returns the list of documents in the response to ``GET path``. Raises NoServiceError, as ``read`` does."""
         found = self.document(path)
         if not isinstance(found, list):
             raise NoServiceError(f"{self.socket}: the response to {path} is not a list")

@@ -114,9 +114,9 @@ def test_the_reasons_after_a_change() -> None:
     assert "itself specifies these CPUs" in why(knowing([named]), "u0")["text"]
     tomorrow = CpuParameters(core_type="of tomorrow")
     newer = named.model_copy(update={"parameters": dict.fromkeys(named.parameters, tomorrow)})
-    assert "a different release chose these CPUs" in why(knowing([newer]), "u0")["text"]
+    assert "these CPUs were chosen by another release" in why(knowing([newer]), "u0")["text"]
     empty = tuple(one.model_copy(update={"cpus": frozenset()}) for one in first.cpus)
-    assert "has no CPUs for it" in why(knowing([first.model_copy(update={"cpus": empty})]), "u0")["text"]
+    assert "lists no CPUs for this request" in why(knowing([first.model_copy(update={"cpus": empty})]), "u0")["text"]
     gone = first.model_copy(update={"cpus": tuple(one.model_copy(update={"device": "x"}) for one in first.cpus)})
     assert "this node no longer offers x" in why(knowing([gone]), "u0")["text"]
 
@@ -318,7 +318,7 @@ def test_a_pending_claim_is_explained() -> None:
     assert "PodScheduled" in found["waitsFor"], "the pod may be what does not fit"
     found, problems = pending(known, waiting(wish("r", "2"), wish("s", "15")))
     assert [one["fits"] for one in found["requests"][0]["devices"]] == [False, True]
-    assert problems == ["each request can be met, but not all together"]
+    assert problems == ["each request can be met, but not all of them together"]
     assert "v1beta1" in pending(known, waiting({"name": "r", "deviceClassName": "dra.cpu"}))[1][0]
 
 
@@ -344,7 +344,7 @@ def test_a_claim_that_is_allocated_but_not_prepared_is_explained() -> None:
     elsewhere["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [term]}
     assert pending(known, elsewhere)[1] == ["it is allocated to node node-b"]
     assert "2 CPUs requested, 1 free" in pending(known, claim("u", cpus(2)))[1][0]
-    assert "fits; the kubelet has not requested" in pending(known, claim("u", memory("1Gi")))[1][0]
+    assert "fits; the kubelet has not asked the driver to prepare it" in pending(known, claim("u", memory("1Gi")))[1][0]
     known = replace(known, hindrances=("NRI is off",))
     assert pending(known, waiting(wish("r", "2")))[1] == ["NRI is off"]
     assert pending(known, claim("u", memory("1Gi")))[1][0].endswith("fits; NRI is off")

@@ -116,7 +116,7 @@ def test_constraints_apply_to_all_of_their_requests() -> None:
     }
     assert "s: c is allocated to a claim" in missing(search, exact("r"), exact("s", selectors=whole), constraints=same)
     apart = [{"distinctAttribute": "d/node"}]
-    assert "but not all together, with d/node as the constraints require" in missing(
+    assert "but not all of them together, with d/node as the constraints require" in missing(
         search, exact("r"), exact("s"), exact("t"), constraints=apart
     )
     assert chosen(search, exact("r", **size("8Gi"))) == {"r": ["a"]}
@@ -255,11 +255,14 @@ def test_a_claim_fits_if_the_scheduler_never_evaluates_the_unknown_part(
         ([exact("r", **selecting("false", UNKNOWN))], "no device on this node is of class any and meets the selectors"),
         ([exact("r", **selecting(UNKNOWN, FAILS))], "no device on this node is of class any"),
         ([exact("r", count=3, **selecting(UNKNOWN))], "2 of 3 devices"),
-        ([exact("r", **selecting(UNKNOWN)), exact("s", count=2)], "each request can be met, but not all together"),
-        ([exact("r", allocationMode="All", **selecting(UNKNOWN)), exact("s", count=2)], "but not all together"),
+        (
+            [exact("r", **selecting(UNKNOWN)), exact("s", count=2)],
+            "each request can be met, but not all of them together",
+        ),
+        ([exact("r", allocationMode="All", **selecting(UNKNOWN)), exact("s", count=2)], "but not all of them together"),
         (
             [exact("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}")), exact("s", **selecting(ON_0))],
-            "not all together",
+            "not all of them together",
         ),
         ([exact("r", **selecting(UNKNOWN)), exact("s", **selecting(FAILS))], "no such key: nothing"),
         ([either(alternative("first", UNKNOWN, count=3), alternative("second", "false"))], "no device on this node"),
@@ -372,7 +375,7 @@ def test_a_certain_outcome_holds_for_every_value_of_the_unknown_part(
     [
         (exact("r", allocationMode="All", **size("5Gi")), CLASSLESS, "there is no DeviceClass none"),
         (exact("r", count=2), FAILING, "request s: selectors[0]: device a: no such key: nothing"),
-        (exact("r"), exact("s", **size("9Gi")), "request s: a gives at most 8Gi of size, 9Gi requested"),
+        (exact("r"), exact("s", **size("9Gi")), "request s: a allows at most 8Gi of size, 9Gi requested"),
     ],
 )
 def test_a_failed_attempt_leaves_nothing_allocated(first: dict[str, Any], second: dict[str, Any], text: str) -> None:
@@ -389,7 +392,7 @@ def test_faulty_requests_are_named_even_if_other_requests_do_not_fit() -> None:
     either = {"name": "r", "firstAvailable": [ONE, {"name": "two", "deviceClassName": "none"}]}
     assert missing(search, either) == "there is no DeviceClass none"
     assert missing(search, large, FAILING).split("; ")[:2] == [
-        "request r: a gives at most 8Gi of size, 9Gi requested",
+        "request r: a allows at most 8Gi of size, 9Gi requested",
         "request s: selectors[0]: device a: no such key: nothing",
     ]
 
@@ -431,7 +434,7 @@ def test_a_claim_has_at_most_32_devices() -> None:
     for count in (17, 2**62):
         found = missing(search, exact("r", count=16), exact("s", count=count))
         total = f"number of requested devices {16 + count} exceeds the claim limit of 32"
-        assert found == f"requests r, s: {total}; split it into several claims"
+        assert found == f"requests r, s: {total}; split the claim into several claims"
     assert "number of requested devices 60 exceeds" in missing(search, exact("r", allocationMode="All"))
     assert len(search.allocate([read_claim_spec({"devices": {"requests": [exact("r", count=30)]}})] * 2)) == 60
 
@@ -446,7 +449,7 @@ def test_alternatives_are_chosen_to_keep_a_claim_within_32_devices() -> None:
     assert {name: len(devices) for name, devices in either.items()} == {"r/few": 15, "s": 16}
     none = {**few, "selectors": [{"cel": {"expression": "false"}}]}
     found = missing(search, {"name": "r", "firstAvailable": [many, none]}, exact("s", count=16))
-    assert found == "each request can be met, but not all together, with at most 32 devices for each claim"
+    assert found == "each request can be met, but not all of them together, with at most 32 devices for each claim"
 
 
 def test_a_pod_with_too_many_requests_is_rejected() -> None:
@@ -456,7 +459,7 @@ def test_a_pod_with_too_many_requests_is_rejected() -> None:
     claim = read_claim_spec({"devices": {"requests": requests}})
     assert len(search.allocate([claim] * 10)) == 320
     before = search.in_use.copy()
-    with pytest.raises(UndecidedError, match="1280 requests for 1280 devices are more than can be simulated together"):
+    with pytest.raises(UndecidedError, match="1280 requests for 1280 devices are too many to simulate at once"):
         search.allocate([claim] * 40)
     assert search.in_use == before
 
@@ -506,9 +509,11 @@ def test_the_total_cost_of_a_pods_selectors_is_limited() -> None:
     equal = f"cel.bind(l, {list(range(1000))}, {' && '.join(['l == l'] * 45)})"
     requests = [exact(f"r{n}", selectors=[{"cel": {"expression": equal}}] * 32) for n in range(4)]
     search, began = searching(*(shared(f"d{n:02}", 0) for n in range(8))), time.thread_time()
-    assert "the selectors before it cost too much" in undecided(search, *requests)
+    assert "the preceding selectors used up the evaluation limit" in undecided(search, *requests)
     spec = read_claim_spec({"devices": {"requests": requests[:1]}}).requests[0].subrequests[0]
-    assert "costs too much: with all selectors before it" in [one.unknown for one in search.verdicts(spec)][-1]
+    assert (
+        "costs too much: this and all preceding selectors handle" in [one.unknown for one in search.verdicts(spec)][-1]
+    )
     assert time.thread_time() - began < 20
 
 
@@ -518,7 +523,7 @@ def test_a_request_that_cannot_be_met_on_its_own_is_named_without_a_search() -> 
     """
     search = searching(*(shared(f"d{n}", 0) for n in range(4)))
     found = missing(search, *PARTS[:31], exact("large", **size("9Gi")))
-    assert found.startswith("request large: d0 gives at most 8Gi of size, 9Gi requested; d1")
+    assert found.startswith("request large: d0 allows at most 8Gi of size, 9Gi requested; d1")
 
 
 _devices = st.lists(st.tuples(st.booleans(), st.integers(0, 2)), min_size=1, max_size=5).map(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains the current state of this node's claims, pods, CPUs and devices, as plain values. Pure.
+"""Explains the current state of this node's claims, pods, CPUs and devices.
 
-``commands`` decides which sources are read.
+The functions are pure and return plain values. ``commands`` decides which sources are read.
 """

@@ -93,7 +93,7 @@ def _overlap(known: Known, report: ContainerReport, who: str, effective: frozens
     entitled = entitled_cpus(report, known.ledger)
     if not entitled or effective <= entitled:
         return []
-    why = f"its cgroup has {format_cpu_list(effective)}, its claims have {format_cpu_list(entitled)}"
+    why = f"its cgroup allows CPUs {format_cpu_list(effective)}, but its claims allow only {format_cpu_list(entitled)}"
     return [
         problem(f"{who} runs on other CPUs", why, "the audit repairs this within seconds; report a bug if it persists")
     ]

@@ -55,14 +55,14 @@ class Known:
     hindrances: tuple[str, ...] = ()
     """Reasons why this node currently accepts no claims, whatever they request."""
     kernel: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """The containers' cgroup files by container id and file name, if visible."""
+    """Contents of the containers' cgroup files, if readable, by container id and file name."""
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
     """Claims that are being released. A claim keeps its resources while one of its containers may still be running."""
 
     @property
     def exclusivity_reason(self) -> str:
-        """Reason why the pool enforces all of the node's claims, or "" if the kernel enforces them or the reason is
-        unknown.
+        """Reason why all of the node's claims are enforced by the shared pool, or "" if they are enforced by cpuset
+        partitions or the reason is unknown.
         """
         status = self.backend.status if self.backend else None
         return status.exclusivity_reason if status else ""

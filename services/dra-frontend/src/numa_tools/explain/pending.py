@@ -59,12 +59,12 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str, oth
         remedy = f"fix the cause given in the message; {_EVENTS}"
         return problem(_UNPREPARED, str(refusal), remedy)
     if not any(view.results.values()):
-        why = "it is allocated, but has no devices from these drivers"
-        return problem(_UNPREPARED, why, f"nothing to do for these drivers; {_EVENTS}")
+        why = "it is allocated, but none of its devices belong to this driver"
+        return problem(_UNPREPARED, why, f"this driver has nothing to prepare; {_EVENTS}")
     if hindered := "; ".join(known.hindrances):
         why = f"it is allocated to this node and fits; {hindered}"
         return problem(_UNPREPARED, why, "run dra-frontend doctor, which suggests a remedy")
-    why = "it is allocated to this node and fits; the kubelet has not requested it yet"
+    why = "it is allocated to this node and fits; the kubelet has not asked the driver to prepare it yet"
     return problem(_UNPREPARED, why, _EVENTS)
 
 

@@ -115,7 +115,8 @@ def _given(known: Known, record: AllocationRecord) -> list[dict[str, Any]]:
 def explain_pod(known: Known, uid: str) -> Explained:
     """Returns a pod's claims and containers."""
     reports = [one for one in known.containers if one.pod_uid == uid]
-    # A rejected container names a claim even if the claim's record does not yet name the pod.
+    # The containers' reports are searched as well as the records, because a rejected container may name a claim whose
+    # record does not name the pod yet.
     named = frozenset[str]().union(*(one.named_claims for one in reports))
     records = known.ledger.records
     claims = {one.claim.uid: None for one in records if one.reserves(uid) or one.claim.uid in named}
@@ -176,8 +177,8 @@ def _remark(known: Known, uid: str) -> str:
 
 
 def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
-    """Returns the web page's word for a CPU's use, followed by the CPU's claim or, if the CPU has no claim, by the
-    meaning of that word.
+    """Describes a CPU's use: the term that the web page also shows, followed by the claim to which the CPU is allocated
+    or, if there is none, by an explanation of the term.
     """
     if uid is not None:
         word = _use_of_claimed(known, number, uid) if online else "offline"

@@ -13,7 +13,7 @@ _INDENT: Final = "  "
 
 
 def explanation_text(found: Mapping[str, Any], problems: Sequence[Problem]) -> str:
-    """Formats an explanation. The problems come last, since the end of the output is read first."""
+    """Formats an explanation. The problems come last, so that they are visible in a terminal when the command exits."""
     lines = list(_whole(found))
     for one in problems:
         lines += ["", f"PROBLEM  {one['problem']}", f"WHY      {one['why']}", f"REMEDY   {one['remedy']}"]
@@ -103,7 +103,9 @@ def _containers(containers: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             continue
         yield f"{_INDENT}runs on CPUs {one['cpus'] or 'unknown'}, memory of NUMA nodes {one['numaNodes'] or 'unknown'}"
         if "keptBy" in one:
-            yield f"{_INDENT}others are kept off by {one['keptBy']}" + (f": {one['why']}" if "why" in one else "")
+            yield f"{_INDENT}other processes are kept off these CPUs by {one['keptBy']}" + (
+                f": {one['why']}" if "why" in one else ""
+            )
         for name, text in sorted({**one.get("limits", {}), **one.get("kernel", {})}.items()):
             yield f"{_INDENT}{name} = {text}"
 
@@ -115,7 +117,7 @@ def _cpu(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{_INDENT}core {found['core']}, {l3}, NUMA node {found['numaNode']}, socket {found['socket']}"
         if found["isolcpus"]:
             yield f"{_INDENT}isolated at boot (isolcpus)"
-    yield f"{_INDENT}device {found['device'] or 'none: it is not offered to claims'}"
+    yield f"{_INDENT}device {found['device'] or 'none: this CPU is not offered to claims'}"
     yield from _indented(_containers(found.get("containers", ())))
 
 

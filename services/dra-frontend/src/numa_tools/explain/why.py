@@ -51,7 +51,7 @@ def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> 
     _, device = known.devices.get(part.device, ("", None))
     found: dict[str, Any] = {"parameters": parameter_view(parameters), "shape": shape(inventory.machine, part.cpus)}
     if not part.cpus:
-        return {**found, "text": "the record has no CPUs for it, so there was nothing to choose"}
+        return {**found, "text": "the record lists no CPUs for this request, so there was nothing to choose"}
     if not isinstance(device, CpuDevice):
         return {**found, "text": f"this node no longer offers {part.device}; the claim keeps its CPUs"}
     if device.kind is DeviceKind.CPU:
@@ -59,7 +59,7 @@ def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> 
     if parameters.cpuset is not None:
         return {**found, "text": "the claim itself specifies these CPUs (cpuConfig.cpuset)"}
     if _of_another_release(parameters):
-        return {**found, "text": "a different release chose these CPUs with parameters that this release does not know"}
+        return {**found, "text": "these CPUs were chosen by another release, using parameters unknown to this release"}
     if part.joined:
         joined = {one.attribute: list(one.values) for one in part.joined}
         found["joined"], device = joined, replace(device, cpus=narrowed(inventory, device, joined))
@@ -109,7 +109,7 @@ def _again(
 def _places(
     inventory: Inventory, device: CpuDevice, held: frozenset[int], mine: frozenset[int], parameters: CpuParameters
 ) -> list[dict[str, Any]]:
-    """Returns the places on the device from which the request could have been given CPUs, each with a verdict."""
+    """Returns the places on the device from which the request's CPUs could be chosen, each with a verdict."""
     places = suitable(device.cpus, held, inventory.layout, parameters, mine)
     own = [place for place in places if not mine.isdisjoint(place.cpus)]
     return [

@@ -3,12 +3,12 @@
 
 The search goes depth-first through the requests of all claims, in order. For each request it tries every alternative
 (``firstAvailable``), and for each alternative every combination of devices that the selectors admit, in the order of
-the slices. A device is skipped if it lacks capacity, has a taint that is not tolerated, or breaks a constraint of its
+the slices. A device is skipped if it lacks capacity, has a taint that is not tolerated, or violates a constraint of the
 claim. When no device is left, the last choice is undone and the next one is tried. The first complete assignment is the
 result:
 
   request a        request b
-  takes dev-0      dev-0 is in use, dev-1 breaks a constraint with dev-0: undo the choice for request a
+  takes dev-0      dev-0 is in use, dev-1 and dev-0 violate a constraint: undo the choice for request a
   takes dev-1      takes dev-0: found
 
 A selector that this package cannot evaluate can make the outcome unknown. Up to two searches determine whether it
@@ -58,7 +58,7 @@ class UnschedulableError(Exception):
 
 
 class UndecidedError(Exception):
-    """Raised if it is unknown whether the node's devices meet all requests. ``reasons`` contains the cause."""
+    """Raised if it is unknown whether the node's devices meet all requests. ``reasons`` states why it is unknown."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = tuple(reasons)
@@ -127,7 +127,7 @@ class Search:
         return {device.key for subrequest, device in tried if not verdict(subrequest, device, self.in_use).why}
 
     def _certain(self) -> list[Choice]:
-        """Returns the devices that the scheduler would choose. Raises UnschedulableError and UndecidedError.
+        """Returns the devices that the scheduler would choose. Raises UnschedulableError or UndecidedError.
 
         Requests for all devices come first, since the scheduler evaluates their selectors before it searches.
         """
@@ -144,7 +144,7 @@ class Search:
         except UndecidedError:
             if self._search(exact=False, keep=False):
                 raise
-        raise UnschedulableError([f"each request can be met, but not all together{self._limits()}"])
+        raise UnschedulableError([f"each request can be met, but not all of them together{self._limits()}"])
 
     def _search(self, *, exact: bool, keep: bool = True) -> bool:
         """Returns True if the requests can be met together. In that case, also marks their devices as in use if
@@ -166,7 +166,7 @@ class Search:
         most = sum(1 + max((option.count for option in one.options), default=0) for one in self._requests)
         if most > _MAX_TOGETHER:
             many = f"{len(self._requests)} requests for {most - len(self._requests)} devices"
-            raise UndecidedError([f"{many} are more than can be simulated together; split them into several pods"])
+            raise UndecidedError([f"{many} are too many to simulate at once; split them into several pods"])
 
     def verdicts(self, subrequest: SubRequest) -> list[Verdict]:
         """Returns a verdict on each device that the selectors admit or may admit.
@@ -197,7 +197,11 @@ class Search:
     def _devices_for(
         self, place: int, subrequest: SubRequest, found: Sequence[Candidate], left: int, start: int
     ) -> bool:
-        """Chooses a request's devices in list order, so the request never gets a shared device twice."""
+        """Returns True if the remaining devices of a request can be chosen and all later requests can then be met. If
+        so, also marks their devices as in use.
+
+        Each device comes after the previous one in the list, so a request never gets the same shared device twice.
+        """
         for index in range(start, len(found) - left + 1):
             self._check_certain(found[index])
             one = verdict(subrequest, found[index].device, self.in_use)
@@ -250,7 +254,7 @@ class Search:
         self._agreements[last.claim].remove(last.subrequest.name, last.device)
 
     def _count(self, device: Published) -> None:
-        """Adds the cost of a combination. Raises UndecidedError if the search becomes too expensive."""
+        """Adds the cost of trying a device. Raises UndecidedError if the search becomes too expensive."""
         self._steps += 1
         self._effort.spent += _STEP + _CAPACITY * len(device.capacity) + _TAINT * len(device.taints)
         if self._effort.spent > _MAX_EFFORT:
@@ -259,7 +263,7 @@ class Search:
             raise _TooManyStepsError([f"{text}: request fewer devices in total{simpler}"])
 
     def _limits(self) -> str:
-        """Returns the end of a message: the constraints and limits that the requests must meet together."""
+        """Returns the end of the error message: the constraints and limits that apply to the requests together."""
         shared = sorted({one.attribute for claim in self._claims for one in claim.constraints})
         with_that = f", with {' and '.join(shared)} as the constraints require" if shared else ""
         return with_that + (f", with at most {MAX_RESULTS} devices for each claim" if self._limited else "")

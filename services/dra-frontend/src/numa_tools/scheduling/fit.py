@@ -23,7 +23,7 @@ _MAX_VALUES: Final = 10_000_000
 _MAX_NAMED: Final = 4
 _HUGEPAGES: Final = "dra.hugepages-"
 """Prefix of the names of this driver's hugepage DeviceClasses."""
-_EXHAUSTED: Final = "the selectors before it cost too much"
+_EXHAUSTED: Final = "the preceding selectors used up the evaluation limit"
 _MAX_SHOWN: Final = 400
 """Maximum number of characters of a selector that are shown in a message."""
 _KEEPS_AWAY: Final = ("NoSchedule", "NoExecute")
@@ -87,7 +87,7 @@ def class_of(subrequest: SubRequest, classes: Mapping[str, DeviceClass]) -> Devi
 
 def budget() -> Budget:
     """Returns the budget that one pod's selectors share. It corresponds to a few seconds of evaluation."""
-    return Budget(_MAX_VALUES, "with all selectors before it, it handles")
+    return Budget(_MAX_VALUES, "this and all preceding selectors handle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def _shared(subrequest: SubRequest, device: Published, in_use: InUse) -> Verdict
 
 def _too_much(name: str, share: Share, asked: Fraction) -> str:
     largest = share.choices[-1] if share.choices else share.maximum or share.value
-    return f"gives at most {share.text(largest)} of {name}, {share.text(asked)} requested"
+    return f"allows at most {share.text(largest)} of {name}, {share.text(asked)} requested"
 
 
 def _too_little(name: str, share: Share, free: Fraction, wanted: Fraction) -> str:
@@ -213,8 +213,8 @@ def _too_little(name: str, share: Share, free: Fraction, wanted: Fraction) -> st
 
 
 def named(subrequest: SubRequest, count: int, verdicts: Sequence[Verdict]) -> str:
-    """Describes what a request for ``count`` devices would lack even if there were no other requests, or returns "" if
-    it would lack nothing.
+    """Returns the reason why a request for ``count`` devices could not be met even if there were no other requests, or
+    "" if it could be met.
     """
     if not verdicts:
         text = f"no device on this node is of class {subrequest.device_class}"
@@ -239,5 +239,5 @@ def _hugepages_of_class(name: str) -> str:
         return ""
     try:
         return kubernetes_page_size(parse_page_size(name.removeprefix(_HUGEPAGES)))
-    except MalformedError:  # applies to "-far" classes too: other NUMA nodes may have pages of this size
+    except MalformedError:  # includes "-far" classes: other NUMA nodes may have pages of this size
         return ""

@@ -160,7 +160,7 @@ class Manifests:
 
 
 def _number(template: PodTemplate) -> Iterable[str]:
-    """Yields a note if a template has several pods, since only one of them is simulated."""
+    """Yields a note if several pods are created from a template, since only one of them is simulated."""
     if template.pods > 1:
         yield f"only one of its template's {template.pods} pods is simulated; -n N simulates N on this node"
 
@@ -242,7 +242,7 @@ def _extended(
     containers: Iterable[Mapping[str, Any]], classes: Mapping[str, DeviceClass]
 ) -> tuple[ClaimSpec, list[str]]:
     """Returns the claim that the scheduler creates for extended resources (KEP-5004), and a note for each resource that
-    no DeviceClass serves.
+    no DeviceClass provides.
     """
     requests, notes = [], []
     for index, container in enumerate(containers):
@@ -255,7 +255,7 @@ def _extended(
                 (one for one in classes.values() if resource in (one.extended_resource, _IMPLICIT + one.name)), None
             )
             if served is None:
-                notes.append(f"{resource}: no DeviceClass serves this resource, so it is not simulated")
+                notes.append(f"{resource}: no DeviceClass provides this resource, so it is not simulated")
                 continue
             subrequest = {"deviceClassName": served.name, "count": int(asked[resource])}
             requests.append({"name": f"container-{index}-request-{place}", "exactly": subrequest})

@@ -32,9 +32,9 @@ class Option:
         """Devices from which the scheduler could choose in the best case, given that some selectors cannot be
         evaluated.
 
-        In the best case, such a selector admits its device. A request for all devices is the exception: it requires
-        fewer devices if these selectors admit none, so only the devices that are known to match are returned, if there
-        are any.
+        If the request is for a number of devices, the best case is that these selectors admit every device. If it is
+        for all devices, it requires fewer devices if these selectors admit none. Therefore only the devices that are
+        known to match are returned in that case, or all usable devices if none is known to match.
         """
         usable = [one for one in self.found if one.usable]
         certain = [one for one in usable if not one.unknown]
@@ -112,7 +112,7 @@ def too_large(requests: Sequence[PodRequest]) -> list[str]:
         if (least := sum(one.least for one in own)) > MAX_RESULTS:
             names = ", ".join(one.name for one in own)
             limit = f"number of requested devices {least} exceeds the claim limit of {MAX_RESULTS}"
-            reasons.append(f"requests {names}: {limit}; split it into several claims")
+            reasons.append(f"requests {names}: {limit}; split the claim into several claims")
     return reasons
 
 

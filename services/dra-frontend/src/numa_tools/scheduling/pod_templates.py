@@ -44,7 +44,10 @@ class _Place:
 
 
 def pod_templates(document: Mapping[str, Any]) -> list[PodTemplate]:
-    """Returns an object's pod templates in order. Raises ManifestError if it is too large or nested too deeply."""
+    """Returns an object's pod templates in order.
+
+    Raises ManifestError if the object is too large or nested too deeply.
+    """
     found: list[PodTemplate] = []
     waiting = [_Place(document, "", "", 1, 0)]
     for _ in range(_MAX_VALUES):

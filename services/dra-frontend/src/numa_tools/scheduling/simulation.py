@@ -86,8 +86,8 @@ class Simulation:
             try:
                 given, records = self._prepared(claim, own)
             except Refused as error:
-                # The devices stay allocated. In a cluster, the scheduler would not try other devices either, and the
-                # pod would wait.
+                # The devices stay allocated although the claim cannot be prepared. In a cluster, the scheduler would
+                # not try other devices either, and the pod would wait.
                 self.files = before
                 return {**row, "fits": False, "stage": "preparing", "reasons": [str(error)]}
             row["claims"].append(given)

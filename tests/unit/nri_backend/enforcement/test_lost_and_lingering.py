@@ -261,7 +261,7 @@ async def test_a_restarted_container_waits_for_its_predecessor_whose_partition_w
         node.enforcer.starter.clear_seconds = 0.0
         await overlap(node, db, sidecar)
         await node.until(lambda: node.partition(db) == "member")
-        with pytest.raises(RejectedError, match="still runs on CPUs of its claim"):
+        with pytest.raises(RejectedError, match="still runs on the claim's CPUs"):
             await node.create("again", *env_of(ONE))
         node.kernel.remove(db)
         await node.until(lambda: node.reports["db"].state == "stopped")

@@ -68,7 +68,7 @@ async def test_a_claim_without_a_partition_stays_held_between_start_attempts(tmp
         record = cpu_record("c1", "r=2-3")
         env = node.claim(record)
         node.kernel.refused[plain, "cpuset.cpus"] = errno.EBUSY
-        with pytest.raises(RejectedError, match="container main of pod ns/p2 still runs on CPUs of its claim"):
+        with pytest.raises(RejectedError, match="container main of pod ns/p2 still runs on the claim's CPUs"):
             await node.run("db", *env)
         assert node.enforcer.state.containers.get("db") is None
         assert node.enforcer.state.pool.held == {2, 3}
@@ -235,7 +235,7 @@ async def test_a_restarted_container_waits_until_its_previous_partition_has_ende
         env = node.claim(cpu_record("c1", "r=2-3"))
         db = await node.run("db", *env)
         await node.enforcer.stop_container(pod("p1"), container("db", *env))
-        with pytest.raises(RejectedError, match="still runs on CPUs of its claim"):
+        with pytest.raises(RejectedError, match="still runs on the claim's CPUs"):
             await node.create("again", *env)
         assert node.partition(db) == "root"
         node.kernel.remove(db)

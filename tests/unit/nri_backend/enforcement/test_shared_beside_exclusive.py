@@ -92,7 +92,7 @@ async def test_a_partition_is_rejected_on_a_mixed_containers_exclusive_cpus(tmp_
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         node.enforcer.starter.clear_seconds = 0.0
         vpp = await node.run("vpp", *node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7")))
-        with pytest.raises(RejectedError, match="container main of pod ns/p1 still runs on CPUs of its claim"):
+        with pytest.raises(RejectedError, match="container main of pod ns/p1 still runs on the claim's CPUs"):
             await node.create("db", *node.claim(cpu_record("c2", "r=3-4", pods=["p3"])), of="p3")
         assert parse_cpu_list("2-3") <= parse_cpu_list(node.cpus(vpp))
 

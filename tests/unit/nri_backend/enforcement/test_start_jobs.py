@@ -87,7 +87,7 @@ async def test_the_kernel_is_asked_even_if_the_last_audit_saw_other_cpus(memory:
     stored, _ = await node.create("b", *env, of="p2")
     path = node.make_cgroups(pod("p2"), stored)
     node.enforcer.starter.clear_seconds = 0.0
-    with pytest.raises(RejectedError, match="container main of pod ns/p3 still runs on CPUs of its claim"):
+    with pytest.raises(RejectedError, match="container main of pod ns/p3 still runs on the claim's CPUs"):
         await node.enforcer.start_container(pod("p2"), stored)
     assert node.kernel.get(path, "cgroup.kill") == "1"
     assert node.cpus(other) == "1-7"
@@ -158,7 +158,7 @@ async def test_a_start_still_waits_for_others_if_its_last_job_finds_the_partitio
         node.kernel.during[path] = [hotplug("0-2,4-7"), hotplug("0-7"), blocked]
         node.kernel.refused[other, "cpuset.cpus"] = errno.EBUSY
         node.enforcer.starter.clear_seconds = 0.3
-        with pytest.raises(RejectedError, match="container main of pod ns/p2 still runs on CPUs of its claim"):
+        with pytest.raises(RejectedError, match="container main of pod ns/p2 still runs on the claim's CPUs"):
             await node.enforcer.start_container(pod("p1"), stored)
 
 

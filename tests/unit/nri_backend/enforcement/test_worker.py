@@ -217,7 +217,7 @@ async def test_a_claim_waits_for_a_hung_write_that_may_move_another_container_to
         node.unprepare(ended)
         await node.until(lambda: "plain" in node.enforcer.reconciler.stuck)
         env = node.claim(cpu_record("c2", "cpus=2-3", pods=["p3"]))
-        with pytest.raises(RejectedError, match="still runs on CPUs of its claim"):
+        with pytest.raises(RejectedError, match="still runs on the claim's CPUs"):
             await node.run("early", *env, of="p3")
         tree.gate.set()
         await node.until(lambda: node.cpus(plain) == "1,4-7")
@@ -238,7 +238,7 @@ async def test_an_unseen_container_may_be_on_any_cpu_while_its_write_hangs(memor
         await node.until(tree.began.is_set)
         node.enforcer.state.forget_views()
         await node.until(lambda: "plain" in node.enforcer.reconciler.stuck)
-        with pytest.raises(RejectedError, match="CPUs of its claim"):
+        with pytest.raises(RejectedError, match="the claim's CPUs"):
             await node.run("early", *env)
         tree.gate.set()
         await node.until(lambda: node.cpus(plain) == "1,4-7")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes a container's entitlement: the sum of its claims, restricted to the requests that the container names.
 
-``share_of()`` computes a container's share of one claim from the claim's record. When a claim's file is read, the share
-is computed for a container that names all of the claim's requests. For a container that names only some of them, a
-separate share is computed in the same way. Hooks only add up the shares of the claims that a container holds
-(``entitlement_from()``) and check the rules that involve several claims, for example that the claims' ``isolation``
+``share_of()`` computes a container's share of one claim from the claim's record. The share of a container that names
+all of the claim's requests is computed in advance, when the claim's file is read. The share of a container that names
+only some of them is computed when the container is authorized. ``entitlement_from()`` adds up the shares of the claims
+that a container holds, and checks the rules that involve several claims, for example that the claims' ``isolation``
 values are compatible.
 
 A memory claim determines the container's NUMA nodes or its memory policy, a memory limit, and memory protection. The
@@ -33,14 +33,14 @@ _KNOWN: Final = {
     "protect": ("none", *PROTECTIONS),
 }
 _Part = tuple[str, MemoryAllocation, MemoryParameters]
-"""Claim UID, one result's allocation, and the parameters that apply to that allocation."""
+"""Claim UID, one of the claim's memory allocations, and the parameters that apply to this allocation."""
 Protected = tuple[str, str, str]
-"""File, claim UID and request. Containers that share a request have equal keys, so the request's protection is added
-only once.
+"""Key of a request's protected memory: cgroup file, claim UID and request. Containers that share a request have equal
+keys, so the request's protection is added only once.
 """
 Pages = tuple[int, str, str]
-"""Page size in bytes, claim UID and request. Containers that share a request have equal keys, so the request's pages
-are added only once.
+"""Key of a request's hugepages: page size in bytes, claim UID and request. Containers that share a request have equal
+keys, so the request's pages are added only once.
 """
 
 
@@ -89,7 +89,7 @@ NOT_COUNTED: Final = Counted()
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The resources that a claim gives to a container, and the environment variables that entitle the container to
+    """A container's share of a claim: its resources, and the environment variables that CDI and the backend set for
     them.
 
     Both depend on which of the claim's requests the container names.
@@ -100,8 +100,8 @@ class Share:
     expected: Mapping[str, str]
     """Environment variables that CDI sets in the container."""
     env: Mapping[str, str]
-    """Environment variable that the backend adds: the CPUs of all requests together. Empty for a memory claim or a
-    single request.
+    """Environment variables that the backend adds: one that lists the CPUs of all requests together, or none for a
+    memory claim or a single request.
     """
     cpus: frozenset[int]
     """CPUs of the requests; empty for a memory claim."""
@@ -218,9 +218,9 @@ class Entitlement:
     """Environment variables to set in addition to those that CDI sets."""
 
     def unbounded(self) -> "Entitlement":
-        """Returns a copy without NUMA nodes or upper memory limits.
+        """Returns a copy of the entitlement without NUMA nodes or upper memory limits.
 
-        The copy is used while another of the container's memory claims is unknown, since that claim may allow more
+        The copy is used while the container has another memory claim that is unknown, since that claim may allow more
         nodes and higher limits.
         """
         if self.memory is None:

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of containers, the shared pool, and the plans for their cgroups. Pure: no files and no clock."""
+"""Containers, the shared pool, and the plans for the containers' cgroups. This package accesses no files and reads no
+clock.
+"""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission of a container: determines which other containers must leave its CPUs first, and builds the rejection or
-the answer to the runtime.
+"""Admits or rejects containers: determines which other containers must first leave a container's CPUs, and builds the
+rejection or the answer to the runtime.
 
-A container with exclusive CPUs is admitted once no other container is or may be on these CPUs. The check is made once
-per cpuset class (state.py). Answers are adjustments and updates to a container's resources.
+A container with exclusive CPUs is admitted once no other container is, or may be, on these CPUs. This is checked once
+per cpuset class (state.py). An answer contains adjustments or updates to the resources of containers.
 """
 
 import logging
@@ -27,9 +27,9 @@ from nri_backend.problems import Problem, joined
 
 UNLIMITED: Final = -1
 """The quota that means "no limit" to a runtime."""
-# Maximum number of updates in the answer to Synchronize. containerd applies them one by one under a node-wide lock,
-# taking about 30 ms each, and CRI-O fails the synchronization if one of them fails. The updates only change the
-# resources that the runtime has stored: the audit writes the cgroup files.
+# Maximum number of updates in the answer to Synchronize. containerd applies updates one by one under a node-wide lock,
+# taking about 30 ms each, and CRI-O fails the synchronization if an update fails. Further updates can be left out: they
+# are needed only for the resources that the runtime has stored, since the audit writes the cgroup files.
 MAX_SYNC_UPDATES: Final = 32
 _log = logging.getLogger(__name__)
 
@@ -97,12 +97,11 @@ def _may_stay(state: NodeState, tracked: Tracked, sibling: Tracked) -> bool:
 
 
 def _must_leave(state: NodeState, tracked: Tracked, kind: CpusetClass) -> bool:
-    """Returns True if the containers in a cpuset class must leave the CPUs of ``tracked`` first: either the kernel
-    would not move them, or it would leave them no CPU and therefore let them run on their parent cgroup's CPUs, which
-    include held CPUs.
+    """Returns True if the containers in a cpuset class must leave the CPUs of ``tracked`` before ``tracked`` starts.
 
-    The kernel never moves siblings: if the cpuset of a container in the same pod overlaps, the partition cannot be
-    created.
+    They must leave if the kernel would not move them, or if they would have no CPU left after the move. In the latter
+    case, the kernel would let them run on their parent cgroup's CPUs, which include held CPUs. The kernel never moves
+    siblings: if the cpuset of a container in the same pod overlaps, the partition cannot be created.
     """
     if not state.partition_for(tracked):
         return True
@@ -209,8 +208,8 @@ def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Rejec
     if not state.pool.by_kernel and state.must_be_partition(tracked):
         why = Problem("cpuExclusivity is pool", None) if config.cpu_exclusivity == "pool" else state.host.obstacle
         setting = "isolation: isolated" if entitlement.partition == "isolated" else "cpuExclusivity: partition"
-        text = f"{setting} needs a cpuset partition, which this node cannot create: {why}; leave it out or use another \
-node"
+        text = f"{setting} needs a cpuset partition, which this node cannot create: {why}; use another node or remove \
+the setting that needs the partition"
         return Rejection(Reason.UNSUPPORTED, text, cause=why.code)
     if rejection := offline(tracked, state):
         return rejection
@@ -271,7 +270,7 @@ def occupied(tracked: Tracked, occupants: Sequence[Tracked]) -> Rejection:
     named = (immovable or occupants)[:3]
     names = ", ".join(f"{one.identity.name} of pod {one.identity.names['pod']}" for one in named)
     more = f" and {len(occupants) - len(named)} more" if len(occupants) > len(named) else ""
-    text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(tracked.entitlement.cpus)})"
+    text = f"container {names}{more} still runs on the claim's CPUs ({format_cpu_list(tracked.entitlement.cpus)})"
     if immovable:
         failure = immovable[0].problem
         return Rejection(Reason.OVERLAP, f"{text} and cannot be moved: {failure}", cause=failure.code)
@@ -301,10 +300,10 @@ that uses runc or crun"
 def unenforced(
     tracked: Tracked, seen: Observed | None, leader: Leadership, state: NodeState, *, starting: bool = False
 ) -> Rejection | None:
-    """Used by a standby. Returns a rejection if no active instance has set up a claim container, else None.
+    """Returns a rejection if no active instance has set up a claim container, else None. Called by a standby instance.
 
-    ``seen`` contains the CPUs and nodes that the container would run on, which must match the container's claims. On
-    CreateContainer (``starting`` is False), they are not checked if there is an active instance that the runtime calls
+    ``seen`` contains the CPUs and nodes that the container would run on. They must match the container's claims. On
+    CreateContainer (``starting`` is False), this is not checked if there is an active instance that the runtime calls
     after this one.
     """
     if not tracked.identity.evidence.claims or (not starting and leader.fresh and not leader.first):

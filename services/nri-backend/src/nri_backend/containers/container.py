@@ -43,11 +43,13 @@ class Identity:
     cgroup_error: Problem = NO_PROBLEM
     """Reason why the cgroup cannot be derived."""
     evidence: Evidence = NO_EVIDENCE
-    """The claims that the container's environment names."""
+    """The claims that are named in the container's environment."""
     own_pod: bool = False
     """True for the driver's own containers."""
     user: Owner = field(init=False, repr=False, compare=False)
-    """The container as a user of claims. The value does not change when the container is restarted."""
+    """The container's identity as a user of claims: its pod's UID and its own name, which stay the same when the
+    container is restarted.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "user", Owner(pod_uid=self.pod.uid, container=self.name))
@@ -141,11 +143,12 @@ class Tracked:
         return without.seen(exclusive=frozenset())
 
     def in_sandbox(self) -> "Tracked | None":
-        """Returns a copy that uses the pod's cgroup, as a container in a sandbox does, or None if that is impossible.
-        It is used for a container whose own cgroup does not exist.
+        """Returns a copy that uses the pod's cgroup, as a container in a sandbox does, or None if the container must
+        not use that cgroup. Called for a container whose own cgroup does not exist.
 
-        Claims are enforced only through the container's own cgroup. The kubelet puts a pod's UID into the name of the
-        pod's cgroup; a cgroup with a different name may belong to other pods as well.
+        A container with a claim must not use the pod's cgroup, since claims are enforced only through the container's
+        own cgroup. The name of the pod's cgroup must contain the pod's UID, as the kubelet's names do; a cgroup with a
+        different name may belong to other pods as well.
         """
         identity = self.identity
         name, uid = identity.pod_cgroup.rpartition("/")[2], identity.pod.uid
@@ -183,10 +186,11 @@ class Tracked:
 
     @property
     def kept_cpus(self) -> frozenset[int]:
-        """CPUs that no other container may use: those of this container's claims, or those of a partition without a
-        claim record.
+        """CPUs that no other container may use: the CPUs of this container's claims, or the CPUs of its partition if
+        there is no claim record.
 
-        If only some of its claims have a record, the result is the union of both sets.
+        If only some of its claims have a record, the result contains both the CPUs of those claims and the
+        CPUs of its partition.
         """
         exclusive = self.observed.exclusive
         return self.entitlement.cpus | exclusive if self.unsettled else self.entitlement.cpus or exclusive
@@ -255,7 +259,7 @@ def tracked_as(
 
 
 def problem_of(tracked: Tracked) -> Problem:
-    """Returns the container's problem to report to the operator, or NO_PROBLEM if it has none."""
+    """Returns the problem that is reported to the operator for a container, or NO_PROBLEM if there is none."""
     found = tracked.observed.failure or tracked.identity.cgroup_error
     if not found and tracked.rejection is not None:
         found = tracked.rejection.problem(running=tracked.phase in OCCUPYING)

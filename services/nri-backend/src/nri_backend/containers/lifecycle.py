@@ -84,7 +84,7 @@ class Event(_HashedByIdentity):
     LIST_CREATED = auto()
     """Synchronize lists the container as created."""
     LIST_RUNNING = auto()
-    """Synchronize lists the container as running or paused, or in a state that this release does not know."""
+    """Synchronize lists the container as running or paused, or in a state that is unknown to this release."""
     UNLISTED = auto()
     """Synchronize does not list the container, or lists it as stopped."""
     APPLIED = auto()

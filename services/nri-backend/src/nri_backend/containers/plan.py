@@ -6,12 +6,13 @@ A plan is computed from the state when its job begins, not when the job was requ
 while the state may change. It is therefore immutable and contains everything that the thread needs.
 
 A container's plan contains its desired cpuset (``cpuset_of``), the limits of its claims, its partition type, and the
-sizes of hugepages that it must not reserve. A limit has no effect while a cgroup above has a lower one, so a
-container's claims also change the cgroups above it (``groups_above``). Their plans are increases (``Raises``) relative
-to the kubelet's original limits (limits/claimed.py), which only the thread can read: the limits of a pod's cgroup are
-raised by the sum of its live containers' claims, and every cgroup up to the root passes on memory protection. While a
-running container's claims are unknown, because their record is missing, the sums are too low. Increases with
-``lower=False`` are then applied: limits are raised for known claims and never lowered.
+sizes of hugepages that it must not reserve. A container's limit has no effect while a cgroup above the container has a
+lower limit, so a container's claims also change the cgroups above it (``groups_above``). The plans of these cgroups are
+increases (``Raises``) relative to the kubelet's original limits (limits/claimed.py), which only the thread can read.
+The limits of a pod's cgroup are raised by the sum of its live containers' claims. Memory protection is raised in every
+cgroup above a container except the root, since each of these cgroups has to pass it on. While a running container's
+claims are unknown because their records are missing, the sums are too low. Increases with ``lower=False`` are then
+applied: limits are raised for known claims and never lowered.
 
 Container starts and audits compare a plan with the observed files of each cgroup (``differences``). Between audits,
 ``misplaced`` compares every container's desired CPUs with the CPUs on which it was last seen.
@@ -207,7 +208,7 @@ def misplaced(state: NodeState) -> list[Tracked]:
     """Returns the running containers that were last seen on the wrong CPUs. Those on CPUs that the pool excludes come
     first.
 
-    The desired CPUs, which are those that cpuset_of() returns, are computed once per cpuset class (state.py).
+    The desired CPUs are those that cpuset_of() returns, but they are computed once per cpuset class (state.py).
     """
     found: list[Tracked] = []
     held = state.pool.held
@@ -215,7 +216,7 @@ def misplaced(state: NodeState) -> list[Tracked]:
         beside = state.pool.beside(kind.shared_near, kind.excluded)
         wanted = kind.exclusive & state.host.online or state.without_claim(kind.excluded, own_pod=kind.own_pod)
         wanted |= beside & state.host.online
-        # A container in the driver's pod follows the pod's cgroup, and its own cpuset may be narrower.
+        # A container in the driver's pod is kept off claimed CPUs by the pod's cpuset. Its own cpuset may be narrower.
         lazy = kind.own_pod or (state.lazy and not kind.exclusive)
         # If partitions enforce all claims, only the siblings of a claim's container must leave the claim's CPUs. A
         # sibling that has not been seen yet may be on these CPUs, since it may have started before the claim's record
@@ -294,8 +295,9 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
     cgroups already, as CRI-O does. A cgroup that was created before the claim's record appeared may contain the claim's
     CPUs. The audit does not write to these cgroups, but the kernel refuses a partition next to an overlapping
     ``cpuset.cpus`` even if no process has run in that cgroup. Siblings in the LISTED phase are included. Such a sibling
-    may come from an earlier attempt to create the same container, and no container start waits for that sibling to be
-    moved. Its cgroup may be a partition, since a listed container can start without an event and is treated as running.
+    may come from an earlier attempt to create the same container, and the start of a container does not wait until
+    earlier attempts have been moved. Its cgroup may be a partition, since a listed container can start without an event
+    and is treated as running.
     """
     siblings = state.containers.of_pod(plan.tracked.identity.pod.uid)
     waiting = [one for one in siblings if one.phase in PENDING or one.phase is Phase.LISTED]
@@ -304,9 +306,10 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
 
 
 def needs_no_thread(tracked: Tracked) -> bool:
-    """Returns True if starting a container reads only its own cgroup, and writes only limits if the cpuset is in sync.
+    """Returns True if the start of a container requires reading only the container's own cgroup and, while its cpuset
+    is in sync, writing only limits.
 
-    This is true if the container has no claims and has not been a partition, unless it runs in a sandbox (where its
+    This is the case if the container has no claims and has not been a partition, unless it runs in a sandbox (where its
     cgroup is the pod's) or belongs to the driver's own pod.
     """
     identity = tracked.identity

@@ -5,8 +5,8 @@
 computes the ``Pool`` from these files and from the CPUs of running containers.
 
 Held CPUs. The CPUs of a claim are *held* if the pool must exclude them. In pool mode, this applies to every claim. In
-partition mode, it applies if the claim may be shared by several containers, if its container also uses the pool, if its
-record cannot be read, if the kernel has refused a partition for it, or if one of its running containers is not a
+partition mode, this applies if the claim may be shared by several containers, if its container also uses the pool, if
+its record cannot be read, if the kernel has refused a partition for it, or if one of its running containers is not a
 partition. The CPUs of all other claims stay in the pool, so that no container has to be moved when such a claim appears
 or disappears: when its container becomes a partition, the kernel removes the CPUs from the effective cpusets of all
 other containers, and it returns them when the partition ends.
@@ -18,7 +18,7 @@ their parent cgroup, which include held CPUs (docs/adr/0013-partitions.md). A po
 CPUs of other claims in its pod (``Tracked.excluded``), unless no CPU would remain.
 
 An example with eight CPUs, of which CPU 0 is reserved. Claim A has CPUs 1-3, and its container is a partition. Claim B
-has CPUs 4-5 and is shared in its pod.
+has CPUs 4-5 and is shared within its pod.
 
                                    held       pool    pool members run on
   partition mode                   4-5        1-3,6-7 6-7 (the kernel removes 1-3)

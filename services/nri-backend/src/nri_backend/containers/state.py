@@ -6,8 +6,8 @@ and the CPUs that siblings must not use; a container's start or exit changes the
 siblings.
 
 Containers are also indexed by cpuset class. A node has hundreds of containers and few classes: two containers are in
-the same class if they were last seen on the same CPUs and have the same desired CPUs. The class alone decides whether a
-container is misplaced or occupies a claim's CPUs, so both facts are determined once per class (plan.py, admission.py).
+the same class if they were last seen on the same CPUs and have the same desired CPUs. Whether a container is misplaced
+or occupies a claim's CPUs depends only on its class, so it is determined once per class (plan.py, admission.py).
 """
 
 import logging
@@ -262,9 +262,9 @@ class NodeState:
     def reject(self, tracked: Tracked) -> None:
         """Stores a rejected attempt to create or start a container. The runtime never uses the attempt's id again.
 
-        The attempt is stored until the pod is removed or the container is created, since the frontend rereads the
-        records of the claims that the attempt names. Its evidence is dropped, since the evidence of MAX_REJECTED
-        attempts could take up megabytes.
+        The attempt is stored until the pod is removed or the container is created, and is reported to the frontend,
+        which rereads the records of the claims that the attempt names. The attempt's evidence is dropped, since the
+        evidence of MAX_REJECTED attempts could take up megabytes.
         """
         if (earlier := self.rejected.pop(tracked.identity.user, None)) is not None:
             self.change_log.report(earlier.id)
@@ -371,7 +371,7 @@ class NodeState:
                 self.put(replace(other, excluded=excluded))
 
     def _ended(self, before: Tracked) -> None:
-        """After a container has exited, revisits the decisions that depended on its being alive."""
+        """Revisits the decisions that depended on a container being alive, now that the container has exited."""
         # If the container has not run, an attempt to start it may merely have failed: its CPUs stay held for the next
         # attempt.
         if before.phase not in PENDING and self.claims.end_requested_fallback(before):
@@ -414,7 +414,9 @@ class NodeState:
 
     @property
     def kubelet_pins(self) -> frozenset[str]:
-        """The kubelet's static managers, as detected from requests for live containers."""
+        """The static managers (``cpu``, ``memory``) that the kubelet uses, as detected from its requests for live
+        containers.
+        """
         pinned = [self.containers.by_id[container_id] for container_id in self.containers.with_pins]
         return frozenset[str]().union(*(one.runtime_limits.kubelet_pins for one in pinned if one.phase in ALIVE))
 
@@ -451,8 +453,8 @@ class NodeState:
         return kind == "isolated" or (bool(kind) and self.config.cpu_exclusivity == "partition")
 
     def counted_of(self, pod_uid: str) -> Counted:
-        """Returns the amounts that the kubelet has added to a pod's limits for its claims, whether or not they are
-        used.
+        """Returns the amounts that the kubelet has added to a pod's limits for the pod's claims, including claims that
+        no container uses.
         """
         alive = [one for one in self.containers.of_pod(pod_uid) if one.phase in ALIVE]
         held = [held for one in alive for held in one.entitlement.claims]

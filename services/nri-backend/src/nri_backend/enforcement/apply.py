@@ -181,8 +181,8 @@ def audit(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         done = apply(recording, notes, plan)
     except Exception as error:  # noqa: BLE001  a fault of one container must not stop the enforcement of all others
         return Outcome(plan.tracked.id, Observed(), left=[_unforeseen(error, plan.tracked.problem)])
-    # Files are read again after a repair, so the recorded content matches the observation. It is not stored for a
-    # container in a sandbox, since each audit determines the sandbox's cgroups again.
+    # Files are read again after a repair, so the recorded contents match the observation. The contents are not stored
+    # for a container in a sandbox, since each audit determines the sandbox's cgroups again.
     if done.observed is not None and not (done.left or plan.tracked.identity.sandboxed):
         done.seen = recording.seen
     return done
@@ -297,7 +297,7 @@ def _apply_own_pod(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
     """Keeps a pod's virtual machine or sandbox in the shared pool.
 
-    Raises CgroupGoneError if the sandbox has no process, or CgroupAccessError.
+    Raises CgroupGoneError if the sandbox has no process, or CgroupAccessError if a file cannot be read.
     """
     if not (paths := sandbox_cgroups(tree, plan.tracked.identity.cgroup, plan.beside)):
         raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{plan.tracked.identity.cgroup}")
@@ -339,8 +339,8 @@ def audit_group(tree: CgroupTree, notes: OriginalLimits, path: str, raises: Rais
 
 
 def _unforeseen(error: Exception, known: str = "") -> Problem:
-    """Returns an error as a problem, and logs it with its traceback unless the known problem already contains its
-    message.
+    """Returns a problem that describes an unexpected error. Logs the error with its traceback, unless ``known``, the
+    problem reported so far, already contains the same message.
     """
     text = f"internal error ({type(error).__name__}: {shown(error)}); nri-backend's log has the details"
     if text not in known:
@@ -497,7 +497,8 @@ def _raise_limits(
     wanted, ahead, after = raised_limits(present, noted, raises.files, lower=raises.lower)
     if ahead != noted:
         notes.store(path, ahead)
-    # If the notes change, a claim has been added or removed, so this write is not a repair.
+    # If the stored original limits or written values change, the claims or the kubelet's limits have changed, so this
+    # write is not a repair.
     current = done if after == noted else Outcome(done.id, left=done.left)
     desired = Desired(files=wanted)
     limits = _repair(tree, path, desired, Observed(limits=present), current).limits or {}

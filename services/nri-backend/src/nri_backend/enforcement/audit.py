@@ -69,8 +69,8 @@ from nri_backend.node.cgroup_watch import CgroupWatch
 from nri_backend.node.host import HostReader
 from nri_backend.problems import NO_PROBLEM, Problem, joined
 
-# Number of plans that are computed, on the event loop, for one job: about as many as the job can apply in the time
-# allotted to it. A move writes to each cgroup, while an audit usually writes to none.
+# Number of plans that the event loop computes for one job: about as many as the job can apply in the time allotted to
+# it. A move writes to each cgroup, while an audit usually writes to none.
 MOVES: Final = 24
 LOOKS: Final = 64
 _log = logging.getLogger(__name__)
@@ -102,14 +102,14 @@ class Schedule:
     tick: float = 0.0
     records: float = 0.0
     full: float = math.inf
-    """0 if a full audit was requested. Otherwise an audit is full only if ``everyone`` is due."""
+    """0 if a full audit was requested, otherwise infinity; an audit is then full only if ``everyone`` is due."""
     everyone: float = 0.0
     reading: float = 0.0
     kills: float = 0.0
     claim_files: bool = False
     """True if claim files may have changed."""
     pods: dict[str, str] = field(default_factory=dict)
-    """Pods whose limits the next tick applies: each pod's UID, with the cgroup of one of its containers."""
+    """Pods whose limits are to be applied at the next tick: the cgroup of one of the pod's containers, by pod UID."""
     idle: bool = False
     """True if ``tick`` is IDLE_SECONDS after the previous tick."""
     idle_changed: IdleChanged = lambda **_: None
@@ -120,8 +120,8 @@ class Schedule:
     def begin(self, now: float) -> Due:
         """Returns the parts of a round that are due. At a tick, also sets the times at which they are next due.
 
-        Ticks are multiples of TICK_SECONDS, so the process wakes up for all of its timers together. Other parts are due
-        at the tick nearest to their scheduled time.
+        Ticks fall on multiples of TICK_SECONDS, so the process wakes up for all of its timers together. Other parts are
+        due at the tick nearest to their scheduled time.
         """
         everyone = now >= self.everyone
         full = everyone or now >= self.full
@@ -264,7 +264,7 @@ class Auditor:
         self._next.full = 0.0
 
     def request_limits_of(self, tracked: Tracked) -> None:
-        """Makes the next tick apply the limits of a container's pod, and of the cgroups above it."""
+        """Requests that the next tick apply the limits of a container's pod and of the cgroups above the pod."""
         self._next.pods[tracked.identity.pod.uid] = tracked.identity.cgroup
 
     def _end_idle(self) -> None:
@@ -359,12 +359,12 @@ class Auditor:
         # again would only delay the next hook.
         if due.tick or self._next.claim_files:
             self._next.claim_files = False
-            # A thorough refresh detects writes to known files, which leave the directory's time stamp unchanged.
+            # A thorough refresh also detects writes to existing files, which do not change the directory's time stamp.
             known = bool(self._state.files or self._claim_files.view.problems)
             await self._claim_files.refresh(thorough=due.tick and due.records and known)
             if not self._claim_files.settled:
-                # The directory's time stamp is too recent to rule out a later change within its resolution. Reading the
-                # directory again soon saves the next hook from doing so.
+                # The directory was modified so recently that another change could leave it with the same time stamp.
+                # It is read again soon, so that the next hook need not read it.
                 asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)
         if self._reconciler.signals.active:
             await self._look(self.partitions.pop_containers_to_audit(), full=False, final=True)
@@ -532,7 +532,7 @@ class Auditor:
 
     async def _see(self, ending: Tracked) -> None:
         """Stores the CPUs of a container that was killed before its CPUs were first read, so that only containers that
-        claim these CPUs wait for it to end.
+        claim these CPUs wait until it has exited.
         """
         seen = await self._reconciler.look(ending)
         if seen is not None and self._state.containers.get(ending.id) is ending:

@@ -110,7 +110,7 @@ class ChangeDetector:
             if outcome.seen is not None:
                 self._readings.store(outcome.id, plans[outcome.id], outcome.seen)
             else:
-                # The stored content is older than the current observation.
+                # The stored content is discarded, since it is older than the current observation.
                 self._readings.forget([outcome.id])
         return outcomes
 

@@ -138,8 +138,8 @@ class Enforcer:
             pod = by_id.get(container.pod_id) or Pod(container.pod_id, "", "", "", "")
             described = self._described(pod, container)
             if container.state is ContainerState.CREATED:
-                # If the container from another attempt to create it is already running, the kubelet will not start the
-                # one from this attempt (_supersede()).
+                # There may be several attempts to create the same container. If another one is already running, the
+                # kubelet will not start this one (_supersede()).
                 superseded = pod.uid and described.identity.user in running
                 found.append((described.without_claims() if superseded else described).after(Event.LIST_CREATED))
             elif container.state is not ContainerState.STOPPED:
@@ -174,12 +174,14 @@ class Enforcer:
         if tracked.entitlement.hugepages:
             await self.reconciler.recorder.answered(tracked)
         if tracked.entitlement.memory is not None and pod.uid not in self._kills.pods:
-            # While the runtime is creating the container, the audit reads how many kills the pod has had so far.
+            # While the runtime is creating the container, the audit reads the number of OOM kills in the pod so far.
             self.signals.audit.set()
         return adjustment(tracked, self.state)
 
     def _store_listed(self, containers: Sequence[Container]) -> None:
-        """Stores containers for the observer, whose report includes updates that the next Synchronize would request."""
+        """Stores containers for the observer, which reports the updates that the answer to the next Synchronize would
+        contain.
+        """
         self.listed = {i: one for i, one in self.listed.items() if self.state.containers.get(i) is not None}
         self.listed |= {one.id: replace(one, env=()) for one in containers}
 
@@ -204,7 +206,7 @@ class Enforcer:
         except RejectedError:
             raise
         except BaseException:
-            # The exception is usually the cancellation at the deadline. CRI-O starts the container despite the error.
+            # In most cases, the hook was cancelled at its deadline. CRI-O starts the container despite the error.
             await self._start_failed(pod, container)
             raise
 
@@ -233,8 +235,8 @@ class Enforcer:
         if (tracked := self.state.containers.get(container.id)) is None:
             return []
         if self.signals.active:
-            # This comes before the check of the phase: if the audit has already found the cgroup gone, the container's
-            # kills are still counted here.
+            # The kills are counted before the phase is checked. If the audit has already found that the cgroup is gone,
+            # the container's last kills may not have been counted yet.
             await self._kills.look([tracked.identity.pod.uid], ended=tracked.id)
         if tracked.phase in ENDED | OVER:
             return []
@@ -293,12 +295,12 @@ class Enforcer:
         return self.state.authorized(known.after(Event.START).seen(partition=""))
 
     async def _supersede(self, tracked: Tracked) -> None:
-        """Removes the claims from earlier attempts to create the same container, if these have not been started.
+        """Removes the claims from those earlier attempts to create the same container that have not been started.
 
         Not every runtime reports the end of a failed attempt. An attempt without a cgroup is forgotten. An attempt with
         a cgroup may exist as long as the pod: CRI-O creates the cgroup in CreateContainer, with a process that waits
-        for the start. If the kubelet is restarted before StartContainer, it creates the container again. It leaves the
-        first attempt to its garbage collection, which retains the latest dead container of each name. The attempt's
+        for the start. If the kubelet is restarted before StartContainer, it creates the container again. It removes the
+        first attempt only by garbage collection, which retains the latest dead container of each name. The attempt's
         cpuset contains the claims' CPUs, and the kernel refuses a partition that overlaps with a sibling's cpuset. The
         attempt is therefore treated as a sibling without claims that has not started: its cgroup gets other CPUs before
         the new attempt becomes a partition (plans_before_partition).
@@ -343,9 +345,9 @@ class Enforcer:
         return tracked_as(pod, container, requested=requested, include_claims=include_claims, own_pod=own_pod)
 
     async def _count_kills_of(self, tracked: Tracked) -> None:
-        """Starts counting the kills of a container whose process has not run. Earlier kills in its pod are excluded."""
+        """Starts counting OOM kills in a container whose process has not run. Earlier kills in its pod are excluded."""
         if (pod := self._kills.pods.get(tracked.identity.pod.uid)) is None:
-            # The audit has not read the pod since the container was created.
+            # The audit has not read the pod's count since the container was created.
             await self._kills.look([tracked.identity.pod.uid])
         else:
             pod.own.setdefault(tracked.id, 0)

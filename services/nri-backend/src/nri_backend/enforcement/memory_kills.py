@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts, for containers with memory claims, the processes that the kernel kills because the container is out of
+"""Counts OOM kills in containers with memory claims: processes that the kernel kills because the container is out of
 memory.
 
 The counts are reported to the frontend. A cgroup's ``memory.events`` includes the events in all cgroups below it
@@ -7,9 +7,9 @@ The counts are reported to the frontend. A cgroup's ``memory.events`` includes t
 with it, but the pod's count still includes its kills. So both counts are read, and the difference is attributed to the
 container that has exited.
 
-This requires that the pod has been read before the container runs. CreateContainer therefore wakes the audit, which
-reads the pod while the runtime creates the container. The audit watches the pod from then on. If the pod has not been
-read yet when StartContainer is called, the hook reads it itself.
+This requires that the pod's count has been read before the container runs. CreateContainer therefore wakes the audit,
+which reads the count while the runtime creates the container. The audit watches the pod from then on. If the count has
+not been read yet when StartContainer is called, the hook reads it itself.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from nri_backend.node.cgroups import CgroupAccessError, CgroupGoneError, CgroupT
 from nri_backend.telemetry import Telemetry
 
 EVENTS: Final = "memory.events"
-# Number of pods that are read in one step; a hook waits for at most one such step.
+# Number of pods whose counts are read in one step; a hook waits for at most one such step.
 _PODS_AT_ONCE: Final = 64
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def _claimed_pods(state: NodeState) -> dict[str, str]:
 
 @dataclass(slots=True)
 class PodKills:
-    """The kills in one pod that have been accounted for."""
+    """The OOM kills in one pod that have been accounted for."""
 
     total: int
     """Kills in the pod's count that have been accounted for: those before the first reading, and those attributed
@@ -58,7 +58,8 @@ class PodKills:
     """Last count read from each container's own cgroup, by container id."""
 
     def take(self, total: int, own: Mapping[str, int | None], ended: str = "") -> dict[str, int]:
-        """Accounts for new counts of the pod (``total``) and its containers (``own``). Returns new kills by container.
+        """Accounts for new counts of the pod (``total``) and its containers (``own``). Returns the number of new kills
+        of each container.
 
         The count of a container without a cgroup is None. Kills that are counted for the pod but for none of its
         containers are attributed to ``ended``, the container that the runtime has just reported as exited. Without
@@ -81,14 +82,16 @@ class PodKills:
 
 
 class KillWatch:
-    """Counts kills in every pod with a memory claim."""
+    """Counts OOM kills in every pod with a memory claim."""
 
     def __init__(self, state: NodeState, tree: CgroupTree, observer: Telemetry) -> None:
         self._state = state
         self._tree = tree
         self._observer = observer
         self.pods: dict[str, PodKills] = {}
-        """The pods that have been read, by UID. When a container starts, it is added to the pod's ``own`` counts."""
+        """The pods whose counts have been read, by UID. When a container starts, it is added to its pod's ``own``
+        counts.
+        """
         self._watch = CgroupWatch(tree.root, EVENTS, lambda _: True)
         self._changed: set[str] = set()
         """Cgroups of pods in which the kernel has reported an event."""
@@ -105,7 +108,8 @@ class KillWatch:
         """
 
     async def look(self, pod_uids: Iterable[str], *, ended: str = "") -> bool:
-        """Counts the kills in whichever of the given pods have a memory claim. Returns False if a pod cannot be read.
+        """Counts the kills in those of the given pods that have a memory claim. Returns False if one of the pods'
+        counts cannot be read.
 
         ``ended`` is the container that the runtime has just reported as exited.
         """
@@ -137,7 +141,7 @@ class KillWatch:
             return all(above in counts for _, above, _ in pods)
 
     def listen(self, wake: Callable[[], object]) -> None:
-        """From now on, calls ``wake`` whenever the kernel reports a memory event in a watched pod."""
+        """Starts calling ``wake`` whenever the kernel reports a memory event in a watched pod."""
 
         def changed(paths: set[str]) -> None:
             # A pod at its memory limit causes up to a hundred events per second. Kills within EVENTS_SECONDS of the
@@ -154,8 +158,8 @@ class KillWatch:
         self._watch.close()
 
     async def look_at_changed(self) -> None:
-        """Watches all pods that have memory claims, and counts kills in newly watched pods and in pods with a reported
-        event.
+        """Watches all pods that have memory claims. Counts kills in pods whose counts have not been read yet, and in
+        pods for which the kernel has reported an event.
         """
         claimed = self._claimed.value
         self._watch.follow(claimed)

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the changes that enforcement would make on a node with ``enforcement: observe``, without making them.
 
-On such a node the instance's ``CgroupTree`` records writes instead of making them (node/node_files.py). The audit is
-not active: it only reads the machine's state and the claim files, and detects that containers have exited. The hooks
-are those of ``standby.ObservedHooks``: their answers change nothing, and they reject containers with a claim.
+On such a node the instance's ``CgroupTree`` only records the writes that it would perform (node/node_files.py). The
+audit does not compare or write any cgroups. It only reads the machine's state and the claim files, and detects
+containers that have exited. The hooks are those of ``standby.ObservedHooks``: their answers change nothing, and they
+reject containers with a claim.
 
 `Observer` repeats a *pass*. A pass applies the plans of all cgroups to the recording tree, as the first audit of an
 enforcing instance would: the cgroups above containers first, then every running container, then interrupts and host
-daemons. A pass also includes the cpusets that the runtime would write in response to the answer to Synchronize. When a
-pass is complete, its recorded changes replace those of the previous pass. The containers' observations are stored in
-the state, so their reports show the CPUs on which they actually run.
+daemons. A pass also includes the cpusets that an enforcing instance would return from Synchronize and that the runtime
+would then write. When a pass is complete, its recorded changes replace those of the previous pass. The CPUs, memory
+nodes and limits that a pass observes in a container's cgroup are stored in the state, so the container's report shows
+the CPUs on which it actually runs.
 """
 
 import asyncio
@@ -34,7 +36,7 @@ from nri_backend.nri.model import Update
 from nri_backend.problems import NO_PROBLEM, joined
 
 _AT_ONCE: Final = 64
-"""Number of plans that are computed on the event loop for one job in a thread."""
+"""Maximum number of containers per job. The event loop computes their plans, and the job applies them in a thread."""
 _DEBOUNCE_SECONDS: Final = 0.5
 """Delay between a state change and the pass that it triggers."""
 _WITH_CLAIM: Final = "container {} has claims"
@@ -50,7 +52,7 @@ Found = tuple[Change, str]
 
 
 class Observer:
-    """Runs passes repeatedly, and stores the changes that the last pass has recorded."""
+    """Runs passes repeatedly, and stores the changes that the last complete pass recorded."""
 
     def __init__(self, enforcer: Enforcer, tree: CgroupTree, files: ObservedFiles, host_passes: Passes) -> None:
         self.observation = Observation()
@@ -123,7 +125,9 @@ class Observer:
         return found
 
     def _record_updates(self, tracked: Sequence[Tracked], updates: Sequence[Update]) -> list[Found]:
-        """Records the cpusets that the runtime would write in response to the answer to its next Synchronize."""
+        """Records the cpusets that an enforcing instance would return from the next Synchronize and that the runtime
+        would then write.
+        """
         found: list[Found] = []
         resources = {one.container_id: one.resources for one in updates}
         for one in tracked:
@@ -155,7 +159,9 @@ class Observer:
         return found
 
     def _store(self, planned: Tracked, outcome: Outcome) -> None:
-        """Stores a container's observation, unless the container's phase has changed since its plan was computed."""
+        """Stores what a pass has observed in a container's cgroup, unless the container's phase has changed since its
+        plan was computed.
+        """
         tracked, seen = self._state.containers.get(planned.id), outcome.observed
         if tracked is None or tracked.phase is not planned.phase:
             return

@@ -2,12 +2,12 @@
 """Watches the partitions of containers, and releases CPUs still reserved for partitions that have ended.
 
 The kernel invalidates a partition if a sibling's cpuset overlaps with it, and wakes every process that polls its
-partition file. The containers of the pod are then audited with the partition last, since the overlapping sibling must
-be moved before the partition can be restored (``pop_containers_to_audit``).
+partition file. All containers in the partition's pod are then audited, and the partition is audited last, since the
+overlapping sibling must be moved before the partition can be restored (``pop_containers_to_audit``).
 
 The partition of a container that has exited is not restored, since its cgroup may be removed at any moment
-(docs/adr/0029). While a process of the container still runs, its CPUs must stay exclusive. If the kernel has
-invalidated the partition, the shared pool therefore excludes them (``release_ended``).
+(docs/adr/0029). The container's CPUs must stay exclusive while any of its processes still runs. So if the kernel has
+invalidated the partition, the shared pool excludes these CPUs (``release_ended``).
 
 The cgroups above a partition list its CPUs in ``cpuset.cpus.exclusive``. The kernel does not remove them from there
 when the partition ends, so ``settle`` does. If the CPUs of a partition that has ended are in no cgroup at all, the
@@ -83,7 +83,7 @@ class PartitionManager:
             partition_of(self._tree, tracked.identity.cgroup) if tracked.identity.evidence != NO_EVIDENCE else ""
         )
         before = self._state.containers.get(tracked.id)
-        # If a partition without any record was invalidated, only the state contains its CPUs.
+        # If the partition is invalid and the container has no record, only the state contains the partition's CPUs.
         exclusive = before.observed.exclusive if before is not None else frozenset[int]()
         if partition:
             exclusive = exclusive_of(self._tree, tracked.identity.cgroup)
@@ -108,7 +108,7 @@ class PartitionManager:
             self._reconciler.signals.audit.set()
 
     def mark_invalid(self, tracked: Tracked) -> None:
-        """Marks a partition that was found invalid. The partition is audited again, after its siblings."""
+        """Marks a partition that was found to be invalid. The partition is audited again, after its siblings."""
         self._changed.add(tracked.identity.cgroup)
 
     def mark_hanging(self, hanging: Iterable[Tracked]) -> None:
@@ -120,7 +120,7 @@ class PartitionManager:
             self.mark_invalid(tracked)
 
     def follow(self) -> None:
-        """Watches all partitions. If a partition file cannot be opened, the next round tries again."""
+        """Watches all partitions. If a partition file cannot be opened, the next call tries it again."""
         if self._watched_at_generation != self._state.changes:
             live = [one.identity.cgroup for one in self._state if one.observed.partition and one.phase in ALIVE]
             if ended := self._watch.follow(live):
@@ -169,11 +169,10 @@ class PartitionManager:
                     self._state.put(now.seen(partition=""))
 
     async def settle(self, *, always: bool = False) -> None:
-        """Releases the CPUs still reserved in the cgroups above for partitions that have ended, if a partition has
-        changed.
+        """Releases the CPUs that cgroups above partitions still reserve for partitions that have ended.
 
-        With ``always``, it does so even if no partition has changed. It also forbids new partitions if the kernel has
-        lost CPUs.
+        Also forbids new partitions if the kernel has lost CPUs. Unless ``always`` is set, does nothing if no partition
+        has changed since the last successful call.
         """
         if not (self._unsettled or always) or not self._state.host.partitions:
             return
@@ -199,7 +198,7 @@ class PartitionManager:
         self._unsettled = self._unsettled or bool(failure)
 
     def _check_lost_cpus(self, missing: frozenset[int]) -> None:
-        """Forbids new partitions if two consecutive readings show the same CPUs in no cgroup.
+        """Forbids new partitions if the same CPUs are in no cgroup in two consecutive readings.
 
         A CPU that is in the process of going offline is missing in only one reading. If a CPU is missing for the first
         time, the files are read again at the next tick.

@@ -9,7 +9,7 @@ of every cgroup above it contains the CPUs, and that no two siblings list the sa
 
                                    write                          if left out, the kernel
   1  siblings in the pod           cpuset.cpus without 2-3        invalidates the partition
-  2  kubepods, QoS class, pod      cpuset.cpus.exclusive + 2-3    has no CPUs to give to the level below
+  2  kubepods, QoS class, pod      cpuset.cpus.exclusive + 2-3    cannot grant the CPUs to the level below
   3  container                     cpuset.cpus.exclusive = 2-3    creates no partition
   4  container                     cpuset.cpus.partition = root
   5  container                     none: read the result, since step 4 succeeds even if the partition is invalid
@@ -22,11 +22,11 @@ and both steps are repeated.
 A cgroup is made a partition only while it contains a process. When a runtime removes a container's cgroup, the kernel
 first turns its partition back into a member (``cpuset_css_killed()``). This wakes every process that polls the
 partition file. Only then does the kernel mark the cgroup as dying (``kill_css()`` in kernel/cgroup/cgroup.c). If the
-woken backend made the cgroup a partition again before that mark, the kernel would never end this second partition. Its
-CPUs would be in no effective set, and the kernel's list of remote partitions would keep a pointer to freed memory. The
-next change to the list would then crash the kernel ("list_add corruption") or overwrite another object's memory
-(docs/adr/0029). A cgroup that is being removed contains no process, and none can enter it, so ``cgroup.events``
-identifies it.
+woken backend made the cgroup a partition again before that, the kernel would never end this second partition. Its CPUs
+would not be in the ``cpuset.cpus.effective`` of any cgroup, and the kernel's list of remote partitions would keep a
+pointer to freed memory. The next change to the list would then crash the kernel ("list_add corruption") or overwrite
+another object's memory (docs/adr/0029). A cgroup that is being removed contains no process, and none can enter it, so
+``cgroup.events`` identifies it.
 """
 
 import logging
@@ -58,7 +58,8 @@ _DEEPEST: Final = 4 + _NESTED
 """Maximum number of cgroups from the root to a container."""
 _SECOND_LOOK_SECONDS: Final = 0.1
 # The worker begins another job while a kernel call hangs (worker.py). Without this lock, the new job could release the
-# exclusive CPUs of a partition that is still being created. The kernel also has a single lock for all cpusets.
+# exclusive CPUs of a partition that is still being created. The lock costs no parallelism, since the kernel itself has
+# a single lock for all cpusets.
 _CHANGING: Final = threading.RLock()
 _log = logging.getLogger(__name__)
 
@@ -154,19 +155,19 @@ def _unmake(tree: CgroupTree, path: str) -> None:
 
 
 def release_partition(tree: CgroupTree, path: str, *, valid: bool = False) -> bool:
-    """Makes a cgroup a member if the kernel has invalidated its partition. With ``valid``, a valid partition is
-    released as well.
+    """Turns a partition into a member if the kernel has invalidated it. With ``valid``, also does so if it is valid.
 
     If an invalid partition's cgroup is removed, the kernel loses the partition's CPUs and damages its list of
-    partitions (docs/adr/0029). Returns True if the cgroup is no longer a partition. Returns False if it is still a
-    partition, if it has no process, or if the kernel does not show whether it has a process.
+    partitions (docs/adr/0029). Returns True if the cgroup was a member already or has been turned into one; a failed
+    write is only logged. Returns False if the cgroup was left unchanged because its partition is valid, because it is
+    gone or has no process, or because its files cannot be read.
     """
     with _CHANGING:
         try:
             present = tree.read(path, PARTITION)
-            # When a cgroup is removed, the kernel first makes its partition a member. It never removes a cgroup that
-            # contains a process. So if the cgroup contains a process after the first reading, that reading did not
-            # happen during a removal.
+            # When a cgroup is removed, the kernel first turns its partition into a member, so "member" may mean that
+            # the removal has begun. The kernel never removes a cgroup that contains a process. So if the cgroup still
+            # contains one after this file was read, its removal had not begun at that time.
             if (present in ("root", "isolated") and not valid) or not tree.populated(path):
                 return False
             if present != _MEMBER:
@@ -209,7 +210,7 @@ def _has_pods(tree: CgroupTree, path: str, depth: int) -> bool:
 
 
 def lost_cpus(tree: CgroupTree, online: frozenset[int]) -> frozenset[int] | None:
-    """Returns the online CPUs that are in no cgroup, or None if that is unknown.
+    """Returns the online CPUs that are in no cgroup, or None if the cgroup files cannot be read.
 
     Such CPUs belong to a partition that the kernel did not end when it removed the partition's cgroup.
     """
@@ -247,7 +248,7 @@ def lost_problem(cpus: frozenset[int]) -> Problem:
 def _settle(tree: CgroupTree, path: str, depth: int) -> frozenset[int]:
     """Reduces a cgroup's exclusive CPUs to the CPUs of the partitions in it. Returns the remaining exclusive CPUs.
 
-    A cgroup that is a partition is left as it is. Children are processed first, so that no partition loses a CPU.
+    A cgroup that is a partition is left unchanged. Children are processed first, so that no partition loses a CPU.
     """
     kept = tree.read_set(path, EXCLUSIVE)
     if not kept or depth > _DEEPEST:

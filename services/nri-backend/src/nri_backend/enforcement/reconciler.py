@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps cgroups in sync with the state: computes plans, runs the jobs that apply them, and stores the outcomes.
 
-Every change to a container's cgroup except ``cgroup.kill`` (start.py) goes through here. Which containers are changed
+This module makes every change to a container's cgroup except ``cgroup.kill`` (start.py). Which containers are changed
 depends on the cause. A hook changes one container, and the audit changes the containers that may differ from their
 plans. A change to the shared pool affects the containers that are misplaced, and a partition event affects the
-containers in one pod. The blocking part is apply.py, which node/worker.py runs one job at a time.
+containers in one pod. The blocking code is in apply.py, and node/worker.py runs it in jobs, one at a time.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ class Reconciler:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Kernel calls that are hung."""
+        """Problems to report: one for each kernel call that has hung for at least REPORTED_SECONDS."""
         text = "a kernel call for {1} has not returned for {0:.0f} s"
         return tuple(
             Problem(text.format(seconds, tracked.identity.cgroup if tracked else name), BackendCode.KERNEL_CALL_HANGS)
@@ -178,10 +178,10 @@ class Reconciler:
     async def apply(self, tracked: Tracked) -> Outcome:
         """Applies a starting container's plan.
 
-        In most cases the worker runs this as a job. It calls ``_start_step`` when the job begins, so the plan is up to
-        date. For a container without claims the step is run on the event loop instead, unless a job is writing to its
-        cgroup. If the step then finds that the cpuset has to be written, it raises CpusetWriteError before any write,
-        and the worker runs the step again.
+        The worker does this in a job. When the job begins, the worker calls ``_start_step``, so the plan is up to date.
+        For a container without claims, the step is run on the event loop instead, unless a job may be writing to the
+        container's cgroup. If the step then finds that the cpuset has to be written, it raises CpusetWriteError before
+        any write, and the worker then runs the step in a job after all.
         """
         if needs_no_thread(tracked) and not self._is_at_work(tracked.identity):
             # The cpuset is usually correct, since the answer to CreateContainer contained it. The kernel reads a cpuset
@@ -197,7 +197,7 @@ class Reconciler:
         return not busy.isdisjoint((identity.id, identity.pod_cgroup))
 
     def _start_step(self, tracked: Tracked, tree: CgroupTree) -> Step[Outcome]:
-        """Returns the step that applies a container's plan unless other containers are on its CPUs.
+        """Returns the step that applies a container's plan unless other containers are on this container's CPUs.
 
         The step first reads the CPUs of the containers that must not use this container's CPUs. If the container is to
         become a partition, only those in its own pod are read: the kernel moves all others, but refuses a partition
@@ -206,7 +206,7 @@ class Reconciler:
 
         An audit job that ran after the container was admitted may have moved other containers onto the container's
         CPUs, because the pool still contained these CPUs when that job was planned. The state then shows that those
-        containers are on these CPUs, and nothing is applied.
+        containers are on these CPUs, and the step applies nothing.
         """
         now = self._state.containers.get(tracked.id) or tracked
         if others := overlapping(self._state, now):
@@ -232,7 +232,10 @@ class Reconciler:
         return now.id, partial(apply_at_start, tree, self._notes, plan, seen, before, record)
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
-        """Stores the CPUs on which a container start has seen other containers, or None if these could not be read."""
+        """Adds the CPUs on which a start job has seen other containers to these containers' observed CPUs.
+
+        ``views`` contains None for a container whose CPUs could not be read. Its observed CPUs then become unknown.
+        """
         for container_id, cpus in views.items():
             one = self._state.containers.get(container_id)
             if one is not None and one.observed.cpus is not None:
@@ -241,9 +244,10 @@ class Reconciler:
     async def apply_some(
         self, ids: Sequence[str], late: Callable[[list[Outcome]], object], *, full: bool, again: bool = False
     ) -> list[Outcome]:
-        """Audits the cgroups of running containers for 10 ms. Returns the outcomes of those that the job got to.
+        """Audits the cgroups of running containers for 10 ms. Returns the outcomes of those that were audited in this
+        time.
 
-        If a kernel call hangs, ``late`` is called with the outcome of its container once the call has returned.
+        If a kernel call hangs, ``late`` is called with the affected container's outcome once the call has returned.
         """
 
         batch = ids[: self._batch]
@@ -254,8 +258,8 @@ class Reconciler:
             return plans, [(one, partial(audit, self._tree, self._notes, plan)) for one, plan in plans.items()]
 
         outcomes = await self.detectors[full].audited(planned, late)
-        # Plans that a job does not get to are computed again for the next job. If the number of plans were fixed, that
-        # would happen to most of them on a busy machine.
+        # Plans that are left over when a job ends are computed again for the next job. With a fixed number of plans,
+        # most of them would be left over on a busy machine.
         self._batch = min(max(2 * len(outcomes), _MIN_PLANS), _MAX_PLANS)
         return outcomes
 
@@ -269,8 +273,8 @@ class Reconciler:
     def _lose_sight(self, name: str) -> None:
         """Adds to a container's observed CPUs those that its hung job is writing: the container may be on any of them.
 
-        No claim container may start on these CPUs. A container that has not been seen yet stays unseen: it may be on
-        any CPU.
+        No claim container may start on these CPUs. If the container's CPUs have not been observed yet, they stay
+        unknown, which already means that the container may be on any CPU.
         """
         tracked = self._state.containers.get(name)
         if tracked is not None and tracked.phase in MAY_RUN and tracked.observed.cpus is not None:
@@ -323,7 +327,7 @@ class Reconciler:
         self._state.put(replace(tracked, observed=observed, enforced=claims if applied else tracked.enforced))
 
     def store_audited(self, tracked: Tracked, outcome: Outcome) -> None:
-        """Stores an audit's outcome as store_outcome() does, and updates the audit's reading with the new state."""
+        """Stores an audit's outcome as store_outcome() does, and puts the new state into the audit's stored plan."""
         self.store_outcome(tracked, outcome)
         if outcome.observed is not None and (now := self._state.containers.get(tracked.id)) is not None:
             self.detectors[outcome.observed.limits is not None].follow(tracked, now)
@@ -349,7 +353,7 @@ class Reconciler:
         return await asyncio.to_thread(observe_sets, self._tree, tracked.identity.cgroup)
 
     async def populated(self, containers: Sequence[Tracked]) -> list[bool]:
-        """For each container, returns True if it has a process or if its processes cannot be read.
+        """Returns a list with True for each container that has a process or whose processes cannot be read.
 
         One thread reads all of them, since switching to a thread and back takes 20 times as long as a single read.
         """

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Enforcement records: their content, when they are written, and how the containers' state is restored from them.
 
-An enforcement record is a file with the claims that were applied to one container's cgroup. It is needed when other
-sources are lost while the container runs:
+An enforcement record is a file with the claims that were applied to one container's cgroup. It is needed when another
+source of this information is lost while a process of the container still runs:
 
 * The claim's record disappears or is damaged. The container then becomes an *orphan*: the enforced claims stay in its
-  entitlement, and its CPUs stay excluded for all other containers, until its last process has exited.
+  entitlement, and no other container may use its CPUs, until its last process has exited.
 * The backend restarts. The runtime lists the containers and their environment, but an orphan's environment alone is not
   sufficient, because it names claims without a valid record. ``recall`` adds the claims from the enforcement record.
 * The runtime removes a container while no backend is connected, and one of its processes still exists. Only its
-  enforcement record then shows that the container exists; ``lingering`` returns it, so that its CPUs stay occupied.
+  enforcement record then shows that the container exists; ``lingering`` returns it, so that no other container gets its
+  CPUs.
 
 Since a record is enough to entitle its container to CPUs, records are kept in one of the backend's own directories,
 where no pod can write. A record contains the cgroup's inode, which no other cgroup has until the next reboot. A
@@ -18,8 +19,8 @@ record does not apply to it.
 
 A record is written by the job that has applied the settings of a starting container with a claim and has read them
 back. It is written again, by the hook or an audit, if the claims, the ``answered`` mark or the fallback change. For a
-container with claimed hugepages, CreateContainer already writes a record. It contains only the mark, since nothing has
-been applied yet.
+container with claimed hugepages, a first record is written as early as CreateContainer. It contains only the mark,
+since nothing has been applied yet.
 
 ``EnforcementRecords`` reads and writes the files; each of its methods blocks. ``Recorder`` decides on the event loop
 when to do so, and calls these methods in threads.
@@ -66,7 +67,7 @@ MAX_PINS_BYTES: Final = 1 << 20
 MAX_AT_ONCE: Final = 64
 """Maximum number of records that one job writes; the rest are left to the next audit."""
 Pins = Mapping[str, frozenset[str]]
-"""The kubelet's static managers, as revealed by the requests for a container; keyed by container id."""
+"""The kubelet's static managers that appear to be in use, judging by a container's requests; keyed by container id."""
 # Format of the ids that runtimes generate. With any other id, the record's path could be outside the directory or
 # invalid.
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -93,8 +94,8 @@ class EnforcementRecord(BaseModel):
     """
     claims: tuple[Held, ...] = ()
     fallback_reason: str = ""
-    """Reason why the pool enforces the CPU claims even though the cgroup should be a partition; empty if the pool does
-    not enforce them.
+    """Reason why the shared pool excludes the claimed CPUs even though the cgroup should be a partition; empty if there
+    is no such fallback.
     """
     fallback_code: str = ""
     """Code of the problem in ``fallback_reason``, or empty. Records from older releases have none."""
@@ -156,9 +157,9 @@ class EnforcementRecords:
     def write(self, records: Sequence[EnforcementRecord]) -> dict[str, OSError | None]:
         """Writes records. If a record names a cgroup, the record's inode is first set to the cgroup's current inode.
 
-        Returns, by container id, each record's error, or None for a record that was written. A record that is too large
+        The result maps each container id to the error, or to None if the record was written. A record that is too large
         to be read back is not written, and is treated as an error. Records whose cgroup is gone, and records with
-        invalid ids, are skipped.
+        invalid ids, are skipped and are not in the result.
         """
         results: dict[str, OSError | None] = {}
         for record in records:
@@ -258,7 +259,9 @@ class EnforcementRecords:
             return None
 
     def _applies(self, record: EnforcementRecord, cgroup: str) -> bool:
-        """Returns True if a record belongs to this cgroup, or may belong to it since a mount hides the cgroup tree."""
+        """Returns True if a record belongs to this cgroup, or if this cannot be determined because a mount hides the
+        cgroup tree.
+        """
         inode = self._tree.inode(cgroup)
         return inode == record.inode or (inode is None and not self._tree.is_mounted())
 
@@ -302,8 +305,8 @@ class Recorder:
         return bool(self._written)
 
     async def answered(self, tracked: Tracked) -> None:
-        """Records that CreateContainer was answered, so the limits that the runtime stores include the claimed
-        hugepages.
+        """Records that CreateContainer has been answered with limits that include the claimed hugepages, so that the
+        runtime stores these limits.
         """
         self._answered.add(tracked.id)
         record = EnforcementRecord(container=tracked.id, inode=0, answered=True)
@@ -363,9 +366,8 @@ class Recorder:
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with the state that was restored from their enforcement records.
 
-        The restored state consists of the claims that were enforced, and whether this plugin answered when the
-        container was created. The stored pins are also added: they cannot be derived from the runtime's list, because
-        the cpusets in it already include this plugin's answers.
+        The restored state consists of the enforced claims and the ``answered`` mark. The stored pins are also added:
+        they cannot be derived from the runtime's list, because the cpusets in it already include this plugin's answers.
         """
         evident = {one.id: one.identity.cgroup for one in containers if one.identity.evidence != NO_EVIDENCE}
         found = await asyncio.to_thread(self._records.load, evident)
@@ -388,7 +390,9 @@ class Recorder:
         return [_lingering(record) for record in await asyncio.to_thread(self._records.load_living, known)]
 
     async def fallback(self, tracked: Tracked) -> Problem:
-        """Returns the reason why the active instance has the pool enforce a container's CPU claims, or NO_PROBLEM."""
+        """Returns the reason why the active instance has not made a container's cgroup a partition and the shared pool
+        excludes the claimed CPUs instead. Returns NO_PROBLEM if there is no such fallback.
+        """
         found = await asyncio.to_thread(self._records.load, {tracked.id: tracked.identity.cgroup})
         record = found.get(tracked.id)
         return read_problem(record.fallback_reason, record.fallback_code) if record else NO_PROBLEM
@@ -427,8 +431,8 @@ class Recorder:
 
     def _shared(self, held: Held) -> Held:
         # Most enforcement records contain the claim record unchanged. Sharing the object saves memory: a second copy of
-        # 250 claim records takes 5 MB. ``known``, the claim with all of its requests, also contains the computed share:
-        # computing the share again for each container would delay the answer to Synchronize.
+        # 250 claim records takes 5 MB. If the container uses all of the claim's requests, the computed share is reused
+        # as well: computing it again for each container would delay the answer to Synchronize.
         known = self._state.claims.known.get(held.key)
         if isinstance(known, Held) and known == held:
             return known
@@ -467,7 +471,7 @@ def _record_of(identity: Identity, content: _Content) -> EnforcementRecord:
 
 
 def _lingering(record: EnforcementRecord) -> Tracked:
-    """Returns the container that a record describes and that the runtime no longer lists."""
+    """Restores, from its enforcement record, a container that the runtime no longer lists."""
     env = [
         f"{name}={value}"
         for held in record.claims

@@ -87,9 +87,10 @@ class Standby:
         return await self._reconciler.look(tracked)
 
     def _leader(self) -> Leadership:
-        """Returns the active instance as this instance sees it.
+        """Returns what this instance knows about the active instance.
 
-        Between acquiring the lock and its first audit, this instance sees no active instance.
+        If this instance has acquired the lock itself but has not completed its first audit, the result shows no active
+        instance.
         """
         leader = self._leadership()
         return Leadership(fresh=False, first=True) if leader.own else leader

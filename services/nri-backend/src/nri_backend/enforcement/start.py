@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands over a claim's CPUs to a container that is being created or started, and applies its settings.
+"""Hands over a claim's CPUs to a container that is being created or started, and applies the container's settings.
 
 Other containers may run on these CPUs: members of the shared pool that have not been moved yet, and containers that
 have exited but still have a process. A hook must answer within the runtime's request timeout, and only one job at a
@@ -16,8 +16,8 @@ container's CPUs. In that case the hook waits again, until the same deadline. A 
 when the job begins. If the plan has changed when it ends, the job is repeated, at most twice (MAX_TRIES). After that
 the container starts with the plan of the last job, and the audit applies the new one.
 
-A container with a claim whose settings cannot be applied is rejected, and its process is killed, because a runtime may
-start it despite the error.
+If the settings of a container with a claim cannot be applied, the container is rejected. Its process is also killed,
+because a runtime may start the container despite the error.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 def _fallback_of(tracked: Tracked) -> Problem:
     if tracked.entitlement.near:
-        text = "the container also uses the shared pool, as its claim requests (cpuConfig.poolCPUs)"
+        text = "the container also uses the shared pool, because its claim sets cpuConfig.poolCPUs"
         return Problem(text, None)
     return Problem("the container also has a claim that is shared within its pod", None)
 
@@ -80,8 +80,8 @@ class Starter:
         if rejection := tracked.rejection or impossible(tracked, self._state, runtime):
             return tracked, rejection
         if self._state.pool.by_kernel and tracked.entitlement.cpus and not tracked.entitlement.partition:
-            # A partition applies to the container as a whole. So if one of the container's claims is shared, or uses
-            # the pool, the pool enforces all of its claims.
+            # A partition applies to the container as a whole. So if one of the container's claims is shared or also
+            # uses the pool, no partition is created, and the pool excludes the CPUs of all of its claims instead.
             tracked = replace(tracked, fallback=_fallback_of(tracked))
             self._state.put(tracked)
         return await self._cleared(tracked, runtime, self.clear_until(runtime) if clear_until is None else clear_until)
@@ -89,9 +89,9 @@ class Starter:
     async def enforce(self, tracked: Tracked, runtime: LinkStatus) -> tuple[Tracked, Rejection | None]:
         """Applies the container's plan. Returns the container, and a rejection if the plan cannot be applied.
 
-        The job is repeated while it finds other containers on the container's CPUs. It is also repeated if the kernel
-        has refused a partition and the pool must exclude the CPUs instead, if the container turns out to run in a
-        sandbox, and if the plan has changed during the job.
+        The job is repeated while it finds other containers on the container's CPUs. It is also repeated after the
+        kernel has refused a partition (the pool then excludes the CPUs instead), after the container has turned out to
+        run in a sandbox, and after the plan has changed during the job.
         """
         clear_until, tries, state = self.clear_until(runtime), 0, self._state
         while True:
@@ -128,7 +128,7 @@ class Starter:
         return tracked.rejection is None and plan_at_start(self._state, tracked).desired == outcome.desired
 
     def _verified(self, tracked: Tracked, outcome: Outcome) -> tuple[Tracked, Rejection | None]:
-        """Checks the outcome of the last job: stores it if the container may run, or returns a rejection."""
+        """Checks the outcome of the last job. Stores it if the container may run, otherwise returns a rejection."""
         state = self._state
         if outcome.fallback and state.must_be_partition(tracked):
             return tracked, not_applied([outcome.fallback])

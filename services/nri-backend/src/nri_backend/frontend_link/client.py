@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports the backend's state to the frontend in the same pod, and follows its changes to claim records.
+"""Reports the backend's state to the frontend in the same pod, and follows the frontend's changes to claim records.
 
 Reporting state: ``PUT /v1/backend`` contains the backend's status and renews its lease. The same body contains the
 container reports, unless the frontend already has them. Generations determine whether the frontend has them. `Reports`
@@ -8,8 +8,8 @@ frontend stores the generation together with the containers. Its answer contains
 stored no containers from this backend instance. While this acknowledged generation is the current one, containers are
 omitted. If the last request with containers had the acknowledged generation, only the changes since then are sent. In
 all other cases, such as on a new connection, all containers are sent. If the answer to a request without all containers
-acknowledges a different generation, the frontend has restarted, or it cannot merge the changes; all containers are then
-sent at once. A backend sends generation 0 until the runtime has sent its list of containers: until then it reports no
+acknowledges a different generation, the frontend has restarted, or it cannot merge the changes. All containers are then
+sent immediately. Until the runtime has sent its list of containers, a backend sends generation 0 and reports no
 containers, and the frontend retains those that it has.
 
 A report is sent after each change to the status or a container, at most ten times a second. Parts of the status change
@@ -21,12 +21,12 @@ A frontend from an older release does not send ``readsChanges`` in its answers. 
 FORMER_RENEW_SECONDS, always with metrics, and with all containers if any container has changed.
 
 Following records: ``GET /v1/records?after=N`` is a long poll that returns once claim records have changed since
-generation N of the records, or after MAX_RECORDS_WAIT_SECONDS. A change makes the enforcer read the claim directory at
-once, so that other containers leave the CPUs of a new claim before its container is created. This only reduces latency,
-because CreateContainer, StartContainer and every tick check the directory as well.
+generation N of the records, or after MAX_RECORDS_WAIT_SECONDS. After a change, the enforcer reads the claim directory
+immediately, so that other containers leave the CPUs of a new claim before its container is created. This only reduces
+latency, because CreateContainer, StartContainer and every tick check the directory as well.
 
 The frontend may be absent for any length of time. Both loops then try to reconnect with increasing delays, and one
-warning is logged. A closed connection is detected at once, even between two reports, so a restarted frontend gets a
+warning is logged. A closed connection is detected immediately, even between two reports, so a restarted frontend gets a
 report as soon as it is listening again.
 """
 
@@ -52,8 +52,8 @@ released.
 RATE_PER_SECOND: Final = 6
 """Maximum number of reports per second after a burst."""
 RECORDS_PAUSE_SECONDS: Final = 0.02
-"""Delay after each answer to ``GET /v1/records``, so that a frontend that always answers at once does not cause a busy
-loop.
+"""Delay after each answer to ``GET /v1/records``, so that a frontend that always answers immediately does not cause a
+busy loop.
 """
 RETRY_SECONDS: Final = 0.05
 """Longest delay between attempts to report while the frontend has been absent for less than RESTART_SECONDS. The

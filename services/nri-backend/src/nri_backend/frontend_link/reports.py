@@ -2,15 +2,15 @@
 """Serializes the reports of all containers for the frontend, and increments a generation when a report changes. No I/O.
 
 The serialized report of each container is cached, and is serialized again only if the container has changed. A body
-with all containers is assembled from the cached reports; one with changes contains only those that differ. client.py
-describes the protocol.
+with all containers is assembled from the cached reports; a body with changes contains only the reports that differ.
+client.py describes the protocol.
 
 The node's ``ChangeLog`` (containers/state.py) counts the changes to individual containers and rejected attempts, and
-stores the ids of the latest ones. ``refresh`` looks only at the ids that were added since its last call, so its cost
-depends on the number of changes rather than on the number of containers; on a quiet node it costs nothing. A change may
-leave the container's report as it was, since most of a container's state is not in the report: the generation is
-incremented only if the serialized reports differ. If more changes have been made than are stored, ``refresh`` looks at
-all containers.
+stores the ids of those that changed most recently. ``refresh`` looks only at the ids that were added since its last
+call, so its cost depends on the number of changes rather than on the number of containers; on a quiet node it costs
+nothing. Since most of a container's state is not in its report, a change may leave the report unchanged. So the
+generation is incremented only if the serialized reports differ. If more changes have been made than the log stores,
+``refresh`` looks at all containers.
 
 Containers are reported in a stable order. A container keeps its place as long as it is reported, and a new one is added
 at the end. So a reader that merges changes ends up with the same order as one that reads all containers.
@@ -43,8 +43,8 @@ from nri_backend.limits.claimed import limit_text
 from nri_backend.problems import NO_PROBLEM
 
 MAX_UNKNOWN: Final = 16
-"""Maximum number of unknown claims in a container's report: claims that the container names but does not hold. The list
-is limited because the pod's author controls how many claims a container names.
+"""Maximum number of rejected claims in each of the lists ``unknown_claims`` and ``refused_claims`` of a container's
+report. The lists are limited because the pod's author controls how many claims a container names.
 """
 _STATES: Final[dict[Phase, ContainerState]] = {
     Phase.ABSENT: "unknown",
@@ -164,7 +164,8 @@ def _array(documents: Iterable[bytes]) -> bytes:
 def report(tracked: Tracked) -> ContainerReport:
     """Returns the report of a container or of a rejected attempt."""
     rejection, refused_now = tracked.rejection, tracked.phase is Phase.ABSENT
-    # A running container without a record was not rejected: the frontend rebuilds the record for it.
+    # A container that already runs is not reported as rejected if its claim's record is missing: the frontend rebuilds
+    # the record.
     lost = (
         not refused_now and rejection is not None and (bool(tracked.orphaned) or rejection.reason is Reason.NO_RECORD)
     )

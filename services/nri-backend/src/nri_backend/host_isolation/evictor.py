@@ -38,7 +38,9 @@ from nri_backend.problems import NO_PROBLEM, Problem, code_of
 DEBOUNCE_SECONDS: Final = 0.2
 """Delay before each pass, so that hooks run first and a burst of new pods causes only one pass."""
 CONTESTED_PASSES: Final = 3
-"""A problem is reported once another program has moved interrupts or slices back in this many consecutive passes."""
+"""Number of consecutive passes in which another program must have moved interrupts or slices back before a problem is
+reported.
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -69,7 +71,7 @@ class DesiredIsolation:
     """The desired state for either interrupts or slices."""
 
     cpus_to_vacate: Cpus
-    """CPUs that everything movable (threads, interrupts) must leave. If the set is empty, the original affinities are
+    """CPUs that all of these interrupts or slices must leave. If the set is empty, the original affinities are
     restored.
     """
     online: Cpus
@@ -198,7 +200,7 @@ class Evictor:
             # originals.
             await asyncio.wait([job])
             raise
-        except Exception as error:  # noqa: BLE001 - reported; an unexpected error must not end the enforcement of claims
+        except Exception as error:  # noqa: BLE001 - reported; an unexpected error must not end claim enforcement
             unexpected = None if isinstance(error, OSError | ValueError) else error
             if not self._error:
                 _log.warning(

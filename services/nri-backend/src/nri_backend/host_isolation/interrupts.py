@@ -59,10 +59,10 @@ class Interrupts:
         return self._irqbalance.directory.is_dir()
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> dict[str, Cpus | None]:
-        """Returns the affinities of irqbalance, of future interrupts and of the workqueues, of the interrupts in
-        ``moved``, and of all other interrupts that have a handler and use CPUs that must be vacated.
+        """Returns the affinities of irqbalance, the workqueues, future interrupts, and some of the present interrupts.
 
-        The value is None for an affinity that cannot currently be read.
+        The present interrupts in the result are those in ``moved``, and all others that have a handler and use CPUs
+        that must be vacated. The value is None for an affinity that cannot currently be read.
         """
         found: dict[str, Cpus | None] = {}
         # irqbalance comes first, so that the ban is already in effect when interrupts are moved, and irqbalance does
@@ -104,7 +104,7 @@ class Interrupts:
         return count
 
     def _affinity(self, name: str, file: str = "smp_affinity_list") -> Cpus:
-        # Unbuffered and without pathlib, to save time: a node has thousands of these files.
+        # Reading without a buffer and without pathlib saves time: a node has thousands of these files.
         with open(f"{self._irqs}/{name}/{file}", "rb", buffering=0) as opened:  # noqa: PTH123
             return parse_cpu_list(opened.read().decode())
 

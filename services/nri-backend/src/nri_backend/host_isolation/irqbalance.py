@@ -79,7 +79,7 @@ class Irqbalance:
         """Returns the path of the first socket that accepts a connection, and the reply, which may be empty.
 
         Sockets of processes that have died are skipped. Raises OSError if irqbalance does not reply in time, and
-        IrqbalanceNotRunningError.
+        IrqbalanceNotRunningError if no socket accepts a connection.
         """
         error: Exception = IrqbalanceNotRunningError()
         for path in sorted(self.directory.glob("irqbalance*.sock")):

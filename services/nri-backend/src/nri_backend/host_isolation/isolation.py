@@ -125,7 +125,7 @@ class HostIsolation:
         """Returns the passes to run with ``enforcement: observe``: one per affinity class, each with the reason to
         report for its changes.
 
-        A pass blocks, and records its changes in the tree's files. It raises OSError or ValueError.
+        A pass blocks, and its changes are recorded in ``tree.files``. It may raise OSError or ValueError.
         """
         interrupts = self._desired_for_interrupts(observing=True)
         return [

@@ -75,9 +75,11 @@ def reduced_affinity(original: Cpus, cpus_to_vacate: Cpus, online: Cpus, *, may_
 def plan_eviction(
     current: Affinities, originals: Originals, cpus_to_vacate: Cpus, online: Cpus, *, may_relocate: bool = True
 ) -> EvictionPlan:
-    """Plans the writes that move ``current`` off the CPUs that must be vacated, and that restore everything else.
+    """Plans the writes that move interrupts or slices off the CPUs that must be vacated, and that restore those that
+    need not be moved any longer.
 
-    Originals whose name is not in ``current`` are dropped, since the interrupt or slice no longer exists.
+    ``current`` contains their current affinities. Originals whose name is not in ``current`` are dropped, since the
+    interrupt or slice no longer exists.
     """
     writes, after_writes, contested = {}, {}, []
     new = OriginalAffinity.model_construct  # without validation

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cgroup limits: those that claims need, and those that the runtime sends. Pure, and independent of containers."""
+"""Cgroup limits: those that claims require, and those that the runtime sends. Pure. Independent of ``containers``."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the limits that claims need in containers and in the cgroups above them.
+"""Computes the limits that claims require in the cgroups of containers and in the cgroups above them.
 
 Amounts are in bytes; hugepages are keyed by page size in bytes.
 
@@ -161,8 +161,8 @@ def raised_limits(
         raised = raises.get(file, Raise())
         if file not in present:
             if raised.needed:
-                # The value is desired even though it cannot be written, so that the next reading reports the file as
-                # missing.
+                # The result includes this limit even though it cannot be written, so that the next reading reports the
+                # file as missing.
                 wanted |= {name: DesiredLimit(raised.plus, needed=True) for name in with_reservation(file)}
             continue
         current, note = present[file], noted.get(file)
@@ -181,8 +181,8 @@ def raised_limits(
 def unthrottled(entitlement: Entitlement, limit: CpuLimit | None) -> bool:
     """Returns True if a container must have no CFS quota.
 
-    This applies to a container whose claims have ``quota: lift`` and whose claimed CPUs cover its CPU limit, if it has
-    one.
+    This applies to a container whose claims have ``quota: lift`` if it has no CPU limit, or if its claimed CPUs cover
+    its CPU limit.
     """
     if limit is None or not entitlement.lift_quota:
         return entitlement.lift_quota
@@ -278,8 +278,8 @@ def claimed_bytes(entitlements: Iterable[Entitlement]) -> dict[int, int]:
 def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[int, int]:
     """Derives the kubelet's hugepage limits from the limits that the runtime has stored (``shown``).
 
-    The stored limits include the claimed bytes, which the backend's answer to CreateContainer has added. A size whose
-    limit equals the claimed bytes is left out: the kubelet may have set 0, or the runtime may have dropped the
+    The stored limits include the claimed bytes, which the backend's answer to CreateContainer has added. A page size
+    whose limit equals the claimed bytes is left out: the kubelet may have set 0, or the runtime may have dropped the
     kubelet's limit.
     """
     return {
@@ -331,7 +331,7 @@ def guard_limits(
     kills the process (PostgreSQL's "Bus error"); with them, mmap fails. ``reservable`` contains the current reservation
     limits. ``supplied`` is True if the runtime has supplied the container's own hugepage limits. If it has not, a size
     is limited only if the pod's original limit is 0, since the container may otherwise have asked for pages.
-    ``pod_own`` is called only if needed.
+    ``pod_own`` returns the pod's original limits, and is called only if they are needed.
     """
     files = {file: size for size in sizes if reservable.get(file := hugepage_files(size)[1], 0) != 0}
     if not files:

@@ -70,7 +70,7 @@ class ActiveLock:
         self._last_warning = ""
         self._holder: Heartbeat | None = self._own
         """Last heartbeat from another holder; initially this instance's own. A holder without a heartbeat (None) is
-        trusted."""
+        treated as fresh."""
         self._grace_start = clock()
         """Start of the grace period: the latest of the times at which a synchronized holder last wrote a heartbeat, the
         holder lost the runtime, a new holder was first observed, and this instance was synchronized."""
@@ -100,7 +100,10 @@ class ActiveLock:
         return Leadership(self.fresh, first, own=self._held)
 
     def set_serving(self, *, serving: bool) -> None:
-        """Sets whether this instance is synchronized with the runtime, as it must be to replace a stale holder."""
+        """Sets whether this instance is synchronized with the runtime.
+
+        Only a synchronized instance may replace a stale holder.
+        """
         if serving == self._own.serving:
             return
         if serving:
@@ -233,8 +236,8 @@ class ActiveLock:
             os.pwrite(fd, self._own.encode(), 0)
             self._last_warning = ""
         except OSError as error:
-            # On a full disk, the first heartbeat cannot be written. Other instances trust a holder that has not written
-            # one.
+            # On a full disk, the first heartbeat cannot be written. Other instances treat a holder without a heartbeat
+            # as fresh, and do not replace it.
             self._warn_once("the heartbeat cannot be written", error)
 
     def _warn_once(self, text: str, error: OSError) -> None:

@@ -25,7 +25,10 @@ class CgroupWatch:
     """Watches one file in several cgroups of a tree."""
 
     def __init__(self, root: str, file: str, expected: Callable[[bytes], bool], interval: float = 0.0) -> None:
-        """``expected`` returns False if a file's content has already changed when the watch begins.
+        """Creates a watch that does not watch any cgroup yet.
+
+        When the watch of a file begins, ``expected`` is called with the file's content. It returns False if the file
+        has already changed.
 
         A second event for the same cgroup within ``interval`` seconds is dropped, since a pod can cause a hundred
         events per second.
@@ -40,7 +43,7 @@ class CgroupWatch:
         self._reported: dict[str, float] = {}
 
     def listen(self, changed: Callable[[set[str]], None]) -> None:
-        """From now on, calls ``changed`` with the paths of cgroups whose file has changed."""
+        """Starts calling ``changed`` with the paths of cgroups whose file has changed."""
 
         def ready() -> None:
             if paths := self.take_changed():

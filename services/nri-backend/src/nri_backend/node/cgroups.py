@@ -256,7 +256,7 @@ class CgroupTree:
         self.files.make_cgroup(f"{self.root}/{path}")
 
     def remove(self, path: str) -> None:
-        """Removes a cgroup without processes and children. Raises OSError."""
+        """Removes a cgroup that has neither processes nor children. Raises OSError."""
         self.files.remove_cgroup(f"{self.root}/{path}")
 
     def children(self, path: str) -> list[str]:

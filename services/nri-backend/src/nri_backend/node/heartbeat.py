@@ -68,7 +68,7 @@ class Heartbeat:
     def fresh(self, now: float) -> bool:
         """Returns True if the holder is synchronized and the heartbeat is recent.
 
-        A heartbeat whose time is in the future is from an earlier boot.
+        A heartbeat whose time is in the future was written before the last reboot, so it is not recent.
         """
         return self.serving and -_MAX_AHEAD_SECONDS <= now - self.at <= STALE_HEARTBEATS * self.every
 

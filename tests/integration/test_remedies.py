@@ -78,7 +78,7 @@ class DenyingTree(KernelTree):
     [
         (NO_SYS_ADMIN, IDENTITY, BackendCode.SYS_ADMIN_MISSING, "give the backend container the SYS_ADMIN capability"),
         (ALL, "0 100000 65536\n", BackendCode.USER_NAMESPACE, "hostUsers: true"),
-        (ALL, IDENTITY, BackendCode.SECURITY_MODULE, "configure SELinux or AppArmor to allow it"),
+        (ALL, IDENTITY, BackendCode.SECURITY_MODULE, "configure SELinux or AppArmor to let the backend write"),
     ],
 )
 def test_the_remedy_for_a_missing_privilege_names_it(

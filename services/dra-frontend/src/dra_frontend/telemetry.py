@@ -29,7 +29,7 @@ from dra_frontend.publishing.publisher import Publisher
 _BACKEND: Final = "dra_numa_backend_"
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
 _MAX_SERIES: Final = 1000
-"""Maximum number of time series accepted from a backend, which has about 60."""
+"""Maximum number of time series accepted from a backend. A backend normally sends about 60."""
 _RENDER_SECONDS: Final = 1.0
 """Minimum interval between two renderings."""
 _PLAIN: Final[Mapping[str, type[CounterMetricFamily | GaugeMetricFamily]]] = {
@@ -42,7 +42,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 @dataclass(frozen=True, eq=False)
 class NodeGauges(Collector):
-    """Computes gauges for the node's state on each scrape."""
+    """Collector that computes gauges for the node's state on each scrape."""
 
     ledger: Callable[[], Ledger]
     watch: MachineWatch
@@ -61,7 +61,7 @@ class NodeGauges(Collector):
             yield GaugeMetricFamily(_BACKEND + "report_age_seconds", text, value=self.backend.age)
             pins = self.backend.status.kubelet_pins
             static = (([manager], manager in pins) for manager in ("cpu", "memory"))
-            text = "1 if this kubelet manager is static or an NRI plugin assigns the same resources, else 0."
+            text = "1 if this kubelet manager is static, or if an NRI plugin assigns the same resources; else 0."
             yield _gauge("dra_numa_kubelet_static_manager", text, ["manager"], static)
         text = "Number of failed reads of /sys and /proc."
         yield CounterMetricFamily("dra_numa_discovery_failures", text, value=self.watch.failures)
@@ -77,7 +77,7 @@ class NodeGauges(Collector):
         return (
             (
                 "dra_cpu_allocated_cpus",
-                "Number of CPUs in prepared claims, and of CPUs that are held for released or lost claims.",
+                "Number of CPUs that are allocated to prepared claims or held for released or lost claims.",
                 len(held),
             ),
             (
@@ -149,7 +149,7 @@ def _gauge(name: str, text: str, labels: list[str], values: Iterable[tuple[list[
 
 @dataclass(frozen=True, eq=False)
 class BackendMetrics(Collector):
-    """Exports the metrics from the backend's last report until the backend's lease ends."""
+    """Collector that exports the metrics from the backend's last report until the backend's lease ends."""
 
     backend: BackendView
 
@@ -210,7 +210,9 @@ class Telemetry:
         )
         text = "Number of metadata files that could not be written; the container starts without one."
         self.metadata_failures = Counter("dra_numa_metadata_failures", text, ["driver"], registry=registry)
-        text = "Number of writes to claims' status.devices, by result; denied: missing permission or feature gate."
+        text = (
+            "Number of writes to claims' status.devices, by result; denied if a permission or feature gate is missing."
+        )
         self.status_writes = Counter("dra_numa_claim_status_writes", text, ["result"], registry=registry)
         for result in ("written", "failed", "denied"):
             self.status_writes.labels(result)

@@ -45,8 +45,9 @@ CAUSES: Final = {
         f"set hostUsers: true there; {_WITHOUT}"
     ),
     BackendCode.SECURITY_MODULE: Cause(
-        "configure SELinux or AppArmor to allow it: set the chart's selinuxType value to a type that may write to "
-        "cgroups, such as spc_t, or load a profile that allows writes under /sys/fs/cgroup and set appArmorProfile; "
+        "configure SELinux or AppArmor to let the backend write to cgroups: set the chart's selinuxType value to a "
+        "type that may do so, such as spc_t, or load a profile that allows writes under /sys/fs/cgroup and set "
+        "appArmorProfile; "
         f"{_WITHOUT}"
     ),
     BackendCode.SYS_ADMIN_IN_EFFECT: Cause(
@@ -68,7 +69,7 @@ CAUSES: Final = {
     ),
     BackendCode.CLAIM_FILES_UNREADABLE: Cause("see claims.readable and claims.directory"),
     BackendCode.HOST_UNREADABLE: Cause(
-        "mount the node's /sys into the backend container at the host root, and see config.machine"
+        "mount the node's /sys into the backend container under the host root, and see config.machine"
     ),
     BackendCode.READ_ONLY_FILE_SYSTEM: Cause(
         "mount the named directory read-write into the backend container: the chart's cgroup and "
@@ -83,7 +84,7 @@ CAUSES: Final = {
     BackendCode.NO_SPACE_LEFT: Cause("free space on the named directory's file system"),
     BackendCode.ENFORCEMENT_NOT_RECORDED: Cause(f"see driver.run-directory and host.space; {_LOG}"),
     BackendCode.CPUS_LOST: Cause(
-        "drain and reboot the node: its kernel has lost the CPUs and may panic (docs/exclusive.md)"
+        "drain and reboot the node: no cgroup has the named CPUs, and the kernel may panic (docs/exclusive.md)"
     ),
     BackendCode.KERNEL_CALL_HANGS: Cause(
         "see dmesg for a task that is stuck in the kernel; if it stays stuck, drain and reboot the node"
@@ -109,7 +110,7 @@ CAUSES: Final = {
         "run dra-frontend doctor: see claims.recorded, claims.readable and api.reachable"
     ),
 }
-"""Causes with their own remedies."""
+"""Causes that have their own remedy, by code."""
 UNEXPLAINED: Final = frozenset(
     {
         BackendCode.CGROUP_FILE_REFUSED,
@@ -175,13 +176,13 @@ _REMEDIES: Final = {
         "errors, drain the pods that use it and replace the hardware: docs/live-machine.md"
     ),
     StatusCode.CLAIM_NOT_ENFORCED: (
-        f"if all of its CPUs are offline, see claims.online; otherwise the audit repairs it within 60 s; if it "
-        f"persists, {_LOG}"
+        f"if all CPUs of the claim are offline, see claims.online; otherwise the audit enforces the claim again within "
+        f"60 s; if the problem persists, {_LOG}"
     ),
     StatusCode.POD_INCOMPLETE: "see driver.pod",
     StatusCode.ERRORS_UNREADABLE: "see docs/live-machine.md for the counters that the driver reads",
     StatusCode.HOST_HUGEPAGES_UNKNOWN: (
-        "see kernel.release and kernel.kubepods; hostHugepages.detect: true in the chart mounts the cgroup tree"
+        "see kernel.release and kernel.kubepods; set hostHugepages.detect: true in the chart to mount the cgroup tree"
     ),
     StatusCode.KUBELET_RESERVE_UNKNOWN: (
         "set reservedMemory in driverConfig; see api.rights for the permission to get nodes"

@@ -130,7 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
     shape = argparse.RawDescriptionHelpFormatter
     parser = _Parser(
         prog=_PROGRAM,
-        description="DRA drivers for CPUs, memory and hugepages. Without a command, it runs the service.",
+        description="DRA drivers for CPUs, memory and hugepages. Without a command, dra-frontend runs the service.",
         epilog=_epilog({f"{name} {_first(name)}": _sentence(name) for name in _OF_TOP}, _STATUSES),
         formatter_class=shape,
     )
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return run_service(load_settings(arguments))
         if arguments.command == "serve-hugepages":
-            from dra_frontend.node.pool_helper import main as serve_hugepages  # noqa: PLC0415 - no other command needs it
+            from dra_frontend.node.pool_helper import main as serve_hugepages  # noqa: PLC0415 - needed only here
 
             settings = load_settings(arguments)
             return serve_hugepages(settings.config, settings.host_root)

@@ -257,7 +257,7 @@ def deep(path: Path) -> None:
     [
         (lambda path: path.write_text("x"), "is not an archive"),
         (lambda _: None, "cannot be read"),
-        (deep, "a path of more than 64 parts"),
+        (deep, "a path with more than 64 components"),
     ],
 )
 def test_the_exit_status_for_an_invalid_archive_is_2(

@@ -135,7 +135,7 @@ def test_plans_that_the_machine_cannot_fulfil_are_rejected() -> None:
     ):
         assert text in fault(file(pages), on=machine_)
     text = fault(file({"size": "1G", "count": 64, "node": 1}), file({**small, "node": 1}))
-    assert "0.yaml: spec.pages.0, 1.yaml: spec.pages.0: 68721573888 bytes of hugepages on node 1, which has" in text
+    assert "0.yaml: spec.pages.0, 1.yaml: spec.pages.0: 68721573888 bytes of hugepages are requested on node 1" in text
 
 
 def test_existing_pages_of_other_sizes_take_up_memory() -> None:
@@ -145,8 +145,8 @@ def test_existing_pages_of_other_sizes_take_up_memory() -> None:
     half = replace(node(0, frozenset({0})), hugepages=(HugepagePool(M2, 0, 0), HugepagePool(G1, 32, 32)))
     most = {"size": "2M", "count": 57 * 512}
     text = fault(file(most), on=host(half))
-    assert f"{57 * GIB} bytes of hugepages on node 0, which has" in text
-    assert f"; {32 * GIB} bytes of other sizes stay allocated there" in text
+    assert f"{57 * GIB} bytes of hugepages are requested on node 0, whose total memory" in text
+    assert f"; {32 * GIB} bytes in pages of other sizes stay allocated there" in text
     assert planned(file({"size": "2M", "count": 32 * 512}), on=host(half)) == {(M2, 0): 32 * 512}
     assert planned(file(most, {"size": "1G", "count": 7}), on=host(half)) == {(M2, 0): 57 * 512, (G1, 0): 7}
 

@@ -292,7 +292,7 @@ def test_another_drivers_class_must_be_given(root: Path, capsys: pytest.CaptureF
         ),
         (
             "dra.memory-far",
-            "this node has no memory that DeviceClass dra.memory-far selects: all of its NUMA nodes with such memory",
+            "this node has no memory that DeviceClass dra.memory-far selects: none of its NUMA nodes without CPUs",
         ),
     ],
 )

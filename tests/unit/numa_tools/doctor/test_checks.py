@@ -263,7 +263,7 @@ async def test_a_container_that_outlives_its_claim_is_to_be_stopped(node: Ailing
     """
     node.containers[0] |= UNKNOWN_CLAIM
     (finding,) = (await verdicts(node))["claims.recorded"].findings
-    assert "their CPUs stay held" in finding.why
+    assert "the claims' CPUs stay held" in finding.why
     assert (
         f"has been deleted, stop this container on the node (crictl stop {node.containers[0]['id']})" in finding.remedy
     )

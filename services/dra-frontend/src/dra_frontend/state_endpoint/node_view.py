@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the document that the page displays: the location, holder and use of all CPUs and memory, and the problems."""
+"""Builds the document that the web page displays.
+
+It lists the location, claim and use of each CPU, the memory of each NUMA node, the claims and containers, and the
+node's problems.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -76,7 +80,7 @@ def _memory(state: StateSource) -> Iterator[PageMemory]:
 
 
 def _claims(state: StateSource, conditions: Mapping[str, Condition]) -> Iterator[PageClaim]:
-    """Yields every claim that has a record, with its resources on this node and whether they are enforced."""
+    """Yields every claim that has a record, with its resources on this node and its enforcement status."""
     records: defaultdict[str, list[AllocationRecord]] = defaultdict(list)
     for record in state.store.ledger.records:
         records[record.claim.uid].append(record)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the page that shows this node, its static files and the document that it displays, also over TCP.
+"""Serves the web page that shows this node: its static files, and the document that the page displays.
 
-Names of pods and claims reach the browser only as JSON, and the page inserts them only as text.
+The state socket always serves the page. A TCP port also serves the page if ``pagePort`` is set. Names of pods and
+claims reach the browser only as JSON, and the page inserts them only as text.
 """
 
 import asyncio

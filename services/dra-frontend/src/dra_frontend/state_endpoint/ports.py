@@ -24,7 +24,7 @@ _FOREIGN: Final = "use localhost or 127.0.0.1: the Host header names another mac
 
 
 def probe_endpoints(state: StateSource) -> Endpoints:
-    """Returns ``/healthz``, ``/readyz`` and ``/metrics``, the only endpoints on the probe port."""
+    """Returns the endpoints of the probe port: only ``/healthz``, ``/readyz`` and ``/metrics``."""
 
     def ready() -> Response:
         problems = state.unready()
@@ -77,10 +77,10 @@ def port_application(endpoints: Endpoints) -> Starlette:
 
 
 class LocalOnly:
-    """Rejects requests unless their Host header is ``localhost`` or a loopback address.
+    """ASGI middleware that rejects a request unless its Host header is ``localhost`` or a loopback address.
 
-    The Host header is the name in the browser's address bar. A web site can make its own name resolve to the loopback
-    address to read what is served there (DNS rebinding), but it cannot choose this header.
+    A browser sets the Host header to the name in its address bar. A web site can make its own name resolve to the
+    loopback address in order to read the responses (DNS rebinding), but it cannot choose this header.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP server for the state socket and the TCP ports: uvicorn, with limits that uvicorn lacks.
+"""HTTP server for the state socket and the TCP ports: uvicorn with additional limits.
 
-uvicorn limits neither the number of connections, except by rejecting new ones, nor the time that a peer takes to send a
-request or to read the response. h11, its parser, applies its size limit for a request head only while the head is
-incomplete, and takes up to 0.9 s of CPU time for a head of 8 KiB (docs/adr/0025-one-http-server.md has the
-measurements). BoundedConnection therefore makes room for the newest connection by closing another one, closes
-connections after a time limit, and passes a head to h11 only once it is complete and checked.
+uvicorn can limit the number of connections only by rejecting new ones, and does not limit the time that a peer takes to
+send a request or to read the response. uvicorn's parser, h11, limits the size of a request head only while the head is
+incomplete, and may need 0.9 s of CPU time to parse a head of 8 KiB (docs/adr/0025-one-http-server.md has the
+measurements). Therefore BoundedConnection closes an existing connection to make room for a new one, closes connections
+after a time limit, and passes a request head to h11 only after the whole head has arrived and has been checked.
 """
 
 import asyncio
@@ -33,7 +33,9 @@ from uvicorn.server import Server  # noqa: E402
 
 _HEAD_END: Final = b"\r\n\r\n"
 _SLOW: Final = re.compile(rb"[^\t\r\n -~\x80-\xff]|\r(?!\n)|[ \t]{16}")
-"""Request heads that h11 parses slowly: a control character at the end of a long line, or a long run of blanks."""
+"""Pattern for request heads that h11 may parse slowly: heads with a control character, which matters at the end of a
+long line, or with a long run of spaces and tabs.
+"""
 _MAX_LINES: Final = 64
 _CONNECTIONS_PER_TURN: Final = 8
 """Number of connections that are accepted during a flood before the event loop continues with other work."""
@@ -50,21 +52,21 @@ class Bounds:
     """Limits for the clients of one listening socket."""
 
     connections: int
-    """Maximum number of simultaneous connections. A new connection beyond this number causes another one to be closed.
-    If each connection serves a single request, that is the oldest connection, even while its request is being handled.
-    Otherwise it is the oldest connection that has not sent a request yet, else the oldest that is between two requests,
-    else the oldest of all.
+    """Maximum number of simultaneous connections. If a new connection exceeds this number, another connection is
+    closed. If each connection serves a single request, the oldest connection is closed, even while its request is being
+    handled. Otherwise, the oldest connection that has not sent a request yet is closed. If there is none, the oldest
+    connection that is between two requests is closed, or else the oldest of all.
     """
     head_bytes: int
     """Maximum size of the request line and headers."""
     single_request_seconds: float | None = None
-    """Lifetime of a connection that serves one request without a body. If None, a connection may serve any number of
-    requests.
+    """Maximum lifetime of a connection. If it is set, each connection serves only one request, without a body. If None,
+    a connection may serve any number of requests.
     """
 
 
 STATE_SOCKET: Final = Bounds(connections=128, head_bytes=64 << 10)
-"""Limits for the socket that only root can use. The backend has two connections; the others come from users'
+"""Limits for the socket that only root can use. The backend uses two connections; the others are for users'
 commands.
 """
 PORT: Final = Bounds(connections=64, head_bytes=8 << 10, single_request_seconds=5.0)
@@ -85,10 +87,10 @@ class BoundedConnection(H11Protocol):
 
     @property
     def _rank(self) -> int:
-        """Rank by which connections are closed, lowest first: 0 before the first request, 1 between requests, 2 during
-        a request.
+        """Returns 0 before the first request, 1 between requests, and 2 during a request. The connection with the
+        lowest rank is closed first.
 
-        Always 0 if the connection serves a single request.
+        The rank is always 0 if the connection serves a single request.
         """
         request = cast("RequestResponseCycle | None", self.cycle)  # None until the first request arrives
         if request is None or self._bounds.single_request_seconds is not None:
@@ -114,12 +116,12 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Passes a head to h11 once it is complete, and then the body, unless requests on this socket must not have
-        one.
+        """Passes a request head to h11 once the whole head has arrived and has been checked. Also passes the request's
+        body, unless requests on this socket must not have a body.
         """
         # A client of the state socket may send a request before it has read the previous response. The beginning of the
-        # next head may then already be in h11's buffer, so the rest has to go there as well. Such a head is not
-        # checked.
+        # next head may then already be in h11's buffer, so the rest of that head must be passed to h11 as it arrives.
+        # Such a head is not checked.
         if self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]:
             super().data_received(data)
             return
@@ -142,14 +144,15 @@ class BoundedConnection(H11Protocol):
 
 
 class HttpServer(Server):
-    """uvicorn without its main loop.
+    """uvicorn's server without its main loop.
 
     That loop handles signals, sets the headers ``date`` and ``server``, and polls ten times a second, which would
     account for a quarter of an idle frontend's CPU time. app.py handles the signals, and responses have neither header.
     """
 
     def __init__(self, app: ASGIApp, bounds: Bounds, listening: socket.socket) -> None:
-        # h11 and asyncio: httptools and uvloop take 14 MB, with no benefit at ten requests a second.
+        # The server uses h11 and asyncio, since httptools and uvloop take 14 MB and have no benefit at ten requests
+        # a second.
         super().__init__(
             Config(
                 app,
@@ -164,8 +167,8 @@ class HttpServer(Server):
                 timeout_graceful_shutdown=1,
                 timeout_keep_alive=_IDLE_SECONDS,
                 h11_max_incomplete_event_size=bounds.head_bytes,
-                # asyncio uses one number for both: connections that wait in the kernel, and connections accepted per
-                # loop iteration.
+                # asyncio uses this number both as the maximum number of connections that wait in the kernel, which
+                # start() then sets to _BACKLOG, and as the maximum number of connections accepted per loop iteration.
                 backlog=_CONNECTIONS_PER_TURN,
             )
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface to the part of the service's state that the endpoint shows."""
+"""Interface to the part of the service's state that the state endpoint serves."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,7 +13,7 @@ from dra_frontend.publishing.offer import Offer
 
 
 class StateSource(Protocol):
-    """State that the endpoint shows, read on each request."""
+    """The part of the service's state that the state endpoint serves. It is read on each request."""
 
     node: str
     instance: str

@@ -55,7 +55,8 @@ def notices(
 ) -> tuple[tuple[Notice, ...], tuple[Notice, ...], int]:
     """Returns distinct problems and warnings, and the number of problems and warnings that were omitted.
 
-    A problem whose only effect is to make the pod unready is not listed until the pod is unready, which takes 10 s.
+    A problem whose only effect is to make the pod unready is listed only once the pod is unready, that is, after the
+    problem has lasted for 10 s.
     """
     unready = tuple(dict.fromkeys(state.unready()))
     known = {(one.code, one.subject) for one in unready}

@@ -29,7 +29,7 @@ from dra_frontend.publishing.offer import Snapshot
 
 
 def version_view(node: str, instance: str) -> VersionDocument:
-    """Returns the versions of the software and its documents."""
+    """Returns the versions of the software and of the document formats."""
     formats = FormatsDocument(record=RECORD_VERSION, report=REPORT_VERSION, state=STATE_VERSION)
     return VersionDocument(version=__version__, node=node, instance=instance, formats=formats)
 
@@ -88,7 +88,7 @@ def _errors_view(counter: ErrorCounter) -> ErrorCounterDocument:
 
 
 def devices_view(snapshot: Snapshot) -> list[DeviceDocument]:
-    """Returns every published device with its capacity, the part that claims hold, and its health."""
+    """Returns every published device with its capacity, its claimed amount, and its health."""
     health = {(driver, h.device): h for driver, devices in snapshot.health.items() for h in devices}
     return [
         DeviceDocument(
@@ -111,8 +111,8 @@ def devices_view(snapshot: Snapshot) -> list[DeviceDocument]:
 
 
 def cpus_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Iterator[CpuDocument]:
-    """Yields an entry for each CPU that is online or in a claim: its location, its claim, and how exclusivity is
-    enforced.
+    """Yields an entry for each CPU that is online or allocated to a claim: its location, its claim, and how exclusivity
+    is enforced.
     """
     users = {use.uid: one for one in backend.containers.values() if one.alive for use in one.claims}
     holders = ledger.cpu_holders()
@@ -137,7 +137,7 @@ def cpus_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Ite
 
 
 def cpu_uses_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> Iterator[PageCpu]:
-    """Yields an entry for each present CPU. Its use is a key of ``words.USES``."""
+    """Yields an entry for each present CPU. The entry's ``use`` is a key of ``words.USES``."""
     machine = inventory.machine
     records = {record.claim.uid: record for record in ledger.records if record.cpus}
     shown = list(cpus_view(inventory, ledger, backend))
@@ -165,8 +165,8 @@ def _reasons(fallback: str, requested: str) -> dict[str, Any]:
 
 
 def memory_view(inventory: Inventory, ledger: Ledger) -> list[MemoryDocument]:
-    """Returns each memory device's capacity and its claimed and free bytes, including devices that no longer exist but
-    are still held by claims.
+    """Returns the capacity, the claimed bytes and the free bytes of each memory device. A device that no longer exists
+    is included if claims are still allocated memory of it.
     """
     claimed = ledger.claimed_bytes()
     claims: dict[str, set[str]] = defaultdict(set)
@@ -200,5 +200,8 @@ def _reserved(inventory: Inventory, numa_node: int) -> dict[str, Any]:
 
 
 def backend_view(backend: BackendView) -> BackendDocument:
-    """Returns the backend's lease. It includes the metrics, but the endpoint omits them."""
+    """Returns the backend's last report, and whether any backend on this node enforces claims.
+
+    The report includes the metrics, which the endpoint omits from its response.
+    """
     return BackendDocument(live=backend.live, problem=backend.problem, age=backend.age, status=backend.status)

@@ -27,12 +27,12 @@ MAX_BYTES: Final = 128 << 20
 """
 MAX_ENTRIES: Final = 200_000
 _MAX_HEADER: Final = 64 << 10
-"""Maximum number of bytes before a file's content. A Linux path is up to 4 KiB long; sparse-file headers are
-unbounded.
+"""Maximum number of bytes before a file's content. A Linux path has at most 4 KiB, but the headers of a sparse file
+have no maximum size.
 """
 MAX_PARTS: Final = 64
-"""Maximum depth of a path. Paths in sysfs have at most 20 parts. Directories are removed recursively, and an archive
-could nest them thousands of levels deep.
+"""Maximum number of components of a path. Paths in sysfs have at most 20. Directories are removed recursively, and an
+archive could nest them thousands of levels deep.
 """
 MANIFEST: Final = "manifest.json"
 """File that contains the archive's version and lists the files that could not be read."""
@@ -60,7 +60,9 @@ class ArchiveWriter:
         self._entries = 0
 
     def add(self, path: str, text: str) -> bool:
-        """Adds a file under its path on the node. Returns False if the archive would become too large or too deep."""
+        """Adds a file under its path on the node. Returns False if the archive would become too large or the path is
+        too deep.
+        """
         data = text.encode(errors="surrogateescape")
         if self._bytes + len(data) > self._most_bytes or not self._has_room(path):
             return False
@@ -71,7 +73,7 @@ class ArchiveWriter:
         return True
 
     def add_directory(self, path: str) -> bool:
-        """Adds a directory. Returns False under the same conditions as :meth:`add`."""
+        """Adds a directory. Returns False if the archive would have too many entries or the path is too deep."""
         if not self._has_room(path):
             return False
         entry = self._entry(path)
@@ -93,7 +95,7 @@ class ArchiveWriter:
 
 
 class _Bounded(io.RawIOBase):
-    """Stream of uncompressed bytes that limits the size of the whole archive and of each part."""
+    """Stream of decompressed bytes that limits the size of the whole archive and of each entry with its header."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = gzip.GzipFile(fileobj=file, mode="rb")
@@ -141,7 +143,7 @@ def _extract_one(tar: tarfile.TarFile, entry: tarfile.TarInfo, into: Path) -> No
     if path.is_absolute() or ".." in path.parts or path.parts[:1] != (_TOP,) or "\0" in entry.name:
         raise ArchiveError(f"has an entry outside {_TOP}/")
     if len(path.parts) > MAX_PARTS:
-        raise ArchiveError(f"has a path of more than {MAX_PARTS} parts")
+        raise ArchiveError(f"has a path with more than {MAX_PARTS} components")
     if entry.type == tarfile.DIRTYPE:
         (into / path).mkdir(parents=True, exist_ok=True)
         return

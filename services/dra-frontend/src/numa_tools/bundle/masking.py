@@ -30,7 +30,7 @@ keep move exclusive isolated mixed all strict interleave none claim low min cont
 created running paused stopped prepared healthy unhealthy true false null
 """
 _MAX_BYTES: Final = 1 << 20
-"""Maximum size of a document inside a string. A longer string is masked as text."""
+"""Maximum size of a JSON document that is embedded in a string. A longer string is masked as text."""
 KEPT: Final = frozenset(_WORDS.split())
 """Words in the driver's own vocabulary. They are masked only in fields that contain names."""
 
@@ -102,8 +102,8 @@ class Masks:
     def document(self, value: Any, field: str = "", *, embedded: bool = False) -> Any:
         """Replaces the names in a JSON value. Keys are kept, except those with a slash, which are namespaced names.
 
-        A string may contain a document, as a claim file's annotation does. Strings in such a document (``embedded``)
-        are masked as text, because documents could otherwise be nested without limit.
+        A string may contain another JSON document, as a claim file's annotation does. Strings in such a document
+        (``embedded``) are masked as text, because documents could otherwise be nested without limit.
         """
         if isinstance(value, dict):
             return {
@@ -121,9 +121,11 @@ class Masks:
         return self.text(value)
 
     def learn_pools(self, names: Iterable[str]) -> None:
-        """Adds pool names that begin with the node's name: ``a-memory`` becomes ``node-1-memory``.
+        """Adds pool names that begin with the node's name. If the node ``a`` becomes ``node-1``, its pool ``a-memory``
+        becomes ``node-1-memory``.
 
-        Once the node's name is known, slice names and the pool names in documents are recognized without this method.
+        The node's name must have been added before. ``learn`` and ``learn_text`` call this method for the pool names
+        in documents and in the names of slices.
         """
         for name in set(names) - self._masks.keys():
             nodes = [

@@ -84,7 +84,7 @@ def _includes(place: Any, item: Any) -> bool:
     return any(equal(each, item) for each in place)
 
 
-# String functions: cel-go's ext.Strings, version 2, which counts characters.
+# String functions: cel-go's ext.Strings, version 2, whose indices count characters rather than bytes.
 def _character(text: str, index: int) -> str:
     if not 0 <= index <= len(text):
         raise CelError(f"index out of range: {index}")
@@ -162,7 +162,7 @@ def _is_valid(make: Function) -> Function:
 
 def _fits_int(quantity: Quantity) -> bool:
     if quantity.value.denominator == 1 and not quantity.whole:
-        raise CelUnsupportedError("whether a quantity with decimals converts to an integer is unknown")
+        raise CelUnsupportedError("it is unknown whether a quantity with decimals converts to an integer")
     return quantity.value.denominator == 1 and -INT_END <= quantity.value < INT_END
 
 

@@ -21,7 +21,9 @@ _PIECE: Final = 16
 
 
 class CelError(CelTextError):
-    """Raised if the evaluation fails. The scheduler then stops scheduling the pod, with this message in an Event."""
+    """Raised if the evaluation fails. In the cluster, the scheduler then stops scheduling the pod and reports this
+    error in an Event.
+    """
 
 
 class CelCostError(CelUnsupportedError):
@@ -168,7 +170,9 @@ def is_number(value: Any) -> bool:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Returns True if two values are equal. Numbers compare across types, other values only within their own type."""
+    """Returns True if two values are equal. Numbers of different types can be equal. Any other value is equal only to
+    values of its own type.
+    """
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(equal, one, other))
     if isinstance(one, Mapping) and isinstance(other, Mapping):
@@ -221,7 +225,7 @@ def calculated(calculate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
 
 
 def _quotient(one: Any, other: Any) -> Any:
-    """Divides two integers and truncates the quotient toward zero."""
+    """Divides two numbers of the same type. The quotient of integers is truncated toward zero."""
     if isinstance(one, float):
         return one / other
     return abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)

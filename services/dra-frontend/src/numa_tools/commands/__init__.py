@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands. None of them starts the service or stores anything, and only ``provision`` changes the node."""
+"""The commands. None of them starts the service or keeps state, and only ``provision`` changes the node."""

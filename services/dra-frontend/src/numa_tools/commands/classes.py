@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the DeviceClasses for a machine's devices. Pure.
 
-Selectors use attributes that do not change between releases. They also admit the devices of the other memory driver
-(dra-driver-memory), which spells page sizes differently and publishes no tier.
+Selectors use attributes that do not change between releases. They also match the devices of the other memory driver
+(dra-driver-memory), which writes page sizes differently and publishes no tier.
 """
 
 from collections.abc import Sequence

@@ -65,7 +65,7 @@ def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[d
     try:
         return asyncio.run(_explain_pending(settings, known, kind, name))
     except KubeError as error:
-        nothing = f"nothing called {name} is known on this node" + (f" ({known.silent})" if known.silent else "")
+        nothing = f"nothing called {name} was found on this node" + (f" ({known.silent})" if known.silent else "")
         raise UnknownSubjectError(f"{nothing}; looking it up in the API server failed: {error}") from error
 
 
@@ -134,7 +134,9 @@ def _as_published(node: NodeFiles, devices: Iterable[PublishedDevice]) -> Invent
 
 
 def _kernel_files(settings: Settings, containers: tuple[ContainerReport, ...]) -> dict[str, dict[str, str]]:
-    """Returns the containers' cgroup files by container and name, or nothing if the cgroup tree is not mounted."""
+    """Returns the containers' cgroup files by container id and file name, or an empty dict if the cgroup tree is not
+    mounted.
+    """
     cgroups = HostTree(on_node(settings.host_root, settings.config.cgroup_root))
     found: dict[str, dict[str, str]] = {}
     for report in containers:

@@ -82,7 +82,8 @@ class Bundle:
     def collect(self) -> None:
         """Reads all files and documents. Any that cannot be read are listed as missing."""
         config = self._settings.config
-        # The copied files already contain the overlay. The path to the credentials is omitted to keep it private.
+        # The overlay is omitted because its contents are already in the copied files. The path of the kubeconfig is
+        # omitted to keep it private.
         shown = config.model_copy(update={"sysfs_overlay": "", "kubeconfig": ""})
         self.files[CONFIG] = json.dumps(shown.model_dump(mode="json", by_alias=True), indent=1)
         self._service()

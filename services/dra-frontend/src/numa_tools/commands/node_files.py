@@ -76,9 +76,9 @@ def kubelet_reserve(settings: Settings) -> int | None:
 
 
 def read_archived(path: Path) -> Any:
-    """Returns the value of a JSON file in an archive. Raises OSError or ValueError.
+    """Parses a JSON file in an archive. Raises OSError or ValueError.
 
-    Only the nesting depth is limited. The commands display any unexpected values in an archive unchanged.
+    Only the nesting depth is checked. The commands display any unexpected values in an archive unchanged.
     """
     data = path.read_bytes()
     if json_too_deep(data):

@@ -116,7 +116,13 @@ def _check_memory(machine: Machine, targets: Sequence[Target]) -> None:
         present = sum(pool.total * pool.page_bytes for pool in node.hugepages if pool.page_bytes not in sizes)
         if own and wanted + present > node.memory_bytes:
             sources = ", ".join(dict.fromkeys(target.source for target in own))
-            beside = f"; {present} bytes of other sizes stay allocated there" if present else ""
+            beside = f"; {present} bytes in pages of other sizes stay allocated there" if present else ""
             raise ConfigError(
-                sources, [f"{wanted} bytes of hugepages on node {node.id}, which has {node.memory_bytes}{beside}"]
+                sources,
+                [
+                    (
+                        f"{wanted} bytes of hugepages are requested on node {node.id}, whose total memory in bytes "
+                        f"is {node.memory_bytes}{beside}"
+                    )
+                ],
             )

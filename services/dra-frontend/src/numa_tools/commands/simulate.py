@@ -97,7 +97,8 @@ def _explained(why: str, machine: Machine) -> str:
         )
     if name.startswith(("dra.hugepages-", "dra.memory")):
         return (
-            f"this node has no memory that DeviceClass {name} selects: all of its NUMA nodes with such memory have CPUs"
+            f"this node has no memory that DeviceClass {name} selects: none of its NUMA nodes without CPUs has such "
+            "memory"
         )
     return f"{why}{_ADD}"
 

@@ -78,8 +78,8 @@ def _apart(claims: Claims, service: Service | Unread) -> Iterator[Finding]:
             record = named.get(name)
             yield problem(
                 f"The record in {name} was quarantined: {text}.",
-                "it contradicted another claim's record and is being rebuilt; its containers may use the other claim's "
-                "CPUs",
+                "the record contradicted another claim's record and is being rebuilt; the containers of its claim may "
+                "use the other claim's CPUs",
                 f"delete the pod {_pods(record)}" if record else f"delete the claim's pod: {_find(name)}",
             )
 
@@ -112,8 +112,8 @@ def _online(claims: Claims, machine: Inventory) -> Iterator[Finding]:
         if gone := record.cpus_of() - machine.machine.online:
             yield problem(
                 f"{_name(record)} is allocated CPUs {format_cpu_list(gone)}, which are offline.",
-                "its containers run on the remaining CPUs; if all of these are offline, the "
-                "containers use the pool, and no new container starts",
+                "its containers run on its other CPUs; if all of its CPUs are offline, the containers run on the "
+                "shared pool, and no new container of the claim can start",
                 "bring each of them online: echo 1 > /sys/devices/system/cpu/cpuN/online",
             )
 
@@ -156,7 +156,7 @@ def _recorded(service: Service) -> Iterator[Finding]:
             uids = ", ".join(use.uid for use in one.unknown_claims[:_MAX_SHOWN])
             yield problem(
                 f"{_pod(one)} refers to claims without a record: {uids}.",
-                "their CPUs stay held while the container runs, and a claim that was lost may keep new claims from "
+                "the claims' CPUs stay held while the container runs, and a lost claim may prevent new claims from "
                 "getting hugepages",
                 f"if the pod {one.pod_namespace}/{one.pod_name} has been deleted, stop this container on the node "
                 f"(crictl stop {one.id}); otherwise wait until the record has been rebuilt from the API server, and "
@@ -175,7 +175,7 @@ def _exclusive(service: Service, config: Config) -> Iterator[Finding]:
     for one in [one for one in _running(service) if one.fallback_reason][:_MAX_SHOWN]:
         yield problem(
             f"The kernel does not isolate the CPUs of {_pod(one)}: {one.fallback_reason}.",
-            f"the shared pool keeps containers off them; {daemons}",
+            f"the shared pool keeps other containers off these CPUs; {daemons}",
             f"{cause_of(one.fallback_code).remedy}. The driver retries every minute",
         )
 
@@ -185,7 +185,7 @@ def _quality(service: Service) -> Iterator[Finding]:
         if one.claims and "besteffort" in one.cgroup.lower():
             yield problem(
                 f"{_pod(one)} has a claim, but its pod is BestEffort.",
-                "such pods are evicted and killed first, since the kubelet does not count the claim",
+                "such pods are evicted and killed first, since the kubelet does not treat the claim as a request",
                 "set requests for cpu and memory in its containers: docs/workloads.md",
             )
 
@@ -193,7 +193,10 @@ def _quality(service: Service) -> Iterator[Finding]:
 def _kills(service: Service) -> Iterator[Finding]:
     for one in service.containers:
         if one.memory_kills:
-            what = f"The kernel killed {one.memory_kills} processes of {_pod(one)} because they were out of memory."
+            what = (
+                f"The kernel killed {one.memory_kills} processes of {_pod(one)} because the container was out of "
+                "memory."
+            )
             yield note(what, "its memory claim or limit is too small", "claim more memory; see the pod's Events")
 
 
@@ -206,8 +209,8 @@ def _on_their_cpus(service: Service) -> Iterator[Finding]:
             strange = format_cpu_list(foreign)
             yield problem(
                 f"{_pod(one)} may run on CPUs {strange}, which belong to none of its claims.",
-                "the container takes time from others that use these CPUs; unless all of its own CPUs are offline, the "
-                "audit should have moved it within seconds",
+                "the container takes CPU time from other containers on these CPUs; unless all of its own CPUs are "
+                "offline, the audit should have moved it to its own CPUs within seconds",
                 "see claims.online and driver.status",
             )
 

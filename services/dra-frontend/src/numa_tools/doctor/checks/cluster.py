@@ -221,7 +221,7 @@ def _owned(slices: tuple[Document, ...], node: Document) -> Iterator[Finding]:
 CHECKS: Final = (
     Check("api.reachable", "The API server responds.", ("server",), _reachable, always=True),
     Check("api.served", "It serves resource.k8s.io/v1.", ("slices",), _served, always=True),
-    Check("api.node", "The Node object with this name exists.", ("node", "server"), _node, always=True),
+    Check("api.node", "A Node object with the driver's node name exists.", ("node", "server"), _node, always=True),
     Check("api.release", "The API server runs Kubernetes 1.34 or later.", ("server",), _release),
     Check("api.gates", "The API server stores every field that the driver publishes.", ("trial", "config"), _gates),
     Check("api.clock", f"The API server's clock is within {_MAX_SECONDS:.0f} s of this node's.", ("trial",), _clock),

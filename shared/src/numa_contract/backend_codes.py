@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine-readable codes for the causes of problems that the backend reports. The sentence next to a code is for people
-and may change.
+"""Machine-readable codes for the causes of problems that the backend reports. The text that is reported with a
+code is meant for people and may change.
 """
 
 from enum import StrEnum
@@ -8,13 +8,15 @@ from typing import Final
 
 
 class BackendCode(StrEnum):
-    """Causes that keep the backend from enforcing something. The meaning of a code never changes."""
+    """Codes for the causes of problems: why the backend cannot fully enforce claims, or why it rejects a container. The
+    meaning of a code never changes.
+    """
 
     # The backend's container.
     SYS_ADMIN_MISSING = "SysAdminMissing"
     """The backend lacks the capability ``SYS_ADMIN``, without which the kernel creates no partitions."""
     SYS_ADMIN_IN_EFFECT = "SysAdminInEffect"
-    """The backend cannot drop ``SYS_ADMIN`` from its effective capabilities, so it is in effect all the time."""
+    """The backend cannot drop ``SYS_ADMIN`` from its effective capabilities, so the capability is always effective."""
     DAC_OVERRIDE_MISSING = "DacOverrideMissing"
     """The backend lacks the capability ``DAC_OVERRIDE``."""
     USER_NAMESPACE = "UserNamespace"
@@ -27,13 +29,13 @@ class BackendCode(StrEnum):
     NODE_IS_CONTAINER = "NodeIsContainer"
     """The node is itself a container, where the kernel creates no partitions."""
     KERNEL_TOO_OLD = "KernelTooOld"
-    """The kernel is too old: it does not support partitions, or it lacks some other cgroup file."""
+    """The kernel is too old: it does not support partitions, or it lacks a cgroup file that the backend needs."""
     CPUS_LOST = "CPUsLost"
     """The kernel has lost CPUs: the CPUs of a removed partition are in no cgroup. The backend creates no more
     partitions.
     """
     KERNEL_CALL_HANGS = "KernelCallHangs"
-    """The kernel has not answered a call for several seconds."""
+    """A kernel call has not returned for several seconds."""
     HOST_UNREADABLE = "HostUnreadable"
     """The backend cannot read the machine's CPUs and hugepage sizes, and keeps using the values that it last read."""
     # Files.
@@ -70,7 +72,7 @@ class BackendCode(StrEnum):
     HOST_DAEMONS_NOT_MOVED = "HostDaemonsNotMoved"
     """The backend cannot move host daemons off claimed CPUs."""
     HOST_DAEMONS_STAY = "HostDaemonsStay"
-    """Host daemons stay on claimed CPUs, since claims hold all CPUs that the daemons' slice allows."""
+    """Host daemons stay on claimed CPUs, since all CPUs that the daemons' slice allows are claimed."""
     INTERNAL_ERROR = "InternalError"
     """An unexpected exception in the backend; its log has the details."""
     # Rejections of containers.
@@ -91,7 +93,7 @@ class BackendCode(StrEnum):
     CLAIMED_CPUS_OCCUPIED = "ClaimedCPUsOccupied"
     """Another container still runs on the claim's CPUs."""
     NO_SHARED_CPUS = "NoSharedCPUs"
-    """Claims hold every CPU on the node, so none is left for a container without a claim."""
+    """All CPUs on the node are claimed, so none is left for a container without a claim."""
     NOT_ENFORCED = "NotEnforced"
     """No instance of the backend has enforced the container's claims."""
     NODE_OBSERVES = "NodeObserves"

@@ -104,7 +104,7 @@ def shared_env(record: AllocationRecord, request: str) -> dict[str, str]:
 def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any]]:
     """Returns the CDI mounts for a container that uses ``request`` (base name): metadata and hugepages.
 
-    The runtime creates a new hugetlbfs for each container, and it disappears with the container.
+    The runtime mounts a new hugetlbfs instance in each container. The instance disappears when the container exits.
     """
     mounts: list[dict[str, Any]] = []
     if file := record.metadata.get(request):

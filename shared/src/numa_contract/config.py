@@ -166,7 +166,7 @@ class ReservedMemory(Section):
 
     numa_node: Annotated[int, Field(ge=0)]
     limits: dict[_LimitName, Bytes]
-    """Bytes by ``memory`` or ``hugepages-<size>``."""
+    """Reserved bytes, keyed by ``memory`` or ``hugepages-<size>``."""
 
     @field_validator("limits")
     @classmethod
@@ -233,34 +233,36 @@ class Config(Section):
     enforcement: Literal["enforce", "observe"] = "enforce"
     """``observe``: the driver changes nothing on the node, reports what it would write, and refuses claims."""
     reserved_cpus: Annotated[CpuList, Field(alias="reservedCPUs")] = frozenset()
-    """CPUs for the system, such as ``"0-1,64-65"``. New claims do not get them, and they are in the shared pool only if
-    claims hold all other CPUs. All of them must exist."""
+    """CPUs for the system, such as ``"0-1,64-65"``. They are not allocated to new claims, and are in the shared pool
+    only if all other CPUs are claimed. All of them must exist."""
     reserved_memory: Annotated[tuple[ReservedMemory, ...], Field(strict=False)] = ()
     """Memory and hugepages that are never offered: a list of ``{numaNode, limits: {memory, hugepages-2Mi, ...}}``. If
     no entry has ``memory``, the kubelet's reserve is used.
     """
     cpu_exclusivity: Literal["auto", "partition", "pool"] = "auto"
-    """Isolation of claimed CPUs. ``auto``: by the kernel if possible, else by the shared pool. ``partition``: by the
-    kernel, else claims are refused. ``pool``: by the shared pool."""
+    """How claimed CPUs are isolated. ``partition``: the kernel isolates them in cpuset partitions, and claims that it
+    cannot enforce are refused. ``pool``: the driver confines other containers to the shared pool. ``auto``: as with
+    ``partition`` if possible, else as with ``pool``."""
     pool_growth: Literal["immediate", "lazy"] = "immediate"
-    """When running containers without a CPU claim get released CPUs: ``immediate``, or ``lazy`` (the next time the
-    driver changes their CPUs anyway).
+    """When running containers without a CPU claim may use CPUs that a claim has released: ``immediate``, or ``lazy``
+    (the next time the driver changes these containers' CPUs anyway).
     """
     withheld_cpus: Annotated[int, Field(ge=0, le=MAX_CPU)] | None = Field(default=None, alias="withheldCPUs")
     """Minimum number of unreserved CPUs that claims leave to other containers. If not set: 1 if no CPU is reserved,
     else 0.
     """
     max_claim_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
-    """Maximum share of the CPUs offered on the node that one claim may have."""
+    """Maximum share of the CPUs offered on the node that one claim may request."""
     cpu_quota: Literal["raise", "lift", "keep"] = "raise"
     """Effect of a claim on its pod's CPU limit: ``raise`` (by the number of claimed CPUs), ``lift`` or ``keep``."""
     irqs: Literal["move", "keep"] = "move"
-    """``move``: device interrupts and unbound kernel workers leave the CPUs of running claims. ``keep``: they stay."""
+    """``move``: device interrupts and unbound kernel workers are moved off the claimed CPUs of running containers.
+    ``keep``: they stay."""
     host_slices: bool = False
     """Whether system.slice, user.slice and init.scope are kept off claimed CPUs."""
     memory_protection: MemoryProtection = MemoryProtection()
     """Limits for claims that protect memory from reclaim: the kinds that they may request (``allowed``), and the share
-    of a NUMA node that all of them together may protect (``maxFraction``)."""
+    of a NUMA node's memory that all of them together may protect (``maxFraction``)."""
     hugepage_guard: bool = True
     """Whether ``mmap`` with ``MAP_HUGETLB`` fails in containers without hugepages. Otherwise the kernel may kill such a
     container at its first access."""
@@ -283,10 +285,10 @@ class Config(Section):
     cdi_dir: Annotated[AbsolutePath, AfterValidator(_volatile)] = CDI_DIRECTORY
     """Directory of the claims' CDI files. It must not survive a reboot."""
     run_dir: AbsolutePath = RUN_DIRECTORY
-    """Directory for sockets and locks, shared by all instances on the node. Its path has at most 59 bytes."""
+    """Directory for sockets and locks, shared by all instances on the node. Its path may be at most 59 bytes long."""
     kubelet_root_dir: AbsolutePath = "/var/lib/kubelet"
-    """Root directory of the kubelet. Its path has at most 33 bytes; if it is longer, start the kubelet with a shorter
-    symbolic link to it."""
+    """Root directory of the kubelet. Its path may be at most 33 bytes long. If it is longer, start the kubelet with a
+    shorter symbolic link to the directory."""
     nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
     """The container runtime's NRI socket."""
     cgroup_root: AbsolutePath = "/sys/fs/cgroup"

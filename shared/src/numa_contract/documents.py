@@ -73,8 +73,8 @@ def json_too_deep(data: bytes) -> bool:
     """Returns True if a JSON document is nested too deeply. For a string that is not JSON, the result is undefined."""
     if data.count(b"[") + data.count(b"{") <= MAX_NESTING:
         return False
-    # Removes the strings. Once escaped backslashes and quotes are gone, splitting at quotes makes every second part a
-    # string.
+    # Removes the strings. After escaped backslashes and quotes have been removed, the text is split at its quotes, and
+    # every second part is the content of a string.
     return brackets_too_deep(b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]))
 
 

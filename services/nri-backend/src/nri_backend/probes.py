@@ -88,7 +88,7 @@ class _Connection(asyncio.BufferedProtocol):
             oldest.abort()
 
     def abort(self) -> None:
-        """Closes the connection at once."""
+        """Closes the connection immediately and discards data that has not been sent."""
         self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's signature

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Problems: sentences for people, each with a machine-readable code for its cause. Pure."""
+"""Problems: human-readable sentences, each with a machine-readable code for the cause. All functions are pure."""
 
 import errno
 from collections.abc import Sequence
@@ -42,7 +42,9 @@ NO_PROBLEM: Final = Problem("", None)
 
 
 def read_problem(text: str, code: str) -> Problem:
-    """Returns a problem that was stored as text and code. Its code is None if this release does not know it."""
+    """Returns a problem that was stored as text and code. The problem's code is None if this release does not define
+    the code.
+    """
     return Problem(text, BackendCode(known) if (known := known_code(code)) else None)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects the backend's metrics. They are sent with the lease to the frontend, which serves them to Prometheus."""
+"""Collects the backend's metrics. The backend reports them to the frontend, which serves them to Prometheus."""
 
 import logging
 import time
@@ -165,7 +165,7 @@ class Telemetry:
             ),
             Metric(
                 name="exclusivity",
-                help="Always 1; the labels are the mode that isolates claimed CPUs on the node, and cpuExclusivity.",
+                help="Always 1; the labels are the node's current isolation mode and the configured cpuExclusivity.",
                 labels=("mode", "configured"),
                 samples=_one(1, *exclusivity),
             ),

@@ -50,7 +50,11 @@ def test_a_node_with_only_cgroup_v2_passes(tmp_path: Path) -> None:
         (HYBRID, None, r"cgroup v1 mounts \(.*\); boot it with systemd\.unified_cgroup_hierarchy=1"),
         (UNIFIED, None, r"cgroup\.controllers does not exist; mount the node's /sys/fs/cgroup there or set cgroupRoot"),
         (HYBRID, "io pids\n", "does not list cpuset: it is bound to cgroup v1 at /sys/fs/cgroup/cpuset"),
-        (UNIFIED, "", "does not list cpuset: it is withheld by the kernel or a parent; .*cgroup_no_v1=all"),
+        (
+            UNIFIED,
+            "",
+            "does not list cpuset: it is missing from the kernel or not enabled in a parent cgroup; .*cgroup_no_v1=all",
+        ),
         (UNIFIED + MEMORY_V1, "cpuset cpu hugetlb\n", "does not list memory: it is bound to cgroup v1 at .*/memory"),
         (UNIFIED, "cpuset cpu\n", None),
     ],

@@ -110,7 +110,7 @@ def test_a_missing_dac_override_is_a_problem(tmp_path: Path, permitted: str, mis
     """The message names the capability and the remedy."""
     problem = capability_problem(host(tmp_path, permitted))
     assert bool(problem) is missing
-    assert ("DAC_OVERRIDE" in problem and "the chart adds it" in problem) is missing
+    assert ("DAC_OVERRIDE" in problem and "the chart adds the capability" in problem) is missing
 
 
 def test_in_pool_mode_partitions_are_not_probed(tmp_path: Path) -> None:

@@ -69,10 +69,11 @@ class HostReader:
     async def refresh(self) -> None:
         """Reads the machine again. If that fails, the last reading stays in use.
 
-        The machine is read on the event loop itself, which takes less time than switching to a thread. The kernel
-        formats sysfs files from memory. It looks up and lists cgroups under the kernfs lock (kernfs_iop_getattr() and
-        kernfs_fop_readdir() in fs/kernfs), not under the cgroup locks, for which a write may have to wait. Only the
-        probe writes to cgroups.
+        The machine is read on the event loop itself, because that takes less time than switching to a thread. Reading
+        does not wait for the cgroup locks: the kernel formats sysfs files from memory, and looks up and lists cgroups
+        under the kernfs lock (kernfs_iop_getattr() and kernfs_fop_readdir() in fs/kernfs). A write to a cgroup may have
+        to wait for the cgroup locks. Only the probe writes to cgroups, so the machine is read in a thread if a probe
+        is due.
         """
         try:
             host = await asyncio.to_thread(self._read) if self._probe_is_due() else self._read()

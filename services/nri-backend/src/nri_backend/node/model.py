@@ -22,6 +22,6 @@ class Host:
     partitions: bool = False
     """True if the kernel can turn any cgroup into a cpuset partition (``cpuset.cpus.exclusive``, Linux 6.7)."""
     obstacle: Problem = NO_PROBLEM
-    """Reason why the backend creates no partitions, with the remedy; empty if it creates them. Existing partitions may
-    remain.
+    """Reason why the backend creates no partitions, with the remedy; empty if it creates them. Partitions that already
+    exist may remain even if there is such a reason.
     """

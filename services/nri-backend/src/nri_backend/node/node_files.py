@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only module that changes the node: files that belong to cgroups, interrupts and slices, and irqbalance.
+"""The only module of the backend that writes the node's files: those of cgroups, interrupts and slices. It also decides
+whether irqbalance's settings may be changed.
 
 `NodeFiles` makes the changes. `ObservedFiles` has the same methods but makes no changes: it records each one with the
-current content of the file (``enforcement: observe``). The lock, the heartbeat and the enforcement records in the
-driver's own directories do not count as the node's files here. tests/unit/test_node_writers.py lists every module that
-writes a file, and fails if any other module does. Every method blocks.
+current content of the file (``enforcement: observe``). Writes to the driver's own directories, which contain the lock,
+the heartbeat and the enforcement records, are not changes to the node and do not use this module.
+tests/unit/test_node_writers.py lists every module that writes a file, and fails if any other module does. Every method
+blocks.
 
 The mode is selected in one place: app.py creates an instance of one of the two classes and passes it to `CgroupTree`,
 and everything that changes the node writes through ``CgroupTree.files``. All code above CgroupTree is the same in both

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the cgroups whose processes are, or may be, on certain CPUs. Every call blocks."""
+"""Finds the cgroups whose processes are, or may be, running on given CPUs. Every function blocks."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -42,14 +42,15 @@ def occupants(
 ) -> dict[str, frozenset[int] | None]:
     """Returns the containers that are, or may be, running on the CPUs in ``own``, each with its effective CPUs.
 
-    ``partition`` is True if the CPUs are to become a partition. A container whose configured CPUs all belong to other
-    partitions has its parent's effective CPUs, which include those in ``own``. The audit cannot move such a container
-    and does not need to: the kernel takes a new partition's CPUs away from all other cgroups, unless the configured
-    CPUs of a sibling overlap with the partition.
+    ``partition`` is True if the CPUs are to become a partition. A container that has online configured CPUs, but none
+    in ``own``, is then left out. Its effective CPUs may still include those in ``own``: if all of its configured CPUs
+    belong to other partitions, its effective CPUs are those of its parent. The audit cannot move such a container. It
+    need not, because the kernel takes a new partition's CPUs away from all other cgroups, unless the configured CPUs of
+    a sibling overlap with the partition.
     """
     found: dict[str, frozenset[int] | None] = {}
     read = others.contents(others.paths, EFFECTIVE)
-    # A node has hundreds of containers and few different cpusets, so each distinct content is parsed and compared once.
+    # A node has hundreds of containers but few different cpusets, so each distinct content is parsed and compared once.
     parsed = {content: _cpus_in(content) for content in set(read.values())}
     elsewhere = {content for content, cpus in parsed.items() if cpus and cpus.isdisjoint(own)}
     left = list[str]()
@@ -97,8 +98,9 @@ def _shown_cpus(tree: CgroupTree, path: str, beside: Collection[str] | None) -> 
 def sandbox_cgroups(tree: CgroupTree, pod: str, beside: Collection[str]) -> list[str]:
     """Returns the cgroups in which a pod's virtual machine or sandbox runs; none if the pod has no processes.
 
-    ``beside`` contains the cgroups of containers outside the sandbox. If the sandbox has no cpuset of its own, the
-    pod's cgroup is returned, unless there are such containers. Raises CgroupAccessError.
+    ``beside`` contains the cgroups of the pod's containers that run outside the sandbox. If one of the sandbox's
+    cgroups has no cpuset files, returns the pod's cgroup if ``beside`` is empty, else only those of the sandbox's
+    cgroups that have such files. Raises CgroupAccessError.
     """
     children = [path for path in (f"{pod}/{child}" for child in tree.children(pod)) if path not in beside]
     found = [path for path in children if tree.populated(path)]

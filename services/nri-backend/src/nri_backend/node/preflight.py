@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the node before anything starts. Every error contains the remedy."""
+"""Checks the node before anything starts. Every error message names the remedy."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -44,7 +44,11 @@ def check_controllers(root: str, controllers: str | None, mounts: Iterable[Mount
     for controller in [one for one in _USED if one not in controllers.split()]:
         bound = [mount.point for mount in legacy if controller in mount.options]
         if bound or controller == _REQUIRED:
-            where = f"bound to cgroup v1 at {bound[0]} (hybrid mode)" if bound else "withheld by the kernel or a parent"
+            where = (
+                f"bound to cgroup v1 at {bound[0]} (hybrid mode)"
+                if bound
+                else "missing from the kernel or not enabled in a parent cgroup"
+            )
             raise PreflightError(
                 f"{root}/cgroup.controllers does not list {controller}: it is {where}; boot the node with "
                 "systemd.unified_cgroup_hierarchy=1 and cgroup_no_v1=all"
@@ -55,8 +59,8 @@ def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
     """Raises PreflightError if the cgroup v2 mount that contains the cgroup root is not usable.
 
     Returns the other mount points of the same tree; Cilium, for example, mounts it again, which does no harm. A
-    container sees only the mounts in its own mount namespace. If no mount above the root is cgroup v2, as in tests,
-    there is nothing to check.
+    container sees only the mounts in its own mount namespace. If none of the mounts at the root and its parent
+    directories is cgroup v2, as in tests, there is nothing to check.
     """
     above = mounts_over(root, mounts)
     if all(mount.kind != "cgroup2" for mount in above):
@@ -118,8 +122,8 @@ def _check_writable(root: str) -> None:
 def _check_kernel(root: str) -> None:
     """Raises PreflightError if the kernel is older than 5.14, which introduced ``cgroup.kill``.
 
-    Every cgroup except the root has this file. Extended user attributes of cgroups, in which cgroups.py stores the
-    kubelet's limits, have existed since Linux 5.7.
+    Every cgroup except the root has this file. Cgroups have supported ``user.*`` extended attributes, in which
+    cgroups.py stores the kubelet's limits, since Linux 5.7.
     """
     for directory in filter(Path.is_dir, Path(root).iterdir()):
         if not (directory / "cgroup.kill").exists() and (directory / "cgroup.events").exists():

@@ -140,9 +140,9 @@ def lower_sys_admin(host_root: str) -> Problem:
         if CAP_SYS_ADMIN in missing_capabilities(host_root):
             return NO_PROBLEM
         text = (
-            "nri-backend's capability SYS_ADMIN is in effect all the time, not only while nri-backend writes a "
-            f"partition file ({errno.errorcode.get(error.errno or 0, error.errno)}); allow capget and "
-            "capset in the container's seccomp profile"
+            "nri-backend's capability SYS_ADMIN is always effective, not only while nri-backend writes a partition "
+            f"file ({errno.errorcode.get(error.errno or 0, error.errno)}); allow capget and capset in the container's "
+            "seccomp profile"
         )
         return Problem(text, BackendCode.SYS_ADMIN_IN_EFFECT)
     return NO_PROBLEM
@@ -151,7 +151,8 @@ def lower_sys_admin(host_root: str) -> Problem:
 def missing_capabilities(host_root: str) -> frozenset[int]:
     """Returns the capabilities that enforcement requires but this process does not have.
 
-    Reads ``CapPrm`` of ``proc/self/status`` under ``host_root``. If it cannot be read, no capability counts as missing.
+    Reads ``CapPrm`` of ``proc/self/status`` under ``host_root``. If it cannot be read, no capability is considered
+    missing.
     """
     try:
         status = Path(host_root, "proc/self/status").read_text(errors="replace")
@@ -166,8 +167,9 @@ def capability_problem(host_root: str) -> Problem:
     if CAP_DAC_OVERRIDE not in missing_capabilities(host_root):
         return NO_PROBLEM
     text = (
-        "nri-backend lacks the capability DAC_OVERRIDE: it can neither see nor move a container that changes the owner "
-        "or mode of its cgroup's files, and then refuses CPU claims; the chart adds it (docs/security.md)"
+        "nri-backend lacks the capability DAC_OVERRIDE: if a container changes the owner or mode of its cgroup's "
+        "files, nri-backend can neither read the container's CPUs nor move the container, and refuses CPU claims; the "
+        "chart adds the capability (docs/security.md)"
     )
     return Problem(text, BackendCode.DAC_OVERRIDE_MISSING)
 
@@ -193,9 +195,10 @@ def process_obstacle(host_root: str) -> Problem:
 class PartitionRight:
     """Determines whether this process may create partitions on a kernel that supports them.
 
-    Obstacles that lie in the process itself are determined at once. The kernel is probed only once, on the first call
-    to `obstacle()`. When the process starts, the tree may not yet show that the kernel supports partitions, because the
-    cpuset controller is not enabled for any cgroup below the root.
+    Obstacles in the process itself (its capabilities and its user namespace) are determined when the object is created.
+    The kernel is probed only once, on the first call to `obstacle()`. It is not probed earlier because, when the
+    process starts, the cpuset controller may not be enabled for any cgroup below the root. The tree then does not show
+    whether the kernel supports partitions.
     """
 
     def __init__(self, tree: CgroupTree, host_root: str) -> None:
@@ -259,8 +262,8 @@ def _probe_once(tree: CgroupTree, cpu: str) -> str:
     loses a CPU.
 
     The parent must not reserve any CPU: validate_change() compares the exclusive lists of siblings, and the parent is a
-    sibling of the kubelet's cgroups. As long as it reserved a CPU, the active instance could not write that CPU to
-    kubepods' ``cpuset.cpus.exclusive``: the write would fail with EINVAL. The nested cgroup has no sibling.
+    sibling of the kubelet's cgroups. If it reserved a CPU, the active instance could not write that CPU to kubepods'
+    ``cpuset.cpus.exclusive``: the write would fail with EINVAL. The nested cgroup has no sibling.
 
     Linux 6.7 to 6.11 give the same reason, "Parent is not a partition root", whether or not the thread has the
     capability, so this reason proves nothing.
@@ -296,7 +299,7 @@ def remove_leftovers(tree: CgroupTree) -> None:
     try:
         parents = [name for name in tree.children("") if name.startswith(_PROBE)]
     except CgroupAccessError as error:
-        _log.warning("cannot search the cgroup root for cgroups from earlier starts", extra={"error": str(error)})
+        _log.warning("cannot search the cgroup root for cgroups left by earlier runs", extra={"error": str(error)})
         return
     for parent in parents:
         try:
@@ -306,5 +309,5 @@ def remove_leftovers(tree: CgroupTree) -> None:
         except FileNotFoundError:
             continue  # another instance has already removed the cgroup
         except (OSError, CgroupAccessError) as error:
-            text = "a cgroup from an earlier start cannot be removed; remove it with rmdir"
+            text = "a cgroup left by an earlier run cannot be removed; remove it with rmdir"
             _log.warning(text, extra={"cgroup": f"{tree.root}/{parent}", "error": str(error)})

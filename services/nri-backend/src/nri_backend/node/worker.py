@@ -83,7 +83,9 @@ class _Job(Generic[Result]):
 
 
 class CgroupWorker:
-    """The job queue, and the calls that are hung."""
+    """A queue of jobs for the cgroup tree. It runs one job at a time, and continues without a job whose kernel call
+    hangs.
+    """
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class CgroupWorker:
 
     @property
     def stuck_seconds(self) -> dict[str, float]:
-        """Names of hung steps, each with the number of seconds since it hung."""
+        """Names of hung steps, each with the number of seconds since the worker continued without it."""
         now = self._clock()
         return {name: now - since for name, (_, since) in self.stuck.items()}
 
@@ -191,7 +193,8 @@ class CgroupWorker:
         job.passed_by = True
         name = job.current
         if not name:
-            # The job has not begun, since every thread is busy. Values that it wrote later would be out of date.
+            # The job has not begun, since every thread is busy. It is cancelled, because the values that it would write
+            # later would be out of date.
             running.cancel()
             return
         self.stuck[name] = running, self._clock()
@@ -202,8 +205,8 @@ class CgroupWorker:
                 _log.error("delayed cgroup write failed", exc_info=error, extra={"at": name})
             del self.stuck[name]
             self._freed()
-            # finish() waits for its step's result and fetches the result itself. An audit's step may have failed, or
-            # its caller may have the result already.
+            # ``late`` is None in a job of finish(), which waits for the result of its step and takes it from the job.
+            # An audit job has no results left if its step failed, or if the caller of work() has already taken them.
             if job.late is not None and (results := job.take_results()):
                 job.late(results)
 

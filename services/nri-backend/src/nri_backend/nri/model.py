@@ -66,8 +66,8 @@ class Container:
     env: tuple[str, ...]
     """``NAME=VALUE`` entries with the driver's prefixes, including those that CDI adds.
 
-    If they exceed a limit, the list is cut off one variable or one byte past it, so that the excess is still detected.
-    The pod's author can set such variables as well, so they authorize nothing.
+    If the entries exceed a limit, the list ends one variable or one byte beyond it, so that the excess is still
+    detected. The pod's author can set such variables as well, so they authorize nothing.
     """
     cgroups_path: str
     """``slice:prefix:id`` with the systemd driver, otherwise a path under the cgroup root."""
@@ -152,4 +152,4 @@ class ContainerHooks(Protocol):
         """Handles the removal of a pod sandbox."""
 
     def disconnected(self) -> None:
-        """Handles the end of the connection. Containers are unknown until the next synchronize()."""
+        """Handles the end of the connection. The state of all containers is unknown until the next synchronize()."""

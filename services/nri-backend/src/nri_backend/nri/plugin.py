@@ -45,11 +45,11 @@ RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
 
 MAX_CONTAINERS = 16384
 """Maximum number of containers, and of pods, in a snapshot. A node runs hundreds; the limit bounds the memory that a
-snapshot can take.
+snapshot can use.
 """
 _log = logging.getLogger(__name__)
-# Events that every NRI release knows. A runtime disconnects a plugin that subscribes to an unknown event, and an empty
-# mask subscribes to all events, including validation.
+# Events that every NRI release supports. A runtime disconnects a plugin that subscribes to an unknown event, and an
+# empty mask subscribes to all events, including validation.
 _EVENTS = (
     pb.RUN_POD_SANDBOX,
     pb.STOP_POD_SANDBOX,

@@ -69,7 +69,7 @@ class RuntimeSession:
             await asyncio.sleep(self._backoff.next())
 
     async def drain(self, seconds: float) -> None:
-        """Waits for at most this many seconds until every call from the runtime has been answered."""
+        """Waits until every call from the runtime has been answered, but no longer than ``seconds``."""
         if self._link is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

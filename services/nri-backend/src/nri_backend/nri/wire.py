@@ -141,7 +141,9 @@ class Demultiplexer:
                     self._connection, self._left = _MUX_HEADER.unpack(self._header)
                     self._header.clear()
                     if self._left > _MAX_FRAME:
-                        raise PeerError(f"a mux frame claims {self._left} bytes; frame boundaries are lost")
+                        raise PeerError(
+                            f"invalid length in a mux frame header: {self._left} bytes; frame boundaries are lost"
+                        )
                 continue
             piece, rest = rest[: self._left], rest[self._left :]
             self._left -= len(piece)
@@ -185,7 +187,7 @@ class FrameReader:
         while len(self._buffer) >= HEADER_BYTES:
             length, stream_id, frame_type, _flags = _HEADER.unpack_from(self._buffer)
             if length > _MAX_SKIPPED:
-                raise PeerError(f"a ttrpc frame claims {length} bytes; frame boundaries are lost")
+                raise PeerError(f"invalid length in a ttrpc frame header: {length} bytes; frame boundaries are lost")
             if length > MAX_DATA:
                 if not self._skip(length):
                     return
@@ -276,8 +278,8 @@ class ServerConnection:
             try:
                 request = ttrpc_pb2.Request.FromString(body)
             except DecodeError as error:
-                # Only the body is invalid, not the frame, so the stream is answered and the connection stays open, as
-                # in a Go server.
+                # Only the body is invalid, not the frame, so the call is answered with an error, and the connection
+                # stays open, as in a Go server.
                 yield encode_error(stream_id, Code.INVALID_ARGUMENT, f"the request cannot be read: {error}")
                 continue
             self._open.add(stream_id)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the settings that containerd lacks, and writes a drop-in that contains them. Pure.
+"""Finds the settings that containerd lacks, and generates a drop-in that contains them. Does no I/O.
 
 :mod:`numa_node.runtimes.settings` lists the settings. :mod:`numa_node.runtimes.containerd` parses the dump and
 describes how each release merges its files.
@@ -38,7 +38,7 @@ class Change:
     """A key whose value differs from the required one."""
 
     path: tuple[str, ...]
-    """Plugin, optionally a table within its section, and key."""
+    """Path of the key: the plugin, optionally the name of a table in the plugin's section, and the key itself."""
     required: Any
     actual: Any
     """Current value, or None if the key is not set."""

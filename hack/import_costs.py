@@ -35,7 +35,7 @@ REASONS: Final = {
     "pydantic": "reads and checks all documents; its schemas are built when it is imported",
     "asyncio": "event loop, with subprocess and logging",
     "aiohttp": "client for the API server, used by kubernetes_asyncio (ADR 27)",
-    "google": "messages from NRI, or from the kubelet",
+    "google": "Protocol Buffers: messages of the kubelet (frontend) and of NRI (backend)",
     "grpc": "server for the kubelet's calls; its library adds 10 MB of code",
     "email": "HTTP headers in aiohttp and the standard library",
     "yaml": "reads the configuration file",
@@ -122,7 +122,7 @@ def table(services: dict[str, dict[str, int]]) -> str:
     ordered = sorted(names, key=lambda name: -max(found.get(name, 0) for found in services.values()))
     rows = [(name, _cells(services, {name}), REASONS.get(name, "")) for name in ordered]
     rows += [("all others", _cells(services, every - names), ""), ("total", _cells(services, every), "")]
-    head = f"| package | {', '.join(services)}: MB | why it stays |\n|---|---|---|\n"
+    head = f"| package | {', '.join(services)}: MB | why it is needed |\n|---|---|---|\n"
     return head + "\n".join(f"| {' | '.join(row).rstrip()} |" for row in rows)
 
 

@@ -246,7 +246,9 @@ class HostHugepages(Values):
     """Hugepages that host processes use."""
 
     detect: bool
-    """Does not offer hugepages that host processes use. To find them, the frontend mounts the cgroup tree read-only."""
+    """Excludes hugepages that host processes use from the published capacity. To find them, the frontend mounts the
+    cgroup tree read-only.
+    """
 
 
 class HostInterrupts(Values):
@@ -330,7 +332,7 @@ class OpenShift(Values):
     """Objects for OpenShift."""
 
     scc: Creation
-    """A SecurityContextConstraints object that allows the driver's pods."""
+    """Creates a SecurityContextConstraints object that allows the driver's pods."""
 
 
 class Tests(Values):
@@ -370,7 +372,7 @@ class ChartValues(Values):
     """Groups of nodes that need different values; see docs/fleet.md."""
     service_account: ServiceAccount
     rbac: Creation
-    """The ClusterRole of the ServiceAccount, and its binding."""
+    """Creates the ClusterRole of the ServiceAccount, and the ClusterRoleBinding."""
     admission_policy: AdmissionPolicy
     device_classes: DeviceClasses
     existing_pods: ExistingPods

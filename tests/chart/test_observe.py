@@ -110,5 +110,5 @@ def test_the_notes_warn_of_former_names(tmp_path: Path) -> None:
     )
     for former, present in (("minSharedCPUs", "withheldCPUs"), ("sharedPool", "poolGrowth")):
         assert f"driverConfig.{former} is the former name of driverConfig.{present}" in text
-    assert 'driverConfig.irqs: "leave" is the former word for "keep"' in text
+    assert 'driverConfig.irqs: "leave" is the former name of "keep"' in text
     assert "former" not in notes(tmp_path, {"withheldCPUs": 0, "sharedPool": {"grow": None}, "irqs": "keep"})

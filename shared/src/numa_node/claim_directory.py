@@ -12,10 +12,11 @@ ticks of up to 10 ms, so two changes within one tick have the same stamp:
   events      write A   scan   write B      write C
   stamp             t              t            t+1        B would be missed if the scan trusted stamp t
 
-Therefore the coarse clock from which stamps are taken is read before each scan. No later change can have a stamp that
-is older than this reading, so as long as an older stamp stays the same, nothing has changed. The same holds for a stamp
-far in the future; such stamps remain after the clock has been set back. Any other stamp proves nothing, and the
-directory is scanned again (timekeeping.rst, ktime_get_coarse_real_ts64; multigrain stamps are never older).
+Therefore the coarse clock from which the kernel takes the stamps is read before each scan. The stamp of a later change
+is never older than this reading (timekeeping.rst, ktime_get_coarse_real_ts64; this is also true of multigrain stamps).
+So if the directory's stamp is older than the reading, every later change replaces it. The same is true of a stamp that
+is far in the future because the clock has been set back: no change in the near future gets the same stamp. With any
+other stamp, a change could go unnoticed, so the directory is scanned again.
 """
 
 import asyncio
@@ -38,8 +39,8 @@ from numa_node.files import read_regular
 MAX_CLAIM_FILES: Final = 4096
 """Maximum number of claim files that are read; any more are reported as a problem. A node has a few hundred pods."""
 _CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python has no name for it
-# If the clock was set back, stamps may lie in the future. The clock may soon reach a stamp that is no further ahead
-# than this, so such a stamp proves nothing.
+# If the clock was set back, stamps may lie in the future. If a stamp is ahead by no more than this, the clock may soon
+# reach it, and another change could then get the same stamp. So such a stamp does not prove that nothing has changed.
 _FUTURE_NS: Final = 10**9
 _Stamp = tuple[int, ...]
 _log = logging.getLogger(__name__)
@@ -47,11 +48,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DirectoryView:
-    """Content of the directory. It is the same object until the content changes."""
+    """Content of the directory. The same object is returned until the content changes."""
 
     files: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
-    """Problems, keyed by file name. The name "" stands for the directory itself."""
+    """Problems, keyed by file name. The name "" denotes the directory itself."""
     detached: bool = False
     """True if the directory was removed on the host, so files in its replacement are not visible here. Only a restart
     of the container mounts the new directory.
@@ -74,8 +75,8 @@ stamp_clock_ns: Final = partial(time.clock_gettime_ns, _CLOCK_REALTIME_COARSE)
 
 
 def _stamp_of(directory: os.stat_result) -> _Stamp:
-    # The modification time, not the change time, since chmod of the directory does not matter. A directory with link
-    # count 0 has been removed.
+    # The modification time is used and not the change time, since a chmod of the directory does not matter. A directory
+    # with link count 0 has been removed.
     return directory.st_mtime_ns, directory.st_ino, directory.st_dev, min(directory.st_nlink, 1)
 
 
@@ -125,7 +126,7 @@ class ClaimDirectory:
     def refresh(self, *, thorough: bool = False) -> DirectoryView:
         """Returns the current view. ``thorough`` scans the directory even if its time stamp has not changed.
 
-        Blocks on file I/O. Never raises: unreadable files are among the view's problems.
+        Blocks on file I/O. Never raises: the view's problems include unreadable files.
         """
         now_ns = self._clock_ns()
         try:
@@ -212,8 +213,8 @@ class ClaimDirectory:
     def _read(self, entry: "os.DirEntry[str]", now_ns: int) -> _Entry:
         before = self._entries.get(entry.name)
         status = entry.stat(follow_symlinks=False)
-        # Every change to a file changes its change time, which no program can set, or its inode number. Comparing more
-        # fields would take a third of the scan time.
+        # Every change to a file changes its inode number or its change time, which no program can set. Comparing more
+        # fields would account for a third of the scan time.
         stamp: _Stamp = (status.st_ctime_ns, status.st_ino)
         if before is not None and stamp == before.stamp and _settled(stamp[0], before.scanned_ns):
             return before
@@ -221,8 +222,8 @@ class ClaimDirectory:
             return _spoilt(before, stamp, now_ns, f"{entry.name} is not a regular file")
         try:
             data = read_regular(entry.path, MAX_CLAIM_FILE)
-            # Most files are read again only because their time stamps prove nothing yet. Parsing takes ten times as
-            # long as comparing.
+            # Most files are read again only because their time stamps are too recent to prove that the files are
+            # unchanged. Parsing a file takes ten times as long as comparing its digest.
             digest = blake2b(data, digest_size=16).digest()
             if before is not None and before.digest == digest:
                 return replace(before, stamp=stamp, scanned_ns=now_ns)
@@ -288,7 +289,8 @@ class DirectoryReader:
             self._reading.release()
             return self._directory.view
         self._reads += 1
-        # Not to_thread: if a hook is cancelled, its thread continues to read and must hold the lock until it finishes.
+        # asyncio.to_thread is not used: if a hook is cancelled, its thread continues to read and must hold the lock
+        # until it finishes.
         read = partial(self._directory.refresh, thorough=thorough)
         job = asyncio.get_running_loop().run_in_executor(None, read)
         job.add_done_callback(lambda _: self._reading.release())

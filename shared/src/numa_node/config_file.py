@@ -29,8 +29,8 @@ from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 MAX_FILE: Final = 1 << 20
-"""Maximum size of a file in bytes. A configuration fills about one screen; a larger file must have been mounted by
-mistake.
+"""Maximum size of a file in bytes. A configuration fills about one screen, so a file that exceeds this limit must have
+been mounted by mistake.
 """
 MAX_VALUES: Final = 200_000
 """Maximum number of values in one document with its aliases expanded. The largest Kubernetes object has fewer."""
@@ -71,8 +71,8 @@ def _integer(text: str) -> int:
 class _StrictLoader(yaml.SafeLoader):
     """A safe loader that rejects duplicate keys, and checks the size of a document before its values are constructed.
 
-    Plain scalars have the values that kubectl and Helm give them, so that a file means the same to a service, to
-    ``simulate`` and to the cluster. As in JSON, a number without a fraction is an integer, and there is no infinity.
+    Plain scalars are read as kubectl and Helm read them, so that a file means the same to a service, to ``simulate``
+    and to the cluster. As in JSON, a number without a fraction is an integer, and there is no infinity.
 
     YAML 1.1 requires unique keys; PyYAML silently keeps the last one. An alias stands for the whole value that it
     refers to, so a few lines of aliases can expand to more levels and values than fit into memory. Therefore each node
@@ -124,7 +124,9 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def construct_integer(self, node: Any) -> int:
-        """Returns the value of an integer. With an explicit tag, forms that only PyYAML knows are accepted as well."""
+        """Returns the value of an integer. With an explicit tag, notations that only PyYAML supports are also
+        accepted.
+        """
         text = self._number_text(node)
         return _integer(text) if _INTEGER.match(text) else int(self.construct_yaml_int(node))
 

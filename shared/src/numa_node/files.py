@@ -16,8 +16,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-# Nearly every sysfs file fits into one buffer, and an empty read marks its end. A larger buffer is mapped and unmapped
-# for each file; that took a seventh of an idle frontend's CPU time in the node tests' virtual machine.
+# Nearly every sysfs file fits into one buffer, and the next read returns nothing, which marks the end of the file. A
+# larger buffer would be mapped and unmapped for each file. That took a seventh of an idle frontend's CPU time in the
+# virtual machine of the node tests.
 _READ_BYTES = 1 << 16
 _FIRST_DELAY: Final = 0.002
 _MAX_DELAY: Final = 0.1
@@ -51,8 +52,8 @@ def replace_file(path: str, data: bytes, mode: int, *, sync: bool = False) -> No
     """Replaces a file atomically: a reader sees either the old or the new content. Raises OSError if that fails; the
     file is then unchanged.
 
-    The temporary file is in the same directory and has a hidden name with a different extension. So container runtimes,
-    which watch for renames inside the directory, see the new file, and no process ever reads a half-written file.
+    The temporary file is in the same directory, because container runtimes watch for renames inside the directory. Its
+    name starts with a dot and has a different extension, so that no process ever reads a half-written file.
     """
     directory, _, name = path.rpartition("/")
     temporary = f"{directory}/.{name}.{secrets.token_hex(4)}.tmp"
@@ -120,7 +121,8 @@ class FileLock:
         try:
             async with asyncio.timeout(limit) as scope:
                 mine = await self._own_turn(scope, limit)
-                # Polls, since a thread that blocks in flock(2) cannot be cancelled and would outlive the event loop.
+                # The lock is polled, since a thread that blocks in flock(2) cannot be cancelled and would outlive the
+                # event loop.
                 delay = _FIRST_DELAY
                 while not self._try():
                     await asyncio.sleep(delay)
@@ -169,7 +171,10 @@ class FileLock:
 
     @asynccontextmanager
     async def hold(self, limit: float | None = None) -> AsyncIterator[None]:
-        """Holds the lock during the block. Raises LockTimeoutError after ``limit`` seconds of waiting."""
+        """Holds the lock for the duration of the ``async with`` block.
+
+        Raises LockTimeoutError after ``limit`` seconds of waiting.
+        """
         await self.acquire(limit)
         try:
             yield

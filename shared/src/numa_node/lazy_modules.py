@@ -15,8 +15,8 @@ _lock = RLock()
 def add_lazy_modules(*names: str) -> None:
     """Adds modules to ``sys.modules`` that are executed when one of their names is first used (PEP 562).
 
-    This only affects importers of the module itself (``import a.b``, ``from a import b``). Importing a name from the
-    module executes the module at once. Modules that are already imported are left unchanged. Raises ImportError.
+    Only imports of the module itself are lazy (``import a.b``, ``from a import b``). Importing a name from the module
+    executes the module immediately. Modules that are already imported are left unchanged. Raises ImportError.
     """
     for name in names:
         if name not in sys.modules:

@@ -102,7 +102,7 @@ class Complaints:
 
 
 class LimitedLog:
-    """Logs at most ``most`` warnings in ``seconds`` seconds, for warnings that untrusted input can trigger."""
+    """A log for warnings that untrusted input can trigger. It logs at most ``most`` warnings in ``seconds`` seconds."""
 
     def __init__(
         self, logger: logging.Logger, most: int, seconds: float, clock: Callable[[], float] = time.monotonic
@@ -116,8 +116,10 @@ class LimitedLog:
         self._left_out = 0
 
     def warn(self, message: str, fields: Mapping[str, object], trace: Exception | None = None) -> None:
-        """Logs a warning with these fields, or only counts it. The first warning of the next period contains the
-        count."""
+        """Logs a warning with these fields, or only counts it if the limit has been reached.
+
+        The first warning of the next period contains the number of warnings that were not logged.
+        """
         now = self._clock()
         if now - self._began >= self._seconds:
             self._began, self._logged = now, 0

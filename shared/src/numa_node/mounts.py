@@ -10,7 +10,7 @@ class Mount:
     """Fields of one mountinfo line that matter for cgroups."""
 
     root: str
-    """Part of the file system that is mounted."""
+    """Path of the directory in the file system that forms the root of this mount."""
     point: str
     kind: str
     options: frozenset[str]

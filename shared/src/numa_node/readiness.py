@@ -32,7 +32,7 @@ class Readiness(Generic[Problem]):
         """Time at which the problems, or their absence, began to contradict the reported state."""
 
     def update(self, problems: Sequence[Problem]) -> tuple[Problem, ...]:
-        """Updates the current problems. Returns the reasons why the pod is not ready, or nothing if it is."""
+        """Updates the current problems. Returns the reasons why the pod is not ready, or an empty tuple if it is."""
         if bool(problems) != self._ready:
             self._changed_at = None
             self._problems = tuple(problems)

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from numa_contract.documents import MAX_NESTING, TOO_DEEP, brackets_too_deep, value_too_deep
 
-# Strings and comments. An unclosed string ends where the document ends, so no alternative fails late, nothing is
-# matched twice, and matching takes linear time. Possessive quantifiers are not used: Python before 3.11.5 mishandles
-# them if their content backtracks.
+# Strings and comments. An unclosed string is accepted up to the end of its line or of the document. So no alternative
+# fails after it has matched a long text, no text is matched twice, and matching takes linear time. Possessive
+# quantifiers are not used: Python before 3.11.5 mishandles them if their content backtracks.
 _NOT_STRUCTURE: Final = re.compile(
     r'"""(?:[^"\\]+|\\.|"{1,2}(?!"))*(?:"{3,5}|\\?\Z)'
     r"|'''(?:[^']+|'{1,2}(?!'))*(?:'{3,5}|\Z)"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of container runtimes, interpreted as each release interprets it."""
+"""Configuration of container runtimes, interpreted by the rules of each release."""

@@ -10,8 +10,9 @@ releases read differently:
   (mergeConfig and ValidateV2 in services/server/config, Decode).
 * 2.0 to 2.2 merge key by key; lists are replaced. The last file with a ``version`` line determines for the merged
   result whether the CRI section of 1.7 is used. 2.0.0 and 2.0.1 then replace the whole new section with it, while later
-  releases only fill in the keys that the new section lacks. A file of version 1 or without a ``version`` line only gets
-  full names for its sections (mergeConfig in cmd/containerd/server/config, configMigration in plugins/cri/runtime).
+  releases only fill in the keys that the new section lacks. In a file of version 1 or without a ``version`` line, only
+  the section names are converted, to full names (mergeConfig in cmd/containerd/server/config, configMigration in
+  plugins/cri/runtime).
 * 2.3 and 2.4 convert the CRI section of 1.7 in each file before they merge.
 
 In every release, the ``disabled_plugins`` lists of all files are combined. Files are read breadth first: the files that
@@ -31,7 +32,7 @@ from numa_node.toml_text import parse_toml
 
 NRI: Final = "io.containerd.nri.v1.nri"
 CRI_OF_1: Final = "io.containerd.grpc.v1.cri"
-"""The CRI plugin in containerd 1; containerd 2 has only its gRPC service under this name."""
+"""The CRI plugin in containerd 1. In containerd 2, only the plugin's gRPC service has this name."""
 CRI_OF_2: Final = "io.containerd.cri.v1.runtime"
 CRI_OF_DUMP: Final = {2: CRI_OF_1, 3: CRI_OF_2, 4: CRI_OF_2}
 """Section that contains the CDI settings, keyed by the dump's version: 2 for containerd 1.7, 3 for 2.0 to 2.2, 4 for
@@ -87,8 +88,8 @@ class Dump:
 
     @property
     def can_require_plugins(self) -> bool:
-        """True if this containerd has NRI's default validator (2.2 and later). NRI's section then has the validator's
-        table."""
+        """True if this containerd has NRI's default validator (2.2 and later). NRI's section then contains a table for
+        the validator."""
         return isinstance(self.value(NRI, "default_validator"), dict)
 
 
@@ -179,7 +180,7 @@ def full_name(plugin: str) -> str:
 
 
 def items(found: Any) -> list[Any]:
-    """Returns the items of a list, or nothing for any other value."""
+    """Returns the items of a list, or an empty list for any other value."""
     return found if isinstance(found, list) else []
 
 

@@ -19,12 +19,14 @@ OLDEST: Final[dict[str, Release]] = {CONTAINERD: (1, 7, 16), CRI_O: (1, 30, 0)}
 VALIDATING: Final[dict[str, Release]] = {CONTAINERD: (2, 2), CRI_O: (1, 34)}
 """For each runtime, the first release with NRI's default validator, which can require plugins."""
 MIN_SECONDS: Final = {"plugin_registration_timeout": 5, "plugin_request_timeout": 2}
-"""Minimum NRI timeouts, which are the runtimes' defaults (nri/pkg/adaptation). Hooks are answered within 1.5 s."""
+"""Minimum NRI timeouts, which are the runtimes' defaults (nri/pkg/adaptation). The backend answers hooks within
+1.5 s.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Path of a setting, and its default."""
+    """A setting of a container runtime, with its paths and defaults."""
 
     name: str
     kind: type
@@ -39,7 +41,7 @@ class Setting:
     crio: tuple[str, ...] = ()
     """Path in CRI-O's file under ``[crio]``. If empty, CRI-O always uses the default."""
     is_negative: bool = False
-    """True if containerd's key disables what the setting enables."""
+    """True if containerd's key is inverted: its value ``true`` disables the feature."""
     is_negative_in_crio: bool = False
 
     def path(self, cri: str) -> tuple[str, ...]:
@@ -135,7 +137,7 @@ def required_value(name: str, found: Any, cdi_dir: str) -> Any:
 
 
 def matters(setting: Setting, dump: Dump) -> bool:
-    """Returns True if the containerd that printed the dump uses the setting: only 1.7 has a switch for the hugetlb
+    """Returns True if the containerd that printed the dump uses the setting: only 1.7 has an option for the hugetlb
     controller.
     """
     return setting.name != "hugetlb" or dump.version == DUMP_OF_1_7

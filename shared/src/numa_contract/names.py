@@ -25,8 +25,8 @@ CPU_CAPACITY: Final = "dra.cpu/cpu"
 MEMORY_CAPACITY: Final = "size"
 
 OVERCLAIMED_TAINTS: Final = {driver: f"{driver}/overclaimed" for driver in DRIVERS}
-"""For each driver, the key of the taint on an overcommitted device (one whose claims exceed what the machine still
-has); the taint's value is ``true``.
+"""For each driver, the key of the taint on an overcommitted device; the taint's value is ``true``. A device is
+overcommitted if its claims exceed the capacity that the machine still provides.
 """
 ON_DEMAND_LABEL: Final = "dra-numa/hugepages-on-demand"
 """Label on claims for hugepages that may be allocated on demand; its value is ``true``."""
@@ -71,12 +71,13 @@ CDI_VENDOR: Final = "dra.k8s.io"
 CDI_CLASSES: Final = {CPU_DRIVER: "cpu", MEMORY_DRIVER: "memory"}
 CDI_KINDS: Final = {driver: f"{CDI_VENDOR}/{name}" for driver, name in CDI_CLASSES.items()}
 
-# Prefix, UID and request have at most 15, 128 and 63 characters, respectively; the item has at most about 20.
+# Upper bounds of the parts' lengths, in characters: 15 for the prefix, 128 for the UID, 63 for the request, and about
+# 20 for the item.
 _MAX_KEY: Final = 256
 CPU_ENV_PREFIX: Final = "DRA_CPUSET_"
 MEMORY_ENV_PREFIX: Final = "DRAMEMORY_"
 SHARED_CPU_ENV_PREFIX: Final = "DRA_SHARED_CPUSET_"
-"""Prefix of an informational variable, which never entitles a container to anything."""
+"""Prefix of informational variables. The driver ignores them when it determines which claims a container uses."""
 
 # A UID becomes part of a file name and of a CDI device name, which may contain letters, digits and "_-.:" (CDI
 # SPEC.md).
@@ -87,7 +88,7 @@ _OBJECT = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 
 def check_uid(uid: str) -> str:
-    """Returns the claim or pod UID if it is safe as part of a file name. Raises MalformedError otherwise."""
+    """Returns the claim or pod UID if it is safe to use in a file name. Raises MalformedError otherwise."""
     if not _UID.fullmatch(uid):
         raise MalformedError("UID", uid, "must consist of at most 128 letters, digits, '-' and '.'")
     return uid
@@ -228,8 +229,8 @@ def parse_env_key(key: str) -> EnvKey | None:
 
 
 def state_socket_path(run_directory: str, pod_uid: str) -> str:
-    """Returns the path of an instance's state socket; ``<run directory>/state.sock`` points to the active
-    instance's.
+    """Returns the path of an instance's state socket. ``<run directory>/state.sock`` is a symbolic link to the active
+    instance's socket.
     """
     return f"{run_directory}/{pod_uid}/{STATE_SOCKET}"
 
@@ -286,13 +287,13 @@ class PresentNames:
     words: dict[str, tuple[str, str]] = field(default_factory=dict)
     """The former and the current value of each key whose value was replaced, by current key."""
     faults: list[tuple[str, str]] = field(default_factory=list)
-    """Key and reason for each former name that cannot be replaced. Its value is then omitted from the document."""
+    """Key and reason for each former key that cannot be replaced. Such a key is omitted from the document."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings, one for each former name that was replaced."""
         keys = [f"{old}: is the former name of {new}" for new, old in self.former.items()]
-        return (*keys, *(f"{key}: {old} is the former word for {new}" for key, (old, new) in self.words.items()))
+        return (*keys, *(f"{key}: {old} is the former name of {new}" for key, (old, new) in self.words.items()))
 
 
 def present_names(document: Mapping[Any, Any], names: Iterable[FormerName]) -> PresentNames:
@@ -320,7 +321,10 @@ def present_names(document: Mapping[Any, Any], names: Iterable[FormerName]) -> P
 
 
 def _inner(name: FormerName, value: object, present: PresentNames) -> object:
-    """Returns the value inside a former map, or None if it has none."""
+    """Returns the value of the key ``name.inside`` in a former map, or None if there is no such value.
+
+    Adds a fault to ``present`` if the former value is not a map, and for each other key in the map.
+    """
     if value is None:
         return None
     if not isinstance(value, dict):

@@ -17,8 +17,9 @@ _SCALES: Final = {suffix: 1024**power for power, suffix in enumerate(_BINARY)} |
     suffix: Fraction(1000**power, _FINEST) for power, suffix in enumerate(_DECIMAL)
 }
 _MAX_BINARY: Final = 2**63 - 1
-# Maximum number of characters and bits, and maximum exponent, all far above what any real amount needs. Matching the
-# pattern takes time quadratic in the number of digits, and the exact value of 1e999999999 does not fit into memory.
+# Maximum number of characters and bits, and maximum exponent. All of them are far larger than any real amount
+# requires. Matching the pattern takes time quadratic in the number of digits, and the exact value of 1e999999999 does
+# not fit into memory.
 _MAX_LENGTH: Final = 400
 
 

@@ -37,14 +37,14 @@ _MAX_RESULTS: Final = 32
 _MAX_PODS: Final = 256
 """Maximum number of entries in reservedFor (ResourceClaimReservedForMaxSize)."""
 _MAX_SETS: Final = 1024
-"""Maximum number of cached field sets. In practice, each model has only a few different sets."""
+"""Maximum number of cached field sets. In practice, each model has only a few distinct sets."""
 _SMALLEST_PAGE: Final = 1 << 10
 _MAX_PAGE: Final = 1 << 40
 
 
 def _cpu_set(value: object, read: ValidatorFunctionWrapHandler) -> frozenset[int]:
     if isinstance(value, str):
-        # Equal strings are parsed to the same set object, since a set of 128 CPUs takes 8 KB.
+        # Equal strings are parsed to the same set object, since a set of 128 CPUs takes up 8 KB.
         return parse_cpu_list(value)
     cpus: frozenset[int] = read(value)
     if cpus and not 0 <= min(cpus) <= max(cpus) <= MAX_CPU:
@@ -77,7 +77,7 @@ def _shared_fields(given: frozenset[str]) -> set[str]:
 
 
 def _share_fields(model: BaseModel) -> None:
-    if model.model_extra:  # The document's author chooses the names of unknown fields, so such sets are not cached.
+    if model.model_extra:  # Unknown fields can have any name, so caching their sets could fill the cache.
         return
     object.__setattr__(model, "__pydantic_fields_set__", _shared_fields(frozenset(model.model_fields_set)))
 
@@ -87,7 +87,8 @@ class Document(BaseModel):
 
     A node has thousands of instances: five for each claim and one or more for each container, in both processes. For
     each of them, pydantic creates a set of the fields that were set (``model_fields_set``), which takes 216 to 728
-    bytes. Equal sets are shared here. That is safe because only an assignment to a field changes the set.
+    bytes. Instances with equal sets therefore share one set. That is safe because only an assignment to a field changes
+    the set, and these models are frozen.
     """
 
     model_config = ConfigDict(
@@ -124,8 +125,8 @@ class RecordPart(Document):  # noqa: PLW1641 - pydantic gives frozen models a ha
     model_config = ConfigDict(extra="allow")
 
     def __eq__(self, other: object) -> bool:
-        # A release that does not know a field cannot tell whether it matters: an owner with such a field is still the
-        # same container.
+        # A release cannot tell whether a difference in an unknown field matters. An owner with an unknown field, for
+        # example, is still the same container.
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
 
@@ -208,8 +209,8 @@ class CpuAllocation(RecordPart):
     cpus: CpuSet
     """CPUs of the result, in the kernel's list format."""
     joined: tuple[JoinedAttribute, ...] = ()
-    """Values by which ``matchAttribute`` chose the CPUs; empty if the device has one value for each joined
-    attribute.
+    """Attribute values that the claim's ``matchAttribute`` constraints require of these CPUs; empty if no constraint
+    restricts the choice of CPUs.
     """
 
 
@@ -259,14 +260,14 @@ class CpuParameters(RecordPart):
     irqs: str = "move"
     """Interrupts on the CPUs: ``move`` (they are moved off while a container runs) or ``keep``."""
     isolation: str = "exclusive"
-    """Load balancing: ``exclusive`` (threads are balanced over the claim's CPUs), ``isolated`` (they stay on the CPU to
-    which they are moved), or ``mixed`` (as ``exclusive``, but the container may also use CPUs of the shared pool). A
-    release that does not know ``mixed`` refuses the container.
+    """Load balancing: ``exclusive`` (the kernel balances threads over the claim's CPUs), ``isolated`` (a thread stays
+    on its CPU until it is moved explicitly), or ``mixed`` (as ``exclusive``, but the container may also use CPUs of the
+    shared pool). A release that does not support ``mixed`` rejects the container.
     """
     pool_cpus: Annotated[
         str, Field(alias="poolCPUs", validation_alias=AliasChoices("poolCPUs", "shared")), _formerly("pool", "all")
     ] = "none"
-    """CPUs of the shared pool that the container may use as well: ``none``, ``all``, or ``numa`` (those on the NUMA
+    """CPUs of the shared pool that the container may also use: ``none``, ``all``, or ``numa`` (those on the NUMA
     nodes of its own CPUs)."""
 
 
@@ -276,13 +277,13 @@ class PoolCpus(RecordPart):
     cpus: CpuSet
     """All CPUs of the machine except the claim's, in the kernel's list format."""
     near: CpuSet
-    """Those CPUs in ``cpus`` that the container may use, in the kernel's list format. If the pool contains none of
-    them, the container may use the whole pool.
+    """CPUs in ``cpus`` that the container may use, in the kernel's list format. If the pool contains none of them, the
+    container may use the whole pool.
     """
 
 
 class MemoryMount(RecordPart):
-    """The hugetlbfs mount of a request's pages."""
+    """The hugetlbfs mount for a request's hugepages."""
 
     path: str
     """Mount point in the container."""
@@ -292,7 +293,7 @@ class MemoryMount(RecordPart):
 
 def hiding_mounts(paths: Iterable[str]) -> tuple[str, str] | None:
     """Returns two mount paths, the first of which equals or would hide the second, or None if there is no such pair."""
-    # In this order, the paths under a directory directly follow the directory itself.
+    # In sorted order, the paths under a directory directly follow the directory itself.
     ordered = sorted(f"{path}/" for path in paths)
     return next(((a[:-1], b[:-1]) for a, b in pairwise(ordered) if b.startswith(a)), None)
 
@@ -311,7 +312,7 @@ class MemoryParameters(RecordPart):
     high: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     """``memory.high`` as a fraction of the claimed bytes, from 0 to 1; null if it is not set."""
     mount: MemoryMount | None = None
-    """The hugetlbfs mount of a request for hugepages; null if there is none."""
+    """The hugetlbfs mount for the requested hugepages; null if there is none."""
 
 
 _CPU_DEFAULTS: Final = CpuParameters()
@@ -339,8 +340,8 @@ class AllocationRecord(RecordPart):
     claim: ClaimReference
     """The claim that the devices are allocated to."""
     reserved_for: Annotated[tuple[PodReference, ...], Field(max_length=_MAX_PODS)] = ()
-    """Pods that the claim was reserved for when the frontend last read it. The backend rejects the first container of
-    another pod, and the frontend then reads the claim again."""
+    """Pods that the claim was reserved for when the frontend last read it. If a pod is not in this list, the backend
+    rejects its first container, and the frontend then reads the claim again."""
     results: Annotated[tuple[AllocationResult, ...], Field(max_length=_MAX_RESULTS)] = ()
     """Allocation results from which the record was created. A repeated Prepare compares the claim with these
     results.

@@ -14,9 +14,9 @@ LEASE_SECONDS: Final = 10.0
 RENEW_SECONDS: Final = 6.0
 """Interval between reports from a backend whose state does not change.
 
-A lost report is noticed after 2 s (the backend's request timeout) and repeated at once. This interval and the timeout
-together must be below LEASE_SECONDS, so that one lost report does not end the lease.
-docs/adr/0031-changes-of-reports.md has the figures.
+If a report is lost, the backend notices after 2 s (its request timeout) and sends another one immediately. The sum of
+this interval and the timeout must be below LEASE_SECONDS, so that the lease does not expire when one report is lost.
+docs/adr/0031-changes-of-reports.md explains the value.
 """
 FORMER_RENEW_SECONDS: Final = 2.0
 """Interval between reports to a frontend whose release does not accept ContainerChanges. Such a frontend closes
@@ -29,11 +29,13 @@ MAX_REPORTS: Final = 20_000
 times as much CPU time as sending it.
 """
 RECORDS_WAIT_SECONDS: Final = 25
-"""Default of ``wait``: the time that ``GET /v1/records?after=`` waits for a change before it answers without one."""
+"""Default of ``wait``: the time that ``GET /v1/records?after=`` waits for a change before it returns an empty list."""
 MAX_RECORDS_WAIT_SECONDS: Final = 600
 """Maximum of ``wait``, in seconds."""
 CONTAINERS: Final = "containers"
-"""Key of the container reports, next to the fields of BackendStatus. Absent if the frontend already has the reports."""
+"""Key of the container reports in a body, at the same level as the fields of BackendStatus. Absent if the frontend
+already has the reports.
+"""
 MAX_OBSERVED: Final = 512
 """Maximum number of changes in an Observation."""
 MEASUREMENTS: Final = frozenset({"counters", "metrics", "observation"})
@@ -49,15 +51,15 @@ _MAX_CODE: Final = 64
 _MAX_PATH: Final = 4096
 """Maximum length of a path in the kernel."""
 Text = Annotated[str, AfterValidator(cut_answer)]
-"""Text for people. It is truncated to 1 KiB, because an overlong string from a different release should not make a
+"""Human-readable text. It is truncated to 1 KiB, because an overlong string from a different release should not make a
 report invalid.
 """
 Texts = Annotated[tuple[Text, ...], BeforeValidator(lambda value: _first(value, _MAX_PROBLEMS))]
-"""List of strings, of which at most 64 are read."""
+"""List of strings. Only the first 64 are read."""
 Code = Annotated[str, AfterValidator(lambda code: cut_answer(code[:_MAX_CODE]))]
 """A code of ``BackendCode``, or one from a newer release. It is truncated to 64 characters."""
 Codes = Annotated[tuple[Code, ...], BeforeValidator(lambda value: _first(value, _MAX_PROBLEMS))]
-"""List of codes, of which at most 64 are read."""
+"""List of codes. Only the first 64 are read."""
 KernelPath = Annotated[str, AfterValidator(lambda path: path[:_MAX_PATH])]
 
 
@@ -87,9 +89,9 @@ class ClaimUse(Document):
     requests: tuple[str, ...] = ()
     """Base names of the requests that the container uses."""
     cpus: CpuSet = frozenset()
-    """CPUs of the claim, in the kernel's list format. For a claim without a record, these are the CPUs that the
-    environment names and to which the container is pinned. For other claims, the field is set only if the container may
-    use more CPUs than those of its claims.
+    """CPUs of the claim, in the kernel's list format. If the claim has no record, these are the CPUs that the
+    container's environment lists and to which the container is pinned. Otherwise, the field is set only if the
+    container may also use CPUs that belong to none of its claims.
     """
 
 
@@ -124,29 +126,31 @@ class ContainerReport(Document):
     claims: tuple[ClaimUse, ...] = ()
     """Claims whose record allows this container to use them."""
     unknown_claims: tuple[ClaimUse, ...] = ()
-    """Claims that the environment names but that have no record, or whose record does not name this pod."""
+    """Claims that the container's environment names but that have no record, or whose record does not list this pod."""
     refused_claims: tuple[ClaimIdentity, ...] = ()
-    """Claims that the environment names but that the container may not use, for any reason. Empty unless the container
-    was refused. The container does not use any of them.
+    """Claims that the container's environment names but that the container may not use, for any reason. Empty unless
+    the container was refused. The container does not use any of them.
     """
     cpus: CpuSet = frozenset()
     """CPUs of the container as last read from ``cpuset.cpus.effective``, in the kernel's list format; empty if the file
-    could not be read. For a container that has no claimed CPUs or also uses the shared pool, on a node where the kernel
-    keeps the container off other containers' CPUs: the CPUs that ``cpuset.cpus`` allows.
+    could not be read. The CPUs are read from ``cpuset.cpus`` instead if the kernel keeps containers off other
+    containers' CPUs on this node, and this container has no claimed CPUs or also uses the shared pool.
     """
     exclusivity: Text = ""
     """Mechanism that keeps other processes off the container's CPUs: ``partition`` or ``isolated`` (the kernel), or
     ``pool`` (the driver); empty without a claim.
     """
     fallback_reason: Text = ""
-    """Reason why the pool enforces the claims even though the kernel could; empty otherwise."""
+    """Reason why the claims are enforced by the shared pool even though the kernel could enforce them; empty
+    otherwise.
+    """
     fallback_code: Code = ""
     """Code for the cause, with the same values as the ``cause`` field of ``/v1/status``; empty if there is no cause or
     the backend is too old to send its code.
     """
     pool_requested_by: Text = ""
-    """Setting in the container's claims that requests the pool even though the kernel could enforce the claims; empty
-    if there is none.
+    """Setting in the container's claims that requests enforcement by the shared pool even though the kernel could
+    enforce the claims; empty if there is none.
     """
     mems: CpuSet = frozenset()
     """NUMA nodes whose memory the container may use, as last read from ``cpuset.mems.effective``, in the kernel's list
@@ -170,7 +174,7 @@ class ContainerReport(Document):
 
     @property
     def named_claims(self) -> frozenset[str]:
-        """UIDs of all claims that the container uses or requests, or that it was refused."""
+        """UIDs of all claims that the container uses or requests, or that it was not allowed to use."""
         used = {use.uid for use in (*self.claims, *self.unknown_claims)}
         return frozenset(used.union(one.uid for one in self.refused_claims))
 
@@ -186,8 +190,8 @@ class MetricSample(Document):
     labels: tuple[str, ...] = ()
     """Values of the labels, in the order of the metric's label names."""
     value: float = 0.0
-    """Value, in the unit given by the end of the metric's name (such as ``_seconds``); for a histogram, the sum of all
-    observations.
+    """Value, in the unit that the suffix of the metric's name indicates (such as ``_seconds``); for a histogram, the
+    sum of all observations.
     """
     counts: tuple[int, ...] = ()
     """Number of observations in each bucket of a histogram, not cumulative; the last bucket is for observations above
@@ -226,7 +230,7 @@ class ContainerChanges(Document):
     removed: tuple[str, ...] = ()
     """IDs of containers that no longer exist. They are removed before ``containers`` are added."""
     containers: tuple[ContainerReport, ...] = ()
-    """Containers that are new or have changed. New containers are added after all others, in this order."""
+    """Containers that are new or have changed. New containers are added after all others, in the order of this list."""
 
 
 class ObservedChange(Document):
@@ -254,7 +258,9 @@ class Observation(Document):
     total: int = 0
     """Number of files that would change."""
     cgroup_files: int = 0
-    """Number of cgroup files that would change. The other files belong to interrupts and kernel workers."""
+    """Number of cgroup files that would change. The other files control the CPU affinity of interrupts and
+    kernel workers.
+    """
     complete: bool = False
     """True if all containers that the runtime listed were compared."""
     changes: Annotated[tuple[ObservedChange, ...], BeforeValidator(lambda value: _first(value, MAX_OBSERVED))] = ()
@@ -282,7 +288,7 @@ class BackendStatus(Document):
     """
     records: int | None = None
     """Generation of the claim records that the backend had read when it made this report; null if it has read none. A
-    claim that had been released by then and that no container names is not in use.
+    claim that was released in this generation or earlier is in use only if a container names it.
     """
     active: bool = False
     """True if this backend holds the active lock and enforces claims (or only observes, if ``enforcement`` is
@@ -312,15 +318,16 @@ class BackendStatus(Document):
     """
     exclusivity_reason: Text = ""
     """Reason why the pool isolates claimed CPUs even though the configuration allows or requires partitions, with the
-    remedy; otherwise empty. With ``cpuExclusivity: partition``, CPU claims for one container are then refused.
+    remedy; otherwise empty. With ``cpuExclusivity: partition``, CPU claims that a single container uses are then
+    refused.
     """
     exclusivity_code: Code = ""
     """Code for the cause, with the same values as the ``cause`` field of ``/v1/status``; empty if there is no cause or
     the backend is too old to send its code.
     """
     kubelet_pins: Texts = ()
-    """Managers that assign CPUs (``cpu``) or NUMA nodes (``memory``) to containers: the kubelet's static managers, or
-    another NRI plugin in their place.
+    """The kubelet's static managers that appear to be in use: ``cpu`` if the requests for containers specify CPUs, and
+    ``memory`` if they specify NUMA nodes. The values may also come from another NRI plugin.
     """
     problems: Texts = ()
     """Current enforcement failures: one sentence each, with the remedy."""
@@ -352,12 +359,12 @@ class StateAnswer(Document):
     instance: str
     """ID of the frontend instance; it changes when the process restarts."""
     generation: int
-    """Generation of the containers' state that the frontend has from this backend; 0 if it has none. If this is not the
-    current generation, the backend sends the containers.
+    """Generation of the containers' state that the frontend last received from this backend; 0 if it has received none.
+    If this is not the current generation, the backend sends the containers.
     """
     reads_changes: bool = False
     """True if the frontend accepts reports that contain only the containers that have changed, and reports without
-    counters and metrics. False for an older release."""
+    counters and metrics. False if the frontend is from an older release."""
 
 
 class RecordChange(Document):

@@ -89,7 +89,7 @@ def test_a_key_without_a_value_counts_as_omitted(document: dict[str, object]) ->
     [
         ({"minSharedCPUs": 3}, {"withheldCPUs": 3}, "minSharedCPUs: is the former name of withheldCPUs"),
         ({"sharedPool": {"grow": "lazy"}}, {"poolGrowth": "lazy"}, "sharedPool.grow: is the former name of poolGrowth"),
-        ({"irqs": "leave"}, {"irqs": "keep"}, "irqs: leave is the former word for keep"),
+        ({"irqs": "leave"}, {"irqs": "keep"}, "irqs: leave is the former name of keep"),
     ],
 )
 def test_a_deprecated_key_means_the_same_as_its_replacement(

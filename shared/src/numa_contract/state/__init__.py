@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON documents of the state endpoint (``/v1/...``) other than claim records, container reports and the lease.
 
-A model belongs here if the service sends it to people or tools. ``/openapi.json`` and ``docs/state-api.md`` are
-generated from these models. DESIGN.md, "The documents of the state endpoint", has the compatibility rules.
+A model belongs here if the service returns it to users or tools. ``/openapi.json`` and ``docs/state-api.md`` are
+generated from these models. DESIGN.md, "The documents of the state endpoint", contains the compatibility rules.
 """
 
 from typing import Final

@@ -7,10 +7,10 @@ from numa_contract.records import Document
 
 
 class StateDocument(Document):
-    """Base class of the documents that the state endpoint returns to people and tools.
+    """Base class of the documents that the state endpoint returns to users and tools.
 
-    A model's validator and serializer are built when it is first used, since they take memory, and on most nodes these
-    documents are never requested.
+    A model's validator and serializer are built only when the model is first used, since they take up memory and most
+    nodes never receive a request for these documents.
     """
 
     model_config = ConfigDict(defer_build=True)

@@ -22,7 +22,7 @@ class DeviceDocument(StateDocument):
     attributes: dict[str, AttributeValue]
     """Attributes of the device by name, as they appear in its ResourceSlice."""
     cpus: CpuSet | None = None
-    """CPUs that claims can get from the device, in the kernel's list format; omitted for memory."""
+    """CPUs of the device that can be allocated to claims, in the kernel's list format; omitted for memory."""
     numa_node: int | None = None
     """ID of the NUMA node of the memory; omitted for CPUs."""
     capacity: int
@@ -49,9 +49,9 @@ class CpuDocument(StateDocument):
     l3: int | None = None
     """ID of the CPU's L3 cache, -1 if it has none; omitted while the CPU is offline."""
     use: str
-    """Use of the CPU: ``claimed``; ``pool`` (claims may have it, and containers without a claim run there);
-    ``withheld`` (in the shared pool, and no claim may have it); ``reserved`` (for the system); or ``offline`` (in a
-    claim).
+    """Use of the CPU: ``claimed``; ``pool`` (available to claims, and containers without a claim run there);
+    ``withheld`` (in the shared pool, but never allocated to a claim); ``reserved`` (for the system); or ``offline``
+    (offline, but allocated to a claim).
     """
     claim_uid: str | None = None
     """UID of the claim that the CPU is allocated to; omitted if there is none."""
@@ -62,13 +62,15 @@ class CpuDocument(StateDocument):
     driver). Omitted if none of the claim's containers is running.
     """
     fallback_reason: str | None = None
-    """Reason why the shared pool enforces the claim even though the kernel could; otherwise omitted."""
+    """Reason why the claim is enforced by the shared pool even though the kernel could enforce it; otherwise
+    omitted.
+    """
     pool_requested_by: str | None = None
-    """Setting in the claim that requests the shared pool; omitted if there is none."""
+    """Setting in the claim that requests enforcement by the shared pool; omitted if there is none."""
 
 
 class MemoryDocument(StateDocument):
-    """One memory device, or memory that a claim still has even though the node no longer has the device."""
+    """One memory device, or memory that is still allocated to a claim even though its device no longer exists."""
 
     device: str
     """Name of the device."""

@@ -52,15 +52,15 @@ class ErrorCounterDocument(StateDocument):
     source: str
     """Name of the kernel's counter, such as ``mc0``."""
     what: str
-    """Hardware that the counter belongs to, as named by the kernel."""
+    """Hardware component that the counter belongs to, as named by the kernel."""
     corrected: int
     """Number of corrected errors since the counter was reset."""
     uncorrected: int
     """Number of uncorrected errors since the counter was reset."""
     numa_nodes: tuple[int, ...]
-    """IDs of the NUMA nodes that the counter covers; the errors are on one of them."""
+    """IDs of the NUMA nodes that the counter covers; each error occurred on one of them."""
     cpus: CpuSet
-    """CPUs that the counter covers, in the kernel's list format; the errors are on one of them."""
+    """CPUs that the counter covers, in the kernel's list format; each error occurred on one of them."""
 
 
 class MachineDocument(StateDocument):

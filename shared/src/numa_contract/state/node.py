@@ -46,7 +46,7 @@ class PageCpu(CpuDocument):
 
     use: str
     """Use of the CPU: ``exclusive``, ``isolated``, ``pod-shared``, ``held``, ``pool``, ``withheld``, ``reserved`` or
-    ``offline``; see the table on the page.
+    ``offline``; see the table on the web page.
     """
     isolcpus: bool | None = None
     """True if the CPU has been isolated since boot; otherwise omitted."""

@@ -14,7 +14,7 @@ from numa_contract.state.base import StateDocument
 
 
 class StatusCode(StrEnum):
-    """Codes of problems and warnings. The meaning of a code never changes; the messages are for people and may
+    """Codes of problems and warnings. The meaning of a code never changes; the messages are meant for humans and may
     change."""
 
     # Problems with the service and its link to the backend.
@@ -34,19 +34,19 @@ class StatusCode(StrEnum):
     """No backend on this node holds the active lock and serves the runtime, so no claim can be prepared."""
     BACKEND_PROBLEM = "BackendProblem"
     """The backend cannot enforce something, and sent either no code for the cause or one that this release does not
-    know. The message is the backend's own.
+    know. The message comes from the backend.
     """
     MACHINE_UNREADABLE = "MachineUnreadable"
-    """The machine cannot be read; the result of the last successful read stays in use."""
+    """Information about the machine cannot be read; the result of the last successful read stays in use."""
     NOTHING_OFFERED = "NothingOffered"
-    """A driver offers no device, because a setting is impossible on this machine. Subject: the driver."""
+    """A driver offers no device, because a setting cannot be applied on this machine. Subject: the driver."""
     NOT_REGISTERED = "NotRegistered"
     """A driver is not registered with the kubelet. Subject: the driver."""
     SOCKET_NOT_PLACED = "SocketNotPlaced"
     """A driver's socket for the kubelet was removed and cannot be created again. Subject: the driver."""
     SLICES_NOT_PUBLISHED = "ResourceSlicesNotPublished"
-    """A driver's ResourceSlices have not been written. As a warning: the slices that were written are outdated, since
-    later writes fail. Subject: the driver."""
+    """A driver's ResourceSlices have not been written. If this is a warning, slices were written earlier but are now
+    outdated, because later writes have failed. Subject: the driver."""
     FEATURE_GATE_MISSING = "FeatureGateMissing"
     """The API server drops the fields of ``DRAConsumableCapacity``, so nothing is published. Subject: the driver."""
     RUN_DIRECTORY_UNUSABLE = "RunDirectoryUnusable"
@@ -82,9 +82,9 @@ class StatusCode(StrEnum):
     ERRORS_UNREADABLE = "HardwareErrorsUnreadable"
     """A counter of hardware errors cannot be read."""
     HOST_HUGEPAGES_UNKNOWN = "HostHugepagesUnknown"
-    """It is not known which hugepages processes outside of pods use, so these pages count as free."""
+    """The hugepages that processes outside of pods use cannot be determined, so they are treated as free."""
     KUBELET_RESERVE_UNKNOWN = "KubeletReserveUnknown"
-    """The Node does not contain the memory that the kubelet reserves, or cannot be read."""
+    """The Node object does not show how much memory the kubelet reserves, or cannot be read."""
     STATIC_MANAGER = "KubeletManagerStatic"
     """The kubelet's static CPU or memory manager, or another NRI plugin, also assigns CPUs or NUMA nodes."""
     NO_PARTITIONS = "PartitionsUnavailable"
@@ -100,7 +100,7 @@ class StatusCode(StrEnum):
     Subject: the driver.
     """
     HUGEPAGES_UNAVAILABLE = "HugepagesUnavailable"
-    """Hugepages on demand cannot be allocated, so the device has a taint. Subject: the device."""
+    """Hugepages on demand cannot be allocated, so the device is tainted. Subject: the device."""
     OBSERVE_MODE = "ObserveMode"
     """``enforcement`` is ``observe``: the driver changes nothing on the node, and refuses claims."""
     NO_RESERVED_CPUS = "NoReservedCPUs"
@@ -121,7 +121,7 @@ PREVENTS_PREPARE: Final = frozenset(
         StatusCode.NO_BACKEND_ENFORCES,
     }
 )
-"""Codes of the problems that prevent all claims from being prepared."""
+"""Codes of the problems because of which no claim can be prepared."""
 
 
 class Notice(StateDocument):
@@ -140,7 +140,7 @@ class Notice(StateDocument):
     service.
     """
     text: str
-    """Description of the problem or warning for people: one sentence, in most cases with the remedy."""
+    """Human-readable description of the problem or warning: one sentence, in most cases with the remedy."""
     unready: bool = False
     """True if the pod is not ready because of this problem."""
 

@@ -277,7 +277,7 @@ def test_observe_mode_and_an_empty_reserve_are_configuration_warnings() -> None:
 def test_a_deprecated_name_in_the_configuration_causes_a_warning() -> None:
     """The warning gives the deprecated name and its replacement."""
     (warning,) = BackendView(Clock(), parse_config({"reservedCPUs": "0", "irqs": "leave"}, "f")).configured
-    assert (warning.code, warning.text) == ("SettingRenamed", "irqs: leave is the former word for keep")
+    assert (warning.code, warning.text) == ("SettingRenamed", "irqs: leave is the former name of keep")
 
 
 def test_an_observation_that_a_report_omits_is_retained(view: BackendView) -> None:

@@ -66,7 +66,7 @@ def messages() -> list[str]:
     """Returns the messages that the page's tables quote from a program."""
     listed = [span for cells in rows(TEXT, "message") for span in quoted(cells[0])]
     listed += [span for cells in rows(TEXT, "code or text") for span in quoted(cells[0]) if " " in span]
-    listed += [span for cells in rows(TEXT, "missing in the pod") for span in quoted(cells[1])]
+    listed += [span for cells in rows(TEXT, "problem with the pod") for span in quoted(cells[1])]
     return list(dict.fromkeys(listed))
 
 

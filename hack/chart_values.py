@@ -137,7 +137,7 @@ class Group(Values):
 
 
 class Creation(Values):
-    """Objects that the chart creates unless they already exist."""
+    """Objects that the chart creates if ``create`` is true."""
 
     create: bool
 
@@ -235,7 +235,7 @@ class DeviceClasses(Values):
     create: bool
     """Creates the DeviceClasses. Set it to false if another release has created them."""
     hugepage_sizes: list[str]
-    """Page sizes that get a class dra.hugepages-<size>."""
+    """Page sizes for which the chart creates a class dra.hugepages-<size>."""
     far_memory: bool
     """Creates classes for memory on NUMA nodes without CPUs (CXL, HBM)."""
     extended_resource: Literal[""] | ExtendedResource
@@ -246,13 +246,13 @@ class HostHugepages(Values):
     """Hugepages that host processes use."""
 
     detect: bool
-    """Excludes hugepages that host processes use from the published capacity. To find them, the frontend mounts the
+    """Detects hugepages that host processes use, and does not offer them to claims. For this, the frontend mounts the
     cgroup tree read-only.
     """
 
 
 class HostInterrupts(Values):
-    """Interrupts of devices, and unbound kernel workers."""
+    """Values for device interrupts and unbound kernel workers."""
 
     mount: bool
     """Moves interrupts and kernel workers away from claimed CPUs. For this, the backend mounts the kernel files that
@@ -301,7 +301,7 @@ class PrometheusRule(Values):
     labels: Texts
     """Labels that your Prometheus uses to select the rules."""
     extra_rules: list[Kubernetes]
-    """Your own rules in the same group."""
+    """Your own rules. The chart adds them to the PrometheusRule as a separate group."""
     runbook_url: Annotated[str, Field(alias="runbookURL", pattern=r"^(https?://[^\s\"'#]+)?$")]
     """Address at which your organization serves docs/symptoms.md. Each alert links to its section of that page. Empty:
     the page in the repository that the chart was released from. A chart from a checkout has no such default, and

@@ -121,8 +121,8 @@ def _file(name: str, content: bytes) -> dict[str, Any]:
 
 
 def _image_component(name: str, version: str, registry: str) -> dict[str, Any]:
-    """Returns the SBOM component for an image. The tag identifies the image, since its digest is unknown until it is in
-    a registry.
+    """Returns the SBOM component for an image. The image is identified by its tag, because its digest is unknown until
+    the image has been pushed to a registry.
     """
     place = f"repository_url={_image(registry, name)}&" if registry else ""
     purl = f"pkg:oci/{name}?{place}tag={version}"

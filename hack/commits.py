@@ -2,7 +2,8 @@
 """Checks commit subjects: ``area: verb object``, see CONTRIBUTING.md. Reads the local repository only.
 
 Commits before BASE are not checked. A clone that is too shallow to contain BASE has only newer commits, so all of them
-are checked. Without git, or outside a repository, nothing is checked. Merge commits have their own form.
+are checked. Without git, or outside a repository, nothing is checked. Merge commits are not checked, because their
+subjects have a different form.
 """
 
 import re

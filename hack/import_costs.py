@@ -66,8 +66,8 @@ REASONS: Final = {
 
 @contextmanager
 def _measured(cost: Callable[[str, int], None]) -> Iterator[None]:
-    """For each module that is executed, calls ``cost`` with its name and the anonymous memory in KiB that executing it
-    takes, excluding its imports.
+    """Calls ``cost`` for each module that is executed within this context. The arguments are the module's name and the
+    anonymous memory, in KiB, that executing the module uses. The memory used by its imports is not included.
     """
     stack: list[int] = []
 

@@ -34,12 +34,12 @@ def _dump(program: str, files: Files) -> dict[str, Any] | None:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
         command = [*shlex.split(program), "--config", f"{directory}/config.toml", "config", "dump"]
-        run = subprocess.run(command, capture_output=True, check=False, timeout=30)  # noqa: S603 - the caller's programs
+        run = subprocess.run(command, capture_output=True, check=False, timeout=30)  # noqa: S603 - caller's programs
         return settings_in(tomllib.loads(run.stdout.decode())) if run.returncode == 0 else None
 
 
 def main() -> None:
-    """Writes the file."""
+    """Runs every program with the same random files and writes dumps.json."""
     programs = dict(one.split("=", 1) for one in sys.argv[1:])
     source = random.Random(_SEED)  # noqa: S311 - reproducible
     cases = []

@@ -27,7 +27,7 @@ _PARTS: Final = {
 """For each part, the folders whose docstrings and comments belong to it."""
 _MESSAGES: Final = ("services/", "shared/")
 _GENERATED: Final = ("_pb/", "docs/state-api.md", "docs/command-reference.md")
-_MARKERS: Final = ("SPDX", "noqa", "type:", "!", "pragma")  # compared with comments; suppresses nothing itself
+_MARKERS: Final = ("SPDX", "noqa", "type:", "!", "pragma")  # strings to look for; they suppress no warnings here
 """Beginnings of comments that are instructions to a tool."""
 _SHORTEST: Final = {"comment": 3, "message": 6, "page": 13}
 """Minimum number of words in each kind of text."""

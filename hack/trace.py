@@ -3,7 +3,7 @@
 
 Starts the driver in the test environment of ``tests/stage``, prepares claims with one CPU request each, and prints the
 functions that the frontend calls for the last of them, from the kubelet's call to the response. Comprehensions and
-lambdas are left out, but their module is counted even if nothing else in it is called.
+lambdas are left out. A module in which only these are called is still listed, without any functions.
 """
 
 import os

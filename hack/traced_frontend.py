@@ -56,7 +56,7 @@ class Recorder:
             journey = self._journeys.setdefault(task, Journey())
             journey.running = True
             journey(frame, event, argument)
-            if frame.f_code.co_name == _BEGINNING and task not in self._prepares:  # called again after each await
+            if frame.f_code.co_name == _BEGINNING and task not in self._prepares:  # this event recurs after each await
                 self._prepares.add(task)
                 task.add_done_callback(self._write)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mkdocs hook: README.md becomes the first page, and links that leave docs/ become plain paths.
+"""mkdocs hook: README.md becomes the first page, and links to files outside docs/ become plain paths.
 
 The site does not contain the chart, the examples or the code. If REPOSITORY is set to the address of a source tree, the
 links point there instead.
@@ -25,7 +25,9 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_kwargs: Any) -> str:
-    """Replaces links that leave docs/ with addresses under REPOSITORY, or with plain paths."""
+    """Replaces links to files outside docs/ with addresses under REPOSITORY, or with plain paths if REPOSITORY is not
+    set. A link to README.md becomes a link to the first page.
+    """
     repository = os.environ.get("REPOSITORY", "").rstrip("/")
     folder = Path("docs", page.file.src_uri).parent
 

@@ -199,7 +199,9 @@ def median_ratio(ours: Figure, other: Figure) -> tuple[float, float, float] | No
 
 
 def shown_ratio(ratio: float) -> str:
-    """Formats a ratio with two decimal places; its spread never justifies more."""
+    """Formats a ratio with two decimal places, or without any if it is at least 100. Ratios vary too much between turns
+    for more digits to be meaningful.
+    """
     return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
 
 

@@ -22,7 +22,7 @@ CPU_CLAIMS = 100
 
 
 class Load:
-    """The node's load, in addition to the measured pod. It only grows."""
+    """The node's load, in addition to the measured pod. It never decreases."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -74,7 +74,9 @@ class Load:
             self.claims += 1
 
     def fill_containers(self, wanted: int) -> None:
-        """Runs containers up to the given number: one for each prepared claim, and the rest without a claim."""
+        """Starts containers until the given number is running, alternately without a claim and with a prepared claim.
+        If all prepared claims have a container, the remaining containers are started without a claim.
+        """
         while self.containers < wanted:
             is_plain = self.containers % 2 == 0 or not self._waiting
             pod = self.plain_pod() if is_plain else self._waiting.pop()
@@ -98,10 +100,10 @@ class Load:
         return fresh
 
     def settle(self, pod: StagePod) -> float:
-        """Waits for at most 2 s until no plain container is running on the pod's claimed CPUs. Returns how many seconds
+        """Waits up to 2 s for all containers without a claim to leave the pod's claimed CPUs. Returns how many seconds
         it waited.
 
-        If the kernel keeps other containers off these CPUs, the method returns 0 immediately.
+        If the kernel keeps other containers off these CPUs, returns 0 immediately.
         """
         began = time.monotonic()
         if self._stage.settings.partitions:
@@ -116,7 +118,9 @@ class Load:
         return time.monotonic() - began
 
     def _taken(self, pod: StagePod) -> set[int]:
-        """Returns the claim's CPUs, taken from the variable in its CDI file that launchers read."""
+        """Returns the claim's CPUs. They are parsed from the environment variable ``DRA_CPUSET_...`` in the claim's CDI
+        file, which launchers read, too.
+        """
         files = self._stage.paths.cdi_dir.glob(f"*{pod.claim_uid}*")
         found = [_VARIABLE.search(file.read_text()) for file in files]
         return {cpu for match in found if match for cpu in cpu_set(match[1])}

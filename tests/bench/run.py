@@ -34,9 +34,9 @@ _MACHINE_TEXT: Final = "128 CPUs in four NUMA nodes (captured from an Arm server
 # Work that a driver does after the last pod of a turn must not overlap with the other driver's turn.
 _BREATH_SECONDS: Final = 0.5
 _WINDOW_SECONDS: Final = 20.0
-"""Length in seconds of one part of the idle period. Each part is one sample. This driver compares claim files every 20
-s, so each part includes one such comparison. It compares limits and all containers every 60 s, so the three parts of
-the default period include that comparison once.
+"""Length in seconds of one part of the idle period. Each part is one sample. This driver checks all claim files every
+20 s, so each part includes one such check. It checks limits and all containers every 60 s, so the three parts of the
+default period include one such check.
 """
 
 

@@ -3,8 +3,8 @@
 the number of CPUs.
 
 The measured time covers everything from the claim document to the record: parsing, parameters, allocation and
-construction of the record, but no file access. Nothing waits, so CPU time is measured, which is valid even on a busy
-machine.
+construction of the record, but no file access. This code never blocks, so CPU time is measured instead of elapsed time.
+CPU time is valid even on a busy machine.
 """
 
 import random
@@ -55,7 +55,11 @@ def node(cpus: int, group_by: str) -> Inventory:
 
 
 def prepares(inventory: Inventory, pairs: int, seed: int = 1) -> list[float]:
-    """Returns the CPU seconds that each of N prepares takes, while up to 48 claims are prepared and released."""
+    """Returns the CPU seconds that each of ``pairs`` prepares takes.
+
+    Before a prepare, a random claim is released if 48 claims are already prepared, or one for every ten CPUs on a
+    machine with fewer than 480 CPUs.
+    """
     choice = random.Random(seed)
     devices = [device.name for device in inventory.pools[0].devices if isinstance(device, CpuDevice)]
     files: dict[ClaimKey, ClaimFile] = {}

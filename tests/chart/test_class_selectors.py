@@ -90,7 +90,7 @@ def test_each_device_has_the_class_of_its_kind() -> None:
     ],
 )
 def test_both_cel_implementations_agree(expression: str) -> None:
-    """The tests contain two CEL implementations. Both evaluate the same expressions to true, to false, or to an
+    """The tests contain two CEL implementations. An expression has the same result in both: true, false, or an
     error.
     """
     attributes = {"numCPUs": {"int": 8}, "resource.kubernetes.io/numaNode": {"int": 0}}

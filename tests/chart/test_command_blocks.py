@@ -27,6 +27,6 @@ def test_a_mark_with_a_typo_is_rejected() -> None:
 
 
 def test_blocks_in_lists_are_found() -> None:
-    """An indented fence is also a block; a placeholder is a whole word."""
+    """An indented fence also begins a block. A placeholder is replaced only where it is a whole word."""
     [block] = documented.blocks_of("install", "1. So:\n\n   ```sh\n   cat NODE NODES\n   ```\n")
     assert block.script({"NODE": "node-1"}) == "cat node-1 NODES\n"

@@ -36,7 +36,7 @@ def test_uses_of_cpus_are_explained() -> None:
 
 
 def test_documented_page_size_spellings_match_the_code() -> None:
-    """The driver parses each spelling in the table, and writes the first two."""
+    """The driver can parse every spelling in the table. The first two are the ones that it writes itself."""
     table = PAGE.split("## How sizes are written")[1].split("\n\n")[2]
     spellings = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     size = 2 << 20

@@ -86,12 +86,12 @@ def all_keys(document: Any) -> Iterator[str]:
 
 
 def test_pages_in_messages_exist() -> None:
-    """Remedies refer to pages."""
+    """Every page that a message names is a file in docs/."""
     assert [page for page in named(r"docs/([a-z-]+\.md)") if not (ROOT / "docs" / page).exists()] == []
 
 
 def test_checks_in_messages_exist() -> None:
-    """Remedies refer to findings of other checks."""
+    """Every check that a message names by its id is one of the doctor's checks."""
     pattern = rf"(?<![\w./-])((?:{'|'.join(sorted(GROUPS))})\.[a-z][a-z0-9-]+)(?![\w./])"
     files = (".toml", ".yaml", ".json", ".conf", ".service")
     found = {one for one in named(pattern) if not one.endswith(files)}

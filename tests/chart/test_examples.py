@@ -236,9 +236,9 @@ def test_every_claim_is_used(path: Path) -> None:
 
 
 def test_slurm_bridge_gets_the_cpus_that_slurm_has_allocated() -> None:
-    """The driver follows slurm-bridge's allocation: single CPUs as devices, in a request named ``cpu``, as many as the
-    pod asks for. slurm-bridge reads a device's CPU from the attributes of one slice, and rejects a pod with claims or
-    with native CPUs.
+    """slurm-bridge allocates as many single CPUs as the pod asks for, in a request named ``cpu``, and the driver
+    prepares exactly these CPUs. slurm-bridge reads the CPU of each device from the attributes in a single slice. It
+    rejects a pod that has claims or requests the native resource ``cpu``.
     """
     (pod,) = documents(Path(__file__).parents[2] / "examples/slurm-bridge.yaml")
     (container,) = pod["spec"]["containers"]
@@ -257,8 +257,8 @@ def test_slurm_bridge_gets_the_cpus_that_slurm_has_allocated() -> None:
 
 
 def test_a_shell_can_read_both_sets_of_cpus(tmp_path: Path) -> None:
-    """Variable names with a claim's UID contain hyphens: shells cannot read such variables and do not pass all of them
-    on.
+    """The names of the variables contain a claim's UID and therefore hyphens. Shells cannot expand variables with such
+    names, and do not pass all of them on to the programs that they start.
     """
     found = documents(Path(__file__).parents[2] / "examples/shared-beside-exclusive.yaml")
     (command,) = [one["spec"]["containers"][0]["command"] for one in found if one["kind"] == "Pod"]

@@ -78,7 +78,9 @@ def asking(**units: int) -> Document:
 
 
 def test_the_extended_resource_is_off_by_default() -> None:
-    """Older servers do not know the field, and the resource is an additional way to get CPUs."""
+    """API servers of older releases drop the field ``extendedResourceName``, and users can claim CPUs without the
+    resource.
+    """
     assert not any("extendedResourceName" in one["spec"] for one in classes({}))
     added = [one for one in classes(RESOURCE) if one not in classes({})]
     assert [one["spec"]["extendedResourceName"] for one in added] == ["dra-numa/cpu"]
@@ -94,7 +96,7 @@ def test_a_name_without_a_domain_is_rejected(name: str) -> None:
 
 
 async def test_single_cpus_are_an_extended_resource() -> None:
-    """Four units are four CPUs for the pod; its containers share the claim, and each container gets its own CPUs."""
+    """Each unit is one CPU in the pod's claim. The containers share the claim, but each one gets its own CPUs."""
     published = inventory(cpu_device_mode="individual")
     view = parse_claim(await scheduled(asking(one=4, two=2), published))
     record = decided(view, "dra.cpu", inventory=published)
@@ -107,14 +109,16 @@ async def test_single_cpus_are_an_extended_resource() -> None:
 
 @pytest.mark.parametrize("group_by", ["numanode", "socket", "machine", "l3"])
 async def test_groups_of_cpus_are_not_an_extended_resource(group_by: str) -> None:
-    """N units would be one CPU from each of N groups, so the pod stays pending with the scheduler's reason."""
+    """A request for N units would allocate one CPU from each of N groups. The class therefore selects no groups, and
+    the scheduler reports why the pod stays pending.
+    """
     with pytest.raises(UnschedulableError):
         await scheduled(asking(one=2), inventory(group_by=group_by))
 
 
 async def test_a_unit_of_a_shared_device_is_its_default_amount() -> None:
-    """A count of two means two devices, with one page or CPU from each. That is why groups and hugepages are left
-    out.
+    """A request for two units allocates two devices, with one page or CPU from each. That is why the chart's extended
+    resource covers neither groups of CPUs nor hugepages.
     """
     pod = asking(one=2)
     (container,) = pod["spec"]["containers"]

@@ -44,8 +44,8 @@ def test_the_helper_has_its_mount_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("run_dir", [Config().run_dir, "/run/numa"])
 def test_frontend_and_helper_share_only_the_socket(run_dir: str) -> None:
-    """The frontend only connects, so its mount is read-only, and it cannot write to sysfs. The backend has neither
-    mount.
+    """The frontend only connects to the socket, so it mounts the socket's directory read-only. It does not mount the
+    directory in sysfs where the number of hugepages is set. The backend mounts neither directory.
     """
     documents = render({"driverConfig": {"hugepagesOnDemand": [POOL], "runDir": run_dir}})
     directory = str(PurePath(pool_socket_path(run_dir)).parent)
@@ -86,9 +86,7 @@ def test_pools_of_one_group_add_the_helper_to_its_pods_only() -> None:
 
 
 def matched(claim: Document, **values: Any) -> bool:
-    """Returns True if the policy changes a claim; an error in a condition does not count if another condition is
-    false.
-    """
+    """Returns True if the policy changes a claim. An error in one condition is ignored if another one is false."""
     results: list[bool | None] = []
     context = cel.Context({"object": claim})
     for condition in only(render({**ON, **values}), "MutatingAdmissionPolicy")["spec"]["matchConditions"]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node tests' translation of the rendered pod: changing a field changes the runtime calls, or the field is rejected
-by name.
+"""The node tests translate the rendered pod into calls to the runtime. If a field of the pod changes, the calls change,
+and an unknown field is rejected by name.
 """
 
 import copy
@@ -29,7 +29,7 @@ def translated(change: Callable[[Document], object] = lambda template: None, **v
 
 
 def configs(pod: KubeletPod) -> list[bytes]:
-    """Returns everything that reaches the runtime, in comparable form."""
+    """Returns the serialized configurations of the sandbox and the containers, as the runtime receives them."""
     parts = [pod.sandbox, *(one.config for one in (*pod.init, *pod.containers))]
     return [part.SerializeToString(deterministic=True) for part in parts]
 
@@ -130,8 +130,8 @@ def test_an_unknown_value_is_rejected(change: Callable[[Document], object]) -> N
 
 
 def test_resources_are_computed_as_the_kubelet_computes_them() -> None:
-    """CPU shares are computed from the requests, and the runtime's limits are computed from the pod's limits. Swap
-    equals memory, and the OOM score is that of a critical pod.
+    """CPU shares are computed from the requests, and the runtime's limits are computed from the pod's limits. The limit
+    for memory and swap equals the memory limit, and the OOM score adjustment is that of a critical pod.
     """
     pod = translated()
     resources = pod.containers[1].config.linux.resources

@@ -97,7 +97,7 @@ def selected(tree: object) -> set[str]:
 
 
 def test_every_expression_is_valid_promql_for_existing_metrics() -> None:
-    """Renaming a metric thus requires changing its alerts and panels."""
+    """If a metric is renamed, this test fails until the alerts and panels that use it have been changed."""
     known = series()
     for expression in expressions():
         read = selected(promql_parser.parse(expression))
@@ -238,7 +238,7 @@ def test_the_monitor_finds_the_frontend() -> None:
 
 
 def test_operators_rules_are_added() -> None:
-    """The operator's rules are in a separate group next to the chart's."""
+    """The operator's rules are a separate group, after the group of the chart's own rules."""
     own = {"alert": "Mine", "expr": "vector(1)"}
     values = {"metrics": {"prometheusRule": {**RULES, "extraRules": [own]}}}
     groups = only(render(values), "PrometheusRule")["spec"]["groups"]

@@ -186,7 +186,7 @@ def test_each_container_has_only_its_own_paths() -> None:
         "/host/run/irqbalance": ("/run/irqbalance", True),
     }
     assert helm.host_mounts(documents, "backend") == backend
-    # If detection of host processes' hugepages is off, the frontend has no view of the node's cgroups.
+    # If detection of host processes' hugepages is off, the frontend does not mount the node's cgroup tree.
     documents = render({"hostHugepages": {"detect": False}})
     assert "/sys/fs/cgroup" not in helm.host_mounts(documents, "frontend")
     assert helm.host_mounts(documents, "backend") == backend
@@ -231,7 +231,9 @@ def test_the_kubelet_finds_the_sockets_in_the_mounted_directories(driver: str) -
 
 @pytest.mark.parametrize("name", ["frontend", "backend"])
 def test_memory_is_limited_and_cpu_time_is_not(name: str) -> None:
-    """A leaking container is killed at its limit; a throttled driver would delay every pod on the node."""
+    """A container that leaks memory is killed when it reaches its limit. CPU time is not limited, because a throttled
+    driver would delay every pod on the node.
+    """
     resources = container(render(), name)["resources"]
     assert resources["limits"].keys() == {"memory"}
     assert resources["requests"].keys() == {"cpu", "memory"}
@@ -244,8 +246,8 @@ def test_the_drivers_pods_start_where_the_plugin_is_required() -> None:
 
 
 def test_the_network_policy_allows_only_metrics_and_the_api_server() -> None:
-    """By default, no client can reach the enforcing process; addresses and ports of the API server can be
-    configured.
+    """Only the frontend's port is open, so no client can connect to the backend. The API server's addresses and ports
+    can be configured, and so can the clients that read metrics.
     """
     policy = only(render(), "NetworkPolicy")["spec"]
     assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": "frontend"}]}]
@@ -271,7 +273,9 @@ def test_the_kubectl_plugin_finds_the_pods_of_every_group() -> None:
 
 
 def test_only_the_frontend_can_call_the_api_server() -> None:
-    """The backend gets no token. The frontend's token is bound to its pod, so the admission policy knows the node."""
+    """The backend gets no token. The frontend's token is bound to its pod, so the admission policy can determine the
+    node that a request comes from.
+    """
     documents = render()
     assert pod_of(documents)["automountServiceAccountToken"] is False
     mounts = {name: [m["name"] for m in container(documents, name)["volumeMounts"]] for name in ("frontend", "backend")}

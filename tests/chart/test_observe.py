@@ -85,7 +85,9 @@ def test_a_reserve_of_cpu_0_alone_is_not_empty(tmp_path: Path) -> None:
 def test_the_notes_name_the_groups_without_a_reserve(
     common: str, one: str | None, other: str | None, places: str, tmp_path: Path
 ) -> None:
-    """A group may empty the common reserve or set a missing one; otherwise it inherits the reserve."""
+    """A group that sets ``reservedCPUs``, possibly to an empty list, overrides the common value. Any other group
+    inherits the common value.
+    """
     configs = {
         name: {} if cpus is None else {"driverConfig": {"reservedCPUs": cpus}}
         for name, cpus in (("one", one), ("other", other))
@@ -102,7 +104,7 @@ def test_the_notes_name_the_groups_that_observe(tmp_path: Path) -> None:
 
 
 def test_the_notes_warn_of_former_names(tmp_path: Path) -> None:
-    """Each warning gives the current name, even if the value is zero or belongs to a group."""
+    """Each warning gives the current name, even if the value is zero or is set in a group."""
     text = notes(
         tmp_path,
         {"minSharedCPUs": 0, "sharedPool": {"grow": "lazy"}},

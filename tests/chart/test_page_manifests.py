@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each YAML block on a page has a test: whole manifests equal those in examples/, Helm renders the chart values, and
-the commands read the files meant for them.
+"""Each YAML block on a page has a test: complete manifests equal those in examples/, Helm renders the chart values, and
+the driver's commands parse their input files.
 
 tests/chart/test_examples.py applies and schedules the examples, and test_documented_manifests.py covers claims and
 parts of claims.
@@ -41,7 +41,7 @@ def printed(page: str) -> list[list[Any]]:
 
 @pytest.mark.parametrize(("page", "example"), [("workloads.md", "one-numa-node.yaml"), ("memory.md", "memory.yaml")])
 def test_a_printed_manifest_equals_the_example(page: str, example: str) -> None:
-    """A manifest that a reader copies from a page has therefore been tested."""
+    """The tests apply the examples, so a manifest that a reader copies from a page has been tested, too."""
     assert printed(page) == [manifests((ROOT / "examples" / example).read_text())]
 
 
@@ -58,7 +58,7 @@ def blocks() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("place", "text"), blocks(), ids=[place for place, _ in blocks()])
 def test_every_block_is_accepted_by_its_reader(place: str, text: str) -> None:
-    """The chart renders values and rules, and the commands read the files meant for them. A block of an unknown kind
+    """The chart renders values and rules, and the driver's commands parse their input files. A block of an unknown kind
     fails the test.
     """
     values = {field.alias or name for name, field in ChartValues.model_fields.items()}

@@ -57,7 +57,9 @@ def spans(text: str) -> Iterator[str]:
 
 
 def commands(line: str) -> Iterator[list[str]]:
-    """Splits a line into its individual commands. A synopsis counts as the command with all optional parts."""
+    """Splits a line into its individual commands. In a synopsis, the optional parts are included without their
+    brackets.
+    """
     line = re.sub(r"(^|\s)#.*", "", line)
     if "[" in line and "'" not in line:
         line = re.sub(r"\|[\w|]+", "", line.replace(" | ", " ").translate({ord("["): None, ord("]"): None}))

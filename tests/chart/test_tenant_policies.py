@@ -31,7 +31,7 @@ def opaque(driver: str, parameters: Any, requests: tuple[str, ...] = ()) -> Docu
 
 
 def said(driver: str, section: Any, requests: tuple[str, ...] = ()) -> Document:
-    """Returns an entry with the fields of the driver's section."""
+    """Returns an entry for ``config`` whose parameters contain this section for the driver."""
     return opaque(driver, {"apiVersion": "v1alpha1", SECTIONS[driver].KEY: section}, requests)
 
 
@@ -227,8 +227,8 @@ def pod(annotation: str | None) -> Document:
 
 
 def test_tenants_cannot_start_pods_without_the_plugin() -> None:
-    """The value of the annotation does not matter, since the runtime only checks that it exists; system namespaces are
-    excluded.
+    """The value of the annotation does not matter, since the runtime only checks that it exists. The policy does not
+    apply to pods in system namespaces.
     """
     for value in ("true", "false", "1"):
         assert "is for system pods in dra-driver-numa, kube-system only" in judge(TOLERATE, "CREATE", pod(value))

@@ -47,7 +47,9 @@ class Scale:
 
 
 def scale_for(figures: Iterable[Figure], unit: str) -> Scale:
-    """Returns an axis that covers most of the samples. A few much larger ones would compress the rest of the plot."""
+    """Returns an axis that covers most of the samples. Much larger ones may lie beyond its end, since an axis that
+    covered them would compress the rest of the plot.
+    """
     ends = [0.0]
     for figure in figures:
         spread = figure.summary.q3 - figure.summary.q1

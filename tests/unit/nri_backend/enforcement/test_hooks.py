@@ -143,7 +143,7 @@ async def test_a_claim_is_rejected_if_a_container_on_its_cpus_cannot_be_moved(no
     node.kernel.refused[plain, "cpuset.cpus"] = DENIED
     node.enforcer.starter.clear_seconds = 0.05
     env = node.claim(ONE)
-    with pytest.raises(RejectedError, match=r"main of pod ns/p9 .* the claim.s CPUs \(2-3\) and cannot be moved: .*denied"):
+    with pytest.raises(RejectedError, match=r"p9 .* the claim.s CPUs \(2-3\) and cannot be moved: .*denied"):
         await node.create("claim", *env)
     node.kernel.refused.clear()
     node.enforcer.starter.clear_seconds = 30.0

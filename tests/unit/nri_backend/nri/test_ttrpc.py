@@ -208,5 +208,5 @@ def test_an_impossible_length_is_a_peer_error() -> None:
     """An impossible length means that the frame boundaries have been lost. If it were accepted, gigabytes would have to
     be skipped.
     """
-    with pytest.raises(PeerError, match="claims 1862270976 bytes"):
+    with pytest.raises(PeerError, match="header: 1862270976 bytes"):
         _feed(bytes.fromhex("6f000000") + bytes(6))

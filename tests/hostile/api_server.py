@@ -23,8 +23,8 @@ def _asked(field: Field) -> int:
 
 @taking
 def answers(field: Field, *faults: dict[str, Any]) -> Iterator[str]:
-    """Breaks every watch and answers requests for slices with each of the faults in turn; returns the number of
-    requests.
+    """Breaks every watch and answers requests for slices with each of the faults in turn; yields the number of requests
+    that the driver has sent.
     """
     before = _asked(field)
     for fault in faults:
@@ -53,7 +53,7 @@ _attack = partial(Attack, Actor.API_SERVER)
 
 
 def _row(name: str, run: Run) -> Attack:
-    # A publisher waits longer after each failure, and longer than an attack lasts, so the next attack needs a fresh
+    # A publisher's delay grows with each failure and becomes longer than an attack, so the next attack needs a fresh
     # node.
     return _attack(name, run, r"\A[1-3]?\d requests", 1.0, spoils_the_node=True)
 

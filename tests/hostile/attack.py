@@ -24,13 +24,15 @@ class Actor(StrEnum):
 
 
 Run = Callable[[Field], AbstractContextManager[str]]
-"""Runs the attack and yields the output for the attacker. The block runs during the attack or after it."""
+"""Function that runs the attack and yields the output that the attacker sees. The ``with`` block runs during the attack
+or after it.
+"""
 
 _P = ParamSpec("_P")
 
 
 def taking(attack: Callable[Concatenate[Field, _P], Iterator[str]]) -> Callable[_P, Run]:
-    """Turns an attack with additional parameters into a function that accepts them and returns an attack on a field."""
+    """Turns an attack with additional parameters into a function that accepts the parameters and returns a ``Run``."""
 
     def made(*arguments: _P.args, **named: _P.kwargs) -> Run:
         return lambda field: contextmanager(attack)(field, *arguments, **named)

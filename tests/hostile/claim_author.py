@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks by claim authors: opaque parameters up to the API's limits, and amounts that no scheduler writes."""
+"""Attacks by claim authors: opaque parameters up to the API's limits, and amounts that no scheduler allocates."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ Document = dict[str, Any]
 
 
 def heard_of(pod: StagePod) -> str:
-    """Returns the response to the kubelet, which tries three times."""
+    """Returns the last response that the simulated kubelet receives; it calls Prepare up to three times."""
     for _ in range(3):
         try:
             pod.prepare()
@@ -30,7 +30,7 @@ def heard_of(pod: StagePod) -> str:
 
 @taking
 def with_parameters(field: Field, *config: Document, request: Document | None = None) -> Iterator[str]:
-    """Returns a claim with opaque parameters."""
+    """Prepares a claim with opaque parameters and yields the response."""
     with field.claim_pod(request or cpus(1), config=config) as pod:
         yield heard_of(pod)
 

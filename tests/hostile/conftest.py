@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One stage for each actor, on a machine with two NUMA nodes of 16 CPUs."""
+"""Provides a separate test node for each actor. Each machine has two NUMA nodes of 16 CPUs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -37,7 +37,7 @@ def commands(ports: tuple[int, int]) -> tuple[str, str]:
 
 
 class Field:
-    """A stage with one ready instance."""
+    """The node under attack: a stage with one ready instance of the driver."""
 
     def __init__(self, settings: StageSettings, stage: Stage, ports: tuple[int, int]) -> None:
         self.settings = settings
@@ -68,15 +68,15 @@ class Field:
         return f"{prefix}-{next(self._numbers)}"
 
     def pod(self, prefix: str = "evil") -> StagePod:
-        """Yields a pod without a claim."""
+        """Returns a pod without a claim."""
         return StagePod(self.stage, self.name(prefix))
 
     def claim_pod(self, *requests: Any, config: Any = ()) -> StagePod:
-        """Yields a pod with an allocated claim."""
+        """Returns a pod with an allocated claim."""
         return claim_pod(self.stage, self.name("claimed"), *requests, config=config)
 
     def patiently(self, work: Callable[[], _T]) -> _T:
-        """Retries as the kubelet does until the call succeeds. Raises the last error."""
+        """Retries as the kubelet does until the call succeeds. Raises the last error if the time is up."""
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks by pod authors: a container's environment, up to the 1.5 MB that an API object may have."""
+"""Attacks by pod authors through a container's environment of up to 1.5 MB, the maximum size of an API object."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broken or hostile runtime: it closes the connection, lists impossible containers, and mixes up its events."""
+"""A broken or hostile runtime: it closes the connection, lists invalid containers, and mixes up its events."""
 
 import json
 import time
@@ -64,7 +64,7 @@ def lists(field: Field, *containers: Any) -> Iterator[str]:
 
 @taking
 def mixes(field: Field, events: Events) -> Iterator[str]:
-    """Sends events about a created claim container in any order, then starts it and checks its CPUs."""
+    """Creates a container with a claim, sends events to the plugin, then starts the container and checks its CPUs."""
     with field.claim_pod(cpus(2)) as pod:
         field.patiently(pod.prepare)
         box, given = pod.create(), field.stage.held(pod.claim_uid)

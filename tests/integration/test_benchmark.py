@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make bench``: its smallest run from the command line to the page, and the figures that it computes."""
+"""Tests of ``make bench``: the smallest possible run, from the command line to the page, and the computed figures."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ _WAIT = Quantity(key="wait", section="Waiting", title="Waiting & more", unit="ms
 
 
 class _Page(HTMLParser):
-    """The elements of a page by name, and its text."""
+    """A parsed page: its elements with their names, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -244,8 +244,8 @@ def test_wakeups_of_grpc_are_recognized_by_the_name_of_the_thread() -> None:
 
 
 def test_measurements_from_outside_agree_with_those_of_the_process_itself() -> None:
-    """Covers CPU time in nanoseconds, the marker for the main thread, and memory, where the parts in smaps add up to
-    the total.
+    """The CPU time agrees, the main thread is marked as such, and the parts of the memory in smaps add up to the
+    total.
     """
     own = os.getpid()
     before = time.process_time()
@@ -279,7 +279,9 @@ Anonymous:           100 kB
 
 
 def test_a_file_that_both_processes_map_counts_once() -> None:
-    """Written pages of a private mapping belong to the process; other processes on the machine do not matter."""
+    """Written pages of a private mapping are attributed to their process alone. Processes other than the driver's are
+    ignored.
+    """
     anonymous, files = split_mappings(_SMAPS)
     assert (anonymous, files) == (112 * 1024, {("08:02", "173521"): 324 * 1024})
     one = Memory(rss=0, kernel_pss=0, anonymous=100, files={("1", "1"): 60, ("1", "2"): 10})
@@ -374,7 +376,7 @@ def _report(*drivers: str) -> Report:
 
 
 def test_the_page_for_a_single_driver_has_no_ratio() -> None:
-    """Names of the driver, the machine and its threads are escaped."""
+    """The names of the driver, the machine and the threads are escaped on the page."""
     page = _Page(render(_report("<mine>")))
     assert page.open == []
     assert "A <B>" in page.text

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that the driver documents is produced by both real services when its cause occurs.
+"""Provokes every documented field, metric, alert, condition and Event with both real services.
 
-A field, a metric, an alert or an Event that nothing produces is worse than none at all, because operators rely on it.
-The lists are read from their sources: the contract's models, docs/metrics.md, docs/events.md and the chart's alerts. A
-new entry fails here until a scenario below provokes it.
+A documented metric or Event that the driver never produces is worse than none at all, because operators rely on it. The
+entries are read from their sources: the contract's models, docs/metrics.md, docs/events.md and the chart's alerts. For
+each new entry, a test in this module fails until a scenario below provokes it or ELSEWHERE lists it.
 """
 
 import ast
@@ -64,14 +64,14 @@ _REMEDIES = "tests/integration/test_remedies.py"
 _CODES = "tests/unit/nri_backend/enforcement/test_problem_codes.py"
 _ISOLATION = "tests/unit/nri_backend/host_isolation/test_isolation.py"
 ELSEWHERE: dict[str, str] = {
-    # A kernel that keeps managed interrupts where they are.
+    # This metric requires a kernel that does not allow managed interrupts to be moved.
     "dra_numa_backend_immovable_interrupts": (
         "tests/node/test_interrupts.py::test_interrupts_leave_a_claims_cpus_and_are_restored"
     ),
     "/v1/status.leftOut": "tests/unit/dra_frontend/state_endpoint/test_status.py::test_the_list_is_bounded",
-    # Entries that occur if the two images come from different releases.
+    # This alert requires images of different releases.
     "DraNumaVersionsDiffer": "tests/chart/test_monitoring.py::test_versions_of_both_services_are_compared",
-    # States that last only for a moment, or that stop the process.
+    # These states last only for a moment, or end the process.
     StatusCode.BACKEND_NOT_REPORTED: f"{_BACKEND}::test_a_missing_first_report_and_an_unreadable_one_have_codes",
     StatusCode.BACKEND_INCOMPLETE: f"{_BACKEND}::test_each_reason_to_refuse_all_claims_has_a_code",
     StatusCode.NO_BACKEND_ENFORCES: f"{_BACKEND}::test_each_reason_to_refuse_all_claims_has_a_code",
@@ -89,11 +89,11 @@ ELSEWHERE: dict[str, str] = {
         "tests/integration/test_hugepage_helper.py::test_a_helper_that_is_down_is_reported_until_it_is_back"
     ),
     StatusCode.TASK_FAILING: "tests/unit/dra_frontend/node/test_guard.py::test_a_step_that_succeeds_ends_the_warning",
-    # Entries that require a backend from a different release.
+    # This code requires a backend of a different release.
     StatusCode.BACKEND_PROBLEM: (
         "tests/unit/dra_frontend/state_endpoint/test_status.py::test_a_backend_problem_has_the_code_of_its_cause"
     ),
-    # A pod with a missing part, and a command that reads files while the service is down.
+    # These codes require an incomplete pod, or a command that reads files while the service is down.
     StatusCode.POD_INCOMPLETE: (
         "tests/integration/test_preflight.py::test_a_frontend_that_cannot_start_reports_why_and_waits"
     ),
@@ -101,8 +101,8 @@ ELSEWHERE: dict[str, str] = {
     StatusCode.FILE_MISSING: (
         "tests/unit/numa_tools/commands/test_status.py::test_a_claim_whose_file_is_lost_is_named"
     ),
-    # A backend container without a capability, a mount or the host's user namespace; the fakes run as the user who runs
-    # the tests.
+    # These codes require a backend container that lacks a capability, a mount or the host's user namespace. In these
+    # tests the backend runs as the user who runs the tests.
     BackendCode.SYS_ADMIN_MISSING: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege_names_it",
     BackendCode.USER_NAMESPACE: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege_names_it",
     BackendCode.SECURITY_MODULE: f"{_REMEDIES}::test_the_remedy_for_a_missing_privilege_names_it",
@@ -114,7 +114,8 @@ ELSEWHERE: dict[str, str] = {
     BackendCode.READ_ONLY_FILE_SYSTEM: f"{_REMEDIES}::test_the_remedy_for_a_read_only_mount_names_its_volume",
     BackendCode.INTERRUPTS_NOT_MOVED: (f"{_REMEDIES}::test_interrupts_under_a_read_only_mount_are_a_problem"),
     BackendCode.KERNEL_WORKERS_STAY: f"{_REMEDIES}::test_interrupts_under_a_read_only_mount_are_a_problem",
-    # A kernel that rejects values that the fake's files accept, or that has lost CPUs; a full file system.
+    # These codes require a kernel that rejects values that the fake's files accept, a kernel that has lost CPUs, or a
+    # full file system.
     BackendCode.NODE_IS_CONTAINER: f"{_REMEDIES}::test_a_kernel_without_partitions_is_a_limit_of_the_node",
     BackendCode.PERMISSION_DENIED: (f"{_CODES}::test_a_container_whose_cpus_the_kernel_denies_has_the_errors_code"),
     BackendCode.PARTITION_REFUSED: f"{_CODES}::test_a_claim_enforced_by_the_pool_has_the_code_of_the_kernels_answer",
@@ -134,7 +135,8 @@ ELSEWHERE: dict[str, str] = {
     BackendCode.INTERRUPTS_MOVED_BACK: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
     BackendCode.HOST_DAEMONS_NOT_MOVED: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
     BackendCode.HOST_DAEMONS_STAY: f"{_ISOLATION}::test_problems_with_interrupts_and_host_daemons_have_codes",
-    # Runtimes and pods that the stage does not have, short-lived states, and an internal error in the backend.
+    # These codes require a runtime or a pod that the stage cannot provide, a state that lasts only for a moment, or an
+    # internal error in the backend.
     BackendCode.CGROUP_UNKNOWN: (
         "tests/unit/nri_backend/enforcement/test_hooks.py"
         "::test_a_claim_container_without_a_valid_cgroup_path_is_rejected"
@@ -163,7 +165,7 @@ ELSEWHERE: dict[str, str] = {
 
 
 class Play:
-    """A stage with its own machine, observed by a witness."""
+    """A stage with its own machine, and the witness that records its output."""
 
     def __init__(self, stage: Stage, machine: HostDirectory, witness: Witness) -> None:
         self.stage = stage
@@ -171,7 +173,7 @@ class Play:
         self.witness = witness
 
     def until(self, what: str, condition: Callable[[], Any], seconds: float = 30.0) -> None:
-        """Observes everything until a condition is true."""
+        """Waits until a condition is true, and records all output of the stage while it waits."""
 
         def seen() -> Any:
             self.witness.look(self.stage)
@@ -184,7 +186,7 @@ class Play:
         self.until(path, lambda: self.witness.differs(path, default))
 
     def counts(self, name: str, value: float | None = None, **labels: str) -> None:
-        """Waits until a metric has a value other than 0, or the given value."""
+        """Waits until a metric has the given value, or any value other than 0 if none is given."""
 
         def counted() -> bool:
             samples = self.witness.samples[name]
@@ -428,14 +430,14 @@ def slow_kernel(play: Play) -> None:
 
 
 def everything_claimed(play: Play) -> None:
-    """Claims hold all CPUs except one, which stays in the shared pool."""
+    """Claims hold all unreserved CPUs except one, which stays in the shared pool."""
     with play.pod("left", cpus(16, numa_node=1)), play.pod("right", cpus(13, numa_node=0)) as pod:
         pod.run()
         play.until("one CPU", lambda: any(value < 2 for _, value in play.witness.samples["dra_cpu_available_cpus"]))
 
 
 def moved(play: Play) -> None:
-    """If the pool enforces claims, other containers are moved off the claimed CPUs."""
+    """With ``cpuExclusivity: pool``, other containers are moved off the claimed CPUs."""
     with StagePod(play.stage, "web") as web:
         web.run()
         with play.pod("db", cpus(2)) as pod:
@@ -532,7 +534,7 @@ def outages(play: Play) -> None:
 
 
 def nothing_offered(play: Play) -> None:
-    """The configuration reserves an impossible CPU, and the Node contains no figures from the kubelet."""
+    """The configuration reserves a CPU that does not exist, and the Node lists no allocatable resources."""
     play.fails(StatusCode.NOTHING_OFFERED)
     play.warns(StatusCode.KUBELET_RESERVE_UNKNOWN)
 
@@ -666,8 +668,8 @@ BEFORE: dict[Scenario, Callable[[Stage], None]] = {
 
 
 def a_machine(root: Path) -> HostDirectory:
-    """Returns a machine with two NUMA nodes of 16 CPUs each, an isolated CPU, an interrupt, hugepages and memory of
-    known performance.
+    """Returns a machine with two NUMA nodes of 16 CPUs each, an isolated CPU, an interrupt, hugepages and memory
+    whose bandwidth and latency are listed in sysfs.
     """
     machine = HostDirectory(write_tree(captured("32intel64-2p8co2t+8ve"), root))
     for node in (0, 1):
@@ -733,7 +735,8 @@ def documented_fields() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, model in _MODELS.items():
         found |= dict(fields_of(model, path))
-    # Metrics are checked separately; a format's version is a constant of the release; no warning makes a pod unready.
+    # Metrics have their own test. The other two fields never change: a format's version is a constant of the release,
+    # and no warning makes a pod unready.
     left_out = re.compile(r"/v1/backend\.status\.metrics.*|.*\.version|/v1/status\.warnings\[\]\.unready")
     return {path: default for path, default in found.items() if not left_out.fullmatch(path)}
 
@@ -808,7 +811,7 @@ Played = tuple[Witness, dict[str, str]]
 
 
 def excused(key: str) -> bool:
-    """Returns True if another test proves the entry."""
+    """Returns True if another test covers the entry."""
     return key in ELSEWHERE
 
 
@@ -824,13 +827,13 @@ def test_every_documented_event_can_be_provoked(played: Played, reason: str) -> 
 
 
 def test_every_event_is_documented(played: Played) -> None:
-    """Operators can look up each reason on the page."""
+    """Operators can look up each reason in docs/events.md."""
     assert played[0].reasons <= set(documented_reasons())
 
 
 @pytest.mark.parametrize("reason", condition_reasons())
 def test_every_condition_can_be_provoked(played: Played, reason: str) -> None:
-    """The condition appears in a device's status in the API server or on the page."""
+    """The reason appears in a device's status or in ``/v1/node``, and docs/workloads.md contains it."""
     assert reason in played[0].conditions or excused(reason)
     assert reason in (ROOT / "docs/workloads.md").read_text()
 
@@ -842,7 +845,7 @@ def test_every_documented_metric_can_be_provoked(played: Played, name: str) -> N
 
 
 def test_every_metric_is_documented(played: Played) -> None:
-    """The metrics in the registry and those on the page are the same."""
+    """The metrics in the registry are the same as those in docs/metrics.md."""
     assert played[0].families == {name.removesuffix("_total") for name in documented_metrics()}
 
 

@@ -40,7 +40,7 @@ def files(stage: Stage) -> set[str]:
 def test_files_are_created_and_removed_as_documented(open_stage: OpenStage) -> None:
     """The files are compared after the installation, while a claim exists, after the claim is gone, and after the
     driver's pod has been deleted. Each comparison waits until no temporary file is left: a file is written under a
-    temporary name and then renamed, and this also happens when its claim gets an owner.
+    temporary name and then renamed. A claim's file is rewritten in the same way when a container first uses the claim.
     """
     stage = open_stage()
     instance = stage.add_ready_instance()

@@ -56,7 +56,7 @@ def test_a_claim_becomes_a_pinned_container(stage: Stage) -> None:
 
 
 def test_the_claim_status_contains_resources_and_enforcement(stage: Stage) -> None:
-    """A user without access to the node reads CPUs, bytes and the kernel's state from the API server."""
+    """Users without access to the node can read the claim's CPUs, bytes and enforcement from the API server."""
     with claim_pod(stage, "told", cpus(4), hugepages(4 * MIB)) as pod:
         pod.prepare()
         box = pod.run()

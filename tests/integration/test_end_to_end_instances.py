@@ -44,8 +44,8 @@ def test_only_one_of_two_instances_enforces_and_the_other_takes_over(open_stage:
 
 
 def test_no_claim_is_lost_if_all_processes_die_and_claim_files_are_removed(open_stage: OpenStage) -> None:
-    """The node uses cgroupfs and an older NRI. No claim is prepared while no backend is enforcing claims, and no
-    claim is lost when its file is removed.
+    """The node uses cgroupfs and an older NRI. A claim is prepared only while a backend is enforcing claims, and both
+    claims are restored after their files have been removed.
     """
     stage = open_stage(cgroup_driver="cgroupfs", nri_level="0.8")
     instance = stage.add_ready_instance()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events from both real services, with the chart's permissions: one per condition, and none for a mode that the
-configuration requests.
+"""Events from both real services, written with the chart's permissions. Each condition causes one Event. A mode
+that a claim's parameters request causes none.
 """
 
 from collections.abc import AsyncGenerator
@@ -50,7 +50,7 @@ async def test_the_charts_permissions_are_enough_for_events(client: tuple[ApiSer
 
 
 async def test_a_role_without_patch_is_enforced_by_the_fake(client: tuple[ApiServer, KubeClient]) -> None:
-    """If the chart granted one verb too few, the test above would therefore fail."""
+    """The fake denies a verb that the role does not grant, so the test above would fail if the chart omitted one."""
     server, kube = client
     for rule in server.options.rules or []:
         rule["verbs"] = [verb for verb in rule["verbs"] if verb != "patch"]

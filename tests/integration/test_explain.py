@@ -133,7 +133,9 @@ def test_a_claim_that_does_not_fit_is_explained(stage: Stage, flags: list[str]) 
 
 
 def test_unknown_subjects_are_reported(flags: list[str]) -> None:
-    """One line says where the subject was looked up; an impossible CPU number is not looked up in the API server."""
+    """One line says where the subject was looked up. A CPU that the machine does not have is not looked up in the API
+    server.
+    """
     status, out, err = explain(flags, "default/missing")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "neither this node nor namespace default has a claim named missing or a pod named missing" in err

@@ -46,13 +46,14 @@ def field(number: int, value: bytes | str | int) -> bytes:
 
 
 def enveloped(kind: str, raw: bytes, api_version: str = "resource.k8s.io/v1") -> bytes:
-    """Returns an object as it is sent. Go also writes fields that are empty."""
+    """Returns an object in the envelope in which client-go sends it. Like client-go, it includes empty fields."""
     return b"k8s\0" + field(1, field(1, api_version) + field(2, kind)) + field(2, raw) + field(3, "") + field(4, "")
 
 
 def a_slice(name: str) -> bytes:
     """Returns a slice with two devices."""
-    # Names and values as other drivers publish them: an attribute with the value 0 counts, but an empty name does not.
+    # Names and values as other drivers publish them. The server must keep an attribute with the value 0, but omit an
+    # empty name.
     metadata = field(1, name) + field(2, "") + field(3, "") + field(8, b"") + field(13, field(1, "Node") + field(6, 1))
     pool = field(1, "node-a") + field(2, 1) + field(3, 1)
     attributes = field(2, field(1, "numaNode") + field(2, field(2, 0)))

@@ -47,8 +47,8 @@ async def test_a_plugin_that_does_not_acknowledge_a_part_is_disconnected(tmp_pat
 
 
 async def test_effective_cpusets_follow_what_is_written(tmp_path: Path) -> None:
-    """A cpuset within the parent's is effective at once; an empty one means the parent's; otherwise the intersection is
-    effective.
+    """A container's effective CPUs are the intersection of its own cpuset and the parent's. If its own cpuset is empty,
+    the parent's is effective.
     """
     async with running(RuntimeOptions(tmp_path / "nri.sock", cgroup_root=tmp_path / "cgroup")) as runtime:
         pod = await runtime.run_pod_sandbox("web")

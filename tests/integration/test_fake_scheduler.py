@@ -68,7 +68,9 @@ def test_requests_are_rounded_up_to_the_valid_range(asked: str, given: str) -> N
 
 
 def test_capacity_is_shared_until_it_is_used_up() -> None:
-    """Other claims' shares count; a request that does not fit goes to the next device, or fails."""
+    """The shares of other claims are subtracted from a device's capacity. A request that does not fit is allocated on
+    the next device; if no device is left, it fails.
+    """
     first = allocate(claim(request("cpu", cpu="6")), PUBLISHED, CLASSES)
     second = allocate(claim(request("cpu", cpu="6")), PUBLISHED, CLASSES, others=[first])
     third = allocate(claim(request("cpu", cpu="2")), PUBLISHED, CLASSES, others=[first, second])

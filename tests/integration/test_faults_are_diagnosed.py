@@ -23,7 +23,9 @@ RESERVED = "0-1,16-17"
 
 @pytest.fixture
 def well(open_stage: OpenStage) -> Stage:
-    """Returns a healthy node with an unallocated claim; the commands see the whole node under one root."""
+    """Returns a healthy node with an unallocated claim. All of the node's files are under one directory, which the
+    commands use as the host root.
+    """
     stage = open_stage(reserved_cpus=RESERVED)
     stage.add_ready_instance()
     ask_for(stage, "waiting", 4)

@@ -110,7 +110,7 @@ def test_every_document_is_read(driver: Driver) -> None:
 
 
 def test_the_records_of_one_claim_are_read(driver: Driver) -> None:
-    """The UID selects the claim; an unknown claim is an error with a reason."""
+    """The UID selects the claim; a request for an unknown claim returns an error with a reason."""
     records = driver.call("claims")
     uid = next(one.claim.uid for one in records if one.driver == "dra.cpu")
     assert plain(driver.call("claim", uid)) == [plain(one) for one in records if one.claim.uid == uid]

@@ -108,8 +108,8 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def test_pages_are_allocated_before_the_pod_is_bound(rig: Rig) -> None:
-    """The scheduler waits for the condition, and Prepare then finds the pages. Until then, the pages are not allocated
-    to other claims.
+    """The scheduler does not bind the pod until the condition is true. Prepare fails before the pages exist, and
+    succeeds afterwards.
     """
     claim = rig.asked(2)
     (result,) = claim["status"]["allocation"]["devices"]["results"]

@@ -35,8 +35,9 @@ def test_an_idle_driver_wakes_up_at_most_twice_a_second() -> None:
     """There are no claims. All threads of both processes are counted, except for gRPC's.
 
     About one wake-up a second is expected, mostly for the lease and for health reports. Each file that is read in a
-    thread every two seconds would add one wake-up a second; with several such files there were thirteen. A busy machine
-    does not add any: a process that is waiting for a CPU is not asleep, so it cannot wake up.
+    thread every two seconds would add one wake-up a second; when several files were read in this way, the driver woke
+    up thirteen times a second. A busy machine does not increase the number: a process that is waiting for a CPU is not
+    asleep, so it cannot wake up.
     """
     with Stage(StageSettings(partitions=True)) as stage:
         instance = stage.add_ready_instance()

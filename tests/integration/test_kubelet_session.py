@@ -124,7 +124,9 @@ async def test_a_kubelet_that_knows_only_v1beta1_is_served(short_root: Path) -> 
 
 
 async def test_a_failed_registration_is_reported_and_retried(short_root: Path) -> None:
-    """A kubelet that supports none of the services says so; the plugin reports the reason and keeps running."""
+    """If the kubelet supports none of the plugin's services, it rejects the registration; the plugin reports the reason
+    and keeps running.
+    """
     plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD))
     async with (
         Kubelet(short_root, KubeletSettings(poll=0.02, backoff=0.02, services=("v2.DRAPlugin",))) as kubelet,

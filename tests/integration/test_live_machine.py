@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine changes while the services are running: slices, health and the state endpoint follow within 5 s."""
+"""The machine changes while the services are running: slices, health and the state endpoint are updated within 5 s."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -42,7 +42,7 @@ def shared(machine: HostDirectory) -> Iterator[Stage]:
 
 
 def soon(what: str, condition: Callable[[], T]) -> T:
-    """Waits at most as long as a change may take."""
+    """Waits until the condition is true; fails after the time within which a change must be visible."""
     return wait_for(what, condition, SECONDS)
 
 

@@ -35,8 +35,8 @@ def _session(hooks: RecordingHooks, observer: RecordingObserver, **options: Any)
 async def test_a_container_starts_and_ends_at_every_api_level(tmp_path: Path, level: str) -> None:
     """From 0.6 to 0.12 the same hooks are called in the same order, whatever form the events have on the wire.
 
-    Later updates by the kubelet are adjusted. The runtime's log stays empty: it would mention an eviction, or an update
-    outside an event.
+    Later updates by the kubelet are adjusted. The runtime's log stays empty, so the plugin has neither requested an
+    eviction nor sent an update outside an event.
     """
     async with nri_rig(tmp_path, level) as rig:
         rig.answer(cpus="2-3", mems="0", hugepage_limits={"2MB": 4 << 20})

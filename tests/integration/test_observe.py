@@ -36,7 +36,7 @@ def content(root: Path) -> Content:
 
 
 def observation(stage: Stage) -> dict[str, Any]:
-    """Returns the reported changes once the backend has compared all containers."""
+    """Returns the reported changes once the backend has checked all containers."""
 
     def complete() -> dict[str, Any] | None:
         status = stage.state("/v1/backend")["status"] or {}

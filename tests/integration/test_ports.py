@@ -13,7 +13,7 @@ from tests.stage.wires import AnsweredError, ask_http
 
 
 def probe(port: int, path: str) -> int:
-    """Returns the status of a probe over TCP, or 0 while nothing listens."""
+    """Returns the HTTP status of a probe, or 0 while nothing listens on the port."""
     try:
         ask_http(f"http://127.0.0.1:{port}", path)
     except AnsweredError as error:
@@ -24,7 +24,7 @@ def probe(port: int, path: str) -> int:
 
 
 def becomes(port: int, path: str, status: int) -> None:
-    """Waits until a probe returns a status."""
+    """Waits until a probe returns the given status."""
     wait_for(f"{path} to return {status}", lambda: probe(port, path) == status, 15)
 
 
@@ -34,7 +34,7 @@ def at(template: str, port: int) -> str:
 
 
 def test_an_unregistered_frontend_is_live_and_reveals_nothing_else(open_stage: OpenStage, unused_tcp_port: int) -> None:
-    """Without a backend, the probe reports the missing parts; a client of the port learns nothing about claims."""
+    """Without a backend, the frontend is live but not ready. Clients of the port learn nothing about claims."""
     stage = open_stage(backend="", frontend=at(OUR_FRONTEND, unused_tcp_port))
     frontend = stage.add_instance().frontend
     becomes(unused_tcp_port, "/healthz", 200)

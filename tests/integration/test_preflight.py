@@ -49,7 +49,8 @@ def base() -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="dn-") as name:
         path = Path(name)
-        # As in a pod, these are directories of this machine that are mounted under their own names.
+        # The host root has this machine's boot id, so commands use the paths below as they are and not under the host
+        # root, as in a pod.
         boot = write_tree(small_machine(), path / "host") / BOOT[1:]
         boot.parent.mkdir(parents=True, exist_ok=True)
         boot.write_text(Path(BOOT).read_text())

@@ -109,7 +109,7 @@ class Rig:
                 task.cancel()
 
     def asked(self, verb: str) -> int:
-        """Returns how often slices were requested with a verb."""
+        """Returns the number of requests for slices with this verb."""
         return sum(one.verb == verb and one.resource == "resourceslices" for one in self.server.served)
 
     async def published(self, publisher: Publisher, pools: int = 3) -> None:
@@ -151,7 +151,7 @@ async def test_all_pools_are_published_and_owned_by_the_node(rig: Rig) -> None:
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("Node", node["metadata"]["uid"], True)
     names = [one["metadata"]["name"] for one in rig.slices()]
     assert names == ["00000-dra.cpu-more", "00000-dra.cpu-node-a", "00001-dra.cpu-node-a"]
-    # A shutdown deletes nothing: the kubelet deletes the slices if the driver stays away, and claims stay valid.
+    # A shutdown deletes nothing: the kubelet deletes the slices if the driver does not return, and claims stay valid.
     assert rig.asked("delete") == 0
     before, asked = rig.slices(), len(rig.server.served)
     async with rig.publisher() as publisher:
@@ -412,10 +412,11 @@ async def test_rejected_fields_are_left_out(rig: Rig, refused: Document, field: 
 async def test_whether_claims_are_counted_depends_on_server_and_kubelet(
     rig: Rig, release: str, gate: bool, declared: list[str], kept: bool, told: str
 ) -> None:
-    """All fields are published in every release, and Prepare can query whether claims are counted.
+    """Claims are counted only if the server stores the mapping, and Prepare can query this. Lists are published in
+    every case.
 
-    Since 1.37, the server forbids the mapping on a node whose kubelet has not declared that it counts claims; lists are
-    still published.
+    Before 1.37, or without its gate, the server drops the mapping. Since 1.37, the server rejects the mapping for a
+    node whose kubelet has not declared that it counts claims.
     """
     rig.server.options.version = release
     rig.server.options.gates |= {GATE: gate, "DRAListTypeAttributes": True}
@@ -448,7 +449,7 @@ async def test_numa_nodes_are_listed_if_the_server_supports_lists(rig: Rig, vers
 
 
 async def test_another_fault_is_not_blamed_on_lists(rig: Rig) -> None:
-    """A slice that is also invalid without its lists is reported with its actual error."""
+    """A slice that is invalid even without its lists is reported with its actual error."""
     bad = listed()
     bad["spec"]["devices"][0]["name"] = "Not A Label"
     async with rig.publisher({NODE: [bad]}) as publisher:
@@ -531,7 +532,7 @@ async def test_missing_permissions_are_reported_with_the_rule(rig: Rig) -> None:
 
 
 async def test_slices_that_can_no_longer_be_written_are_a_warning(rig: Rig) -> None:
-    """The driver stays ready, because the published slices remain valid, but they no longer show what is free."""
+    """The driver stays ready, because the published slices remain valid. The warning says that they are outdated."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)
         rig.server.options.forbidden = {("update", "resourceslices")}

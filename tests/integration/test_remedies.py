@@ -174,7 +174,9 @@ async def test_the_remedy_for_a_read_only_mount_names_its_volume(
 def test_interrupts_under_a_read_only_mount_are_a_problem(
     irqs: Literal["move", "keep"], reported: bool, tmp_path: Path
 ) -> None:
-    """The configuration asks for interrupts to be moved; otherwise only the startup log would mention it."""
+    """The mount is reported as a problem only if interrupts are to be moved. Without the report, only the startup log
+    would mention the mount.
+    """
     settings = load_settings(["--kernel-root=/no/such/root"], {"POD_UID": "u", "NODE_NAME": "n"})
     isolation = HostIsolation(NodeState(Config(irqs=irqs)), lambda: True, CgroupTree(str(tmp_path)), settings)
     assert bool(isolation.problems) is reported
@@ -187,7 +189,9 @@ def test_interrupts_under_a_read_only_mount_are_a_problem(
 
 
 def rejections(name: str, value: str) -> Iterator[Problem]:
-    """Yields rejections and problems with a user-chosen name in every possible position, and a variable's value."""
+    """Yields rejections and problems whose messages contain a user-chosen name wherever a name can appear, and a
+    variable's value.
+    """
     record = cpu_record("u", "cpus=2-3", pods=("p1", "p2", "p3"))
     record = record.model_copy(
         update={
@@ -223,8 +227,8 @@ def rejection(record: AllocationRecord, env: tuple[str, ...], user: Owner, first
 @pytest.mark.parametrize("name", ["work", "interrupts", "sysadminmissing", "read-only-0-cpus"])
 @pytest.mark.parametrize("value", ["0", "any value", "Permission denied", "boot Linux 6.7'", "CPUsLost"])
 def test_user_chosen_names_and_values_do_not_affect_remedies(name: str, value: str) -> None:
-    """The code is that of the rejection, whatever the message contains. A variable with an unusual name is
-    malformed.
+    """A problem's code depends on the rejection and not on the text of the message. A variable whose name contains a
+    space, for example, is malformed.
     """
     assert [problem.code for problem in rejections(name, value)] == [
         BackendCode.CLAIM_IN_USE,

@@ -28,7 +28,9 @@ _IDS: Final = "abcdef"
 _ROUNDS: Final = 2
 """Number of reports after which a frontend that receives all of them has the current state."""
 _number = st.sampled_from([0, 0, 0, 0, 1])
-"""Index of a backend. Most reports come from backend 0; a report from backend 1 replaces the frontend's containers."""
+"""Strategy that draws the index of a backend. Most reports come from backend 0; a report from backend 1 replaces the
+frontend's containers.
+"""
 _id = st.sampled_from(_IDS)
 
 
@@ -64,7 +66,7 @@ class Process:
     state: NodeState = field(default_factory=NodeState)
     reports: Reports = field(init=False)
     exchange: Exchange | None = None
-    """The reports on the backend's connection, or None while the backend is not connected."""
+    """State of the report exchange on the backend's connection, or None while the backend is not connected."""
 
     def __post_init__(self) -> None:
         self.reports = Reports(self.state)

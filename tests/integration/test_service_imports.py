@@ -10,7 +10,9 @@ from tests.stage.stage import OpenStage
 from tests.stage.wires import ask_unix
 
 DOCUMENTS = ("fastapi", "dra_frontend.state_endpoint.api", "dra_frontend.state_endpoint.page")
-"""Modules that serve the documents for people and tools; the page is also served on a port, which is off by default."""
+"""Modules that the frontend imports when a client first requests a document. The module of the status page is also
+imported if the page has its own port, which is off by default.
+"""
 
 UNUSED = (
     *("pydantic.v1.", "uvicorn.main", "click"),

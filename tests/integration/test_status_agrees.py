@@ -85,7 +85,9 @@ def agrees(stage: Stage, instance: Instance, code: StatusCode) -> None:
 
 
 def accepts(path: Path) -> bool:
-    """Returns True if a connection to the socket is accepted: its file exists before the process listens."""
+    """Returns True if a connection to the socket is accepted. Checking for its file is not enough, because the file
+    exists before the process listens.
+    """
     with socket.socket(socket.AF_UNIX) as connection:
         return connection.connect_ex(str(path)) == 0
 

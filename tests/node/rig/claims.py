@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod with claims as the kubelet handles it: prepare, sandbox, containers with CDI devices, and the reverse."""
+"""A pod with claims as the kubelet handles it: the claims are prepared, and the sandbox and the containers with their
+CDI devices are created. A pod is ended in the reverse order.
+"""
 
 import json
 import time
@@ -94,7 +96,8 @@ class ClaimPod:
         }
         document = {"metadata": {"namespace": "default", "name": self.name, "uid": self.uid}, "spec": spec}
         given = self._cluster.kubelet("prepare", pod=document, claims=self.claims)
-        # A repeated Prepare appends to the kubelet's cache; containerd uses each id once.
+        # A repeated Prepare appends the same ids to the kubelet's cache again. Duplicates are removed, since containerd
+        # also uses each id only once.
         self.cdi = list(dict.fromkeys(given["main"]))
         return time.monotonic() - began
 

@@ -43,7 +43,7 @@ _USUAL: dict[str, Any] = {
     "kubeconfig": str(_KUBECONFIG),
     "reservedCPUs": format_cpu_list(RESERVED),
     "cpuExclusivity": os.environ.get("EXCLUSIVITY", "auto"),
-    # A page that one test has poisoned stays lost.
+    # The check is off, because a page that one test has poisoned is not restored for the following tests.
     "hardwareErrors": {"uncorrected": 0},
     # A working set that survives any pressure requires ``min`` and nearly all of a small machine's memory.
     "memoryProtection": {"allowed": ["low", "min"], "maxFraction": 1.0},
@@ -293,8 +293,8 @@ class Cluster:
         return pod
 
     def settled(self) -> Node:
-        """Returns the node once no sandbox is being created, because restarting the runtime would interrupt the
-        creation of one.
+        """Waits until no sandbox is being created, and returns the node. Restarting the runtime would interrupt the
+        creation of a sandbox.
         """
         for pod in self._pods:
             pod.settle()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DRA drivers for other hardware, for claims that combine their devices with this driver's: they register and prepare
-any claim.
+"""Fake DRA drivers for other hardware, for claims that combine their devices with this driver's. They register with the
+kubelet, and Prepare succeeds for every claim.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,9 @@ def class_document(driver: str) -> Document:
 
 @contextmanager
 def registered(driver: str, root: Path) -> Iterator[None]:
-    """Serves a driver to the kubelet with this root directory; the kubelet has registered it when the block begins."""
+    """Runs a driver for the kubelet with this root directory. When the block begins, the kubelet has registered the
+    driver.
+    """
     socket = root / f"plugins_registry/{driver}.sock"
     socket.parent.mkdir(parents=True, exist_ok=True)
     socket.unlink(missing_ok=True)

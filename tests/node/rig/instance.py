@@ -69,8 +69,8 @@ class Instance:
 
     @property
     def status(self) -> dict[str, Any]:
-        """Returns the backend's lease that this frontend has, or an empty one if there is none or if it belongs to a
-        killed backend.
+        """Returns the backend's lease as this frontend knows it. Returns an empty one if the lease is missing, has
+        expired, or belongs to a killed backend.
         """
         try:
             answer = self.state("/v1/backend")

@@ -19,7 +19,9 @@ from tests.node.rig.template import Fields
 PERIOD: Final = 100_000
 """CFS period in microseconds."""
 CRITICAL: Final = {"system-node-critical": -997}
-"""oom_score_adj for priority classes whose pods are protected as static pods are (pkg/kubelet/qos/policy.go)."""
+"""oom_score_adj for priority classes whose pods get the same protection from the OOM killer as static pods
+(pkg/kubelet/qos/policy.go).
+"""
 _SUFFIXES: Final[Mapping[str, Decimal]] = {
     "": Decimal(1),
     "m": Decimal("0.001"),

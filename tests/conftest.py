@@ -24,16 +24,17 @@ def _is_not_about_time(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Executing ")
 
 
-# In debug mode asyncio logs each callback that takes 0.1 s or longer, as some do on a busy machine. Tests compare the
-# log.
+# In debug mode asyncio logs each callback that takes 0.1 s or longer. On a busy machine, these records would break
+# tests that compare the whole log.
 logging.getLogger("asyncio").addFilter(_is_not_about_time)
 
 
 class ByStage(LoadScopeScheduling):  # type: ignore[misc]  # has no types
-    """Runs tests that share a stage, by module or by attacker, on one worker, because starting a stage costs more than
-    most tests.
+    """Runs tests that use the same stage (tests/stage) on one worker, because starting a stage takes longer than most
+    tests.
 
-    It replaces ``--dist loadgroup``, since xdist 3.8 does not add its groups to the test ids of pytest 9.
+    Tests share a stage if they are in the same module or, in test_hostile.py, if they have the same attacker. This
+    scheduler replaces ``--dist loadgroup``, since xdist 3.8 does not add its groups to the test ids of pytest 9.
     """
 
     _SHARED = re.compile(
@@ -59,8 +60,8 @@ def short_root() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def unused_tcp_port_factory() -> Callable[[], int]:
-    """Returns a function that finds free ports below those that the kernel assigns to connections, so that they stay
-    free.
+    """Returns a function that finds free ports. The ports are below the range from which the kernel assigns ports to
+    outgoing connections, so no connection takes a port before the test uses it.
     """
 
     def find() -> int:

@@ -32,7 +32,7 @@ def test_the_table_of_values_in_the_readme_is_generated() -> None:
 
 
 def objects(schema: Any) -> list[Document]:
-    """Returns the schema of every object with known properties."""
+    """Returns the schemas of all objects whose properties are listed."""
     if isinstance(schema, list):
         return list(itertools.chain.from_iterable(map(objects, schema)))
     if not isinstance(schema, dict):
@@ -42,7 +42,7 @@ def objects(schema: Any) -> list[Document]:
 
 
 def test_unknown_keys_are_rejected_at_every_level() -> None:
-    """A misspelt key is an error; only values that charts share (global) may have other keys."""
+    """A misspelt key is an error. Only ``global``, which Helm shares among charts, may contain additional keys."""
     schema = values_schema()
     assert schema["properties"].pop("global")
     found = objects(schema)
@@ -62,7 +62,7 @@ def keys(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 
 def given(values: Document, prefix: str = "") -> set[str]:
-    """Returns the paths in a values file."""
+    """Returns the paths of all values in a values file."""
     found = set()
     for name, value in values.items():
         found.add(prefix + name)
@@ -107,7 +107,7 @@ def test_every_setting_is_passed_through_the_chart(name: str) -> None:
 
 
 def test_host_paths_default_to_those_of_the_services() -> None:
-    """The mounted default paths are those that the services use by default."""
+    """The chart's default host paths are the same as the services' defaults."""
     helpers = (CHART / "templates/_helpers.tpl").read_text()
     for key in ("kubelet_root_dir", "cdi_dir", "run_dir", "nri_socket", "cgroup_root"):
         field = Config.model_fields[key]

@@ -72,7 +72,7 @@ def test_a_printed_string_is_read_as_the_same_string(words: list[str]) -> None:
 
 @pytest.mark.parametrize("word", [".inf", "-.Inf", ".NaN"])
 def test_a_number_that_json_cannot_represent_is_rejected(word: str) -> None:
-    """The cluster could not store the number."""
+    """JSON has no infinity and no NaN, so the cluster could not store such a value."""
     with pytest.raises(HelmError):
         helm_value(f"key: {word}")
     with pytest.raises(ConfigError, match=r"line 1: .* is not a JSON number"):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make demo``: runs the main task of both services on this machine's own topology with fakes, without root or a
-cluster.
+"""``make demo``: runs both services with this machine's topology and shows what they do for a claim.
 
-Everything that is shown has been checked: if anything is not as expected, the exit status is not 0 and a message gives
+The other components are fakes, so the demo requires neither root nor a cluster.
+
+The demo checks everything that it shows: if anything is not as expected, the exit status is not 0 and a message gives
 the reason.
 """
 

@@ -2,8 +2,8 @@
 """The third service of docker-compose.yaml: runs fakes of the API server, the kubelet and the runtime, and repeats the
 demo.
 
-The frontend and the backend are two other services, which share directories with this one. Everything that is shown has
-been checked.
+The other two services are the frontend and the backend, which share directories with this service. The demo checks
+everything that it shows.
 """
 
 import argparse

@@ -168,7 +168,7 @@ class Timeline:
             raise NotAsItMustBeError(f"{what}, but it has {format_cpu_list(self._plain.cpus())}") from error
 
     def note(self, moment: str) -> None:
-        """Records the current state; the backend reports its pool within a second."""
+        """Waits until the backend reports the current pool, which takes up to a second, and records the state."""
         cpus = self._plain.cpus()
         wait_for(f"the backend to report the pool {format_cpu_list(cpus)}", lambda: self._pool() == cpus)
         self._rows.append((moment, format_cpu_list(self._pool()), format_cpu_list(cpus)))

@@ -25,7 +25,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def amount(size: int) -> str:
-    """Formats bytes in the largest unit that results in a short number."""
+    """Formats a number of bytes with the largest unit that does not exceed it and at most one decimal place."""
     for unit, name in _UNITS:
         if size >= unit:
             return f"{size / unit:.1f}".removesuffix(".0") + f" {name}"

@@ -20,7 +20,7 @@ def drop_unknown(version: str, spec: Document) -> None:
 
 
 def check_declared(resource: Resource, document: Document, node: Document) -> None:
-    """Raises ApiError 403 for a mapping on a node whose kubelet has not declared that it counts claims.
+    """Raises ApiError 403 if a device has the field but the node does not declare the feature that it requires.
 
     Source: `kubernetes/kubernetes plugin/pkg/admission/nodedeclaredfeatures, 1.37`.
     """

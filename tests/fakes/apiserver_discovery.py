@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The API server's discovery documents: its groups, their resources, and an OpenAPI document for each group.
 
-The OpenAPI documents have no schemas. kubectl and Helm read them to find out whether the server validates fields
-itself. The fake reports that it does, so they leave validation to the server (QueryParamVerifierV3 in
-k8s.io/cli-runtime/pkg/resource).
+The OpenAPI documents have no schemas. kubectl and Helm read these documents to find out whether the server supports
+field validation. The fake says that it does, so both clients leave the validation to the server (QueryParamVerifierV3
+in k8s.io/cli-runtime/pkg/resource).
 """
 
 from collections.abc import Iterable, Sequence

@@ -172,7 +172,7 @@ def _value(kind: str, value: Any) -> Any:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yields the fields of a message in order, with numbers and bytes as values."""
+    """Yields the number and the value of each field of a message, in order. A value is an int or bytes."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

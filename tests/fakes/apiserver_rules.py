@@ -83,8 +83,8 @@ def _prepare_claim(gates: Mapping[str, bool], new: Document, old: Document | Non
 
 
 def _drop(gates: Mapping[str, bool], spec: Document, old: Document) -> None:
-    """Drops fields of a disabled gate, unless the stored object already uses them. If an attribute is a list, its name
-    remains without a value, so validation then rejects the slice.
+    """Drops the fields of disabled feature gates, unless the stored object already uses them. An attribute that is a
+    list keeps its name but loses its value, so the validation that follows rejects the slice.
     """
     for gate, fields in _DEVICE_FIELDS.items():
         if gates[gate] or any(field in device for device in old.get("devices") or [] for field in fields):

@@ -156,7 +156,7 @@ class Store:
         return self._put(resource, new, old)
 
     def delete(self, resource: Resource, namespace: str, name: str, preconditions: Document | None = None) -> Document:
-        """Deletes the object at once, even if it has finalizers."""
+        """Deletes the object immediately, even if it has finalizers."""
         old = self.get(resource, namespace, name)
         wanted = preconditions or {}
         self._check_version(resource, old, wanted.get("uid"), wanted.get("resourceVersion"))

@@ -22,8 +22,9 @@ class Served:
 
 @dataclass
 class Fault:
-    """A fault to inject into the next ``count`` requests: an HTTP code, or ``hang`` or ``drop`` for the connection.
+    """A fault to inject into the next ``count`` requests.
 
+    ``answer`` is the HTTP code of the response, ``hang`` to send no response, or ``drop`` to close the connection.
     If ``body`` is set, it is the body of the response.
     """
 

@@ -18,7 +18,11 @@ class _JumpingSelector(selectors.DefaultSelector):
     stopped = False
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Waits only if no timer is set, or if the clock no longer jumps."""
+        """Waits in real time only if no timer is set, or after ``stopped`` has been set.
+
+        Otherwise waits for at most the grace period. If no event arrives in that time, the clock jumps to the next
+        timer.
+        """
         if self.stopped:
             return super().select(timeout)
         ready = super().select(timeout if timeout is None else min(timeout, _GRACE_SECONDS))

@@ -4,8 +4,8 @@
 The limits are a function of the pod's spec and of ``status.nodeAllocatableResourceClaimStatuses``, computed as in these
 files: `kubernetes/kubernetes pkg/kubelet/cm/helpers_linux.go, 1.36 and 1.37` (the pod), `kubernetes/kubernetes
 pkg/kubelet/kuberuntime/kuberuntime_container_linux.go, 1.36 and 1.37` (containers), `kubernetes/kubernetes
-staging/src/k8s.io/component-helpers/resource/helpers.go, 1.37` (the contribution of claims). In 1.36 only the scheduler
-counts claims.
+staging/src/k8s.io/component-helpers/resource/helpers.go, 1.37` (the contribution of claims). The 1.36 kubelet does not
+add claims to limits; in that release only the scheduler takes them into account.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ PERIOD = 100_000
 """Period of the CPU quota in microseconds."""
 _HUGE = "hugepages-"
 Amounts = Mapping[str, int]
-"""Amounts by resource, in thousandths of a CPU or in bytes."""
+"""Amounts by resource name, in millicores for ``cpu`` and in bytes for the other resources."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ def _added(statuses: Iterable[Mapping[str, Any]]) -> Amounts:
 
 
 def _with_claims(own: Amounts, counted: Amounts) -> Amounts:
-    """Adds claims to limits. A resource without a limit stays unlimited, but an absent hugepage limit counts as 0."""
+    """Adds the contribution of claims to limits. A resource without a limit stays unlimited, but a missing hugepage
+    limit is treated as 0.
+    """
     added = {name: own.get(name, 0) + more for name, more in counted.items() if name in own or name.startswith(_HUGE)}
     return {**own, **added}
 

@@ -52,8 +52,8 @@ class CachedClaim:
     prepared: bool = False
 
     def cdi_ids(self, request: str | None) -> list[str]:
-        """Returns the ids for a container that uses the whole claim, or only one of its requests, given by base
-        name.
+        """Returns the CDI ids for a container that uses the whole claim or, if ``request`` is given, only the request
+        with this base name.
         """
         return [
             cdi_id
@@ -76,7 +76,7 @@ class ClaimCache:
         self._checkpoint.write_text(json.dumps([asdict(claim) for claim in self.claims.values()]))
 
     def load(self) -> None:
-        """Reads the checkpoint: after a restart no claim is considered prepared, but the CDI ids are still known."""
+        """Reads the checkpoint after a restart: claims keep their CDI ids, but none is considered prepared."""
         self.claims.clear()
         if not self._checkpoint.exists():
             return

@@ -216,7 +216,7 @@ def _complete_list(response: Any, messages: Any) -> dict[tuple[str, str], SeenHe
 
 
 def _sockets(registry: Path) -> dict[Path, tuple[int, int]]:
-    """Returns the sockets in the registry, each with a value that changes if a new socket takes over the name."""
+    """Returns the sockets in the registry, each with a value that changes if another socket replaces it."""
     found: dict[Path, tuple[int, int]] = {}
     for folder, _, names in os.walk(registry):
         for name in names:

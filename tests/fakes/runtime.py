@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fake containerd: the runtime's side of NRI over a real socket, a container store, and the kubelet's CRI calls.
 
-It is independent of the plugins it calls, and behaves like containerd where that matters to plugins. It handles one
-event at a time on the whole node and calls plugins in index order. It disconnects a late or broken plugin and continues
-the operation without it, but an error response makes the operation fail. It applies updates to other containers one by
-one, and only logs failures. It does not imitate CRI-O's gap between the snapshot and the first event.
+It is independent of the plugins that it calls, and behaves like containerd in every respect that matters to plugins. It
+handles one event at a time on the whole node and calls plugins in index order. It disconnects a plugin that violates
+the protocol or does not respond in time, and continues the operation without that plugin. An error response, however,
+makes the operation fail. Updates of other containers are applied one by one, and failures are only logged. Unlike
+CRI-O, the fake has no gap between the snapshot and the first event.
 """
 
 import asyncio

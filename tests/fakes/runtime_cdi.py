@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CDI as in the runtimes' library: strict files, a closed list of versions, conflicts, and injection into a container.
+"""CDI as in the runtimes' library: strict validation of files and their versions, detection of conflicting devices, and
+injection into a container.
 
-There are two differences: the directories are read again for every container, while the library waits for inotify
-events, and only ``env`` and ``mounts`` edits in JSON files are supported.
+There are two differences. The directories are read again for every container, while the library waits for inotify
+events. Only JSON files and ``env`` and ``mounts`` edits are supported.
 """
 
 import json
@@ -42,7 +43,9 @@ class CdiScan:
 
 
 def inject(container: pb.Container, ids: Sequence[str], directories: Iterable[Path]) -> None:
-    """Applies the devices' edits to env and mounts. Raises UnresolvableError without any changes."""
+    """Applies the devices' edits to env and mounts. If a device cannot be resolved, the container is not changed, and
+    UnresolvableError is raised.
+    """
     if not ids:
         return
     scan = scan_directories(directories)

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A directory that looks like cgroup v2, with the files that the kubelet, runc and the kernel would create.
 
-Plain files do not react, so two things are imitated. ``cpuset.*.effective`` is a link to the value that the kernel
-would report: the cgroup's own file if its value is inside the parent's, or else the parent's, so a later write to the
-cgroup's own file is visible at once. refresh() corrects the links after a cgroup has been given its first value, or one
-that is not inside the parent's. killed() detects writes to ``cgroup.kill``.
+Plain files do not react to writes as a cgroup's files do, so two reactions of the kernel are imitated.
+
+* ``cpuset.*.effective`` is a link to the file with the value that the kernel would report: the cgroup's own file if its
+  value is a subset of the parent's, and otherwise the parent's file. A later write to the cgroup's own file is
+  therefore visible immediately. refresh() corrects the links after a cgroup has been given its first value, or a value
+  that is not a subset of the parent's.
+* killed() detects writes to ``cgroup.kill``.
 """
 
 import os
@@ -38,12 +41,14 @@ _FILES = {
 
 
 _PARTITIONS = {"cpuset.cpus.exclusive": "", "cpuset.cpus.exclusive.effective": ""}
-"""Files that exist if the kernel supports partitions anywhere in the tree (6.7). Writing to them has no effect here."""
+"""Additional files of a kernel that supports partitions anywhere in the tree (Linux 6.7 and later). Writing to them has
+no effect here.
+"""
 _WATCHED = ("cpuset.cpus", "cpuset.mems", "cgroup.kill")
 
 
 class CgroupRefusedError(Exception):
-    """The kernel would reject the value: runc fails after the plugins have agreed."""
+    """The kernel would reject the value, so runc fails although the plugins have accepted the request."""
 
 
 class FakeCgroups:

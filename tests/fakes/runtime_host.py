@@ -127,7 +127,8 @@ class PluginHost:
     def _unsolicited(self, apply: Apply) -> Callable[[Sequence[pb.ContainerUpdate]], Awaitable[None]]:
         async def update(updates: Sequence[pb.ContainerUpdate]) -> None:
             self.log.append("an update outside an event")
-            # Events use this lock as well, so a plugin that waits for this call inside a hook blocks itself.
+            # Events are handled under this lock as well. A plugin that waits for the response to its update inside a
+            # hook therefore deadlocks.
             async with self.node_lock:
                 await self.apply(updates, apply)
 

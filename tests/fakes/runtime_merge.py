@@ -68,7 +68,7 @@ def drop_hugepage_limits(stored: pb.LinuxResources) -> None:
 
 
 def env_of(entries: Iterable[str]) -> dict[str, str]:
-    """Returns ``K=V`` entries by name."""
+    """Returns a dict with the names and values of ``NAME=VALUE`` entries."""
     return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
 
 

@@ -138,7 +138,7 @@ class FakeNode:
             await asyncio.sleep(pause)
             began = time.monotonic()
             killed = await asyncio.to_thread(self.cgroups.refresh)
-            # This must not use much CPU time on a node full of containers, because tests take measurements there.
+            # Tests measure performance on a node full of containers, so this loop must not use much CPU time there.
             pause = max(_WATCH_SECONDS, 10 * (time.monotonic() - began))
             for container in [one for one in self.containers.values() if one.directory in killed] if killed else ():
                 if container.running and await self.was_killed(container):

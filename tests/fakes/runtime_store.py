@@ -78,7 +78,7 @@ def resources(
     memory_limit: int = 0,
     hugepage_limits: dict[str, int] | None = None,
 ) -> pb.LinuxResources:
-    """Returns resources as CRI relays them: the wrappers exist even for zero, which means "not given"."""
+    """Returns resources as CRI relays them: optional values are always present, and zero means "not given"."""
     message = pb.LinuxResources()
     message.cpu.cpus, message.cpu.mems = cpus, mems
     message.cpu.shares.value = 0

@@ -3,9 +3,9 @@
 including its faults.
 
 A read returns one mux frame and fails if the buffer is smaller. ttrpc reads through a buffer of 4096 bytes. A
-connection queues 256 frames; one more closes the trunk. Frames for connections that are not open are dropped. This
-implementation is stricter than Go in one way: frames that arrive in one burst are queued before any reader runs, which
-in Go depends on timing.
+connection queues at most 256 frames; the next frame closes the trunk. Frames for connections that are not open are
+dropped. This implementation is stricter than Go in one way: it queues all frames of a burst before any reader runs. In
+Go, the order depends on timing.
 """
 
 import asyncio

@@ -222,7 +222,7 @@ def may_bind(claim: Document) -> bool:
 
 
 def _configs(claim: Document, search: _Search) -> Iterator[Document]:
-    """Returns the configuration entries, class first and claim last, because later entries override."""
+    """Returns the configuration entries. Those of the claim come last, because later entries override earlier ones."""
     for slot in {slot.request: slot for slot, _, _ in search.results}.values():
         for config in (slot.device_class.get("spec") or {}).get("config") or []:
             yield {"source": "FromClass", "requests": [slot.request], **config}

@@ -106,13 +106,13 @@ def _literal(text: str) -> object:
 
 
 def tainted(candidate: Candidate) -> bool:
-    """Returns True if a taint keeps pods away."""
+    """Returns True if the device has a taint with the effect NoSchedule or NoExecute."""
     return any(taint.get("effect") in {"NoSchedule", "NoExecute"} for taint in candidate.device.get("taints") or [])
 
 
 def consumption(candidate: Candidate, requests: Mapping[str, Any], used: Mapping[str, int]) -> dict[str, str] | None:
-    """Returns how much of each of a shared device's capacities the request consumes, or None if the request does not
-    fit or contains an unknown key.
+    """Returns the amounts that the request consumes from a shared device, by capacity. Returns None if the request does
+    not fit or contains an unknown key.
     """
     capacities = candidate.device.get("capacity") or {}
     if not requests.keys() <= capacities.keys():

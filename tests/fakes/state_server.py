@@ -22,14 +22,16 @@ class StateServer:
     requests: list[tuple[str, str]] = field(default_factory=list)
     """Method and path of each request."""
     leases: list[dict[str, Any]] = field(default_factory=list)
-    """Leases without their containers; ``complete`` is True if a synchronized backend's containers are known."""
+    """Leases without their containers. ``complete`` is True if the backend is synchronized and the fake has stored its
+    current containers.
+    """
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
     tellings: list[list[str]] = field(default_factory=list)
     """The ids of the containers in each request that contained any."""
     held: tuple[str, int] = ("", 0)
     """Backend and generation of the stored containers."""
     reads_changes: bool = False
-    """Whether this frontend release merges changes."""
+    """Whether the fake behaves like a frontend release that can merge changes."""
     merged: list[tuple[list[str], list[str]]] = field(default_factory=list)
     """The changed and the removed containers in each request that contains changes."""
     records: int = 1

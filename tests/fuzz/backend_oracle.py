@@ -63,8 +63,8 @@ def _claim_verdict(world: World, box: Box, uid: str) -> bool | None:
         uid in other.held and other.pod.uid == box.pod.uid and world.exists(other) for other in users
     ):
         return False
-    # If a creation fails after the backend has accepted the container, the backend keeps that container until its pod
-    # or its next attempt ends, so that container may own the claim.
+    # If a creation fails after the backend has accepted the container, the backend keeps that container until the pod
+    # is removed or a later attempt to create the container succeeds. Until then, that container may own the claim.
     phantom = any(user != box.user and user[0] == box.pod.uid for user in world.phantoms)
     alone = not phantom and record.owner is None and len(record.reserved_for) == 1
     return True if alone and (record.sharing == "pod" or not users) else None

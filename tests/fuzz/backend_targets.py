@@ -203,7 +203,8 @@ TARGETS = [
         _server,
         _calls.map(_stream),
         (PeerError,),
-        # 100,000 empty frames from the runtime, which runs as root; the pump reads 256 KiB at a time.
+        # The limit allows for 100,000 empty frames. Only the runtime, which runs as root, can send them, and the pump
+        # reads at most 256 KiB at a time.
         milliseconds=1000,
         most_bytes=_MIB,
         bombs=(b"\0\0\0\0\0\0\0\1\1\0" * 4000, b"\0\xff\xff\xff\0\0\0\1\1\0" + b"x" * (_MIB - 10)),
@@ -261,7 +262,7 @@ TARGETS = [
         "mountinfo",
         _mounts,
         st.lists(st.sampled_from(_MOUNTS)).map(lambda lines: "".join(lines).encode()),
-        # A node with 500 pods has about 5,000 mounts, which are read once.
+        # The limit is generous: a node with 500 pods has about 5,000 mounts, and the file is read only once.
         milliseconds=500,
         most_bytes=_MIB,
         bombs=(_MOUNT.encode() * 10_000, b" - " * 300_000, b"\n" * _MIB),

@@ -47,8 +47,8 @@ TICK: Final = 2.05
 IDLE: Final = 6.05
 """A little longer than one tick on a node without claims."""
 FULL: Final = 66.0
-"""After this time, every full audit, and the repair that follows it, has taken place. A plain file cannot be polled, so
-only the audit finds a partition that another process has broken.
+"""Seconds within which every instance completes a full audit and the repair that follows it. The plain files of the
+simulated kernel cannot be polled, so only a full audit finds a partition that another process has broken.
 """
 _BASE_NS: Final = stamp_clock_ns() + 3600 * 10**9
 
@@ -283,7 +283,7 @@ class World:
 
     @property
     def tick(self) -> float:
-        """Returns within how many seconds an audit tick finds changes that no event reports (docs/adr/0032)."""
+        """Returns the number of seconds within which a tick finds changes that no event reports (docs/adr/0032)."""
         claims = any(claim.present for claim in self.claims.values())
         return TICK if claims or any(box.named and box.phase != "ended" for box in self.boxes.values()) else IDLE
 

@@ -44,7 +44,7 @@ def _page_size(data: bytes) -> None:
 def _record(data: bytes) -> None:
     record = parse_record(parse_json(data, cdi.MAX_CLAIM_FILE, "record", "fuzzed"))
     name = cdi_file_name(record.driver, record.claim.uid)
-    # Any text that can be parsed can also be written, and is then unchanged.
+    # Any record that can be parsed can also be written. In the written file it is either unchanged or unreadable.
     file = cdi.parse_claim_file(name, cdi.dump_claim_file(record))
     assert file.record is None or file.record == record
 
@@ -57,7 +57,7 @@ class _Directory:
         self._file = Path(self._held.name, _NAME)
 
     def read(self, data: bytes) -> None:
-        """Reads the directory as the services do when they start, and then again without any change."""
+        """Reads the directory as the services do when they start, and then again; the result must be the same."""
         self._file.write_bytes(data)
         directory = ClaimDirectory(self._held.name)
         view = directory.refresh()
@@ -177,7 +177,7 @@ TARGETS = [
         lambda data: parse_config(parse_yaml(data, "fuzzed"), "fuzzed"),
         spoilt(st.just(_CONFIG)).map(written),
         (ConfigError,),
-        # The operator's own file, which is read once by a parser written in Python.
+        # The limit is generous: the operator writes this file, and a parser written in Python reads it only once.
         milliseconds=2000,
         most_bytes=1 << 10,
         bombs=_YAML,

@@ -42,11 +42,11 @@ _MOST_CLAIMS: Final = 8
 """Maximum number of claims that exist at the same time."""
 _NUMA: Final = "resource.kubernetes.io/numaNode"
 _FEWER_PAGES: Final = (PAGES, PAGES, PAGES * 3 // 4, PAGES // 4)
-"""Number of hugepages on each NUMA node before and after its pool is shrunk."""
+"""Sizes, in pages, to which a step may set the hugepage pools of the NUMA nodes."""
 _SIZES: Final = (32, 64, 128, 200, 256, 400)
 """MiB of hugepages that a claim may request; a NUMA node has 512 MiB."""
 _OFFLINE: Final = (frozenset[int](), frozenset({3}), frozenset({5}), frozenset({3, 7}))
-"""Sets of CPUs that are offline."""
+"""Sets of CPUs that a step may take offline."""
 _ERRORS: Final[tuple[type[KubeError], ...]] = (
     UnavailableError,
     ConflictError,

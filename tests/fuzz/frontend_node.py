@@ -57,7 +57,9 @@ class Call:
     instance: Instance
     task: "asyncio.Task[None]"
     journal_was_lost: bool = False
-    """True if the journal was lost while the call was in flight: the release may have been written before the loss."""
+    """True if the journal was lost while the call was in flight. If the call had already written the claim's release to
+    the journal, that entry was lost as well.
+    """
 
 
 class Node:
@@ -129,7 +131,9 @@ class Node:
         instance.start(each_tick(partial(self._beat, instance)))
 
     def _after_job(self, process: Process) -> None:
-        """Updates the claims that a process remembers, and those that would be lost with the process."""
+        """Updates the CPUs that a process has in memory. If the process is dead, clears them, and has the oracle mark
+        the claims whose CPUs are now lost.
+        """
         assert isinstance(process, Instance)
         if process.dead:
             process.memory = {}
@@ -139,12 +143,13 @@ class Node:
             process.memory = {key: cpus for key, cpus in seen.items() if key not in self.oracle.unprepared}
 
     def forget(self) -> None:
-        """Has the oracle record which claims' CPUs are no longer recorded anywhere."""
+        """Has the oracle mark the claims whose CPUs are no longer recorded anywhere."""
         alive = [one for one in self.instances if not one.dead]
 
         def remembered(key: Key, cpus: frozenset[int]) -> bool:
-            # Either of two processes may get the next call. One that started after the loss knows nothing, and one that
-            # has not read the files since an earlier loss may have other CPUs in memory.
+            # Either of two processes may get the next call, so both must have these CPUs in memory. A process that
+            # started after the file was lost does not know the CPUs, and a process that has not read the files since an
+            # earlier loss may have other CPUs in memory.
             if alive and all(one.memory.get(key) == cpus for one in alive):
                 return True
             requests = Journal(self.path / "claims.journal").read().cpus.get(key, {})

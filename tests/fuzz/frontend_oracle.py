@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules that the frontend's claim core must obey in every trace, checked from the outside.
 
-The oracle knows the responses to the kubelet, the running containers, and the claim files as the container runtime
-reads them. The trace also passes the claims that a frontend remembers; the oracle reads nothing else from a frontend's
-memory.
+The oracle sees the responses to the kubelet, the running containers, and the claim files as the container runtime reads
+them. It does not read the frontends' memory: the trace only tells it whether a claim's CPUs are still in the memory of
+every live process or in the journal.
 """
 
 import json
@@ -90,8 +90,9 @@ class Promise:
     """The response to the kubelet."""
     cpus: frozenset[int]
     survives: bool
-    """True while the claim's CPUs are recorded somewhere: in its file, in the memory of a live process, or on a running
-    container. If all three are lost, the claim may get other CPUs; its pages stay allocated.
+    """True while the claim's CPUs are recorded somewhere: in its file, in the memory of every live process, in the
+    journal, or by a running container. If none of these is left, the claim may get other CPUs; its pages stay
+    allocated.
     """
     pages: Mapping[str, int]
     """Bytes of hugepages, keyed by device."""
@@ -163,9 +164,10 @@ class Oracle:
         self.leaving.discard(key)
 
     def forget(self, remembered: Callable[[Key, frozenset[int]], bool]) -> None:
-        """Records the promises whose CPUs are no longer recorded anywhere.
+        """Marks the promises whose CPUs are no longer recorded anywhere.
 
-        For a claim and its CPUs, ``remembered`` returns True if a process or the journal contains them.
+        ``remembered`` is called with a claim and its CPUs. It returns True if every live process has these CPUs in
+        memory, or if they are in the journal.
         """
         files = read_files(self.directory)
         for key, promise in self.promises.items():
@@ -210,14 +212,14 @@ class Oracle:
     ) -> None:
         """Checks that no claim got hugepages that the node does not have or that belong to other claims.
 
-        ``sizes`` contains each claim's bytes by device, and ``capacity`` the node's. The node may have had more pages
-        since the last check; claims that already have pages keep them. The claims in ``kept`` also keep theirs: these
-        are UIDs of unprepared claims, until the backend confirms that their containers have exited.
+        ``sizes`` contains each claim's bytes by device, and ``capacity`` the node's. The largest capacity since the
+        last check applies, and claims that already have pages keep them. ``kept`` contains the UIDs of unprepared
+        claims that keep their pages until the backend confirms that their containers have exited.
 
-        A claim in ``leaving`` whose file is lost belongs to neither group, but a frontend that remembers it still holds
-        its pages and may write the file again. The claim is then not a new holder, unless another claim got pages in
-        the meantime. The same holds for a released claim that was rebuilt because the journal was lost, if its file is
-        lost later.
+        If the file of a claim in ``leaving`` is lost, this check no longer finds the claim. A frontend that has the
+        claim in memory still holds its pages, however, and may write the file again. The claim is then not treated as
+        new, unless another claim has been given pages of the device since the loss. The same applies to a released
+        claim that a frontend has rebuilt because the journal was lost, if the rebuilt file is lost later.
         """
         files = [uid for driver, uid in read_files(self.directory) if driver == KINDS["memory"]]
         promised = [uid for driver, uid in self.promises if driver == KINDS["memory"]]
@@ -247,7 +249,9 @@ class Oracle:
             )
 
     def check(self) -> None:
-        """Checks the rules about CPUs, about records that must stay, and about claims that must not come back."""
+        """Checks that no CPU belongs to several claims, that claims keep their files and CPUs, and that files of
+        unprepared claims do not reappear.
+        """
         demand(not self.faults, "; ".join(self.faults))
         files = read_files(self.directory)
         self.damaged -= {key for key, file in files.items() if file.whole}

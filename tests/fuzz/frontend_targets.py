@@ -192,7 +192,7 @@ def _failure(data: bytes) -> None:
 def _state(data: bytes) -> None:
     status, reports = read_state(data)
     view = BackendView(count().__next__)
-    # Changes begin with the generation of this report, unless they are damaged.
+    # An input that contains changes is based on this report's generation, unless a fault has altered the number.
     view.renew(BackendStatus(instance=status.instance, generation=1), [_report])
     before = view.containers
     for _ in range(2):
@@ -367,7 +367,7 @@ _ALIASES = b"a: &a [x,x,x,x,x,x,x,x]\n" + b"".join(
 
 
 def _bound(step: str, steps: int, body: str) -> str:
-    """Returns an expression that makes each list from the previous one and tests the last one."""
+    """Returns an expression that builds lists, each from the previous one, and evaluates ``body`` with the last one."""
     for number in range(steps, 0, -1):
         body = f"cel.bind(b{number}, {step.replace('b', f'b{number - 1}')}, {body})"
     return f"cel.bind(b0, [1, 1], {body})"
@@ -541,7 +541,7 @@ TARGETS = [
             st.booleans(),
         ),
         (ArchiveError,),
-        # The time for 64 KiB that expand to 64 MiB of zeros.
+        # The limit allows for 64 KiB of data that expand to 64 MiB of zeros.
         milliseconds=1500,
         bombs=(
             gzip.compress(b"\0" * (60 << 20)),
@@ -557,8 +557,8 @@ TARGETS = [
         _slices,
         spoilt(st.lists(st.just(_slice), max_size=3).map(_listed)).map(written),
         (KubeError,),
-        # The time for a page of 4 MiB of the smallest tokens; the parts that claim authors control fill at most a tenth
-        # of that.
+        # The limit allows for a page of 4 MiB that consists of the smallest tokens. The parts that claim authors
+        # control make up at most a tenth of a page.
         milliseconds=5000,
         most_bytes=answers.MAX_BYTES,
         bombs=(_DEEP, _WIDE, _DENSE, b'"' + b'\\"' * 2 * _MIB, b"{}" * 2 * _MIB),
@@ -568,7 +568,8 @@ TARGETS = [
         _watch,
         spoilt(st.just({"type": "MODIFIED", "object": _slice})).map(written).map(lambda line: line + b"\n" + line),
         (KubeError,),
-        # The time for a whole stream of the maximum length. The events in a single chunk take a sixtieth of this time.
+        # The limit allows for a whole stream of the maximum length. The events in a single chunk take a sixtieth of
+        # this time.
         milliseconds=2500,
         most_bytes=answers.MAX_BYTES + 1,
         bombs=(_DEEP, _EVENTS, b"\n" * _MIB),

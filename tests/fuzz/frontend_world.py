@@ -111,7 +111,9 @@ class Server(Claims):
         return copy.deepcopy(self.documents.get(name))
 
     async def list_claims(self, namespace: str = "") -> AsyncGenerator[dict[str, Any], None]:
-        """Yields the claims; if the list never ends, the client must stop reading it."""
+        """Yields the claims. If ``endless`` is set, the list does not end but fails after 120 s, so the client must
+        stop reading it earlier.
+        """
         await self._fail("list resourceclaims")
         for document in list(self.documents.values()):
             yield copy.deepcopy(document)
@@ -150,7 +152,7 @@ class Server(Claims):
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]], manager: str
     ) -> dict[str, Any]:
-        """Accepts the conditions of a claim."""
+        """Accepts the device conditions of a claim without storing them."""
         await self._fail("patch resourceclaims")
         return {}
 

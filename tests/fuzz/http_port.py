@@ -64,8 +64,8 @@ class Port:
                 await asyncio.sleep(0)
         while state.tasks:
             await asyncio.gather(*state.tasks)
-            # A callback removes each task after it has finished, and waiting for tasks that have already finished runs
-            # no callbacks.
+            # A callback removes each finished task from ``state.tasks``. If all tasks had already finished, gather()
+            # did not give the loop a chance to run these callbacks.
             await asyncio.sleep(0)
         connection.connection_lost(None)
         assert transport.written.count(b"HTTP/1.1 ") <= 1

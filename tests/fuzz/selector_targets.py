@@ -51,13 +51,13 @@ _DEVICE = {
     "capacity": Domains({"dra.cpu": {"cpu": Quantity(Fraction(16))}}),
 }
 _WHOLE = ("cannot be parsed", "is nested too deep", "has more than", "costs too much", "the message", "the escape")
-"""Reasons that concern an expression as a whole."""
+"""Prefixes of the reasons that concern an expression as a whole, rather than a part of it."""
 _DEEP = "unknown: is nested too deeply"
 
 
 def _selector(data: bytes) -> None:
-    """Evaluates a selector and checks that the value is true, false, an error or unknown, and that CEL's rules hold for
-    it as an operand.
+    """Evaluates a selector and checks that the result is true, false, an error or unknown. Also checks that ``||`` and
+    ``&&`` follow CEL's rules if the selector is one of their operands.
     """
     expression = text(data)
     found = _outcome(expression)

@@ -79,7 +79,7 @@ def test_permitted_exceptions_are_not_failures(tmp_path: Path) -> None:
 
 
 def test_a_failing_trace_is_reduced_to_the_events_that_it_needs() -> None:
-    """The head is kept, and the failure requires two events in this order."""
+    """The bytes before the first event are kept, and of the events only the two that cause the failure."""
 
     def parse(data: bytes) -> None:
         assert not (data[:1] == b"h" and b"b" in data[1::2].partition(b"a")[2])
@@ -94,7 +94,9 @@ def test_an_input_that_is_not_a_trace_is_not_reduced() -> None:
 
 
 def test_a_job_without_a_delay_ends_before_its_caller_continues() -> None:
-    """With any delay, the caller continues first, so traces take both paths through the backend's worker."""
+    """If a job has a delay, even one of 0 s, its caller continues first. Traces therefore take both paths through the
+    backend's worker.
+    """
     order: list[str] = []
 
     async def program() -> None:

@@ -37,7 +37,9 @@ def misplaced(pod: ClaimPod, box: Container) -> str:
 
 @pytest.mark.timeout((240 + 40 * COUNT) * PATIENCE)  # includes the start of both services
 def test_pods_one_after_another_are_all_aligned(cluster: Cluster) -> None:
-    """Each pod's CPUs, memory policy and touched pages are on one node, while the previous pod is still running."""
+    """Each pod's CPUs, allowed memory node and touched pages belong to a single NUMA node, although the previous pod is
+    still running.
+    """
     faults: dict[int, str] = {}
     seconds: list[float] = []
     used: list[int] = []

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resources of a claim's container and of all others, read from the kernel's files and from inside the
-containers.
-"""
+"""The resources of containers with and without claims, read from the kernel's files and from inside the containers."""
 
 import pytest
 from numa_contract.cpuset import parse_cpu_list
@@ -91,7 +89,9 @@ def test_a_restarted_container_gets_the_same_resources(cluster: Cluster) -> None
 
 @pytest.mark.core
 def test_no_other_container_can_use_a_claim(cluster: Cluster) -> None:
-    """A second container, another pod with the claim's devices, and a pod that forges the variable are rejected."""
+    """A second container, another pod with the claim's devices, and pods that forge a claim's environment variable are
+    rejected.
+    """
     db = cluster.pod(cpus(2))
     box = db.run()
     with pytest.raises(CriError, match=r"dra-driver-numa: .* belongs to container main of pod"):
@@ -109,8 +109,8 @@ def test_no_other_container_can_use_a_claim(cluster: Cluster) -> None:
 
 @pytest.mark.core
 def test_every_free_cpu_can_be_claimed(cluster: Cluster) -> None:
-    """When claims hold all unreserved CPUs, other containers share the reserved ones, and get the rest back
-    afterwards.
+    """When claims hold all unreserved CPUs, other containers share the reserved CPUs. They get the other CPUs back when
+    the claims end.
     """
     plain = cluster.node.pod("web").run()
     pods = [cluster.pod(cpus(2, numa_node=0)), cluster.pod(cpus(3, numa_node=1)), cluster.pod(cpus(1, numa_node=1))]

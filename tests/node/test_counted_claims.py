@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits with a Kubernetes 1.37 kubelet that adds claims itself (KEP-5517), and with its feature gate off."""
+"""Limits with a Kubernetes 1.37 kubelet that itself adds claims to them (KEP-5517), and with a 1.37 kubelet whose
+feature gate for this is off.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,8 +27,8 @@ POD = {
 
 @contextmanager
 def kubernetes(cluster: Cluster, *, gate: bool) -> Iterator[None]:
-    """Makes the server and the kubelet behave like 1.37 for the duration of the block, with or without the gate, and
-    like 1.36 afterwards.
+    """Makes the API server and the kubelet behave like Kubernetes 1.37 for the duration of the block, with the feature
+    gate on or off, and like 1.36 afterwards.
     """
     try:
         _become(cluster, "1.37", gate=gate)
@@ -45,7 +47,7 @@ def _become(cluster: Cluster, release: str, *, gate: bool) -> None:
 
 
 def limits(group: Cgroup) -> tuple[str, str, str]:
-    """Returns the quota, and the bytes of 2 MiB pages that may be used and reserved."""
+    """Returns a cgroup's CPU quota, and its limits on the use and the reservation of 2 MiB pages in bytes."""
     pages = group.hugetlb("2MB")
     return group.read("cpu.max").split()[0], pages["max"], pages["rsvd.max"]
 
@@ -61,8 +63,8 @@ def as_kubelet(group: Cgroup, stated: Limits) -> tuple[str, str, str]:
 @pytest.mark.configuration(publishNodeAllocatableResourceMapping=True)
 @pytest.mark.parametrize("gate", [False, True])
 def test_limits_are_the_same_whether_or_not_the_kubelet_counts_claims(cluster: Cluster, gate: bool) -> None:
-    """The claim is added to the request once, by the kubelet or the backend; one page more fails with ENOMEM, and
-    afterwards the pod has the kubelet's limits.
+    """Either the kubelet or the backend adds the claim to the limits, but never both. Mapping one more page fails with
+    ENOMEM. Afterwards the pod has the kubelet's limits again.
     """
     of_container = container_limits(POD, "main", "1.37", gate=gate)
     with kubernetes(cluster, gate=gate):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs of claims and of all other containers: which processes run on them, exclusively or shared."""
+"""CPUs that the processes of containers with and without claims may use, exclusively or shared."""
 
 import pytest
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
@@ -95,8 +95,8 @@ def test_all_containers_that_share_a_claim_have_the_same_cpus(cluster: Cluster) 
 
 
 def test_a_container_gets_the_cpus_of_the_requests_that_it_uses(cluster: Cluster) -> None:
-    """A container that uses one request of a claim gets that request's CPUs, and one that uses both requests gets the
-    CPUs of both. Its variables contain the CPUs.
+    """A container that uses one request of a claim gets that request's CPUs. One that uses both requests gets the CPUs
+    of both, and its environment variable for the claim lists them.
     """
     near, far = cpus(2, "near", numa_node=0), cpus(3, "far", numa_node=1)
     db = cluster.pod(near, far, aligned=False, config=[cpu_config(sharing="pod")])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU devices other than one per NUMA node, and claims that name their CPUs, on the real machine."""
+"""CPU devices that cover more or less than a NUMA node, and claims that name specific CPUs, on a real kernel."""
 
 import pytest
 
@@ -23,7 +23,9 @@ def cpu_devices(cluster: Cluster) -> dict[str, int]:
 
 @by_machine
 def test_machine_mode_gives_exactly_the_cpus_that_a_claim_names(cluster: Cluster) -> None:
-    """A container runs on a cpuset of single threads on two sockets; claimed and reserved CPUs are refused."""
+    """A container runs on single hardware threads from two sockets, which its claim names. Claims that name claimed or
+    reserved CPUs are refused.
+    """
     assert cpu_devices(cluster) == {"cpudevmachine": len(POOL)}
     plain = cluster.node.pod("web").run()
     slurm = cluster.pod(cpus(3), config=[cpu_config(cpuset="2,5,7")])
@@ -41,8 +43,8 @@ def test_machine_mode_gives_exactly_the_cpus_that_a_claim_names(cluster: Cluster
 
 @by_machine
 def test_a_claim_that_requires_one_l3_gets_it_or_nothing(cluster: Cluster) -> None:
-    """In a device that covers the machine, a claim for four CPUs of one L3 can be met; no L3 has five, and the refusal
-    says so.
+    """In a device that covers the machine, a claim for four CPUs of a single L3 cache succeeds. A claim for five CPUs
+    is refused with a message that names the L3, since no L3 has five.
     """
     l3 = cpu_config(l3="required")
     aligned = cluster.pod(cpus(4), config=[l3])

@@ -22,7 +22,7 @@ from tests.stage.wires import AnsweredError
 MIB = 1 << 20
 ALL = kernel.online_cpus()
 SYNCHRONISED = "synchronized with"
-"""Logged by the backend once for each connection."""
+"""Part of the message that the backend logs once for each connection."""
 
 
 def has_pages(groups: Sequence[Cgroup], size: int) -> bool:
@@ -75,8 +75,8 @@ def test_a_killed_backend_repairs_everything_after_its_restart(cluster: Cluster)
 
 @pytest.mark.core
 def test_a_killed_frontend_loses_no_claim(cluster: Cluster) -> None:
-    """The backend continues on its own. If the frontend is killed during Prepare, the next one creates one record, and
-    existing claims keep their CPUs.
+    """The backend works without a frontend. If the frontend is killed during Prepare, the restarted frontend creates a
+    single record for that claim, and existing claims keep their CPUs.
     """
     first, second = cluster.pod(cpus(2)), cluster.pod(cpus(2), prepare=False)
     given = first.cpus
@@ -108,8 +108,8 @@ def test_a_killed_frontend_loses_no_claim(cluster: Cluster) -> None:
 @pytest.mark.core
 @in_pool_mode
 def test_the_plugin_reconnects_after_the_runtime_restarts(cluster: Cluster) -> None:
-    """Whether stopped or killed, containerd restarts with running containers and prepared claims, and the backend
-    reconnects.
+    """containerd is restarted or killed while containers are running and claims are prepared. In both cases the backend
+    reconnects, and all claims are enforced.
     """
     plain = cluster.node.pod("web").run()
     running, prepared = cluster.pod(cpus(2)), [cluster.pod(cpus(1), hugepages(2 * MIB)) for _ in range(2)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart's default driverConfig: no CPU is reserved, so the driver's own pod must move off claimed CPUs as other
+"""The chart's default driverConfig, which reserves no CPUs: the driver's own pod must move off claimed CPUs as other
 pods do.
 
-With reserved CPUs the response to the first Synchronize moves both containers to them, and no claim ever overlaps with
-them.
+If CPUs are reserved, this is not necessary: the response to the first Synchronize moves both of the driver's containers
+to the reserved CPUs, which no claim can get.
 """
 
 import pytest
@@ -28,7 +28,7 @@ each_mode = pytest.mark.parametrize(
 
 
 def started(pod: ClaimPod) -> Container:
-    """Returns the pod's container, which the kubelet tries to start again after a rejection."""
+    """Starts the pod's container and returns it. If the start is rejected, tries again as the kubelet does."""
     last = ""
 
     def attempt() -> Container | None:

@@ -132,7 +132,7 @@ def test_a_dump_that_is_piped_in_cannot_hang(node: Node, image: str) -> None:
 def test_a_termination_signal_ends_the_command(node: Node, image: str) -> None:
     """The command is the first process of its PID namespace: without a handler the kernel would drop the signal."""
     before = containers(node)
-    # A file given by name has no time limit, and this one never ends.
+    # The command waits without a time limit if its input is a file given by name, and this input never ends.
     command = ["/opt/app/bin/nri-backend", "setup-runtime", "/dev/stdin"]
     ctr = ["ctr", "-n", "k8s.io", "run", "--rm", image, "setup-ended", *command]
     with subprocess.Popen(ctr, env=environment(node), stdin=subprocess.PIPE) as process:

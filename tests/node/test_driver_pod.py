@@ -22,7 +22,7 @@ from tests.node.rig.kubelet_resources import quantity
 
 pytestmark = pytest.mark.core
 POD_NETWORK = ip_network("10.244.0.0/24")  # guest/etc/cni/net.d
-# linux/capability.h, starting with number 0.
+# The capabilities in linux/capability.h, ordered by their numbers and starting with 0.
 CAPABILITIES = """
 CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE
 NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN

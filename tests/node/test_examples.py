@@ -50,7 +50,7 @@ pytestmark = [pytest.mark.profile("examples"), pytest.mark.timeout(600 * PATIENC
 
 
 def claimed_by_policy(pod: Document, template: str) -> Document:
-    """Applies the chart's policy to a Guaranteed pod: its first container gets a claim from a template."""
+    """Returns a Guaranteed pod as the chart's policy changes it: its first container uses a claim from the template."""
     first, *others = pod["spec"]["containers"]
     resources = {**first["resources"], "claims": [{"name": "cpus"}]}
     entry = {"name": "cpus", "resourceClaimTemplateName": template}
@@ -146,7 +146,7 @@ def check_cpus(
     allowed = box.cpus_allowed
     assert own <= allowed if beside else own == allowed
     assert f"Cpus_allowed_list:\t{kernel.status(box.process, 'Cpus_allowed_list')}" in inside(box)
-    # CPUs that the containers of a pod share are not a partition of a single container.
+    # A partition belongs to a single container, so claims that the containers of a pod share are enforced without one.
     by_kernel = mode == "auto" and not beside and all(record.sharing == "container" for record in records)
     assert box.partition == ("root" if by_kernel else "member")
     wait_alone(own, box.cgroup, everything=by_kernel)

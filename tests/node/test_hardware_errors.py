@@ -16,8 +16,8 @@ from tests.rigs.trees import edac
 
 OVERLAY = Path("/run/node-test/errors.json")
 TAINT = {"key": "dra.memory/hardware-errors", "value": "uncorrected", "effect": "NoSchedule"}
-# 100 is MADV_HWPOISON (include/uapi/asm-generic/mman-common.h). The kernel kills the owner of the page, so it belongs
-# to a child process.
+# 100 is MADV_HWPOISON (include/uapi/asm-generic/mman-common.h). The kernel kills the process that owns the page, so the
+# page must belong to a child process.
 _POISON = "import mmap; page = mmap.mmap(-1, mmap.PAGESIZE); page[0] = 1; page.madvise(100)"
 by_the_first = pytest.mark.configuration(hardwareErrors={"uncorrected": 1})
 
@@ -52,7 +52,9 @@ def test_a_poisoned_page_taints_the_memory_of_its_node(cluster: Cluster) -> None
 
 @pytest.fixture
 def failing_controller() -> None:
-    """Returns the files of a memory controller on the second socket, to be overlaid on the machine's /sys."""
+    """Writes the files of a failing memory controller on the second socket, which are then overlaid on the machine's
+    /sys.
+    """
     files = edac(1, "Skylake Socket#1 IMC#0", "CPU_SrcID#1_MC#0_Chan#0_DIMM#0", ue=2)
     OVERLAY.parent.mkdir(exist_ok=True)
     OVERLAY.write_text(json.dumps(files))

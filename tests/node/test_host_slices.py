@@ -18,12 +18,14 @@ CPUS = kernel.online_cpus()
 
 
 def set_property(value: str) -> None:
-    """Confines a unit until the next boot, as an administrator would."""
+    """Restricts init.scope to these CPUs until the next boot, as an administrator would."""
     subprocess.run(["systemctl", "set-property", "--runtime", "init.scope", f"AllowedCPUs={value}"], check=True)
 
 
 def allowed() -> tuple[frozenset[int], frozenset[int]]:
-    """Returns the CPUs that both lists permit; an empty list permits every CPU."""
+    """Returns the CPUs that the cpuset of system.slice permits, and those that the cpuset of init.scope permits. An
+    empty cpuset permits every CPU.
+    """
     return SYSTEM.cpus("cpuset.cpus") or CPUS, INIT.cpus("cpuset.cpus") or CPUS
 
 
@@ -49,7 +51,9 @@ def test_host_daemons_leave_claimed_cpus(cluster: Cluster) -> None:
 
 
 def test_a_killed_backend_leaves_host_daemons_free(cluster: Cluster) -> None:
-    """The next backend continues with the stored originals and restores them when the claim ends."""
+    """The backend is killed while a claim exists. The next one uses the original limits that the killed one has stored,
+    and restores them when the claim ends.
+    """
     before = allowed()
     db = cluster.pod(cpus(2, numa_node=1))
     until(lambda: not (SYSTEM.cpus() | INIT.cpus()) & db.cpus, "both slices have left the claimed CPUs")

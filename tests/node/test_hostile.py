@@ -53,8 +53,8 @@ def test_no_environment_keeps_the_backend_busy(cluster: Cluster, bomb: str) -> N
 
 @pytest.mark.core
 def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
-    """A pod that names the pool in its environment and starts while no instance is connected is treated as a plain
-    container, however often the backend restarts.
+    """A container that forges a claim's environment variable with all CPUs of the pool, and starts while no instance is
+    connected, is treated like a container without a claim, however often the backend restarts.
     """
     db = cluster.pod(cpus(2, numa_node=1))
     box, pool = db.run(), ALL - RESERVED - db.cpus
@@ -154,7 +154,7 @@ def makes_way(cluster: Cluster, box: Container, claims: int) -> None:
 
 
 def test_a_cgroup_named_container_affects_only_its_own_pod(cluster: Cluster) -> None:
-    """A privileged container that creates a cgroup with that name inside its own cgroup does not block claims, and
+    """A privileged container that creates a cgroup named `container` inside its own cgroup does not block claims, and
     leaves claimed CPUs like any other container.
     """
     dind = privileged(cluster, "mkdir $d/container")
@@ -172,7 +172,9 @@ def test_a_container_that_hides_its_cgroup_files_is_moved(cluster: Cluster) -> N
 
 @contextmanager
 def mounted(cluster: Cluster) -> Iterator[None]:
-    """Mounts a tmpfs of 1 MiB for the run directory and the claim files, as both are on the node's /run."""
+    """Mounts a tmpfs of 1 MiB for the run directory and the claim files. On a node, both are in /run, and therefore
+    also in a single tmpfs.
+    """
     places = {RUN_DIRECTORY: SMALL / "run", CDI_DIRECTORY: SMALL / "cdi"}
     SMALL.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "small", SMALL], check=True)
@@ -180,7 +182,7 @@ def mounted(cluster: Cluster) -> Iterator[None]:
         for place, source in places.items():
             source.mkdir()
             subprocess.run(["mount", "--bind", source, place], check=True)
-        # containerd watches the directory's inode.
+        # containerd watches the inode of the directory with the claim files, and the mount has replaced that directory.
         cluster.node.restart_containerd()
         yield
     finally:
@@ -193,8 +195,8 @@ def mounted(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def small(cluster: Cluster) -> Iterator[Path]:
-    """Runs the driver with its files on a small tmpfs; yields the path of the file that fills it, which does not exist
-    yet.
+    """Runs the driver with its files on a small tmpfs. Yields the path at which the test can create a file that fills
+    the tmpfs.
     """
     for service in (cluster.instance.frontend, cluster.instance.backend):
         service.stop()

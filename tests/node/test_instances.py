@@ -30,7 +30,8 @@ def test_only_one_of_two_instances_adjusts_and_the_other_takes_over(cluster: Clu
     until(lambda: new.status.get("synchronized"), "the standby is connected to the runtime")
     until(lambda: active(cluster) == [old], "only the older instance is active")
 
-    # The kubelet calls the newest instance; the older one's backend adjusts. Both read the same directory.
+    # The kubelet calls the newest instance, but the backend of the older one enforces the claims. Both instances read
+    # the same directory.
     until(lambda: cluster.asks(new), "the kubelet calls the newer instance")
     second = cluster.pod(cpus(1, numa_node=1), hugepages(2 * MIB))
     new.frontend.wait_for_log(second.claim_uid)

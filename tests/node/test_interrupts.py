@@ -42,7 +42,7 @@ def managed() -> frozenset[str]:
 
 
 def widened() -> str:
-    """Returns a movable interrupt whose affinity is set to every CPU."""
+    """Sets the affinity of a movable interrupt to all CPUs and returns the interrupt's number."""
     number = min(device_interrupts().keys() - managed())
     (IRQS / number / "smp_affinity_list").write_text(format_cpu_list(CPUS))
     return number

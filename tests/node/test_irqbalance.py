@@ -47,8 +47,8 @@ def irqbalance(services: Services) -> Iterator[None]:
 
 @pytest.mark.usefixtures("irqbalance")
 def test_irqbalance_keeps_off_claimed_cpus(cluster: Cluster) -> None:
-    """During two of its rounds, irqbalance moves nothing back before the backend checks again. Afterwards the original
-    ban applies again.
+    """During two rounds of irqbalance, no movable interrupt returns to the claimed CPUs, not even between two passes of
+    the backend. After the container has exited, only the original ban applies.
     """
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run()

@@ -51,8 +51,8 @@ def test_sizes_nodes_and_claims_are_summed(cluster: Cluster) -> None:
         for size, amount in (("2MB", 12 * MIB), ("1GB", GIB)):
             assert [group.hugetlb(size)[what] for what in ("max", "rsvd.max")] == [str(amount)] * 2
     small, large, *more = box.touch_memory("2M:6", "1G:1", "2M:1", "1G:1")
-    # The kernel has one set of nodes and one sum for each size, so it does not limit how many pages come from which
-    # node.
+    # For each container, the kernel has one set of memory nodes, and one limit per page size. It therefore does not
+    # limit how many pages come from which node.
     assert (sum(small["nodes"].values()), sum(large["nodes"].values())) == (6, 1)
     assert [one["error"] for one in more] == ["ENOMEM", "ENOMEM"]
 

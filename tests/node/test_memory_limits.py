@@ -43,10 +43,11 @@ def cached(group: Cgroup) -> int:
 
 
 def kept(cluster: Cluster, files: Path, **parameters: str) -> int:
-    """Returns the bytes of a claim's working set that remain after a neighbour has read twice as much for N rounds.
+    """Returns the bytes of a claim's working set that remain in memory after a neighbour has read twice as much in each
+    of ROUNDS rounds.
 
-    Returns earlier if half of the working set is gone, because the speed at which the kernel reclaims unprotected
-    memory varies between runs.
+    Returns earlier if less than half of the working set remains, because the speed at which the kernel reclaims
+    unprotected memory varies between runs.
     """
     # A page belongs to the cgroup that reads it first.
     Path("/proc/sys/vm/drop_caches").write_text("1")

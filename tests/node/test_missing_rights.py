@@ -89,7 +89,7 @@ def test_without_the_token_the_kubeconfig_is_used(cluster: Cluster, whole_pod_af
 @pytest.mark.timeout(480 * PATIENCE)
 @pytest.mark.parametrize("removal", [removal for removal, pattern in MESSAGES.items() if pattern])
 def test_a_missing_right_is_named(cluster: Cluster, whole_pod_afterwards: None, removal: str) -> None:
-    """The container without the right reports it."""
+    """If a container lacks a right, a message of that container names the right."""
     cluster.replace_pod({}, lacking=removal)
     for container in cluster.instance.pod.containers.values():
         container.start()

@@ -18,7 +18,8 @@ from tests.node.rig.wait import until
 from tests.stage.pods import cpus
 
 ALL = kernel.online_cpus()
-# Short bursts: twenty processes that never sleep would take minutes on an emulated machine.
+# Each process is busy only in short bursts: twenty processes that never sleep would take minutes on an emulated
+# machine.
 BUSY = ["sh", "-c", "while :; do for i in $(seq 300); do :; done; sleep 1; done"]
 TOPS = [Cgroup("/kubepods.slice"), Cgroup("/kubepods.slice/kubepods-burstable.slice")]
 pytestmark = pytest.mark.configuration(cpuExclusivity="auto")
@@ -39,8 +40,8 @@ def alone(*holders: tuple[ClaimPod, Container], seconds: float = 0) -> None:
 
 @pytest.mark.parametrize(("new_pods", "seconds"), [pytest.param(3, 5, marks=pytest.mark.core), (20, 30)])
 def test_the_kernel_keeps_partitions_without_a_backend(cluster: Cluster, new_pods: int, seconds: float) -> None:
-    """There are two claims in two QoS classes, and the backend is killed: no process in a new pod or on the host runs
-    on the claims' CPUs.
+    """The containers of two claims in two QoS classes are running when the backend is killed. After that, no process in
+    a new pod or on the host runs on the claims' CPUs.
 
     This still holds after containerd has restarted, systemd has reloaded and one of a claim's CPUs has gone offline and
     come back, and after a partition has been invalidated.
@@ -124,8 +125,8 @@ def test_a_shared_claim_is_enforced_next_to_a_partition(cluster: Cluster) -> Non
 
 
 def test_a_sidecar_next_to_a_claim_for_all_cpus_gets_the_reserved_cpus(cluster: Cluster) -> None:
-    """The CPUs of a pod's containers must not overlap, because that would invalidate the partition, so the sidecar gets
-    the reserved ones.
+    """If the sidecar used any of the claim's CPUs, the partition would become invalid. The sidecar therefore gets the
+    reserved CPUs.
     """
     whole = cluster.pod(
         *(cpus(len(kernel.node_cpus(n) - RESERVED), f"n{n}", numa_node=n) for n in (0, 1)), aligned=False

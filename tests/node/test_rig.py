@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about the rig itself, without the driver, that the other node tests depend on."""
+"""Tests of the rig itself, without the driver. They verify facts on which the other node tests rely."""
 
 import json
 import subprocess

@@ -40,8 +40,8 @@ def split(pod: ClaimPod) -> Container:
 
 @each_keeper
 def test_control_threads_follow_the_pool_and_the_data_plane_stays(cluster: Cluster, keeper: str) -> None:
-    """No thread is pinned again while other claims start and end, because the kernel remembers the mask that each
-    thread has requested.
+    """The container's threads pin themselves only once. When other claims start and end, they need not be pinned again,
+    because the kernel remembers the mask that each thread has requested.
 
     Other processes may not run on the exclusive CPUs, however other claims are enforced, and the container's threads
     may not run on other claims' CPUs.

@@ -26,7 +26,7 @@ MIDDLE = "64fake-4n2s2ca2c2t"
 
 @pytest.fixture
 async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
-    """Yields a browser tab; at the end the page must not have reported any error."""
+    """Yields a browser tab. The test fails if the page has reported an error by the end."""
     async with chromium(tmp_path) as tab:
         await tab.screen(1280, 900, "light")
         yield tab
@@ -88,8 +88,8 @@ async def test_every_machine_is_drawn(tab: Tab, name: str, scheme: str) -> None:
 
 
 async def test_the_page_is_accessible(tab: Tab) -> None:
-    """Every focusable element has a role and a name, no heading level is skipped, and uses differ by letter as well as
-    by colour.
+    """Every focusable element has a role and a name, no heading level is skipped, and the uses of CPUs are marked with
+    different letters, not only with different colours.
     """
     async with served(populated(LARGEST), tab):
         tree = (await tab.call("Accessibility.getFullAXTree"))["nodes"]

@@ -80,7 +80,7 @@ def write_executable(path: Path, text: str) -> None:
 
 @pytest.fixture
 async def plugin(tmp_path: Path) -> AsyncIterator[Plugin]:
-    """Returns a node with a claim for CPUs and memory that a container uses."""
+    """Yields the plugin with a cluster of one node, on which a container uses a claim for CPUs and memory."""
     assert main([str(tmp_path)]) == 0
     write_executable(
         tmp_path / "kubectl", f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m tests.fakes.kubectl "$@"\n'

@@ -50,8 +50,8 @@ async def test_nodes_shows_a_single_node(plugin: Plugin) -> None:
 
 
 def observe(plugin: Plugin) -> None:
-    """Marks each device as belonging to a node that only observes, in the form that an API server without device taints
-    stores.
+    """Marks each device as belonging to a node that only observes. Sets only the attribute, because an API server that
+    does not support device taints would drop the taint.
     """
     for document in list(plugin.server.store.select(SLICES)):
         for device in document["spec"]["devices"]:
@@ -60,7 +60,9 @@ def observe(plugin: Plugin) -> None:
 
 
 async def test_nodes_shows_nodes_that_only_observe(plugin: Plugin) -> None:
-    """The command uses an attribute of the devices, which an API server without device taints stores as well."""
+    """The command recognizes such nodes by an attribute of their devices, because some API servers do not support
+    device taints.
+    """
     [row] = await plugin.rows("nodes")
     assert row["enforcement"] == "enforce"
     observe(plugin)
@@ -85,7 +87,9 @@ async def test_free_and_explain_name_observation_as_the_cause(plugin: Plugin) ->
 
 
 async def test_explain_tells_missing_devices_from_a_class_that_it_does_not_know(plugin: Plugin) -> None:
-    """No node publishes devices of the driver's class, which is the cause. Another class may select any devices."""
+    """If no node publishes devices of the driver's class, the command reports that as the cause. A class that it does
+    not know may select any devices.
+    """
     for one in list(plugin.server.store.select(SLICES)):
         plugin.server.store.delete(SLICES, "", one["metadata"]["name"])
     wants = [{"name": name, "exactly": {"deviceClassName": name}} for name in ("dra.cpu", "special")]
@@ -319,7 +323,7 @@ async def test_the_second_pod_of_a_claim_is_not_reported_as_enforced(plugin: Plu
 
 
 async def test_a_claim_that_the_pool_enforces_is_shown_with_the_reason(plugin: Plugin) -> None:
-    """The node has written this sentence into each claim's status."""
+    """The reason comes from the claim's status, into which the node has written it."""
     document = prepared(INVENTORY.machine, "pool", "nri-backend lacks the capability SYS_ADMIN")
     document["metadata"]["name"] = "pooled"
     plugin.server.store.create(CLAIMS, "ns", document)

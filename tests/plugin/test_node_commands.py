@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that the plugin runs through kubectl in the driver's pod on a node. No fake has a kubelet, so kubectl is a
-fake as well.
+"""Commands that the plugin runs through kubectl in the driver's pod on a node. The fake cluster has no kubelet that
+could run them, so kubectl is a fake as well.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.rigs.builders import NODE
 
 
 def driver_pod(*ports: dict[str, Any]) -> dict[str, Any]:
-    """Adds the driver's pod on the node."""
+    """Returns the driver's pod on the node, with these ports."""
     return {
         "metadata": {"name": "driver-1", "labels": {"app.kubernetes.io/part-of": "dra-driver-numa"}},
         "spec": {"nodeName": NODE, "containers": [{"name": "frontend", "ports": list(ports)}]},
@@ -54,7 +54,9 @@ async def test_output_formats_of_status_are_passed_on(plugin: Plugin, words: lis
 
 
 async def test_doctor_gets_the_kubelets_configuration_with_the_users_permissions(plugin: Plugin) -> None:
-    """The driver itself has no permission for nodes/proxy; if the user has none either, the command runs without it."""
+    """The driver has no permission for nodes/proxy, so the plugin reads the kubelet's configuration with the user's
+    permissions. If the user lacks this permission, too, the command runs without the configuration.
+    """
     plugin.server.store.create(PODS, "numa", driver_pod())
     plugin.server.options.kubelets[NODE] = {"cpuManagerPolicy": "static"}
     _, out, _ = await plugin.run("doctor", NODE)
@@ -65,7 +67,9 @@ async def test_doctor_gets_the_kubelets_configuration_with_the_users_permissions
 
 
 async def test_doctor_runs_in_an_older_image_without_an_unknown_flag(plugin: Plugin) -> None:
-    """During a rollout the plugin is newer than some pods. Other errors and statuses are passed on unchanged."""
+    """During a rollout, a pod's image may be older than the plugin and may not support the flag. The command then runs
+    without the flag. Other errors and exit statuses are passed on unchanged.
+    """
     plugin.server.store.create(PODS, "numa", driver_pod())
     plugin.server.options.kubelets[NODE] = {"cpuManagerPolicy": "static"}
     older = {"FAKE_KUBECTL_UNKNOWN": "--kubelet-config", "FAKE_KUBECTL_STATUS": "1"}

@@ -220,7 +220,7 @@ def test_the_nesting_limit_equals_the_drivers() -> None:
 
 @given(JSON)
 def test_documents_within_the_depth_limit_are_unchanged(value: Any) -> None:
-    """The text of an ordinary response is unchanged, up to the limit."""
+    """The text of a document is not changed if its nesting does not exceed the limit."""
     text = "[" * (MAX_NESTING - 10) + json.dumps(value) + "]" * (MAX_NESTING - 10)
     assert shallow(text) == text
 

@@ -43,7 +43,7 @@ class Shell:
         )
 
     def typed(self, script: str) -> str:
-        """Returns the output of commands that must succeed."""
+        """Runs commands that must all succeed, and returns their output."""
         done = self.run(script)
         assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
         return done.stdout

@@ -36,7 +36,9 @@ def uses(line: str) -> Iterator[list[str]]:
 
 
 def documented() -> list[tuple[str, ...]]:
-    """Returns every kubectl command line once; a line that is abbreviated in a sentence gets its missing value."""
+    """Returns every kubectl command line on the pages once. If a command line in a sentence ends with an option whose
+    value is missing, such as ``-n``, a value is added.
+    """
     texts = [page.read_text() for page in PAGES]
     shown = [re.sub(r"\s#\s.*", "", line) for text in texts for line in lines(text)] + [
         f"{span} X" if re.search(r" -\w$", span) else span for text in texts for span in spans(text)

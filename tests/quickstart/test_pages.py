@@ -114,6 +114,6 @@ def test_the_driver_is_uninstalled(shell: Shell) -> None:
 
 
 def test_only_one_block_is_not_run() -> None:
-    """The block pulls an image from the reader's own registry. Another block that is marked "not run" fails here."""
+    """The block pulls an image from the reader's own registry. The test fails if another block is marked "not run"."""
     not_run = [block for page in documented.PAGES for block in documented.blocks(page, documented.NOWHERE)]
     assert [block.text.strip() for block in not_run] == ["crictl pull REGISTRY/dra-frontend:VERSION"]

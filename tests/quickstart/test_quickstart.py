@@ -71,13 +71,14 @@ def test_the_page_about_the_state_endpoint_shows_its_responses(shell: Shell) -> 
 
 
 def asked() -> list[str]:
-    """Returns those of the pages' cluster queries that a cluster of fakes can answer.
+    """Returns the cluster queries on the pages that a cluster of fakes can answer.
 
-    Pages whose blocks are all run have their own tests. The examples in the command reference name invented pods; a
-    test of the help texts shows that the programs accept the examples.
+    Pages whose blocks are all run are left out, because they have their own tests. The command reference is left out,
+    because its examples name invented pods; a test of the help texts shows that the programs accept these examples.
     """
     pages = [page for page in PAGES if page.stem not in (*documented.PAGES, "command-reference")]
-    # Samples of a node with a fault have this mark, and a test of their own (tests/integration/test_symptoms_page.py).
+    # Leave out the samples from nodes with a fault, which are marked in this way:
+    # tests/integration/test_symptoms_page.py tests them.
     texts = [re.sub(r"<!-- output: .*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE) for page in pages]
     found = {line.strip() for text in texts for line in lines(text)}
     mine = re.compile(r"kubectl (-n \S+ )?(get|exec|describe|rollout status|numa)\b(?!.*(/proxy/| page |krew))")

@@ -82,14 +82,16 @@ class AilingNode:
     """
 
     def __init__(self) -> None:
-        # pytest's directory is not used, because socket paths must be short. It is in memory if possible, as /run is.
+        # Socket paths must be short, so this directory is not inside pytest's. Like /run on a node, it is in memory if
+        # possible.
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"
         self.base = Path(tempfile.mkdtemp(prefix="dn-", dir=memory))
         self.root, self.kubelet_root = self.base / "host", self.base / "kubelet"
         write_tree(small_machine(), self.root)
         for path, text in _HOST.items():
             self.host(path, text.replace("CGROUP", str(self.base / "cgroup")))
-        # As in a pod, these are directories of this machine that are mounted under their own names.
+        # The boot id marks the host root as that of this machine. As in a pod, the driver then finds the directories
+        # that are not under the host root at their own paths.
         self.host(BOOT, Path(BOOT).read_text())
         for path, text in _CGROUPS.items():
             self.cgroup(path, text)
@@ -148,7 +150,7 @@ class AilingNode:
         self.sockets[-1].listen()
 
     def claimed(self, name: str, cpus: str) -> AllocationRecord:
-        """Adds a record of CPUs for a claim that the API server has."""
+        """Creates a claim in the API server and returns the claim's record, with these CPUs."""
         uid = self.server.store.create(CLAIMS, "ns", {"metadata": {"name": name}, "spec": {}})["metadata"]["uid"]
         reference = ClaimReference(uid=uid, namespace="ns", name=name)
         record, device = cpu_record(uid, f"r={cpus}"), {"device": "cpudevnuma000"}
@@ -157,7 +159,7 @@ class AilingNode:
         return record.model_copy(update={"claim": reference, "cpus": parts, "results": results})
 
     def container(self, name: str, **more: Any) -> dict[str, Any]:
-        """Adds a container that uses the record's claim, as the backend reports it."""
+        """Returns the backend's report about a container that uses the named claim, which must have a record."""
         uid = next(one.claim.uid for one in self.records if one.claim.name == name)
         uses = [{"uid": uid, "driver": CPU_DRIVER, "requests": ["r"]}]
         known = {"claims": uses, "cpus": "2-3", "exclusivity": "partition", "cgroup": "kubepods.slice/x"}
@@ -169,7 +171,7 @@ class AilingNode:
         Journal(self.run / CLAIMS_JOURNAL).write(Entries(present=dict([entry])))
 
     def close(self) -> None:
-        """Removes everything."""
+        """Closes the sockets and removes the node's directory."""
         for one in self.sockets:
             one.close()
         shutil.rmtree(self.base)

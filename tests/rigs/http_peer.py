@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 @contextlib.asynccontextmanager
 async def peer(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Opens a connection for at most 10 s."""
+    """Opens a connection for the duration of the block. Raises TimeoutError if the block takes longer than 10 s."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(10):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fake irqbalance with its socket and the requests that the backend sends (sock_handle in irqbalance.c)."""
+"""A fake irqbalance that listens on a socket and handles the requests that the backend sends (sock_handle in
+irqbalance.c).
+"""
 
 import contextlib
 import os
@@ -14,7 +16,7 @@ from numa_contract.cpuset import parse_cpu_list
 
 
 class IrqbalanceStandIn:
-    """Bans the CPUs in its environment or, once a request has been applied, those in that request."""
+    """An irqbalance that bans the CPUs in its environment or, after it has applied a request, those in that request."""
 
     def __init__(self, root: Path, environment: str, pid: int) -> None:
         self.banned = self._own = parse_cpu_list(environment)

@@ -84,7 +84,9 @@ class NodeState:
 
 @dataclass(slots=True)
 class _Author:
-    """Creates claims one after another while the machine has room for them."""
+    """An allocator that creates the node's claims one after another and skips a claim if the machine has no room for
+    it.
+    """
 
     inventory: Inventory
     config: Config

@@ -47,7 +47,9 @@ class NriRig:
 async def nri_rig(
     folder: Path, level: str = "0.12", *, wait: bool = True, filled: int = 0, annotation: int = 0, **options: Any
 ) -> AsyncIterator[NriRig]:
-    """Yields a runtime with ``filled`` running containers and an NRI session connected to it."""
+    """Yields an NRI session that is connected to a runtime with ``filled`` running containers. Each container's pod has
+    an annotation of ``annotation`` bytes.
+    """
     socket = folder / "nri.sock"
     hooks, observer = RecordingHooks(), RecordingObserver()
     session = RuntimeSession(hooks, observer.link_changed, observer.call_done, backoff=Backoff(0.01, 0.1, Random(1)))
@@ -64,7 +66,7 @@ async def nri_rig(
 
 
 async def _fill(runtime: FakeRuntime, count: int, annotation: int) -> None:
-    """Adds running containers to the store, each with an annotation of ``size`` bytes."""
+    """Adds pods to the runtime, each with one running container and an annotation of ``annotation`` bytes."""
     for number in range(count):
         pod = await runtime.run_pod_sandbox(f"pod-{number}")
         pod.message.annotations["big"] = "x" * annotation

@@ -83,7 +83,9 @@ class Outputs:
         node.no_cpus_left()
 
     def _node(self, node: "_Node") -> None:
-        """Causes faults on the node. Each one hides the previous one."""
+        """Causes faults on the node, one after another. An earlier fault need not be repaired, because a later one
+        hides it.
+        """
         node.start()
         node.no_partitions()
         node.gate_off()
@@ -94,7 +96,7 @@ class Outputs:
 
 @dataclass(slots=True)
 class _Node:
-    """A node made of processes, and the commands that are run on it."""
+    """A node whose components run as processes, and the commands that are run on it."""
 
     stage: Stage
     kubectl: Path
@@ -147,7 +149,7 @@ class _Node:
         self._reserve(first)
 
     def static_manager(self) -> None:
-        """The kubelet pins CPUs as well; its state file is mounted."""
+        """Configures the kubelet to pin CPUs as well, in the configuration file that ``doctor`` reads."""
         file = self.stage.paths.kubelet_root / "config.yaml"
         file.write_text("cpuManagerPolicy: static\n")
         self._driver("static manager", "doctor")
@@ -171,7 +173,7 @@ class _Node:
         delete_claim(self.stage, "db-claim")
 
     def no_whole_cores(self) -> None:
-        """Enough CPUs are free, but not as whole cores."""
+        """Prepares a claim for whole cores while enough CPUs are free, but too few whole cores."""
         spread = [opaque("dra.cpu", "cpuConfig", {"strategy": "spread"}, "cpus")]
         halves = [claim_pod(self.stage, f"half-{n}", cpus(1, numa_node=1), config=spread) for n in (1, 2)]
         for half in halves:
@@ -184,7 +186,7 @@ class _Node:
             half.end()
 
     def no_cpus_left(self) -> None:
-        """Claims hold every CPU except the reserved ones."""
+        """Claims every CPU except the reserved ones."""
         pods = [claim_pod(self.stage, f"big-{n}", cpus(14 + 2 * n, numa_node=n)) for n in (0, 1)]
         for pod in pods:
             pod.prepare()
@@ -195,12 +197,12 @@ class _Node:
             pod.end()
 
     def no_partitions(self) -> None:
-        """The kernel does not support partitions."""
+        """Runs the status command on a node whose kernel does not support partitions."""
         self._has("PartitionsUnavailable")
         self._driver("no partitions", "status")
 
     def gate_off(self) -> None:
-        """The API server restarts without the feature gate, and the slices are lost."""
+        """Disables the feature gate and deletes the slices, as if the API server had restarted without the gate."""
         self.stage.api("/fake", "POST", {"gates": {"DRAConsumableCapacity": False}})
         for one in self.stage.slices():
             self.stage.api(f"/apis/resource.k8s.io/v1/resourceslices/{one['metadata']['name']}", "DELETE")
@@ -210,7 +212,7 @@ class _Node:
         wait_for("slices", lambda: "FeatureGateMissing" not in self._codes(), 90.0)
 
     def no_runtime(self) -> None:
-        """NRI is disabled."""
+        """Kills the runtime, which to the driver looks as if NRI were disabled."""
         next(one for one in self.stage.stand_ins if one.name == "runtime").kill()
         self._has("BackendNotConnected")
         wait_for("unreadiness", lambda: not self.stage.state("/v1/status")["ready"], 30.0)
@@ -220,13 +222,13 @@ class _Node:
         self.shown["no runtime: Event"] = _error(new.prepare)
 
     def no_backend(self) -> None:
-        """The backend has stopped."""
+        """Kills the backend."""
         self.stage.instances[0].backend.kill()
         self._has("BackendSilent")
         self._driver("no backend", "status")
 
     def no_service(self) -> None:
-        """The frontend has stopped as well."""
+        """Kills the frontend. The backend is not running either."""
         self.stage.instances[0].frontend.kill()
         self._driver("no service", "status")
 
@@ -262,7 +264,7 @@ class _Node:
         """Runs one of the kubectl plugin's commands."""
         flags = ["--kubeconfig", str(self.stage.paths.kubeconfig)]
         words = [sys.executable, "-c", _NUMA, str(self.kubectl), *command.split(), *flags]
-        # The plugin is not installed in any environment; users get it as one file.
+        # The plugin is not installed as a Python package, because users get it as a single file.
         paths = [str(ROOT / "services/kubectl-numa/src"), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._run(fault, command, words, {"PYTHONPATH": os.pathsep.join(paths)})
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a node's processes on one event loop, with a clock that jumps and a disk that keeps the state of a killed
-process.
+"""Runs a node's processes on one event loop, with a clock that jumps and a disk that keeps the files of a killed
+process as they were when it was killed.
 
 Identical inputs produce identical traces: the loop's clock advances only when every task is waiting, and jobs for
-worker threads run at once, in the loop's thread. A context variable assigns each task to a process. A process can be
-killed between two file operations: the directory is copied at that moment, and the copy is written back once the job
+worker threads run immediately, in the loop's thread. A context variable assigns each task to a process. A process can
+be killed between two file operations: the directory is copied at that moment, and the copy is written back once the job
 has ended, so anything that a dead process still does has no effect.
 """
 
@@ -65,7 +65,9 @@ _PROCESS: Final[ContextVar[Process | None]] = ContextVar("process", default=None
 
 
 class Disk(ThreadPoolExecutor):
-    """Runs jobs for worker threads at once. ``root`` is the directory that survives a process."""
+    """An executor that runs jobs for worker threads immediately, in the calling thread. ``root`` is the directory that
+    survives a process.
+    """
 
     def __init__(self, root: Path) -> None:
         super().__init__(1)
@@ -75,8 +77,8 @@ class Disk(ThreadPoolExecutor):
         """Called when a process's job has ended, even if the process was killed during the job."""
 
     def submit(self, job: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Runs a job and returns its outcome. A job whose process is dead, or is killed during the job, has no
-        outcome.
+        """Runs a job and returns a future with its outcome. The future raises KilledError if the process was already
+        dead, or is killed during the job.
         """
         future: Future[T] = Future()
         process = _PROCESS.get()

@@ -28,8 +28,8 @@ from tests.node.rig.wait import until
 Document = dict[str, Any]
 _CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 _IMPLICIT = "deviceclass.resource.kubernetes.io/"
-"""Prefix of the resource name that requests a class by its own name, even if the class has no extended resource
-name.
+"""Prefix of a DeviceClass's implicit extended resource name, which ends with the name of the class. Pods can request
+every class by this name, even one without ``extendedResourceName``.
 """
 
 
@@ -45,7 +45,7 @@ def pod_templates(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def _templates(value: Any) -> Iterator[Document]:
-    """Yields the pod templates in a part of an object, at any depth, as in a JobSet or a LeaderWorkerSet."""
+    """Yields the pod templates at any depth in a part of an object: a JobSet or a LeaderWorkerSet nests them."""
     if isinstance(value, list):
         for one in value:
             yield from _templates(one)
@@ -194,7 +194,9 @@ class ManifestPod:
 
 
 def resources_of(container: Document) -> Resources:
-    """Returns the resources in the kubelet's request to the runtime for a container's requests and limits."""
+    """Returns the resources that the kubelet passes to the runtime for a container, derived from the container's
+    requests and limits.
+    """
     given = container.get("resources") or {}
     requests, limits = given.get("requests") or {}, given.get("limits") or {}
     cpu = limits.get("cpu")

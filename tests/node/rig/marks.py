@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks that tests share."""
+"""Pytest marks that several node tests use."""
 
 import pytest
 
@@ -7,6 +7,6 @@ both_drivers = pytest.mark.parametrize("cgroup_driver", ["systemd", "cgroupfs"],
 every_machine = pytest.mark.profile("default", "one-gig")
 each_runtime = pytest.mark.profile("default", "containerd-1.7")
 in_pool_mode = pytest.mark.configuration(cpuExclusivity="pool")
-"""For tests of pool mode only: other containers leave the claimed CPUs when a claim is prepared, and are audited every
-second.
+"""Mark that configures the driver for pool mode. In this mode, other containers leave the claimed CPUs when a claim is
+prepared, and the backend audits them every second.
 """

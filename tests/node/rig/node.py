@@ -74,8 +74,8 @@ class Node:
     ) -> Pod:
         """Returns a new pod on the host's network.
 
-        `hugetlb` contains the requests in its spec (bytes by size); other sizes get 0. With `privileged` all its
-        containers are privileged.
+        `hugetlb` maps page sizes to the bytes that the pod requests; for all other sizes, the pod's limit is 0. With
+        `privileged`, all of the pod's containers are privileged.
         """
         uid = uid or str(uuid.uuid4())
         group = self.cgroups.make(qos, uid, hugetlb or {})
@@ -106,7 +106,9 @@ class Node:
         self.restart_containerd()
 
     def reset(self) -> None:
-        """Resets the node: removes every pod that is not kept, the pods' cgroups and all CDI files."""
+        """Resets the node: removes all CDI files and all pods except those in `kept`. If no pod is kept, the kubelet's
+        cgroups are removed, too.
+        """
         self.remove_pods()
         if not self.kept:
             self.cgroups.remove_all()
@@ -114,12 +116,14 @@ class Node:
             file.unlink()
 
     def remove_pods(self) -> None:
-        """Removes every pod that is not kept, several at once."""
+        """Removes all pods except those in `kept`, up to four at a time."""
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(self.runtime.remove_pod, set(self.runtime.pods()) - self.kept))
 
     def use_driver(self, driver: Driver) -> None:
-        """Switches containerd (and the rig's kubelet) to a cgroup driver; removes all pods if this is a change."""
+        """Switches containerd and the rig's kubelet to a cgroup driver, after resetting the node. Does nothing if they
+        already use that driver.
+        """
         if driver == self.cgroups.driver:
             return
         self.reset()
@@ -130,7 +134,7 @@ class Node:
         self.cgroups = PodCgroups(driver)
 
     def restart_containerd(self) -> None:
-        """Restarts containerd, while containers keep running, and waits until CRI and NRI respond."""
+        """Restarts containerd and waits until CRI and NRI respond. Containers keep running."""
         subprocess.run(["systemctl", "restart", "containerd"], check=True)
         self.wait_for_containerd()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's part of the cgroups: the kubepods root, the QoS cgroups and one cgroup per pod.
+"""The cgroups that a kubelet creates: the kubepods root, the QoS cgroups and one cgroup per pod.
 
 They are created as the kubelet's library (opencontainers/cgroups) creates them: with the systemd driver as transient
-slices over D-Bus, with the cgroupfs driver as directories. In both cases every controller is enabled down to the pod,
-and then limits are written.
+slices over D-Bus, with the cgroupfs driver as directories. In both cases, every controller is first enabled on each
+level above the pod's cgroup, and then the limits are written.
 """
 
 import subprocess
@@ -27,7 +27,9 @@ def names(qos: Qos, uid: str) -> list[str]:
 
 
 def slice_path(parts: list[str]) -> str:
-    """Returns the systemd form: each level repeats the levels above it, and dashes inside a part become underscores."""
+    """Returns the path of a cgroup with the systemd driver. The name of each slice repeats the levels above it, and
+    dashes inside a part become underscores.
+    """
     escaped = [part.replace("-", "_") for part in parts]
     return "".join(f"/{'-'.join(escaped[: level + 1])}.slice" for level in range(len(escaped)))
 
@@ -37,7 +39,7 @@ class PodCgroups:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self._making = threading.Lock()  # two concurrent pods share the levels above them
+        self._making = threading.Lock()  # pods that are created in parallel share their parent cgroups
 
     def path(self, qos: Qos, uid: str = "") -> str:
         """Returns the path that the kubelet passes as cgroup_parent."""
@@ -47,8 +49,8 @@ class PodCgroups:
     def make(self, qos: Qos, uid: str, hugetlb: Mapping[str, int], weight: int = 0, memory: int = 0) -> Cgroup:
         """Creates the cgroup of a pod.
 
-        Page sizes that `hugetlb` (bytes by size) does not contain get 0, as with kubelets before 1.37. For `weight`
-        (cpu.weight) and `memory` (bytes), 0 means the kernel's default.
+        The limit is 0 for page sizes that `hugetlb` (bytes by size) does not contain, as with kubelets before 1.37. For
+        `weight` (cpu.weight) and `memory` (bytes), 0 means the kernel's default.
         """
         group = Cgroup(self.path(qos, uid))
         limits = {file: value for file, value in (("cpu.weight", weight), ("memory.max", memory)) if value}
@@ -70,7 +72,7 @@ class PodCgroups:
             group.directory.rmdir()
 
     def remove_all(self) -> None:
-        """Removes all of the kubelet's cgroups, deepest first; no container may remain."""
+        """Removes all of the kubelet's cgroups, deepest first. All containers must have been removed before."""
         root = Cgroup(self.path("guaranteed"))
         if self.driver == "systemd":
             subprocess.run(["systemctl", "stop", "kubepods.slice"], check=False)
@@ -82,7 +84,8 @@ class PodCgroups:
     def _make_one(self, group: Cgroup, limits: Mapping[str, int]) -> None:
         if self.driver == "systemd":
             _start_slice(Path(group.path).name, limits)
-            # The call returns once the job is queued; the kubelet's library also waits for the job to finish.
+            # The call returns once the job is queued. Like the kubelet's library, wait until the job has created the
+            # slice.
             until(group.exists, f"systemd has created {group.path}", every=0.02)
         else:
             group.directory.mkdir()

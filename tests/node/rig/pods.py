@@ -112,8 +112,8 @@ class Container:
 
     @property
     def process(self) -> int:
-        """Returns the same process id as pid, but asks the runtime only once: the runtime takes a tenth of a second to
-        respond, while the kernel's files take no time.
+        """Returns the same process id as pid, but asks the runtime only once. The runtime takes a tenth of a second to
+        respond, much longer than reading one of the kernel's files.
         """
         self._process = self._process or self.pid
         return self._process
@@ -189,8 +189,9 @@ class Pod:
         return Container(self._runtime, created, name, Path(self.config.log_directory, log))
 
     def _rights(self) -> pb.LinuxContainerSecurityContext:
-        # A privileged container sees the node's cgroup tree and may write to it. As in the kubelet, the namespaces are
-        # set again: without them the container shares the sandbox's processes, and /proc/1 is the pause process.
+        # A privileged container sees the node's cgroup tree and may write to it. Like the kubelet, pass the pod's
+        # namespace options for each container again: without them the container shares the sandbox's processes, and
+        # /proc/1 is the pause process.
         pod = self.config.linux.security_context
         return pb.LinuxContainerSecurityContext(privileged=pod.privileged, namespace_options=pod.namespace_options)
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a test's programs as child processes with log files: the services, several of each if necessary, and fakes."""
+"""Runs a test's programs as child processes, each with its own log file. The programs are fakes and the driver's
+services, of which a test may run several instances.
+"""
 
 import os
 import signal
@@ -83,7 +85,7 @@ class Services:
         return self._all[name]
 
     def module(self, name: str, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> Service:
-        """Adds a Python module like add(): module("frontend-2", "dra_frontend", "--config", "/etc/x.yaml")."""
+        """Adds a program that runs a Python module: module("frontend-2", "dra_frontend", "--config", "/etc/x.yaml")."""
         return self.add(name, [sys.executable, "-m", module, *arguments], env)
 
     def __getitem__(self, name: str) -> Service:

@@ -11,10 +11,12 @@ class UnknownFieldError(Exception):
 
 
 class Fields:
-    """A mapping whose fields are each read once; a field that was never read is unknown to the rig."""
+    """A mapping whose fields are each read once; finish() rejects the fields that have not been read."""
 
     def __init__(self, content: dict[str, Any], path: str = "") -> None:
-        """Removes the fields from this mapping as they are read; of() is for a document that must stay unchanged."""
+        """Wraps a mapping, from which each field is removed when it is read. Use of() for a document that must stay
+        unchanged.
+        """
         self._content = content
         self._path = path
 

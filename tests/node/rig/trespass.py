@@ -47,9 +47,10 @@ def allowed_on(cpus: frozenset[int], cgroups: Collection[str]) -> dict[str, str]
 
 
 def ran_on(cpus: frozenset[int], cgroups: Collection[str], seconds: float) -> dict[str, int]:
-    """Returns the threads outside these cgroups that have run on one of the CPUs, each with that CPU.
+    """Returns the threads outside these cgroups that have run on one of the CPUs during this time, each with that CPU.
 
-    A sleeping thread shows the CPU that it last ran on, so a thread counts only if its CPU time has grown.
+    The kernel also reports the last CPU of a thread that is sleeping, so only threads whose CPU time has grown are
+    returned.
     """
     found: dict[str, int] = {}
     spent: dict[str, int] = {}
@@ -71,8 +72,8 @@ def ran_on(cpus: frozenset[int], cgroups: Collection[str], seconds: float) -> di
 
 
 def _grown(who: str, fields: list[str], spent: dict[str, int]) -> bool:
-    """Returns True if CPU time has been used since the last call. The first call returns False for a thread and True
-    for a process.
+    """Returns True if the process or thread has used CPU time since the last call. The first call returns True for a
+    process, so that its threads are examined, and False for a thread.
     """
     ticks, before = int(fields[11]) + int(fields[12]), spent.get(who)
     spent[who] = ticks

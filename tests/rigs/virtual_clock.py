@@ -4,8 +4,9 @@
 import selectors
 
 _TURN_SECONDS = 1e-7
-"""Duration of one iteration of the loop. Without it, the clock could stop a rounding error short of a deadline: the
-timer is due within the clock's precision and fires, but the deadline is not reached, so the wait would never end.
+"""Minimum time by which the clock advances while the loop is idle. Without it, a rounding error could leave the clock
+just short of a deadline: the loop would run a timer that is due within the clock's resolution, but code that then
+compares the clock with the deadline would wait again, forever.
 """
 
 
@@ -14,7 +15,7 @@ class StandstillError(AssertionError):
 
 
 class VirtualClock(selectors.DefaultSelector):
-    """A loop's selector and clock."""
+    """The selector and clock of an event loop."""
 
     def __init__(self, now: float = 0.0) -> None:
         super().__init__()

@@ -39,7 +39,9 @@ _LOOKS_EVERY: Final = 0.1
 
 
 class Cluster:
-    """The cluster, used with ``with`` inside the stage's block. ``failures`` contains the errors of its controllers."""
+    """A stage's cluster: a context manager for use inside the stage's ``with`` block. ``failures`` contains the errors
+    of the cluster's controllers.
+    """
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -87,7 +89,9 @@ class Cluster:
                 self.failures.append(str(error))
 
     def _roll_out(self, one: Document) -> None:
-        """Starts the pod, or replaces it if its template has changed, and reports it once it is ready."""
+        """Starts the driver's pod, or replaces it if the DaemonSet's template has changed. Updates the DaemonSet's
+        status once the pod is ready.
+        """
         metadata, template = one["metadata"], one["spec"]["template"]
         uid = metadata["uid"]
         if {box["name"] for box in template["spec"]["containers"]} != _PROGRAMS.keys():

@@ -28,7 +28,9 @@ class HostDirectory:
         new.replace(path)
 
     def claim_to_be_here(self) -> None:
-        """Copies this machine's boot id, so that commands use this machine's directories, as in the driver's pod."""
+        """Copies this machine's boot ID into the tree, so that the driver's commands treat the tree as this machine and
+        use the same directories as in the driver's pod.
+        """
         boot = Path("/proc/sys/kernel/random/boot_id")
         self.write(self.root / str(boot)[1:], boot.read_text().strip())
 

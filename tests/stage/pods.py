@@ -91,7 +91,9 @@ class Box:
 
     @property
     def mounts(self) -> dict[str, Path]:
-        """Returns the host path of each mount that the container was created with, by its path in the container."""
+        """Returns the mounts with which the container was created, as a map from the path in the container to the path
+        on the host.
+        """
         return {mount["destination"]: Path(mount["source"]) for mount in self.described["mounts"]}
 
     @property
@@ -127,7 +129,9 @@ class Box:
 
 @dataclass(slots=True)
 class StagePod:
-    """A pod on the node, with its claim if it has one. If used as a context manager, it ends with the block."""
+    """A pod on the node, with its claim if it has one. If it is used as a context manager, the pod is ended on exit
+    from the block.
+    """
 
     stage: Stage
     name: str
@@ -146,7 +150,7 @@ class StagePod:
         try:
             self.end()
         except (AnsweredError, OSError):
-            # The first error is the relevant one.
+            # An error raised in the block takes precedence over one raised while ending the pod.
             if error is None:
                 raise
 
@@ -171,7 +175,8 @@ class StagePod:
     def prepare(self) -> None:
         """Has the kubelet prepare the claim. Raises AnsweredError."""
         given = self.stage.kubelet("prepare", pod=self.document(), claims=[self.claim] if self.claim else [])
-        # The kubelet appends the result of a repeated Prepare; the runtime uses each id once.
+        # The kubelet appends the IDs from a repeated Prepare to the previous ones, but the runtime uses each ID only
+        # once.
         self.cdi_ids = list(dict.fromkeys(given["app"]))
 
     def run_sandbox(self) -> None:

@@ -50,11 +50,11 @@ class Process:
         self.name = name
         self.command = list(command)
         self.log_file = log
-        # This variable is set on many developers' machines, but an image contains byte code, and start-up time and
-        # memory are measured here.
+        # Many developers set PYTHONDONTWRITEBYTECODE. It is removed here because the images contain byte code, and the
+        # tests measure start-up time and memory.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        # An image has no CA certificates either. OpenSSL would read this machine's, which would take 90 ms at each
-        # start.
+        # The images contain no CA certificates, so none are loaded here. Loading this machine's certificates would take
+        # OpenSSL 90 ms at each start.
         self._environment = {**inherited, "SSL_CERT_FILE": os.devnull, **environment}
         self._child: subprocess.Popen[bytes] | None = None
         self._is_ours = False
@@ -99,7 +99,7 @@ class Process:
 
     def ask_to_stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Sends a signal to the process group if the process is still running."""
-        # The process has not been reaped yet, so its number cannot belong to another process.
+        # The process has not been reaped yet, so its PID cannot have been reused.
         if self.alive and self._child is not None:
             self._is_ours |= number in (signal.SIGTERM, signal.SIGKILL)
             with suppress(ProcessLookupError):

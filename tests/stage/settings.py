@@ -25,7 +25,7 @@ CLASSES = {
     f"dra.hugepages-{size}": f'{_HUGEPAGES} && device.attributes["resource.kubernetes.io"].pageSize == "{size}"'
     for size in ("64k", "1m", "2m", "4m", "16m", "32m", "512m", "1g", "2g", "16g")
 }
-"""CEL expressions of the chart's DeviceClasses, by class name, for every page size."""
+"""CEL expressions of the chart's DeviceClasses, keyed by class name. There is a hugepage class for every page size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class StageSettings:
         return _online(self.host_root / "sys/devices/system/node", "node") or "0"
 
     def hugepage_sizes(self) -> list[str]:
-        """Returns the kernel's page sizes as in the names of hugetlb files (mem_fmt in mm/hugetlb_cgroup.c)."""
+        """Returns the kernel's page sizes as spelled in hugetlb file names (mem_fmt in mm/hugetlb_cgroup.c)."""
         names = _names(self.host_root / "sys/kernel/mm/hugepages", "hugepages-")
         return [_size_name(int(name.removesuffix("kB"))) for name in sorted(names)]
 
@@ -114,7 +114,9 @@ class Paths:
 
     @classmethod
     def below(cls, base: Path, **elsewhere: Path) -> "Paths":
-        """Returns paths under one directory, except for those that are given."""
+        """Returns the default paths under a base directory. Paths that are passed as keyword arguments replace the
+        defaults.
+        """
         return cls(base, **{name: base / file for name, file in _FILES.items()} | elsewhere)
 
 
@@ -129,7 +131,7 @@ _FILES = {
     "nri_socket": "nri.sock",
     "kubelet_control": "kl.sock",
     "runtime_control": "rt.sock",
-    "node_socket": "node.sock",  # socket where a cluster runs commands (cluster.py)
+    "node_socket": "node.sock",  # socket on which a cluster serves exec and metrics (cluster.py)
     "logs": "logs",
 }
 

@@ -21,7 +21,8 @@ from tests.stage.process import Process, StageError, compile_sources, python, wa
 from tests.stage.settings import Paths, StageSettings, fill_in
 from tests.stage.wires import AnsweredError, ask_http, ask_line, ask_unix
 
-# 107 bytes for a socket path minus the longest name under the base, that of a registration socket with a pod UID.
+# Maximum length of the base directory's path: the 107 bytes of a socket path minus the longest name under the base,
+# which is that of a registration socket with a pod UID.
 _LONGEST_BASE = 25
 _READY_SECONDS = 15.0
 
@@ -60,7 +61,7 @@ def _make_base(in_memory: bool) -> Path:
 
 
 class Stage:
-    """The stage, used with ``with``. Entering the block starts the fakes; :meth:`add_instance` starts a driver."""
+    """A stage, used as a context manager. Entering the block starts the fakes; :meth:`add_instance` starts a driver."""
 
     def __init__(self, settings: StageSettings | None = None) -> None:
         self.settings = settings or StageSettings()
@@ -196,7 +197,8 @@ class Stage:
         """Returns the reason why an instance is not ready, or '' if the instance is ready."""
         try:
             ask_unix(instance.state_socket, "/readyz")
-            # The pod stays ready for a while despite a problem, but a test wants to see the problem.
+            # The pod stays ready for a while despite a problem, whereas the backend's state shows the problem
+            # immediately.
             backend = self.state("/v1/backend", instance)
         except (AnsweredError, OSError) as error:
             return str(error)
@@ -205,10 +207,10 @@ class Stage:
         return str(backend["problem"])
 
     def kill_backend(self, instance: Instance) -> None:
-        """Kills the backend and returns once the runtime has noticed.
+        """Kills the backend and returns once the runtime has dropped the plugin.
 
-        The instance counts as ready again once the next backend has reported. The killed backend's lease, which
-        outlives it by 10 s, does not count.
+        The killed backend's lease remains valid for up to 10 s but is ignored, so the instance counts as ready again
+        only after the next backend has reported.
         """
         with suppress(AnsweredError, OSError):
             self._killed.add(self._lessee(instance))
@@ -244,8 +246,8 @@ class Stage:
         return found
 
     def events(self, reason: str = "") -> list[dict[str, Any]]:
-        """Returns the Events so far, for one reason or all, from the pods' namespace and the one for Events about the
-        node.
+        """Returns the Events created so far, optionally only those with a given reason. The Events about pods and those
+        about the node are in the same namespace.
         """
         events = self.api("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
         return [event for event in events if reason in ("", event["reason"])]
@@ -272,7 +274,9 @@ class Stage:
 
 
 OpenStage = Callable[..., Stage]
-"""Type of the fixtures that open a stage, given fields of StageSettings. The stage ends with the test or its module."""
+"""Type of the fixtures that open a stage with the given fields of StageSettings. The fixture closes the stage at the
+end of the test or the module.
+"""
 
 
 def _end(processes: Sequence[Process]) -> None:

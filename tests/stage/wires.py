@@ -14,7 +14,7 @@ _SECONDS = 60.0 * PATIENCE
 
 
 class AnsweredError(Exception):
-    """A fake or a server returned an error; the message is the server's."""
+    """A fake or a server returned an error. The exception contains the message that was returned."""
 
     def __init__(self, text: str, code: int = 0) -> None:
         self.code = code

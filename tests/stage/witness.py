@@ -2,7 +2,8 @@
 """Everything that a running driver has shown: the fields of its documents, samples of its metrics, and the reasons in
 its Events.
 
-Fields have paths such as ``/v1/containers[].claims[].cpus``; a key that is data and not a field is ``*``.
+Fields have paths such as ``/v1/containers[].claims[].cpus``. In a path, ``*`` replaces a key that is data and not the
+name of a field.
 """
 
 import json
@@ -20,15 +21,17 @@ from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError, ask_unix
 
 _MOST = 64
-"""Maximum number of different values that are remembered for a field, and of samples for a metric."""
+"""Maximum number of distinct values that are recorded for a field."""
 _DATA = re.compile(r"\.(attributes|distances|limits|counters|parameters|memoryParameters|metadata|poolCpus|consumed)$")
-"""Objects whose keys are data."""
+"""Matches the paths of objects whose keys are data."""
 _EMPTY: tuple[Any, ...] = (None, "", 0, False, [], {})
 Labels = Mapping[str, str]
 
 
 def fields_of(model: type[BaseModel], path: str) -> Iterator[tuple[str, Any]]:
-    """Yields every field of a document by its path, with its default as JSON, or None if it has no default."""
+    """Yields the path of every field of a document and the field's default as JSON, or None if the field has no
+    default.
+    """
     for name, field in model.model_fields.items():
         inner, default = f"{path}.{field.alias or name}", field.get_default(call_default_factory=True)
         yield inner, None if default is PydanticUndefined else to_jsonable_python(default, serialize_unknown=True)

@@ -47,7 +47,8 @@ metadata = st.sampled_from(
     ]
 )
 
-# Parameters of the signature: builds() generates the required ones that are not given.
+# The keywords are the names in the model's signature. For required parameters that are not given under these names,
+# builds() would generate values.
 memory_allocations = st.builds(
     MemoryAllocation,
     request=st.just("r"),

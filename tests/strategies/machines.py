@@ -85,7 +85,7 @@ def assemble(
 def even_cores(
     sockets: int, nodes_per_socket: int, l3s_per_node: int, cores_per_l3: int, threads: int, *, has_l3: bool = True
 ) -> list[Core]:
-    """Returns the cores of an even machine."""
+    """Returns the cores of a symmetric machine."""
     return [
         Core(node // nodes_per_socket, node, node * l3s_per_node + l3 if has_l3 else None, threads)
         for node in range(sockets * nodes_per_socket)
@@ -106,7 +106,7 @@ def machine(
     memory: int = 4 * GIB,
     hugepages: tuple[HugepagePool, ...] = HUGEPAGES,
 ) -> Machine:
-    """Returns an even machine with threads numbered as on x86: all first threads, then all second threads."""
+    """Returns a symmetric machine with threads numbered as on x86: all first threads, then all second threads."""
     cores = even_cores(sockets, nodes_per_socket, l3s_per_node, cores_per_l3, threads, has_l3=has_l3)
     return assemble(cores, offline=offline, memory=memory, hugepages=hugepages)
 
@@ -189,7 +189,7 @@ SYNTHETIC: Final[Mapping[str, Machine]] = {
 
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:
-    """Draws an even machine of 1 to 8 sockets, SMT 1, 2 or 4, with some CPUs offline."""
+    """Draws a symmetric machine with 1 to 8 sockets and SMT 1, 2 or 4, some of whose CPUs may be offline."""
     sockets = draw(st.sampled_from([1, 2, 4, 8]))
     shape = (
         draw(st.integers(1, 2)),
@@ -215,7 +215,7 @@ _CORES = st.builds(
 
 @st.composite
 def odd_machines(draw: st.DrawFn) -> Machine:
-    """Draws a small uneven machine: NUMA nodes, caches, threads and core types differ arbitrarily."""
+    """Draws a small asymmetric machine, in which NUMA nodes, caches, threads and core types may differ arbitrarily."""
     drawn = draw(st.lists(_CORES, min_size=1, max_size=7))
     # A NUMA node is inside one socket and an L3 inside one NUMA node; otherwise anything is possible.
     cores = [

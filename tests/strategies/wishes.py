@@ -16,7 +16,7 @@ _TYPES = {"performance": CoreType.PERFORMANCE, "efficiency": CoreType.EFFICIENCY
 
 @st.composite
 def wishes(draw: st.DrawFn) -> CpuParameters:
-    """Draws parameters without contradictions; most of them keep their default values."""
+    """Draws parameters that do not contradict each other. Most of them have their default values."""
 
     def rarely(default: str, *others: str) -> str:
         return draw(st.sampled_from([default] * 3 + list(others)))
@@ -78,12 +78,12 @@ def keeps(found: Machine, offered: Iterable[int], chosen: set[int], wish: CpuPar
 
 
 def granularity(found: Machine, free: Iterable[int], wish: CpuParameters) -> int:
-    """Returns by how many CPUs the NUMA nodes' shares may differ."""
+    """Returns the largest difference, in CPUs, that is allowed between the NUMA nodes' shares."""
     return max(map(len, whole_cores(found, free)), default=1) if wish.full_physical_cores else 1
 
 
 def possible_by_trying(found: Machine, offered: Iterable[int], free: set[int], count: int, wish: CpuParameters) -> bool:
-    """Tries every choice of free CPUs. Returns True if any choice meets the parameters."""
+    """Tries every choice of free CPUs. Returns True if any choice satisfies the parameters."""
     offered = set(offered)
     widest = granularity(found, suitable(found, free, wish), wish)
     for chosen in combinations(sorted(suitable(found, free, wish)), count):
@@ -108,7 +108,7 @@ def _sums(sizes: Iterable[int], limit: int) -> set[int]:
 def possible_by_counting(
     found: Machine, offered: Iterable[int], free: set[int], count: int, wish: CpuParameters
 ) -> bool:
-    """Returns the same result as possible_by_trying(), for machines that are too large to try every choice."""
+    """Computes the same result as possible_by_trying() by counting CPUs, for machines with too many choices to try."""
     kept = suitable(found, free, wish)
     cores = whole_cores(found, kept) if wish.full_physical_cores else [{cpu} for cpu in kept]
 

@@ -97,8 +97,8 @@ def test_each_device_mounts_only_for_its_own_request() -> None:
 
 
 def test_the_error_for_another_claims_record_is_one_short_line() -> None:
-    """The error appears in the log, in Events and in the lease. The CPUs listed in the file stay allocated, but the
-    file grants no resources.
+    """The error appears in the log, in Events and in the lease. The CPUs that the file lists stay allocated, but the
+    record in the file is not used.
     """
     record = cpu_record("c1", "a=0-1")
     assert "'c1'" in parse_claim_file(cdi_file_name("dra.cpu", "other"), dump_claim_file(record)).problem

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON documents from files and peers, and foreign strings in responses."""
+"""JSON documents from files and peers, and untrusted strings in responses."""
 
 import json
 
@@ -60,7 +60,7 @@ def test_every_json_value_survives_being_written_and_parsed(value: object) -> No
 
 @given(st.text(max_size=300))
 def test_a_foreign_string_becomes_one_short_line(text: str) -> None:
-    """A foreign string can neither forge a log line nor flood the log."""
+    """An untrusted string can neither forge a log line nor flood the log."""
     line = shown(text)
     assert line.isprintable()
     assert len(line) < 10 * 80 + 40
@@ -77,7 +77,7 @@ def test_a_foreign_string_on_a_terminal_is_complete_and_on_one_line(text: str) -
 
 
 def test_a_response_has_at_most_a_kilobyte() -> None:
-    """The kubelet copies the response into an Event. Truncating it never splits a character."""
+    """The kubelet copies the response into an Event. A response is never truncated in the middle of a character."""
     assert cut_answer("short") == "short"
     cut = cut_answer("ä" * 1000)
     assert len(cut.encode()) <= 1024

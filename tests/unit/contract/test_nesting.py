@@ -74,7 +74,7 @@ _documents = st.recursive(
 
 @given(_documents, st.integers(LIMIT - 8, LIMIT + 2))
 def test_the_json_text_and_the_parsed_value_have_the_same_depth(document: Any, more: int) -> None:
-    """The depths are the same for any document."""
+    """For any document, the text and the value parsed from it either both exceed the limit or both respect it."""
     for _ in range(more):
         document = [document]
     assert json_too_deep(json.dumps(document).encode()) == (levels(document) > LIMIT)

@@ -49,7 +49,7 @@ def test_deprecated_names_in_records_are_read() -> None:
 
 @pytest.mark.parametrize(("written", "read"), [("off", "lift"), ("lift", "lift"), ("keep", "keep"), ("half", "half")])
 def test_the_previous_word_for_a_lifted_quota_is_accepted(written: str, read: str) -> None:
-    """``off`` is written back as ``lift``, and a word from a newer release is preserved."""
+    """``off`` is written back as ``lift``, and a value that only a newer release defines is preserved."""
     record = parse_record({**CPU, "parameters": {"r": {"quota": written}}})
     assert record.parameters_of("r").quota == read
     assert json.loads(record.model_dump_json())["parameters"]["r"]["quota"] == read
@@ -100,7 +100,7 @@ def test_unknown_fields_do_not_affect_comparisons(record: AllocationRecord) -> N
 
 
 def test_an_unknown_sharing_value_is_preserved() -> None:
-    """A single new word must not make the whole record unreadable."""
+    """A single unknown value must not make the whole record unreadable."""
     assert parse_record({**CPU, "version": 2, "sharing": "node"}).sharing == "node"
     assert parse_record(CPU).sharing == "container"
 

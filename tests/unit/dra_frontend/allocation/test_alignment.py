@@ -133,8 +133,8 @@ def test_cpus_are_next_to_the_claims_hbm(group_by: str) -> None:
 
 
 def test_cpus_for_memory_near_several_nodes_are_all_on_one_of_them() -> None:
-    """Only one of the nodes near the memory has enough free CPUs. The constraint on the nearest nodes also joins CPUs
-    to memory on the CPUs' own node.
+    """Only one of the nodes near the memory has enough free CPUs. If the claim's memory is on a node with CPUs of its
+    own, the same constraint selects that node's CPUs.
     """
     machine = with_far(NPS4, n8=[2, 5])
     view = joined([cpus(8, device="cpudevmachine"), memory("1Gi", node=8)], match(attribute=NEAREST))

@@ -231,8 +231,8 @@ def test_machine_mode_checks_the_named_cpus(cpu_list: str, requests: str, invent
 
 @pytest.mark.parametrize("group_by", ["numanode", "socket", "l3", "coretype"])
 def test_named_cpus_must_belong_to_the_allocated_device(group_by: Any) -> None:
-    """The scheduler has subtracted the CPUs from the allocated device's capacity. CPUs from a different device would be
-    counted twice or not at all.
+    """The scheduler has deducted the requested CPUs from the capacity of the allocated device. If the claim named CPUs
+    of another device, the available capacity of both devices would be wrong.
     """
     inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0}), group_by=group_by), NODE)
     device = inventory.pools[0].devices[0].name
@@ -304,7 +304,7 @@ def test_a_rebuilt_record_contains_the_cpus_of_each_device() -> None:
     far, near = cpus(2, device="cpudevnuma001"), cpus(1)
     assert rebuilt(INVENTORY, {1, 2, 6}, far, near) == [("cpudevnuma001", [2, 6]), ("cpudevnuma000", [1])]
     assert rebuilt(INVENTORY, {1, 4, 5}, near, cpus(2)) == [("cpudevnuma000", [1]), ("cpudevnuma000", [4, 5])]
-    # CPU 0 has since been reserved. It goes to the device that is one CPU short.
+    # CPU 0 has since been reserved, so no device contains it. It is attributed to the device that is one CPU short.
     assert rebuilt(INVENTORY, {0, 2, 6}, near, far) == [("cpudevnuma000", [0]), ("cpudevnuma001", [2, 6])]
     # A single CPU has since been reserved, or the device mode has changed, so the CPU's device no longer exists.
     assert rebuilt(SINGLE, {0, 7}, single(0), single(7)) == [("cpudev000", [0]), ("cpudev007", [7])]

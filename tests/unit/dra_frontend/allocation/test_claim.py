@@ -54,7 +54,7 @@ def refusal(document: object, uid: str = UID) -> str:
 
 
 def consuming(amount: object, key: str = "dra.cpu/cpu") -> dict[str, Any]:
-    """Returns the claim with a consumed capacity in its first result."""
+    """Returns the claim with the given consumed capacity in its first result."""
     claim = document()
     claim["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"] = {key: amount, "other": "4"}
     return claim

@@ -29,7 +29,7 @@ INTEL = "32intel64-2p8co2t+8ve"
 ISOLATED = {"/sys/devices/system/cpu/isolated": "0,16"}
 HYBRID = {"/sys/devices/cpu_core/cpus": "0-3,16-19", "/sys/devices/cpu_atom/cpus": "4-15,20-31"}
 Ask = tuple[int, dict[str, Any]]
-"""Number of CPUs, and the fields of `cpuConfig`."""
+"""A request: the number of CPUs, and the fields of its `cpuConfig`."""
 
 
 def intel(overlay: dict[str, str], **config: Any) -> Inventory:

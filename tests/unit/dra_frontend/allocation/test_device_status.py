@@ -100,9 +100,9 @@ def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
 def test_a_cpu_claims_enforcement_is_judged_by_the_kernels_state(
     containers: list[ContainerReport], expected: Condition | str
 ) -> None:
-    """The claim is enforced if its containers run on its CPUs and no other container does. A rejected container does
-    not count. With a partition, the cpusets of other containers do not matter, and before the claim's first container
-    runs, other containers may use the CPUs.
+    """The claim is enforced if its containers run only on its CPUs and no other container runs on them. A rejected
+    container is ignored. If the claim has a partition, the cpusets of other containers are ignored too. Until the
+    claim's first container runs, other containers may use the CPUs.
     """
     found = enforced(CPU_KEY, cpu_record("u", "r=1-2"), *containers)
     if isinstance(expected, Condition):

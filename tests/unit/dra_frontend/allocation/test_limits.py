@@ -99,7 +99,7 @@ def test_hugepages_of_a_lost_record_are_held() -> None:
     absent = Ledger({}, absent=frozenset({("dra.memory", "y")}))
     assert "the record of claim y is being rebuilt" in refused(wanted, "dra.memory", absent)
     decided(view("y", memory("400Mi", kind="hugepages-2m")), "dra.memory", absent)
-    decided(view("u", memory("400Mi")), "dra.memory", absent)  # Plain memory is not exclusive.
+    decided(view("u", memory("400Mi")), "dra.memory", absent)  # Only hugepages are allocated exclusively.
 
 
 def test_a_running_container_holds_resources_without_a_record() -> None:

@@ -96,8 +96,8 @@ def test_every_field_is_parsed() -> None:
 
 
 def test_the_claim_overrides_the_class_field_by_field() -> None:
-    """A field that the claim omits comes from the class. A mount is a single field, so its parts never come from
-    different sources.
+    """A field that the claim omits comes from the class. A mount counts as a single field: if the claim has one,
+    nothing from the class's mount is used.
     """
     both = [opaque({"strategy": "spread", "l3": "ignore"}, from_class=True), opaque({"l3": "required"})]
     assert wish(*both) == wish(*both[::-1]) == CpuParameters(strategy="spread", l3="required")

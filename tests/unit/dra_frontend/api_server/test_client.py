@@ -528,7 +528,7 @@ async def test_a_line_that_is_not_an_event_ends_the_watch(pair: Pair, line: str)
 
 @pytest.mark.parametrize("value", UNREADABLE, ids=range(len(UNREADABLE)))
 async def test_an_unreadable_claim_is_not_requested_again(pair: Pair, value: str) -> None:
-    """The response to another request would contain the same document."""
+    """Repeating the request would return the same document."""
     body = f'{{"kind": "ResourceClaim", "metadata": {{"name": "c", "uid": "u"}}, "spec": [{value}]}}'
     pair[0].fail_next(99, 200, body=body.replace("[" * 62, "[" * 66).replace("]" * 62, "]" * 66))
     with pytest.raises(UnreadableError) as caught:
@@ -680,7 +680,9 @@ async def test_a_continue_token_that_is_too_long_is_an_error(pair: Pair) -> None
 
 
 async def test_labelled_claims_are_listed_by_page_and_only_parts_are_retained(pair: Pair) -> None:
-    """A tenant's large claims cause additional requests, but listing never fails because of them."""
+    """A tenant's large claims cause additional requests, but listing never fails because of them. Of each claim, only
+    the part that the caller's function returns is kept; if the function returns None, the claim is left out.
+    """
     server, client = pair
     for number in range(40):
         metadata = {"name": f"c{number}", "labels": {"l": "true"}, "annotations": {"a": "x" * 200_000}}

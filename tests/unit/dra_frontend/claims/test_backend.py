@@ -61,9 +61,9 @@ def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
 
 
 def test_a_lease_without_containers_refers_to_the_known_ones(view: BackendView) -> None:
-    """As long as the generation is unchanged, so are the containers. If the generation differs or the lease comes from
-    a different backend instance, the containers are unknown until the backend reports them. Until then, the view
-    retains the previous containers, so their CPUs stay allocated.
+    """If the generation has not changed, neither have the containers. If the generation differs or the lease comes from
+    a different backend instance, no claim is prepared until the backend has reported its containers. The view retains
+    the previous containers in the meantime, so their CPUs stay allocated.
     """
     view.renew(status(1))
     assert (view.live, view.generation) == (True, 1)
@@ -130,7 +130,9 @@ def test_each_reason_to_refuse_all_claims_has_a_code(
 
 
 def test_a_missing_first_report_and_an_unreadable_one_have_codes(clock: Clock, view: BackendView) -> None:
-    """Before the first report, no container is known. If a report is unreadable, its container's state is unknown."""
+    """Before the first report, it is unknown which containers are running. If a report is unreadable, the state of its
+    container is unknown.
+    """
     unheard = BackendView(clock).fault
     assert unheard is not None
     view.renew(status(generation=2), [{"id": "odd", "claims": 1}])
@@ -214,8 +216,8 @@ def view_of(clock: Clock | None = None, config: Config | None = None, **fields: 
 
 
 def test_a_node_without_partitions_has_one_warning() -> None:
-    """The reason applies to the node as a whole, not to individual claims. There is no warning if the configuration
-    asks for the pool.
+    """The backend's reason applies to the node as a whole, not to individual claims. There is no warning if the
+    configuration itself selects the shared pool.
     """
     view = view_of(exclusivity="pool", exclusivity_reason="nri-backend lacks the capability SYS_ADMIN")
     (warning,) = view.warnings
@@ -239,8 +241,8 @@ def test_a_node_without_partitions_has_one_warning() -> None:
 def test_the_warning_names_the_effect_under_the_current_configuration(
     config: Config, beginning: str, ending: str
 ) -> None:
-    """Depending on the configuration, claims without partitions are either enforced by the pool or refused. hostSlices
-    additionally keeps host daemons off the claimed CPUs.
+    """If the node cannot create partitions, the configuration decides whether claims are enforced by means of the
+    shared pool or refused. If hostSlices is enabled, host daemons are also kept off the claimed CPUs.
     """
     view = view_of(config=config, exclusivity="pool", exclusivity_reason="boot Linux 6.7")
     (found,) = view.conditions

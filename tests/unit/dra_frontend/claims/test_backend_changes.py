@@ -61,11 +61,11 @@ def test_changes_are_merged_with_the_known_containers(view: BackendView) -> None
         (7, 6, 3, "i"),  # the frontend has missed a report
         (6, 4, 3, "i"),
         (6, 0, 3, "i"),
-        (5, 5, 3, "i"),  # a generation cannot follow itself
+        (5, 5, 3, "i"),  # the generation has not advanced
         (4, 5, 3, "i"),
         (6, 5, 4, "i"),  # the number of merged containers differs from the backend's
         (6, 5, 2, "i"),
-        (6, 5, 3, "j"),  # the known containers come from a different instance
+        (6, 5, 3, "j"),  # the containers in the view come from a different instance
     ],
 )
 def test_changes_that_do_not_fit_are_ignored_until_all_containers_are_sent(

@@ -160,8 +160,8 @@ def test_a_failed_write_is_retried_later(path: Path) -> None:
 def test_a_slot_that_is_damaged_after_it_was_read_is_written_again(
     path: Path, writes: int, slots: tuple[int, ...], offset: int
 ) -> None:
-    """The latest entries survive, rather than those in the older slot: the next write is not skipped, although its
-    entries have not changed.
+    """The latest entries survive, not those in the older slot. The next write stores them again, although they have not
+    changed.
     """
     journal = Journal(path)
     for number in range(writes):

@@ -14,7 +14,7 @@ from tests.rigs.frontend import Claims, Frontend
 DRIVER = "dra.memory"
 STEPS = 40
 POOL = 512
-"""Size in MiB of the one hugepage pool that all claims use."""
+"""Size in MiB of the hugepage pool that all claims share."""
 OPERATIONS = {
     "prepare": 5,
     "unprepare": 2,

@@ -69,7 +69,7 @@ class Kernel(KernelPools):
     silent = False
     checks = 0
     broken = ""
-    """If set, the pools of each NUMA node whose name contains this string, such as ``node0``, are unreadable."""
+    """If not empty, the pools of every NUMA node whose name, such as ``node0``, contains this string are unreadable."""
 
     def pages(self, node: int, page_bytes: int) -> int:
         """Reads the pool's page count."""
@@ -354,8 +354,8 @@ async def test_a_claim_larger_than_the_device_is_not_a_shortage(tmp_path: Path) 
 
 
 async def test_a_helper_restart_fails_no_claim(tmp_path: Path) -> None:
-    """The claim waits. After ten seconds without a response from the helper, the claim's condition is written, and the
-    device is tainted until the helper responds.
+    """The claim waits for the helper. After ten seconds without a response, the failure is written to the claim's
+    condition, and the device is tainted until the helper responds.
     """
     node = Node(tmp_path, Api())
     node.kernel.silent = True

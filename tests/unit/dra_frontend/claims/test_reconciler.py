@@ -130,7 +130,7 @@ async def test_an_owner_is_stored_only_after_its_container_has_started(node: Fro
 
 
 async def test_a_failed_owner_write_is_retried(node: Frontend) -> None:
-    """A failed disk write only delays storing the owner, and one failing container does not affect the others."""
+    """A failed disk write only delays storing the owner, and a failure for one container does not affect the others."""
     path, content = node.file("u"), node.file("u").read_bytes()
     path.unlink()
     path.mkdir()
@@ -226,8 +226,8 @@ async def test_a_malformed_claim_does_not_end_the_sweep(node: Frontend, api: Cla
 
 
 async def test_an_owner_whose_pod_is_gone_is_replaced(node: Frontend, api: Claims) -> None:
-    """A claim may outlive its first pod if it has been reserved for another pod in time. The next pod to use the claim
-    becomes the owner.
+    """A claim outlives its first pod if it was reserved for another pod before the first one ended. The next pod to use
+    the claim becomes the owner.
     """
     node.report(claims=[USE])
     await node.reconciler.follow_reports()

@@ -371,8 +371,8 @@ async def test_a_lost_record_in_use_is_restored_although_its_cpus_were_allocated
 
 @pytest.mark.parametrize("other", ["file vanished", "container runs"])
 async def test_a_lost_record_is_not_restored_if_the_file_with_its_cpus_vanished(node: Frontend, other: str) -> None:
-    """The other claim got the CPUs, and its file was removed right afterwards. That claim's CPUs are known from memory
-    or from a container's report.
+    """The other claim got the CPUs, and its file was removed right afterwards. This instance knows the other claim's
+    CPUs either from the file, which it had read, or from a container's report.
     """
     held, good, second = await allocated_again(node)
     assert second.cpus("v") == held
@@ -561,8 +561,8 @@ async def test_a_claim_that_is_absent_from_a_new_journal_was_not_released(tmp_pa
 
 
 async def test_an_unprepared_claim_is_not_rebuilt(node: Frontend) -> None:
-    """The claim's container is still running and names a claim without a record. Its CPUs stay allocated, but the claim
-    is not rebuilt.
+    """The claim's container is still running, so the backend reports a claim that has no record. The container's CPUs
+    stay allocated, but the claim is not rebuilt.
     """
     held = node.cpus("u")
     node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
@@ -842,8 +842,8 @@ async def test_a_claim_that_another_instance_releases_before_the_list_is_not_reb
 
 
 async def test_the_next_instance_knows_of_a_lost_journal_until_all_claims_are_listed(tmp_path: Path) -> None:
-    """The new journal would otherwise look complete, and a claim without a file would have its pages allocated
-    twice.
+    """If the new journal did not record the loss, the next instance would consider it complete, and the pages of a
+    claim without a file would be allocated twice.
     """
     huge = [claim(uid, memory("400Mi", "r", 0, "hugepages-2m")) for uid in ("u", "v")]
     node = Frontend(tmp_path, api=Claims(*huge))
@@ -953,8 +953,8 @@ async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(
 
 
 async def test_a_rebuilt_claim_on_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
-    """Whether the kubelet counts a claim is decided by the same rule for a rebuilt claim as for one that is prepared
-    normally.
+    """``counted`` is determined by the same rule as in Prepare: the kubelet counts only claims on devices that are
+    published with the mapping.
     """
     config = Config(reserved_cpus=frozenset({0}))
     node = Frontend(tmp_path, api=api, config=config)

@@ -51,7 +51,7 @@ def frontend() -> Frontend:
 
 
 def test_damaged_claim_files_are_counted_and_keep_their_cpus() -> None:
-    """An operator must inspect a claim file that has no record. Until then, the file's CPUs stay allocated."""
+    """The CPUs of a claim file without a valid record stay allocated until an operator has inspected the file."""
     ledger = Ledger({("dra.cpu", "u"): ClaimFile("dra.cpu", "u", None, frozenset({2, 3}), "damaged")})
     lines = Frontend(ledger).scrape()
     assert "dra_numa_records_unreadable 1.0" in lines
@@ -59,8 +59,8 @@ def test_damaged_claim_files_are_counted_and_keep_their_cpus() -> None:
 
 
 def test_hardware_errors_are_counted_by_the_kernels_locations() -> None:
-    """The metrics contain the kernel's counters, regardless of any thresholds. A fault exists only above a
-    threshold.
+    """The metrics contain the kernel's counters, regardless of any thresholds. A fault exists only if the number of
+    errors has reached a threshold.
     """
     lines = Frontend(tree=captured("32intel64-2p8co2t+8ve").changed(edac(0, "F19h", ce=7, ue=2))).scrape()
     assert 'dra_numa_hardware_errors_total{kind="corrected",source="mc0"} 7.0' in lines

@@ -34,8 +34,8 @@ def node(tmp_path: Path, api: Claims) -> Frontend:
 
 
 async def test_prepare_returns_the_device_ids_from_the_file(node: Frontend, api: Claims) -> None:
-    """The file exists before the response is sent and has one device per request, and share IDs are returned
-    unchanged.
+    """The CDI file exists before the response is sent. The response contains one device per request, and share IDs are
+    returned unchanged.
     """
     api.add(claim("u", cpus(1, "a"), cpus(1, "b/big")))
     answer = await node.prepare("u")
@@ -172,8 +172,9 @@ async def test_all_claims_survive_a_restart(node: Frontend, api: Claims, tmp_pat
 
 async def test_nothing_is_allocated_while_reports_are_incomplete(node: Frontend, api: Claims) -> None:
     """If the runtime restarts while a claim is being read, CPUs in use must not look free, so Prepare waits for
-    outstanding reports. When the CPU driver allocates CPUs for a pod, other containers are moved, and the backend
-    reports that while the memory driver is allocating.
+    outstanding reports. Reports can also be outstanding during normal operation: when the CPU driver allocates CPUs for
+    a pod, other containers are moved, and the backend reports the moves while the memory driver is allocating memory
+    for the same pod.
     """
     api.add(claim("u", cpus(2)))
     await node.prepare("u")
@@ -202,8 +203,8 @@ async def test_nothing_is_allocated_while_reports_are_incomplete(node: Frontend,
 
 
 async def test_prepare_waits_for_the_report_about_an_ended_container(node: Frontend, api: Claims) -> None:
-    """The backend reports a moment later that the container has exited. A claim that needs the container's CPUs waits
-    for that report instead of failing until the kubelet retries.
+    """When a claim is unprepared, the backend may not have reported yet that the claim's container has exited. A new
+    claim that needs the container's CPUs waits for that report instead of failing until the kubelet retries.
     """
     api.add(claim("u", cpus(2)))
     api.add(claim("v", cpus(2)))
@@ -256,8 +257,8 @@ async def test_a_claim_that_is_being_released_is_restored_unchanged(node: Fronte
 
 
 async def test_whether_the_kubelet_counts_a_claim_is_fixed_when_it_is_prepared(node: Frontend, api: Claims) -> None:
-    """When a claim is prepared, the kubelet has already set the pod's limits, so a change in the node's capability
-    applies only to later claims.
+    """By the time a claim is prepared, the kubelet has already set the pod's limits. If the kubelet starts or stops
+    counting claims later, the change applies only to new claims.
     """
     for uid, counted in (("u", True), ("v", False)):
         api.add(claim(uid, memory("64Mi")))
@@ -269,7 +270,9 @@ async def test_whether_the_kubelet_counts_a_claim_is_fixed_when_it_is_prepared(n
 
 
 async def test_a_claim_on_devices_without_the_mapping_is_not_counted(tmp_path: Path, api: Claims) -> None:
-    """The API server may still have slices with the mapping from an earlier configuration."""
+    """The current configuration publishes no node-allocatable mapping, although the API server may still have slices
+    that were published with one by an earlier configuration.
+    """
     node = Frontend(tmp_path, api=api, config=Config(reserved_cpus=frozenset({0})))
     node.counted = True
     api.add(claim("u", memory("64Mi")))

@@ -89,7 +89,7 @@ async def test_the_ledger_is_rebuilt_within_a_transaction_only_after_a_change(no
 
 @pytest.mark.parametrize("damage", [None, b"", b"{", b"[" * 200_000, b'{"kind":"dra.k8s.io/cpu","devices":[null]}'])
 async def test_a_lost_or_damaged_file_is_rewritten_from_memory(node: Frontend, damage: bytes | None) -> None:
-    """The damaged content is quarantined, and no CPU becomes free in between."""
+    """The damaged content is quarantined, and the claim's CPUs stay allocated while the file is being rewritten."""
     await write(node)
     content = node.file("u1").read_bytes()
     if damage is None:
@@ -119,7 +119,7 @@ async def test_a_lost_file_that_cannot_be_written_frees_nothing(node: Frontend) 
 
 
 async def test_a_file_that_cannot_be_restored_affects_only_its_own_claim(node: Frontend) -> None:
-    """In the meantime, other claims can be prepared and unprepared."""
+    """While one file cannot be restored, other claims can be prepared and unprepared."""
     await write(node)
     await write(node, "u2", frozenset({5}))
     node.file("u1").unlink()
@@ -194,7 +194,9 @@ async def test_a_running_containers_cpus_stay_held(node: Frontend) -> None:
 
 
 async def test_a_release_is_held_by_every_instance_and_across_crashes(tmp_path: Path) -> None:
-    """Every instance reads the resources from the journal, whether or not its own backend reports the container."""
+    """Every instance reads the released claim's resources from the journal, whether or not its own backend still
+    reports the claim's container.
+    """
     first, other = Frontend(tmp_path), Frontend(tmp_path, enforced=False)
     await write(first)
     first.report(**USES)
@@ -265,8 +267,8 @@ async def test_a_release_that_another_instance_has_completed_is_not_a_loss(tmp_p
 async def test_the_end_of_a_release_is_journaled_before_its_cpus_are_reallocated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The instance crashes between writing the next claim's file and writing the journal. Then the released claim is
-    prepared again.
+    """The instance crashes after writing the next claim's file but before adding that claim to the journal. After the
+    restart, the released claim is prepared again. It must not get its former CPUs, which the next claim now holds.
     """
     node = Frontend(tmp_path, None, claim("u", cpus(1)), claim("v", cpus(1)))
     await node.store.start()
@@ -365,7 +367,9 @@ async def test_cancelling_the_caller_does_not_release_the_lock(node: Frontend) -
 
 
 async def test_a_claim_is_held_after_its_file_was_renamed_whatever_fails(tmp_path: Path) -> None:
-    """The journal cannot be written, yet the second claim in the call gets different CPUs, even on a standby."""
+    """Although the journal cannot be written, the second claim in the same Prepare call gets CPUs other than the first
+    claim's. The same is true on a standby.
+    """
     node = Frontend(tmp_path, None, claim("a", cpus(2)), claim("b", cpus(1)))
     await node.store.start()
     (tmp_path / "claims.journal").unlink()
@@ -466,7 +470,7 @@ async def test_a_scan_is_due_whenever_a_file_may_have_changed(tmp_path: Path) ->
     (tmp_path / "cdi").mkdir()
     node, other = Frontend(tmp_path), Frontend(tmp_path)
     await node.store.transact(lambda t: None)
-    await asyncio.sleep(0.02)  # a time stamp in the current tick proves nothing
+    await asyncio.sleep(0.02)  # within one clock tick, a file may change without a new modification time
     await node.store.transact(lambda t: None)
     assert (node.store.is_settled, node.store.has_files) == (True, False)
     await write(other)

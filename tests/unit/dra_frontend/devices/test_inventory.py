@@ -55,8 +55,8 @@ def test_pool_and_device_names_are_part_of_the_contract() -> None:
 
 
 def test_memory_attributes_and_policies() -> None:
-    """Memory devices publish their tier, their distance, and their page size in two spellings. Requests are in whole
-    pages. A request without an amount gets 1 MiB of plain memory, or one hugepage.
+    """Memory devices publish their tier and their distance. They publish their page size twice, in two formats. Valid
+    amounts are multiples of the page size. A request without an amount gets 1 MiB of plain memory, or one hugepage.
     """
     inventory = offered(discover(small_machine()))
     plain = memory_device(inventory, "memory", "memory-numa001")
@@ -118,8 +118,8 @@ def test_the_capacity_does_not_change_with_small_differences_between_boots(drift
 
 
 def test_a_device_without_capacity_is_not_published() -> None:
-    """A NUMA node that lacks memory, pages or free CPUs, or whose reserve exceeds what it has, gets no device for that
-    resource, but the pools remain.
+    """No device is published for a resource (memory, hugepages or CPUs) if a NUMA node has none of it left after the
+    reserve has been subtracted. The pools remain, even if they are empty.
     """
     bare = machine(memory=0, hugepages=(HugepagePool(2 * MIB, 0, 0),))
     assert pools(offered(bare, reservedCPUs="2-3,6-7")) == {"n": ["cpudevnuma000"], "n-memory": []}
@@ -284,10 +284,10 @@ def test_an_irrelevant_inconsistency_is_only_a_warning() -> None:
     ],
 )
 def test_the_configured_number_of_cpus_is_withheld(keys: dict[str, Any], withheld: set[int]) -> None:
-    """In addition to the reserved CPUs, N more stay in the pool. These CPUs come from the last groups, lowest number
-    first, and are whole cores if possible.
+    """In addition to the reserved CPUs, N more CPUs are withheld from claims and stay in the shared pool. They are
+    taken from the last groups, lowest number first, and in whole cores if possible.
     """
-    inventory = offered(machine(), **keys)  # cores 0+4, 1+5 on node 0, 2+6, 3+7 on node 1
+    inventory = offered(machine(), **keys)  # cores 0+4 and 1+5 are on node 0; cores 2+6 and 3+7 are on node 1
     assert inventory.withheld_cpus == withheld
     cpus = {cpu for device in inventory.pools[0].devices if isinstance(device, CpuDevice) for cpu in device.cpus}
     assert cpus == set(range(8)) - inventory.reserved_cpus - withheld

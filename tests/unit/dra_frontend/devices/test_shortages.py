@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a device stays tainted after allocating its hugepages has failed."""
+"""How long a device stays tainted after its hugepages could not be allocated."""
 
 from dra_frontend.devices.shortages import FIRST_SECONDS, MAX_SECONDS, SILENCE_SECONDS, ShortageKind, Shortages
 
@@ -81,7 +81,9 @@ def test_a_silent_helper_is_a_shortage_after_ten_seconds() -> None:
 
 
 def test_a_response_from_the_helper_does_not_end_a_memory_shortage() -> None:
-    """The helper can write the file again, but the kernel still has no contiguous memory."""
+    """A response from the helper means that the helper can resize the pool again, but the kernel still has no
+    contiguous memory for the pages.
+    """
     shortages = Shortages(Clock())
     shortages.growth_failed(DEVICE, "no memory")
     shortages.helper_answered(DEVICE)

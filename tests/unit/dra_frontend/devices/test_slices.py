@@ -212,7 +212,9 @@ def test_amounts_are_counted_by_the_devices_capacity() -> None:
 @settings(max_examples=8)
 @given(found=machines(), mode=st.sampled_from(["grouped", "individual"]))
 def test_the_mapping_passes_the_validation_of_1_37(found: Machine, mode: str) -> None:
-    """A server whose gate is on stores the slice unchanged, and a release that does not know the field drops it."""
+    """An API server stores the slice unchanged if the feature gate is on. A server from a release that does not have
+    the field drops the field.
+    """
     gates = {**GATES_OF_1_36, "DRANodeAllocatableResources": True, "DRAListTypeAttributes": True}
     for pool in build_inventory(found, Config.model_validate({"cpuDeviceMode": mode}), "n").pools:
         one = slice_documents(pool, "n", counted=True)[0]

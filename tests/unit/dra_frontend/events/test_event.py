@@ -39,8 +39,8 @@ ID = "0a1b2c3d4e5f" * 5
 def test_observations_that_differ_only_in_identifiers_are_one_condition(
     one: dict[str, Any], other: dict[str, Any], same: bool
 ) -> None:
-    """A retry with another container ID is the same condition. If the pod, reason, subject or cause differs, so does
-    the condition.
+    """A retry with a different container ID counts as the same condition. An observation with a different pod, reason,
+    subject or cause counts as a different condition.
     """
     first, second = (Observation(**{"regarding": POD, "reason": "Reason"} | fields) for fields in (one, other))
     assert (first.condition == second.condition) is same

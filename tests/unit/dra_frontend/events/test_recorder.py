@@ -447,8 +447,8 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS, ids=("429", "500", "403"))
 @pytest.mark.parametrize("namespaces", [1, 2, 3, 6])
 async def test_a_namespace_whose_writes_fail_delays_no_other_namespace(error: KubeError, namespaces: int) -> None:
-    """A tenant's rate limit or webhook is not an API server fault, so only the pauses for that tenant's namespace
-    grow.
+    """A tenant's rate limit or webhook is not an API server fault, so the retry interval grows only for that tenant's
+    namespace.
     """
     flood = Flood()
     flood.api.failing = {f"evil-{number}": error for number in range(namespaces)}

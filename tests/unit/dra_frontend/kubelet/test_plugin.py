@@ -47,7 +47,7 @@ class Door:
 
 
 class Counted:
-    """Records each call and the claims that failed in it."""
+    """A counter that records each call and whether each of the call's claims failed."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[bool]]] = []
@@ -221,7 +221,7 @@ async def test_get_info_responds_while_prepare_waits(short_root: Path) -> None:
 
 async def test_notify_never_returns_an_error(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """If the plugin responded to Notify(true) with an error, the kubelet would drop the plugin. A failed registration
-    is reported, but not raised.
+    is reported and logged, but does not raise an exception.
     """
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     status, answer = pluginregistration_pb2.RegistrationStatus, pluginregistration_pb2.RegistrationStatusResponse
@@ -260,8 +260,8 @@ async def test_a_successors_sockets_are_left_alone(short_root: Path) -> None:
 
 
 async def test_long_paths_are_rejected_before_anything_is_opened() -> None:
-    """With a kubelet root of 80 characters, the paths exceed the limit for sockets. The error is raised before bind()
-    would fail.
+    """With a kubelet root of 80 characters, the socket paths exceed the kernel's limit. The error is raised before
+    bind() would fail.
     """
     with pytest.raises(SocketPathError, match=r"dra\.cpu.*shorter"):
         PluginPaths.below(Path("/" + "r" * 79), "dra.cpu", POD)
@@ -279,8 +279,8 @@ async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> Non
 
 
 async def test_removed_sockets_are_restored(short_root: Path) -> None:
-    """The kubelet registers the plugin again, and claims can be prepared. Anything else in place of a socket is not
-    removed.
+    """The kubelet registers the plugin again, and claims can be prepared. If a file or directory that is not a socket
+    exists at a socket's path, it is not removed.
     """
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as plugin:

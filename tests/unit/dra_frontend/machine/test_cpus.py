@@ -84,7 +84,7 @@ def test_every_variant_of_the_sibling_files_is_read(name: str) -> None:
         ({"online": "0,2,4,6", **{f"cpu{c}/topology": None for c in (1, 3, 5, 7)}}, [[0], [2], [4], [6]], False),
         # A CPU without a topology directory belongs to the core of the CPUs whose masks contain it.
         ({"cpu3/topology": None}, [[0, 1], [2, 3], [4, 5], [6, 7]], True),
-        # No CPU is dropped.
+        # If no CPU has a topology directory, each CPU is a core of its own.
         (each("topology", None), [[cpu] for cpu in range(8)], False),
     ],
 )
@@ -111,7 +111,7 @@ IDS = "topology/physical_package_id"
         # CPU.
         (each(IDS, "-1\n"), 1, ""),
         (each(IDS, "5\n"), 1, ""),
-        # Without masks, only the IDs count, and the IDs may have gaps.
+        # Without masks, packages are determined by their IDs alone, and the IDs may have gaps.
         ({**each("topology/package_cpus", None), **each(IDS, *["0"] * 4, *["36"] * 4)}, 36, ""),
     ],
 )
@@ -137,7 +137,9 @@ def test_packages_are_determined_by_masks_and_ids(changes: Changes, second: int,
     ],
 )
 def test_cpus_without_an_l3_are_not_dropped(changes: Changes, doubt: str) -> None:
-    """If the files contradict each other and no set has a majority, the CPUs have no L3, and a warning is recorded."""
+    """If the files contradict each other and no CPU set is reported by most of its members, the CPUs have no L3, and a
+    warning is recorded.
+    """
     machine = look(changes)
     assert [(cpu.l3, cpu.l3_id) for cpu in machine.cpus.values()] == [(None, -1)] * 8
     assert doubt in machine.doubts.get("l3", "")
@@ -155,7 +157,7 @@ def test_cpus_without_an_l3_are_not_dropped(changes: Changes, doubt: str) -> Non
     ],
 )
 def test_a_file_that_contradicts_the_others_costs_one_cpu_its_l3(file: str, text: str, doubt: str) -> None:
-    """The set on which most of the cache's CPUs agree is used, and a warning is recorded."""
+    """The CPU set that most of the cache's CPUs report is used, and a warning is recorded."""
     machine = look({f"cpu1/cache/index3/{file}": text})
     expected = [(0, 0), (None, -1), (0, 0), (0, 0), *[(4, 1)] * 4]
     assert [(cpu.l3, cpu.l3_id) for cpu in machine.cpus.values()] == expected
@@ -174,8 +176,8 @@ def pmus(**cpus: str) -> Changes:
         (pmus(cpu_core="0-3\n", cpu_atom="4-5\n", cpu_lowpower="6-7\n"), 4),
         # A cpu_core PMU alone does not distinguish core types.
         (pmus(cpu_core="0-7\n"), 8),
-        # On Arm, a core whose capacity is far below the highest has a different type. Favoured cores, which are only a
-        # few percent faster than the rest, do not.
+        # On Arm, a core has a different type if its capacity is far below the highest capacity. Favoured cores, which
+        # are only a few percent faster than the others, have the same type.
         (each("cpu_capacity", "1024", "1017", "997", "1024", "731", "718", "250", "446"), 4),
         (each("cpu_capacity", "1024\n"), 8),
         # Without a type, base frequencies distinguish core types (i9-13900), whatever the maximum frequencies are.

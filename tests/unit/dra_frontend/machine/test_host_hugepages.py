@@ -58,7 +58,9 @@ def test_the_cgroup_of_all_pods_is_found(directory: str, found: str | None, tmp_
     ],
 )
 def test_the_kernels_file_formats_are_parsed(texts: list[str | None], pods: PodPages | None) -> None:
-    """The contents are those that the kernel prints for cgroup v2. Any other content gives no result."""
+    """The files contain what the kernel prints for cgroup v2. If a file has any other content, no page counts are
+    returned.
+    """
     files = {"/kubepods/x": b"", "/kubepods.slice/x": b""}
     for group, text in zip(("/kubepods", "/kubepods.slice"), texts, strict=False):
         files |= {} if text is None else {f"{group}/hugetlb.2MB.numa_stat": text.encode()}
@@ -67,7 +69,9 @@ def test_the_kernels_file_formats_are_parsed(texts: list[str | None], pods: PodP
 
 
 def test_only_pages_outside_pods_count_as_the_hosts() -> None:
-    """The host's pages are the pages in use minus the pods' pages. While either count is unknown, so is the result."""
+    """The host's pages are the pages in use minus the pods' pages. If the pods' pages are unknown, no pages count as
+    the host's.
+    """
     pool = HugepagePool(PAGE, total=100, free=30)
     assert held_pages(0, pool, PodPages({0: 50 * PAGE})) == 20
     assert held_pages(1, pool, PodPages({0: 50 * PAGE})) == 70
@@ -97,8 +101,8 @@ def counted(*samples: int) -> list[int]:
     ],
 )
 def test_a_change_counts_once_it_lasts(samples: list[int], seen: list[int]) -> None:
-    """The first sample counts immediately, and a short peak never does. A rise counts after two samples, with the lower
-    of the two values, and a fall counts after five.
+    """The first sample takes effect immediately, and a short peak has no effect. A higher value takes effect after two
+    samples, and the lower of the two is used. A lower value takes effect after five samples.
     """
     assert counted(*samples) == seen
 
@@ -112,8 +116,8 @@ def test_a_pool_that_disappears_is_forgotten() -> None:
 
 
 def test_samples_are_settled_when_another_equal_one_would_change_nothing() -> None:
-    """Until the samples are settled, the machine is read on each tick, so an increase in usage takes effect one tick
-    later.
+    """The machine is read on every tick until the samples are settled. An increase in usage therefore takes effect one
+    tick after it is first sampled.
     """
     pages = HostPages()
     assert pages.is_settled

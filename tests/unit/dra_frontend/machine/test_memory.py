@@ -46,7 +46,9 @@ def test_hugepages_of_every_size() -> None:
 
 
 def test_for_an_empty_pool_only_the_total_is_read() -> None:
-    """The total includes free and surplus pages, and most page sizes have an empty pool on each node."""
+    """The total includes free and surplus pages, so the other files of an empty pool need not be read. On each node,
+    the pools of most page sizes are empty.
+    """
     pool = "node0/hugepages/hugepages-1048576kB"
     machine = look({f"{pool}/free_hugepages": None, f"{pool}/surplus_hugepages": "odd\n"})
     assert machine.numa_nodes[0].hugepages[1] == HugepagePool(1 << 30, 0, 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 CPUS = MemoryFacts(has_cpus=True, bandwidth=200, latency=90, tier=4)
 """A node with CPUs and DRAM."""
 FAR = MemoryFacts(has_cpus=False, normal=False)
-"""A node without CPUs about which nothing else is known."""
+"""A node that has no CPUs and about which nothing else is known."""
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ FAR = MemoryFacts(has_cpus=False, normal=False)
         # Memory with more than twice the bandwidth of DRAM is HBM, whatever its latency. Exactly twice is not enough.
         (replace(FAR, bandwidth=401, latency=120), MemoryKind.HBM),
         (replace(FAR, bandwidth=400, latency=60), MemoryKind.UNKNOWN),
-        # HBM that the firmware has marked as special-purpose memory, even on a node with CPUs.
+        # HBM is recognized even if the firmware has marked it as special-purpose memory, and even on a node with CPUs.
         (replace(FAR, special_purpose=True, bandwidth=900), MemoryKind.HBM),
         (MemoryFacts(has_cpus=True, normal=False, special_purpose=True, bandwidth=900), MemoryKind.HBM),
         (replace(FAR, special_purpose=True), MemoryKind.UNKNOWN),
@@ -38,7 +38,7 @@ FAR = MemoryFacts(has_cpus=False, normal=False)
         (replace(FAR, bus=MemoryKind.CXL, bandwidth=900, tier=1), MemoryKind.CXL),
         # A node with CPUs also has memory other than the CXL device's.
         (replace(CPUS, bus=MemoryKind.CXL), MemoryKind.UNKNOWN),
-        # With a side cache, performance and tier describe the cache.
+        # If the node has a memory-side cache, its performance and tier describe the cache, not the memory.
         (replace(FAR, side_cache=True, bandwidth=900), MemoryKind.UNKNOWN),
         (replace(CPUS, side_cache=True), MemoryKind.UNKNOWN),
         # If the bandwidth is unknown, memory in a faster tier is HBM. The kernel puts memory it knows nothing about

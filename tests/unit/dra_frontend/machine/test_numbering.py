@@ -94,7 +94,9 @@ def test_names_do_not_change_after_a_restart(name: str, tree: Callable[[str], Me
 def test_one_complete_group_completes_a_regular_machine(
     stride: bool, count: int, size: int, data: st.DataObject
 ) -> None:
-    """The size of a complete group is also the size of all other groups, including those without an online CPU."""
+    """On a regular machine, all groups have the same size, so a single complete group also determines the size of the
+    other groups, including those without an online CPU.
+    """
     present = frozenset(range(count * size))
     whole = [frozenset(cpu for cpu in present if (cpu % count if stride else cpu // size) == n) for n in range(count)]
     kept = data.draw(st.sampled_from(whole))
@@ -106,8 +108,8 @@ def test_one_complete_group_completes_a_regular_machine(
 
 
 def test_numbers_are_never_shared() -> None:
-    """No number is shared even if IDs repeat on every socket or numbers are remembered. Irregular groups are used as
-    they are.
+    """Two groups never get the same number, even if the kernel's IDs repeat on every socket or earlier numbers are
+    kept. Irregular groups are used as they are.
     """
     two = [frozenset({0, 1}), frozenset({2, 3})]
     assert numbered(two, frozenset(range(4)), dict.fromkeys(two, 7), {}) == {0: 0, 1: 0, 2: 2, 3: 2}
@@ -120,7 +122,7 @@ def test_numbers_are_never_shared() -> None:
     st.dictionaries(st.integers(0, 30), st.integers(0, 9)),
 )
 def test_any_groups_get_numbers(drawn: list[frozenset[int]], earlier: dict[int, int]) -> None:
-    """For any groups, offline CPUs and remembered numbers, every CPU gets a number and no two groups share one."""
+    """For any groups, offline CPUs and earlier numbers, every CPU gets a number, and no two groups share one."""
     groups: list[frozenset[int]] = []
     for one in drawn:
         if rest := one - frozenset().union(*groups):

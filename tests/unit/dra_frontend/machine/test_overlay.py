@@ -68,8 +68,8 @@ def test_overlay_files_hide_base_files_and_directories_merge() -> None:
 
 
 def test_an_overlaid_path_hides_only_that_path() -> None:
-    """A fact that the kernel exposes in two files must be overlaid in both. Overlaying only one is reported as
-    inconsistent sysfs.
+    """If the kernel exposes a value in two files, both files must be overlaid. If only one of them is overlaid,
+    discovery reports inconsistent sysfs content.
     """
     pages = {"node.node1.hugepages.hugepages-2048kB.nr_hugepages": "300\n"}
     assert over(small_machine(), **pages).numa_nodes[1].hugepages[0].total == 300

@@ -71,7 +71,9 @@ def test_only_root_bridges_count() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_lists_satisfy_the_servers_rules(mode: dict[str, str]) -> None:
-    """With the gate on, the lists are valid in every mode. A list with too many roots is truncated, with a warning."""
+    """If the feature gate is on, the lists are valid in every mode. A list with too many roots is truncated, with a
+    warning.
+    """
     files = {key: text for n in range(64) for key, text in root(f"0000:{n:02x}", "0-7\n").items()}
     inventory = offered(files, **mode)
     for document in slice_documents(inventory.pools[0], "n"):

@@ -18,7 +18,7 @@ class Failing:
         self.done = asyncio.Event()
 
     async def work(self) -> None:
-        """Fails, or waits forever."""
+        """Raises the error in the first two calls. In the third call, sets ``done`` and waits forever."""
         self.calls += 1
         if self.calls < 3:
             raise self.error

@@ -10,8 +10,8 @@ from dra_frontend.node.host_tree import HostTree
 
 
 def test_files_are_strings_and_missing_files_are_none(tmp_path: Path) -> None:
-    """The NUL byte that some kernels append is removed, and directory entries are sorted. A file that does not exist is
-    a valid result, not an error.
+    """The NUL byte that some kernels append is removed, and directory entries are sorted. For a file that does not
+    exist, the result is None, and no error is raised.
     """
     for name in ("b", "a", "c"):
         (tmp_path / name).write_bytes(b"0-3\n\0")
@@ -55,8 +55,8 @@ def test_links_inside_the_root_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_links_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle frontend reads files from only a few directories. Reading from a directory that is already known resolves
-    no links.
+    """An idle frontend reads files from only a few directories. Once a file in a directory has been read, no links are
+    resolved for further reads from that directory.
     """
     directory = tmp_path / "sys" / "node"
     directory.mkdir(parents=True)

@@ -26,7 +26,7 @@ PAGES = "node/node0/hugepages/hugepages-2048kB"
 
 
 class Host:
-    """A fake host tree whose content can be replaced. Counts the reads."""
+    """A fake host tree that counts the reads and whose content can be replaced."""
 
     def __init__(self, tree: MemoryTree) -> None:
         self.tree = tree

@@ -59,8 +59,8 @@ def faults(config: Config, **more: str) -> list[Fault]:
 
 
 def test_a_pod_as_the_chart_renders_it_has_no_faults(config: Config) -> None:
-    """A process that is not in a container has no mounts of its own. It has no faults either, even before any of the
-    directories exists.
+    """A process that is not in a container has no mounts of its own. No faults are reported for such a process either,
+    even if the directories do not exist yet.
     """
     assert faults(config) == []
     shutil.rmtree(config.run_dir)
@@ -155,7 +155,7 @@ def test_a_directory_that_is_mounted_read_only_is_named(volume: str, config: Con
 
 
 def test_an_optional_directory_causes_only_a_warning(config: Config) -> None:
-    """Covers a visible backend lock directory, and a cgroup directory that is not a cgroup tree."""
+    """Covers a backend lock directory that the container can see, and a cgroup directory that is not a cgroup tree."""
     Path(config.run_dir, "backend").mkdir()
     Path(config.run_dir, "backend/active.lock").write_text("")
     foreign = [one for one in mounted(config) if one.kind != "cgroup2"]

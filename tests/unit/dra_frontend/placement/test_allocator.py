@@ -92,7 +92,7 @@ def test_cpus_are_found_exactly_when_a_suitable_set_exists(
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A random claim, and which older claim, if any, to release first."""
+    """A random claim, and the number of an older claim to release first, or None to release no claim."""
 
     group: int
     share: int
@@ -158,7 +158,7 @@ def test_no_more_l3_groups_than_necessary(found: Machine, data: st.DataObject) -
 @given(machines() | odd_machines(), st.data())
 def test_a_claim_that_fits_into_one_group_is_not_spread(found: Machine, data: st.DataObject) -> None:
     """A claim that fits into one socket, into one of that socket's NUMA nodes, or into one L3 on that node is not
-    spread over several. If the claim got a single core type, only CPUs of that type count.
+    spread over several. If all of the claim's CPUs have the same core type, only free CPUs of that type are considered.
     """
     free = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1))
     count = data.draw(st.integers(1, len(free)))
@@ -178,7 +178,7 @@ def test_a_claim_that_fits_into_one_group_is_not_spread(found: Machine, data: st
 
 @given(machines(), st.data())
 def test_at_most_one_whole_core_is_split(found: Machine, data: st.DataObject) -> None:
-    """Within one L3, only an odd remainder splits a core that was entirely free."""
+    """If a claim fits into one L3, at most one of the cores that were entirely free is used only in part."""
     free = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1))
     sizes = by(found, free, lambda cpu: cpu.l3)
     count = data.draw(st.integers(1, max(map(len, sizes.values()))))
@@ -267,8 +267,8 @@ def test_the_cpus_that_a_claim_gets(
 
 
 def test_distribute_splits_a_claim_evenly_across_nodes() -> None:
-    """Shares are equal to within one CPU, or one core if whole cores are requested. The node with the most free CPUs
-    gets the remainder.
+    """Shares are equal to within one CPU, or one core if whole cores are requested. The nodes with the most free CPUs
+    get the larger shares.
     """
     found = machine(sockets=2, nodes_per_socket=2, cores_per_l3=4)
     distribute = CpuParameters(numa="distribute")

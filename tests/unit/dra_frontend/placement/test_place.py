@@ -63,8 +63,8 @@ def test_a_place_is_ranked_by_the_core_that_it_splits(whole: list[int], broken: 
 
 @given(machines() | odd_machines(), st.data())
 def test_a_layout_contains_exactly_the_requested_cpus(found: Machine, data: st.DataObject) -> None:
-    """Together, the places contain each of the requested CPUs exactly once and no others. With whole cores only, they
-    contain the cores whose CPUs were all requested.
+    """Together, the places contain each of the requested CPUs exactly once, and no other CPUs. If whole cores are
+    required, the places contain only those cores whose CPUs were all requested.
     """
     cpus = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
     layout = Layout.of(found)
@@ -86,7 +86,9 @@ def test_cached_places_do_not_depend_on_previously_free_cpus() -> None:
 
 
 def test_a_level_without_subdivisions_adds_nothing_to_the_tree() -> None:
-    """A group that is not subdivided has only itself as a part. Cores that no level separates are used in CPU order."""
+    """A group that is not subdivided has only itself as a part. Cores that are in the same group at every level are
+    used in CPU order.
+    """
     layout = Layout.of(assemble(even_cores(1, 1, 2, 2, 2)))
     part = build(layout.within(frozenset(range(8))), (PACKAGE, NODE, L3))
     assert isinstance(part, Branch)

@@ -309,8 +309,8 @@ def test_offline_cpus_result_in_valid_slices_in_every_mode(
 
 
 def test_a_failed_publication_is_retried() -> None:
-    """The records and the machine are unchanged the next time, so only a successful write may mark them as
-    published.
+    """If publishing fails, the next attempt sees the same records and the same machine. This attempt must not be
+    skipped, so the records and the machine count as published only after a success.
     """
     odd = ClaimFile("dra.memory", "u", None, frozenset(), memory={"hugepages-2m-numa000": None})  # type: ignore[dict-item]
     offer, books = Offer(NODE, {}, {}), (offered(pages(2)), Ledger({("dra.memory", "u"): odd}))

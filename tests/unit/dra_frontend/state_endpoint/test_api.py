@@ -67,7 +67,7 @@ class Endpoint:
         self.backend = BackendView(asyncio.get_running_loop().time)
 
     def reported(self) -> None:
-        """Records the known containers."""
+        """Records the IDs of the containers that exist according to the backend's reports."""
         self.reports.append(sorted(self.backend.containers))
 
     def unready(self) -> list[Notice]:
@@ -186,8 +186,9 @@ async def test_the_backend_reports_its_state(endpoint: Endpoint) -> None:
 
 
 async def test_the_backend_reports_only_changed_containers(endpoint: Endpoint) -> None:
-    """The response contains the endpoint's generation after the changes. Changes that do not follow the known
-    generation are not an error: the lease is renewed, and the response requests all containers.
+    """The response contains the frontend's generation after the changes have been applied. Changes that start from a
+    different generation than the frontend's are ignored without an error. The lease is still renewed, and the old
+    generation in the response tells the backend to send all containers.
     """
     containers = [{**REPORT, "id": "c"}, {**REPORT, "id": "d"}]
     await endpoint.put("/v1/backend", {**LEASE, "generation": 7, "containers": containers})

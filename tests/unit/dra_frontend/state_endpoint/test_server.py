@@ -32,7 +32,7 @@ async def is_healthy(port: int) -> bool:
 
 
 async def test_a_probe_gets_one_response_and_the_connection_is_closed() -> None:
-    """The response is generated for each request, so it must not be cached."""
+    """The response describes the state at the time of the request, so it must not be cached."""
     state = populated("2i386-2t-hugepagesizecount")
     async with serve_port(ANY, port_application(probe_endpoints(state))) as port:
         head, _, body = (await get(port, "/healthz")).partition(b"\r\n\r\n")

@@ -63,7 +63,8 @@ def test_a_container_is_entitled_only_to_the_requests_that_it_names() -> None:
 def test_the_union_variable_for_several_requests_is_added_and_accepted() -> None:
     """Launchers read DRA_CPUSET_<uid>.
 
-    The runtime includes the variable in later messages, but there it does not count as evidence.
+    The backend adds the variable to the container, so the runtime includes it in all later messages. It is accepted
+    there, but does not count as evidence of a claim.
     """
     entitlement = entitlement_for(env_of(TWO), TWO)
     assert entitlement.env == {"DRA_CPUSET_c2": "2-3,6"}
@@ -173,7 +174,9 @@ def test_only_its_owner_can_use_a_claim(source: str, sharing: bool, owner: Owner
 
 
 def test_one_invalid_claim_rejects_the_container() -> None:
-    """Of the claims that the container names, all without a record are reported, so the frontend can restore them."""
+    """If a container names several claims without a record, all of them are reported, so that the frontend can restore
+    their records.
+    """
     rejection = rejection_for((*env_of(ONE), "DRA_CPUSET_x=5", "DRAMEMORY_y_NUMANodes=0"), ONE)
     assert rejection.reason == Reason.NO_RECORD
     assert {use.uid for use in rejection.unknown} == {"x", "y"}

@@ -27,8 +27,8 @@ def blocking() -> Iterator[BlockBuster | None]:
         # The stat is a single system call on an in-memory directory, and running it in a thread would cost a hundred
         # times as much.
         blockbuster.functions["os.stat"].can_block_in("numa_node/claim_directory.py", {"is_current"})
-        # Starting a container without claims reads the container's own cgroup. No process that reads these files waits
-        # for one that writes them.
+        # Starting a container without claims reads the files of the container's own cgroup on the event loop. Reading
+        # such a file never waits for a process that is writing to it.
         for function in ("os.open", "os.read", "os.stat"):
             if function in blockbuster.functions:
                 blockbuster.functions[function].can_block_in("nri_backend/enforcement/reconciler.py", {"apply"})

@@ -214,8 +214,8 @@ def test_a_claim_files_share_equals_that_of_a_container_with_all_requests(
 
 
 def without_texts(entitlement: Entitlement) -> Entitlement:
-    """Returns a copy without the claims, and with markers in place of the messages, since a message names only the
-    first of several faults.
+    """Returns a copy of the entitlement without its claims. Its messages are replaced with markers, since a message
+    names only the first of several faults.
     """
     memory = entitlement.memory
     if memory is not None and memory.fault:
@@ -233,8 +233,8 @@ def test_the_order_of_claims_does_not_change_their_sum(claims: Sequence[Held], d
 @given(containers_claims())
 def test_the_shares_of_single_requests_add_up_to_the_share_of_all(claims: Sequence[Held]) -> None:
     """The sum of the requests' shares equals the share that is computed for all requests at once. The comparison leaves
-    out the variable with the union of the CPUs, and whether the kubelet counts the claims, because both concern only
-    whole claims.
+    out two values that are computed only for whole claims: the environment variable with the union of the CPUs, and the
+    amounts that the kubelet has already counted.
     """
     single = entitlement_from(Held(held.record, (request,)) for held in claims for request in held.requests)
     together = entitlement_from(claims)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The maximum CPU time and memory that an environment written by a pod's author can cost. CPU time is measured
-because it does not depend on the machine's load.
+"""Limits on the CPU time and memory that the backend spends on a container's environment variables, which are written
+by the pod's author. CPU time is measured because it does not depend on the machine's load.
 """
 
 import tracemalloc

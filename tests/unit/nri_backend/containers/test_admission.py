@@ -26,7 +26,7 @@ def node(*, lazy: bool = False, online: int = 2) -> NodeState:
 
 
 def container_with(*records: AllocationRecord, runtime_limits: RuntimeLimits | None = None) -> Tracked:
-    """Returns a container that holds the given claims, with the limits that the runtime has stated."""
+    """Returns a container with the given claims and the given limits from the runtime."""
     return Tracked(
         Identity("c", "main", pod()),
         entitlement=entitlement_of(*records),

@@ -28,7 +28,9 @@ RUNTIME_EVENTS = [
     Event.UNLISTED,
 ]
 KERNEL_SHOWS_NO_PROCESS = {Event.EMPTY, Event.CGROUP_GONE, Event.START_REJECTED}
-"""START_REJECTED is raised after ``cgroup.kill`` has been written to and before the process has run."""
+"""Events after which the container has no process. START_REJECTED is one of them, because it is raised after
+``cgroup.kill`` has been written to and before the process has run.
+"""
 
 
 def test_phases_and_events_are_hashed_in_c() -> None:

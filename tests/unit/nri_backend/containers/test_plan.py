@@ -52,8 +52,8 @@ def raised_files(state: NodeState) -> Mapping[str, Raise]:
 
 
 def test_offline_cpus_are_configured_but_not_expected_to_be_effective() -> None:
-    """The kernel adds a configured CPU automatically when it comes online. A claim without an online CPU gets the
-    pool.
+    """The kernel adds a configured CPU automatically when the CPU comes online. If none of a claim's CPUs is online,
+    the claim's container gets the pool.
     """
     one, two = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=3", pods=["p2"])
     near, far = (
@@ -107,9 +107,10 @@ def test_a_pods_quota_is_raised_for_unthrottled_containers() -> None:
 
 
 def test_a_pods_limits_are_not_lowered_while_a_claim_record_is_lost() -> None:
-    """As long as the backend remembers the container, the pod's limit stays raised by the container's claim. After the
-    runtime has listed the container again, its claims are unknown, and no limit is lowered, even if the runtime lists
-    it without its pod.
+    """While the backend remembers which claim the container uses, the pod's limit stays raised by that claim.
+
+    Once the runtime has listed the container again, the backend no longer knows the claim. It then lowers no limit,
+    even if the runtime lists the container without its pod.
     """
     one = cpu_record("c1", "cpus=2-3")
     state = node(one)

@@ -223,7 +223,7 @@ def test_claim_files_are_set_quickly_with_many_orphans() -> None:
 
 @pytest.mark.parametrize("online", ["0-7", "0-2,4-7", "2"])
 def test_a_listed_container_without_a_record_keeps_only_enforced_claims(online: str) -> None:
-    """What counts is the enforcement record. The environment alone entitles a container to nothing."""
+    """Only the enforcement record entitles the container to the CPUs. The claim variables in its environment do not."""
     found = replace(tracked_as(pod(), container("x", *env_of(ONE))), phase=Phase.RUNNING)
     enforced = (Held(ONE, ONE.requests),)
     for tracked, held in ((found, ""), (replace(found, enforced=enforced), "2-3")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applies a plan to the cgroups of a container and its pod."""
+"""Applying a plan to the cgroups of a container and its pod."""
 
 from collections.abc import Mapping
 from pathlib import Path

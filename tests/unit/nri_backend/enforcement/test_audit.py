@@ -385,7 +385,8 @@ async def test_an_unexpected_error_in_the_audit_is_reported_and_logged_once(
         await node.until(
             lambda: any("internal error in the audit (KeyError: \"'odd'\")" in p for p in node.enforcer.problems)
         )
-        for seconds in (2, 0, 2, 0, 2):  # rounds without a tick do not read the machine, so they succeed
+        # After 0 seconds no tick is due, so the round does not read ``host`` and succeeds.
+        for seconds in (2, 0, 2, 0, 2):
             node.ahead += seconds
             node.enforcer.signals.audit.set()
             await asyncio.sleep(0.01)
@@ -417,8 +418,8 @@ async def test_a_replaced_claim_directory_ends_the_process(memory: Path) -> None
 
 
 async def idle_node(node: Node) -> list[bool]:
-    """Runs the audit until it is idle. Returns the list to which every later change between the idle and the normal
-    interval is appended.
+    """Waits until the audit has switched to the idle interval. Returns a list to which each later switch is appended:
+    True for a switch to the idle interval, False for a switch to the normal one.
     """
     changes: list[bool] = []
     node.enforcer.on_idle_changed(lambda *, idle: changes.append(idle))

@@ -17,7 +17,7 @@ from tests.rigs.partition_tree import PartitionTree
 
 
 class CountingTree(KernelTree):
-    """Counts the files that are read and parsed. Files that are only compared do not count."""
+    """A tree that counts how often each file is read and parsed. Files that are only compared are not counted."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -28,7 +28,7 @@ class CountingTree(KernelTree):
         """Paths of the cgroups from which a file was read, not counting reads of kill counters."""
 
     def read(self, path: str, name: str) -> str:
-        """Counts the read under the file's name."""
+        """Counts the read for this file name, and reads the file."""
         self.reads[name] += 1
         if name != "memory.events":
             self.read_below.add(path)
@@ -37,7 +37,7 @@ class CountingTree(KernelTree):
 
 
 async def test_unchanged_files_are_compared_but_not_parsed_again(memory: Path) -> None:
-    """The same applies to the pods' limits, since a node has hundreds of pods. A changed file is repaired."""
+    """This includes the files with the limits of pods, of which a node has hundreds. A changed file is repaired."""
     node = Node(memory, tree=CountingTree)
     tree = node.kernel
     assert isinstance(tree, CountingTree)
@@ -96,8 +96,8 @@ async def test_an_audit_of_all_containers_retries_a_refused_partition_with_uncha
 
 
 async def test_a_tick_finds_a_change_after_any_number_of_ticks_without_one(memory: Path) -> None:
-    """The lists that a tick uses are cached and recomputed only after a state change. Then they include the new
-    container.
+    """The lists of containers that a tick audits are cached, and are recomputed only after a state change, such as the
+    start of a container. The recomputed lists include that container.
     """
     node = Node(memory)
     await node.enforcer.activate()

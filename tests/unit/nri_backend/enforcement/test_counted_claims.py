@@ -2,7 +2,8 @@
 """Limits for pods and containers, both with kubelets that add claims to limits (KEP-5517) and with kubelets that do
 not.
 
-``tests/fakes/kubelet_cgroups.py`` computes the limits that the kubelet states. The tests compare the cgroup files.
+``tests/fakes/kubelet_cgroups.py`` computes the limits that the kubelet sets. The tests compare the contents of the
+cgroup files with the expected limits.
 """
 
 from collections.abc import Mapping
@@ -44,7 +45,9 @@ class ClaimPod:
     """Limits set on the pod itself."""
 
     def document(self) -> dict[str, Any]:
-        """Returns the pod as the kubelet sees it, with the status that a scheduler writes if it counts claims."""
+        """Returns the pod as the kubelet sees it. Its status contains ``nodeAllocatableResourceClaimStatuses``, which
+        is written by a scheduler that counts claims.
+        """
         records = {one.claim.uid: one for held in self.claims.values() for one in held}
         users = {uid: [n for n, held in self.claims.items() if uid in {o.claim.uid for o in held}] for uid in records}
         statuses = [claim_status(uid, users[uid], _mapped(record)) for uid, record in records.items()]
@@ -67,8 +70,8 @@ def _mapped(record: AllocationRecord) -> dict[str, str]:
 
 
 async def run_pod(root: Path, claim_pod: ClaimPod, release: str, *, gate: bool, keeps: bool = False) -> Files:
-    """Runs the pod on a kubelet of the given release and returns its cgroup files. With ``keeps``, the runtime keeps
-    the hugepage limits that the kubelet states.
+    """Runs the pod on a kubelet of the given release and returns its cgroup files. If ``keeps`` is set, the runtime
+    keeps the hugepage limits that it receives from the kubelet; otherwise it drops them.
     """
     document = claim_pod.document()
     counts = release == "1.37" and gate

@@ -45,7 +45,7 @@ class Installed:
             await asyncio.sleep(0.1)
 
     def each(self, files: dict[str, str]) -> dict[str, dict[str, str]]:
-        """Returns the given files for each container that was running before the installation."""
+        """Returns the given file contents for each cgroup whose container was running before the installation."""
         return {path: files for path in self.paths}  # noqa: C420  no test changes the files
 
     def written(self) -> dict[str, dict[str, str]]:
@@ -71,8 +71,8 @@ async def installed(
 
 @pytest.mark.parametrize("partitions", [True, False])
 async def test_without_reserves_and_guard_no_cgroup_is_written(partitions: bool, tmp_path: Path) -> None:
-    """An installation with neither reserves nor the guard is minimal. In pool mode, the runtime stores the list of all
-    CPUs for each container.
+    """Without reserved CPUs and without the guard, the installation has the fewest effects: the backend writes to no
+    cgroup. In pool mode, the runtime stores the list of all CPUs for each container.
     """
     async with installed(tmp_path, partitions=partitions) as found:
         assert found.written() == {}

@@ -40,8 +40,8 @@ async def test_with_partitions_starting_a_container_without_claims_needs_no_thre
     """The guard's two files are written on the event loop, even if all threads are busy."""
     async with enforcing(Node(memory, guard=True, tree=PartitionTree)) as node:
         stored, _ = await node.create("plain")
-        # While the container is being started, neither an audit nor a new time stamp on the CDI directory may require a
-        # thread. The second audit follows once the runtime has connected.
+        # While the container is being started, no thread may be needed for an audit, or for reading the CDI directory
+        # again because its timestamp is recent. The second audit follows once the runtime has connected.
         await eventually(lambda: node.counts.counters["audits"] >= 2)
         node.enforcer._auditor._next.tick += 1000
         await node.enforcer.claim_files.refresh(thorough=True)
@@ -62,8 +62,8 @@ async def test_with_partitions_starting_a_container_without_claims_needs_no_thre
 
 
 async def test_the_guard_does_not_limit_pages_granted_by_the_kubelet(memory: Path) -> None:
-    """The guard goes by the limits that the runtime states. If the runtime states none, a pod limit other than 0 means
-    that the pod may have requested pages.
+    """The guard depends on the hugepage limits that the runtime sends. If the runtime sends none, a pod limit other
+    than 0 means that the pod may have requested pages.
     """
     async with enforcing(Node(memory, guard=True)) as node:
         stored, _ = await node.create("kept")

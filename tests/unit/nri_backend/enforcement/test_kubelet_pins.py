@@ -131,7 +131,7 @@ async def test_an_instance_that_takes_over_knows_the_static_managers(tmp_path: P
     "text", [None, "", "[", "[]", '{"version": 9}', '{"version": 1, "containers": {"plain": 1}}', "[" * (1 << 21)]
 )
 async def test_a_damaged_pins_file_is_ignored_and_replaced(tmp_path: Path, text: str | None) -> None:
-    """No pins are known until the kubelet sends the next cpuset. Then they are stored again."""
+    """No static manager is detected until the kubelet sends the next cpuset. Then the file is written again."""
     if text is not None:
         (tmp_path / PINS).write_text(text)
     node = Node(tmp_path)

@@ -168,10 +168,10 @@ async def overlap(node: Node, db: str, sibling: str) -> None:
 async def test_the_pool_excludes_an_ended_containers_cpus_if_its_partition_is_invalidated(
     memory: Path, end: str
 ) -> None:
-    """One of the container's processes is still running. The kernel returns the CPUs to all other cgroups, and does not
-    report that in this test.
+    """One of the container's processes is still running. The kernel returns the CPUs to all other cgroups, but in this
+    test no event reports the change.
 
-    An invalid partition must not outlive its cgroup, so it becomes a member.
+    The backend turns the container's cgroup into a member, because an invalid partition must not outlive its cgroup.
     """
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         sidecar, plain = await node.run("sidecar", name="sidecar"), await node.run("plain", of="p2")
@@ -208,7 +208,7 @@ async def test_a_running_partition_is_recreated_when_its_cpus_are_online_again(m
     """All of the partition's CPUs were offline, which invalidated the partition. No other container has to be moved."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         plain, db = await node.run("plain", of="p2"), await node.run("db", *node.claim(ONE))
-        # Until the kernel's files have changed too, no tick reads the machine, and no job with an older plan runs.
+        # Until the simulated kernel's files have changed too, no tick may occur, and no job with an older plan may run.
         node.enforcer._auditor._next.tick += 1000
         node.host = replace(node.host, online=parse_cpu_list("0-1,4-7"))
         await node.enforcer._auditor.host.refresh()
@@ -255,7 +255,7 @@ def set_online(node: Node, cpus: str) -> None:
 
 
 async def test_a_restarted_container_waits_for_its_predecessor_whose_partition_was_invalidated(memory: Path) -> None:
-    """Both cgroups would have the same CPUs, and the kernel would reject the new partition."""
+    """Without the wait, both cgroups would have the same CPUs, and the kernel would reject the new partition."""
     async with enforcing(Node(memory, tree=PartitionTree)) as node:
         sidecar, db = await node.run("sidecar", name="sidecar"), await node.run("db", *node.claim(ONE))
         node.enforcer.starter.clear_seconds = 0.0
@@ -305,7 +305,7 @@ async def test_a_start_does_not_wait_for_the_next_tick_once_the_last_process_has
 
 
 async def test_a_standby_that_is_called_first_learns_the_active_instances_answer_at_the_start(memory: Path) -> None:
-    """The kubelet states 64 MiB, and the claim is for 32 MiB. The limit is still 96 MiB after the hand-over."""
+    """The kubelet's limit is 64 MiB, and the claim is for 32 MiB. The limit is still 96 MiB after the hand-over."""
     standby = Node(memory)
     async with enforcing(Node(memory)) as active:
         await standby.enforcer.synchronize([], [])

@@ -30,7 +30,7 @@ class SlowTree(KernelTree):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.held = ""
-        """The cgroup whose next kill count read waits, or "" if none does."""
+        """The cgroup whose kill count is returned late on the next read, or "" for none."""
         self.began, self.gate = threading.Event(), threading.Event()
 
     def read(self, path: str, name: str) -> str:
@@ -51,7 +51,7 @@ class RecordingTree(KernelTree):
         self.counts_read: list[str] = []
 
     def read(self, path: str, name: str) -> str:
-        """Reads the file."""
+        """Records the cgroup if the file contains its kill count, and reads the file."""
         if name == "memory.events":
             self.counts_read.append(path)
         return super().read(path, name)
@@ -137,11 +137,11 @@ async def test_earlier_kills_are_not_attributed_to_a_container_whose_record_cann
 
 
 async def test_a_pods_kill_count_is_read_between_creation_and_start_of_its_first_claim_container(memory: Path) -> None:
-    """The start itself then reads no kill count. Kills that precede the read are not attributed to the container, but
-    later ones are.
+    """The start itself then reads no kill count. Kills that happened before the audit's read are not attributed to the
+    container, but later ones are.
 
-    The later kills include one after which the container's cgroup is gone before its own count has been read, even if
-    the runtime does not report the container's exit.
+    A later kill is attributed even if the container's cgroup is removed before its own count has been read, and the
+    runtime does not report the container's exit.
     """
     node = Node(memory, tree=RecordingTree)
     assert isinstance(node.kernel, RecordingTree)
@@ -346,8 +346,8 @@ _Reading = tuple[int, dict[str, int | None], str, dict[str, int]]
     ],
 )
 def test_kills_are_attributed_by_counts_and_ends(readings: list[_Reading]) -> None:
-    """A kill is attributed by the containers' own counts if possible. Otherwise it is attributed to the container that
-    has just exited or, if none has, to the only container that is gone.
+    """If possible, a kill is attributed on the basis of the containers' own counts. Otherwise it is attributed to the
+    container that has just exited or, if none has, to the only container that is gone.
     """
     pod = PodKills(total=0)
     for total, own, ended, expected in readings:

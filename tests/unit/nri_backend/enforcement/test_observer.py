@@ -78,8 +78,8 @@ def drift(node: Node, chance: random.Random, paths: list[str]) -> None:
 @pytest.mark.parametrize("tree", [KernelTree, PartitionTree])
 @pytest.mark.parametrize("seed", range(8))
 async def test_an_audit_writes_exactly_what_was_reported(tmp_path: Path, seed: int, tree: type[KernelTree]) -> None:
-    """With random pods, claims and drift, an observation pass changes no file, and the audits that follow write exactly
-    the changes that it reported.
+    """Pods, claims and changes by other programs are random. The observer's pass changes no file, and the audits that
+    follow write exactly the changes that the pass has reported.
     """
     chance = random.Random(seed)
     node = Node(tmp_path, guard=chance.random() < 0.5, tree=tree)
@@ -159,7 +159,9 @@ async def test_hooks_change_nothing_and_refuse_claims(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["damaged record", "other pod"])
 async def test_a_claim_with_a_file_is_refused_even_if_its_record_allows_nothing(tmp_path: Path, fault: str) -> None:
-    """The container would run on other containers' CPUs. A container that names a claim without a file starts."""
+    """Otherwise, the container would run on other containers' CPUs. If a container names only a claim that has no file,
+    the container starts.
+    """
     observed = Observed(tmp_path)
     async with enforcing(observed.node) as node:
         env, without_file = node.claim(cpu_record("c1", "r=2-3")), env_of(cpu_record("c2", "r=4"))

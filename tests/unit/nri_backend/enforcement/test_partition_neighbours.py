@@ -401,7 +401,8 @@ def test_partition_support_is_remembered_if_a_later_check_fails(tmp_path: Path) 
 async def test_a_standby_knows_the_active_instances_partitions(tmp_path: Path, first: bool) -> None:
     """The runtime may call the standby before or after the active instance.
 
-    The partitions' CPUs are in the pool, which a claim may use in addition to its own CPUs.
+    The partitions' CPUs are in the pool, and a container with a mixed claim may use the pool in addition to its own
+    CPUs.
     """
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         standby = Node(tmp_path, tree=lambda _: node.kernel)

@@ -58,7 +58,7 @@ async def test_a_container_whose_cpus_the_kernel_denies_has_the_errors_code(
 
 
 async def test_a_file_that_ignores_a_write_is_a_setting_that_was_not_applied(node: Node) -> None:
-    """The kernel raises no error that would have a code of its own."""
+    """The kernel returns no error, so there is no error-specific code."""
     path = await node.run("claim", *node.claim(ONE))
     above = path.rpartition("/")[0]
     node.kernel.set(above, "cpuset.cpus", "0-1,4-7")

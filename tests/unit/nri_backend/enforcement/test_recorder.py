@@ -59,7 +59,7 @@ async def pool_after_restart(memory: Path, *containers: tuple[str, tuple[str, ..
 
 async def test_a_forged_variable_that_names_the_pool_gains_nothing_across_restarts(memory: Path) -> None:
     """The container started while no instance was connected. Since it runs in the pool, its effective CPUs are exactly
-    those that it names.
+    those in the forged variable.
     """
     forged = ("DRA_CPUSET_madeup=1-7",)
     async with enforcing(Node(memory)) as node:
@@ -105,7 +105,7 @@ async def test_a_container_keeps_cpus_and_nodes_across_a_restart_without_its_mem
 
 @pytest.mark.parametrize(("created", "started"), [(True, True), (True, False), (False, False)])
 async def test_claimed_hugepages_are_added_once_across_restarts(memory: Path, created: bool, started: bool) -> None:
-    """The spec states 64 MiB, and the claim is for 32 MiB.
+    """The kubelet's limit is 64 MiB, and the claim is for 32 MiB.
 
     The enforcement record shows whether an instance has already answered CreateContainer.
     """
@@ -126,7 +126,9 @@ async def test_claimed_hugepages_are_added_once_across_restarts(memory: Path, cr
 
 
 async def test_claimed_hugepages_are_added_once_on_a_resize(memory: Path) -> None:
-    """The answer to the update contains the claim, even if no instance was connected when the container was created."""
+    """The limit in the answer to the update includes the claim, even if no instance was connected when the container
+    was created.
+    """
     env = Node(memory).claim(HUGE)
     async with restarted_with(memory, env, 64) as (node, listed, path):
         (update,) = await node.enforcer.update_container(pod(), listed, Resources(hugepage_limits={"2MB": 128 * MI}))
@@ -243,7 +245,7 @@ async def slow_write(node: Node) -> SlowWrites:
 
 @asynccontextmanager
 async def during_slow_write(node: Node) -> AsyncIterator[None]:
-    """Waits until the disk is busy, and frees it shortly after the block has begun."""
+    """Waits until the disk is busy. The disk becomes free shortly after the ``with`` block has been entered."""
     records = await slow_write(node)
     asyncio.get_running_loop().call_later(0.02, records.free.set)
     yield
@@ -278,7 +280,7 @@ async def test_a_container_whose_settings_are_refused_has_no_record(memory: Path
 
 
 async def limit_after_a_restart(memory: Path, env: tuple[str, ...], mebibytes: int) -> str:
-    """Returns the page limit that a new instance applies if the runtime states the given limit."""
+    """Returns the hugepage limit that a new instance applies if the runtime reports the given limit in MiB."""
     async with restarted_with(memory, env, mebibytes) as (node, _, path):
         await node.until(lambda: node.enforcer.state.pool.shared)
         await node.enforcer._auditor.audit(full=True)

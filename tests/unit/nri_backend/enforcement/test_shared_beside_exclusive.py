@@ -98,7 +98,7 @@ async def test_a_partition_is_rejected_on_a_mixed_containers_exclusive_cpus(tmp_
 
 
 async def test_a_mixed_container_without_one_of_its_exclusive_cpus_is_rejected(tmp_path: Path) -> None:
-    """The container's cpuset file is correct, but another process's partition has one of the exclusive CPUs."""
+    """The container's cpuset file is correct, but one of the exclusive CPUs is in another process's partition."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
         env = node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7"))
         node.kernel.make("byhand")

@@ -167,8 +167,8 @@ async def test_a_frontend_that_reads_changes_gets_only_changes(path: Path) -> No
 
 
 async def test_a_frontend_that_cannot_merge_changes_immediately_gets_all_containers(path: Path) -> None:
-    """The frontend has lost its containers while the connection stayed open. One report with all containers is sent,
-    and then changes are sent again.
+    """The frontend has lost its container list while the connection stayed open. The backend sends one report with all
+    containers, and after that only changes again.
     """
     async with merging(path) as (server, backend):
         server.forget("frontend-2")
@@ -201,8 +201,10 @@ async def test_a_frontend_that_never_merges_changes_is_not_flooded(path: Path) -
 async def test_a_lease_is_renewed_while_nothing_changes(
     path: Path, reads_changes: bool, seconds: float, idle: bool
 ) -> None:
-    """The lease is renewed every 6 s, whether or not the node is idle, or every 2 s with a frontend from an older
-    release, which closes idle connections after 5 s. Only these reports contain metrics.
+    """The lease is renewed every 6 s, whether or not the node is idle. Only the reports that renew it contain metrics.
+
+    With a frontend from an older release, which closes idle connections after 5 s, the lease is renewed every 2 s, and
+    every report contains metrics.
     """
     async with state_server(path) as server:
         server.reads_changes = reads_changes

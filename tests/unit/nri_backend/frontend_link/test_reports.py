@@ -203,7 +203,7 @@ def test_a_container_keeps_its_position_and_a_new_one_comes_last() -> None:
 
 
 def test_measurements_that_a_status_does_not_have_are_omitted() -> None:
-    """A frontend that reads changes retains its values, whereas an empty list would replace them."""
+    """A frontend that reads changes then keeps the values from an earlier report, which an empty list would replace."""
     reports = Reports(synchronized())
     reports.refresh()
     assert json.loads(reports.body(STATUS, 1)).keys() & {"counters", "metrics"} == set()

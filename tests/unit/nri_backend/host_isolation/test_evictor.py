@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interrupts are moved, and restored by the same instance or the next one; tested with a tree of real files."""
+"""Moving interrupts off claimed CPUs, and restoring their original affinities by the same instance or by the next one.
+The tests use a tree of real files.
+"""
 
 import asyncio
 import contextlib
@@ -153,7 +155,7 @@ async def test_the_next_active_instance_restores_the_originals(tree: IrqTree) ->
 
 
 async def test_an_unmovable_interrupt_is_retried_only_when_the_claimed_cpus_change(tree: IrqTree) -> None:
-    """Periodic passes do not write to it again."""
+    """Periodic passes do not write the interrupt's affinity again."""
     desired, before = [vacate(2)], tree.all_affinities()
     tree.managed.add("25")
     async with running(interrupts(tree, 0.01), lambda: desired[0]) as evictor:
@@ -201,7 +203,7 @@ async def test_an_unexpected_exception_is_a_problem_and_does_not_end_the_task(tm
     """If the task that moves interrupts ended, the backend would exit, and claims would no longer be enforced."""
 
     class Broken(IrqTree):
-        """Raises an exception that reading the kernel's files never raises."""
+        """A tree that raises an exception of a type that reading the kernel's files never raises."""
 
         broken = True
 

@@ -78,7 +78,9 @@ def test_a_restarted_irqbalance_gets_the_ban_again(node: Node) -> None:
 
 
 def test_the_original_ban_is_restored_after_a_pass_without_a_reply(node: Node) -> None:
-    """The stored original survives that pass. Otherwise, the driver's own ban would be taken for the original."""
+    """The pass without a reply keeps the stored original. Otherwise, the next pass would mistake the driver's own ban
+    for the original.
+    """
     with irqbalance(node.root) as daemon:
         node.evict(2, 3)
         daemon.round()

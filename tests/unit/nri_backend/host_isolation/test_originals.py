@@ -20,7 +20,7 @@ def test_the_file_has_the_keys_of_earlier_releases(tmp_path: Path) -> None:
 
 
 def test_a_file_replaced_by_another_instance_is_read_again(tmp_path: Path) -> None:
-    """The cached content is valid only as long as inode and modification time stay the same."""
+    """The cached content is valid only while the file's inode and modification time stay the same."""
     path = tmp_path / "interrupts.json"
     file = OriginalsFile(str(path))
     path.write_text('{"25": {"former": "2", "known": ["3"]}}')

@@ -27,8 +27,8 @@ def stored(original: Cpus, *expected: Cpus) -> OriginalAffinity:
 
 
 def test_an_affinity_loses_the_cpus_to_vacate() -> None:
-    """If no online CPU remains, a relocatable object gets all other CPUs, and the affinity of any other object stays
-    unchanged.
+    """If no online CPU remains in the affinity, a relocatable object gets all online CPUs that need not be vacated. The
+    affinity of an object that is not relocatable stays unchanged.
     """
     assert reduced_affinity(ALL, cpus(2, 3), ONLINE, may_relocate=True) == ALL - {2, 3}
     assert reduced_affinity(cpus(1), cpus(2, 3), ONLINE, may_relocate=True) == {1}
@@ -98,7 +98,7 @@ def test_every_original_is_finally_restored(
     originals: Originals = {}
     for claimed_cpus, foreign, writes in history:
         for name, value in foreign.items():
-            # If another program writes the expected affinity, that cannot be distinguished from a write by the backend.
+            # A write of the expected affinity by another program cannot be distinguished from one by the backend.
             if name not in originals or value not in originals[name].expected:
                 current[name] = expected[name] = value
         originals = run(current, originals, claimed_cpus, writes)

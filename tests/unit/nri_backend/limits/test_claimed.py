@@ -99,9 +99,9 @@ def test_only_files_of_claimed_page_sizes_are_needed() -> None:
 
 
 def test_claimed_bytes_are_subtracted_from_the_limits_shown_by_the_runtime() -> None:
-    """The remainder is the kubelet's limit.
+    """The difference is the kubelet's limit.
 
-    A size with no remainder counts as not stated, and a limit below the claimed bytes is returned unchanged.
+    A page size whose limit equals the claimed bytes is left out. A limit below the claimed bytes is returned unchanged.
     """
     claimed = {TWO: 64 * MI}
     assert asked_limits({TWO: 66 * MI, GIGA: 0}, claimed) == {TWO: 2 * MI, GIGA: 0}
@@ -126,14 +126,14 @@ RSVD = {size: hugepage_files(size)[1] for size in (TWO, GIGA)}
 def test_the_guard_forbids_reservations_without_a_hugepage_limit(
     stated: bool, pod_own: dict[int, Limit], guarded: set[int]
 ) -> None:
-    """If the runtime states no limits, the pod's limit is used instead: a pod that may use pages is not guarded."""
+    """If the runtime sends no limits, the pod's limit is used instead: a pod that may use pages is not guarded."""
     wanted = guard_limits((TWO, GIGA), dict.fromkeys(RSVD.values()), lambda: pod_own, supplied=stated)
     assert wanted == {RSVD[size]: DesiredLimit(0) for size in guarded}
 
 
 def test_a_guard_in_force_does_not_read_the_pods_limits() -> None:
-    """The audit therefore does not have to read files for every pod. For a page size without a reservation file, pages
-    cannot be reserved, and no guard is required.
+    """Once the guard's limits are set, the audit does not have to read files for every pod. For a page size without a
+    reservation file, pages cannot be reserved, and no guard is required.
     """
 
     def never() -> dict[int, Limit]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits stated by the runtime and the kubelet, and cgroup paths for both cgroup drivers."""
+"""Limits as the runtime and the kubelet send them, and cgroup paths for both cgroup drivers."""
 
 import pytest
 from hypothesis import given
@@ -28,12 +28,12 @@ BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.s
     ],
 )
 def test_a_quota_is_stated_with_its_period(quota: int | None, period: int | None, limit: CpuLimit | None) -> None:
-    """Without a quota, or with -1, there is no limit. The default period is 100 ms."""
+    """If the quota is missing or -1, there is no CPU limit. The default period is 100 ms."""
     assert parse_limits(Resources(cpu_quota=quota, cpu_period=period)) == RuntimeLimits(cpu=limit)
 
 
 def test_hugepage_limits_are_stated_by_page_size() -> None:
-    """Sizes are written as 2MB or 1GB. Unknown page sizes are left out."""
+    """The runtime writes page sizes as 2MB or 1GB. Unknown page sizes are left out."""
     assert parse_limits(Resources(hugepage_limits={"2MB": 5, "1GB": 0, "odd": 3})) == RuntimeLimits({TWO: 5, GIGA: 0})
 
 

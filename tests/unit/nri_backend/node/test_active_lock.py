@@ -158,9 +158,11 @@ def test_a_holder_that_has_lost_the_runtime_is_replaced(run: Run) -> None:
 def test_an_idle_holder_that_has_lost_the_runtime_is_replaced_as_soon_as_a_busy_one(
     run: Run, since_heartbeat: float
 ) -> None:
-    """The holder is replaced STALE_SECONDS after it has reported the loss, which it does immediately, even if its
-    heartbeats are rare because the node is idle. Until then no claim can restore the normal interval, since claims
-    cannot be prepared while the connection to the runtime is lost.
+    """The holder is replaced STALE_SECONDS after it has reported the loss. It reports the loss immediately, even if its
+    heartbeats are rare because the node is idle.
+
+    Until the holder is replaced, no new claim can end the idle interval, because claims cannot be prepared while the
+    connection to the runtime is lost.
     """
     one, two = run.pair()
     one.set_idle(idle=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes cgroup files, and stores original limits as cgroup attributes, in a real directory tree."""
+"""Reading and writing cgroup files, and storing original limits as attributes of cgroups, in a real directory tree."""
 
 import os
 import resource

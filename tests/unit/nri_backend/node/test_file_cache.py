@@ -59,10 +59,14 @@ def test_forgetting_an_entry_while_an_open_hangs_closes_all_of_its_files(memory:
 
 
 def test_forgetting_a_reading_while_a_file_is_opened_leaves_no_descriptor_behind(memory: Path) -> None:
-    """The descriptor's number would soon belong to another file, whose content would be returned for the container."""
+    """If the cache kept a closed descriptor, the descriptor's number would soon belong to another file. The cache would
+    then return that file's content for the container.
+    """
 
     class Forgetting(dict[tuple[str, str], int]):
-        """The descriptors for one read. Another thread drops them as soon as the first one is stored."""
+        """The descriptors for one reading. Storing the first one makes the cache forget the reading, as another thread
+        might.
+        """
 
         def __setitem__(self, file: tuple[str, str], descriptor: int) -> None:
             super().__setitem__(file, descriptor)

@@ -48,8 +48,8 @@ def test_the_audits_are_ordered_by_their_cost() -> None:
 
 
 def test_each_part_of_the_audit_is_due_on_the_tick_nearest_to_its_time() -> None:
-    """A full audit that is requested in between runs once, on the next tick. It includes the enforcement records, but
-    not all containers.
+    """If a full audit is requested between two scheduled ones, it runs once, on the next tick. It includes the
+    enforcement records, but not the containers that no claim depends on.
     """
     schedule, due = Schedule(), {}
     for second in range(0, 1204, 2):

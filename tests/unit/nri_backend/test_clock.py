@@ -8,8 +8,8 @@ from tests.fakes.clock import JumpingLoop
 
 
 def test_the_clock_does_not_jump_while_the_loop_waits_for_its_threads() -> None:
-    """Otherwise, the clock would jump past the timeout that asyncio has set on that wait since Python 3.12, and Python
-    would issue a warning.
+    """Since Python 3.12, asyncio limits the time that this wait may take. If the clock jumped, the timeout would
+    expire, and Python would issue a warning.
     """
 
     async def leave_a_job() -> None:

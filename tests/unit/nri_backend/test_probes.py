@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port for probes, which the whole network can reach."""
+"""The probe port, which is reachable from the whole network."""
 
 import asyncio
 import contextlib
@@ -60,7 +60,7 @@ def test_a_head_response_is_the_get_response_without_its_body() -> None:
 
 
 async def test_the_request_line_is_enough() -> None:
-    """The response does not wait for headers, and headers that arrive later do not cut it off."""
+    """The server responds without waiting for headers, and headers that arrive later do not truncate the response."""
     async with serve_pages(("127.0.0.1", 0), PAGES) as port, peer(port) as (reader, writer):
         writer.write(b"GET /healthz HTTP/1.1\r\nHo")
         assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200 ")

@@ -37,7 +37,7 @@ def test_a_problem_is_a_string_with_a_code() -> None:
 def test_several_problems_have_the_first_code_that_explains_the_cause(
     several: list[Problem], text: str, code: BackendCode | None
 ) -> None:
-    """The kernel's error explains more than the difference that it causes."""
+    """SETTINGS_NOT_APPLIED names only the effect, so any other problem's code takes precedence."""
     found = joined(several)
     assert (found, found.code) == (text, code)
 

@@ -45,7 +45,7 @@ def test_a_socket_path_has_at_most_107_bytes() -> None:
 
 
 def test_the_node_is_named_as_kubernetes_names_it() -> None:
-    """The first name that is set is used, in lower case and without spaces."""
+    """The first name that is set is used, in lower case and without surrounding whitespace."""
     assert node_name(None, "", " Worker-1\n", "other") == "worker-1"
     assert node_name()
 

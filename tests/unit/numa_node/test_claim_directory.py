@@ -42,7 +42,7 @@ def test_only_the_absence_of_a_file_releases_its_cpus(tmp_path: Path) -> None:
 
 
 def test_every_change_is_detected_immediately(tmp_path: Path) -> None:
-    """Time stamps have the resolution of a timer tick, but several changes within one tick are still detected."""
+    """Timestamps have the resolution of a timer tick, but several changes within one tick are still detected."""
     directory = ClaimDirectory(str(tmp_path))
     for turn in range(60):
         record = cpu_record("c1", f"cpus={turn}")
@@ -61,7 +61,7 @@ def test_a_quiet_directory_is_not_read_again(tmp_path: Path) -> None:
     view = directory.refresh()
     assert directory.refresh() is view
     status = path.stat()
-    # Changing a file in place does not change the directory's time stamp. A hook does not notice such a change, but a
+    # Changing a file in place does not change the directory's timestamp. A hook does not notice such a change, but a
     # thorough scan does.
     path.write_bytes(path.read_bytes().replace(b"2-3", b"4-5"))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -127,8 +127,8 @@ def test_a_damaged_file_keeps_its_cpus(tmp_path: Path) -> None:
 
 
 def test_a_directory_replaced_on_the_host_is_reported(tmp_path: Path) -> None:
-    """A mount outlives the directory that it shows. The last known claims stay in force, and the problem is
-    reported.
+    """If the directory is removed on the host, the container's mount still refers to it and never shows its
+    replacement. The claims read so far remain in effect, and the problem is reported.
     """
     path = tmp_path / "cdi"
     path.mkdir()

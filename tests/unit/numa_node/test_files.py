@@ -97,8 +97,8 @@ async def test_a_locks_time_limit_excludes_waiting_in_the_queue(short_root: Path
 
 
 async def test_a_locks_time_limit_applies_to_each_holder(short_root: Path) -> None:
-    """If a holder hangs, in this process or in another one, the progress of earlier holders does not extend the
-    limit.
+    """If a holder hangs, in this process or in another one, all waiting calls time out within the limit, even if
+    earlier holders released the lock in time.
     """
     lock, other = FileLock(short_root / "lock"), FileLock(short_root / "lock")
     await lock.acquire()

@@ -36,7 +36,7 @@ def test_text_lines_are_key_value_pairs(stream: io.StringIO) -> None:
 
 
 def test_text_lines_contain_no_python_notation(stream: io.StringIO) -> None:
-    """An unknown value is left out, and a mapping, a list or a flag can be read without knowing Python."""
+    """A field whose value is None is omitted. Mappings, lists and Booleans are written without Python's syntax."""
     set_up_logging("info", "text", stream)
     fields = {"before": None, "memory": {"memory-numa000": 5, "b": True}, "problems": ["x", "y z"], "ready": False}
     logging.getLogger("a").info("read", extra=fields)

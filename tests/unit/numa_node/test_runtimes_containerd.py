@@ -206,7 +206,8 @@ def test_files_are_read_as_real_releases_read_them(case: dict[str, Any], release
     files = [(name, tomllib.loads(case["files"][name])) for name in names]
     found, refusal = read_or_refuse(rules, files)
     if found is None:
-        # containerd randomly uses one of two names, so there is no result to compare with.
+        # If a section appears under two names, containerd picks one at random, so there is no fixed result to compare
+        # with.
         assert expected is None or "under two names" in refusal
         return
     assert expected is not None

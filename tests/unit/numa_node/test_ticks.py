@@ -33,7 +33,7 @@ def test_idle_tasks_wake_up_together_with_busy_ones() -> None:
 
 
 def test_unfinished_work_is_repeated_on_the_next_tick() -> None:
-    """Finished work is repeated only on the next quiet tick."""
+    """A task that has finished its work is called again only on the next quiet tick."""
     left, called = [True, True, False, False, None], list[float]()
 
     async def work() -> bool | None:
@@ -51,7 +51,7 @@ def test_unfinished_work_is_repeated_on_the_next_tick() -> None:
 
 
 def test_each_quiet_tick_is_also_a_normal_tick() -> None:
-    """If quiet ticks were at other times, a quiet task would wake up alone."""
+    """A task that waits for a quiet tick therefore wakes up together with the busy tasks."""
     assert QUIET_SECONDS % TICK_SECONDS == 0
 
     async def program() -> None:

@@ -307,7 +307,7 @@ def test_all_commands_report_an_invalid_configuration_in_the_same_way(
     code: int,
     told: str,
 ) -> None:
-    """An impossible configuration is an error, and a configuration that leaves no resources is a warning."""
+    """An impossible configuration is an error, and one that leaves no resources for claims is a warning."""
     (tmp_path / "config.yaml").write_text(config)
     assert cli.main([*command, "--host-root", host, "--config", str(tmp_path / "config.yaml")]) == code
     printed = capsys.readouterr()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This process's capabilities, and the problems that are reported if one is missing."""
+"""The process's capabilities, and the problems that are reported if a capability is missing."""
 
 import logging
 import re
@@ -42,7 +42,7 @@ def host(tmp_path: Path, permitted: str, uid_map: str = IDENTITY) -> str:
 
 
 class ProbedTree(PartitionTree):
-    """A kernel that checks the writer's capability before it checks a partition's CPUs, as Linux 6.12 does."""
+    """A cgroup tree in which the writer's capability is checked before a partition's CPUs, as in Linux 6.12."""
 
     def __init__(self, root: Path, *, capable: bool = True, controller: bool = True) -> None:
         super().__init__(root)
@@ -92,7 +92,9 @@ def effective() -> int:
     ],
 )
 def test_a_missing_privilege_is_an_obstacle(tmp_path: Path, permitted: str, uid_map: str, named: str) -> None:
-    """Capabilities count only in the initial user namespace. A tree that cannot be probed is not an obstacle."""
+    """The kernel requires the capability in the initial user namespace. A cgroup tree that cannot be probed is not an
+    obstacle.
+    """
     root = host(tmp_path, permitted, uid_map)
     obstacle = PartitionRight(CgroupTree(str(tmp_path / "cgroup")), root).obstacle()
     assert named in obstacle
@@ -100,7 +102,7 @@ def test_a_missing_privilege_is_an_obstacle(tmp_path: Path, permitted: str, uid_
 
 
 def test_without_proc_no_capability_is_reported_missing(tmp_path: Path) -> None:
-    """Development environments have a host root without proc."""
+    """In a development environment, the host root may lack proc, so the capabilities cannot be read."""
     assert PartitionRight(CgroupTree(str(tmp_path)), str(tmp_path)).obstacle() == ""
     assert capability_problem(str(tmp_path)) == ""
 
@@ -169,7 +171,7 @@ def test_the_probe_conflicts_with_no_other_cgroup(tmp_path: Path) -> None:
 
 
 def test_the_probe_takes_cpus_from_no_process(tmp_path: Path) -> None:
-    """While the partition is requested, all CPUs stay effective in the root cgroup."""
+    """While the probe requests its partition, all CPUs stay effective in the root cgroup."""
     tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
     seen: list[str] = []
     tree.on_request = lambda: seen.append((tmp_path / "cgroup/cpuset.cpus.effective").read_text().strip())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connection over real sockets, against a peer with the Go reader's limits."""
+"""The connection over real sockets, against a peer with the same limits as the runtime's Go library."""
 
 import asyncio
 import struct
@@ -51,7 +51,7 @@ def _text(size: int) -> Message:
 
 @pytest.mark.parametrize("size", [0, 4000, 4060, 4070, 4080, 4090, 4096, 4100, 5000, 8192, 100_000, 4_000_000])
 async def test_messages_around_and_above_4096_bytes_pass_in_both_directions(tmp_path: Path, size: int) -> None:
-    """A message in a frame that exceeds the Go reader's buffer would close the connection."""
+    """The runtime's Go library would close the connection if a frame exceeded its read buffer."""
     async with _linked(tmp_path, Blob=_blob) as (link, end, _):
         payload = _text(size).SerializeToString()
         assert await end.call("Echo", _text(size)) == payload
@@ -77,7 +77,7 @@ async def test_the_fake_runtime_closes_the_connection_as_the_go_reader_does(
 
 
 async def test_calls_run_concurrently_and_drain_waits_for_all_responses(tmp_path: Path) -> None:
-    """Two calls wait, one of which then fails. A third call is answered in the meantime."""
+    """Two calls wait for the same event, after which one of them fails. A third call is answered while they wait."""
     release = asyncio.Event()
 
     async def serve(call: Call) -> bytes:
@@ -158,7 +158,9 @@ async def test_an_error_response_from_the_runtime_is_raised_with_its_code(tmp_pa
 
 
 async def test_the_end_of_the_connection_fails_outstanding_calls_and_cancels_hooks(tmp_path: Path) -> None:
-    """There is one outstanding call in each direction. A call made after the end fails for the same reason."""
+    """One call in each direction is outstanding when the connection ends. A call that is made afterwards fails for the
+    same reason.
+    """
     both_wait = asyncio.Barrier(3)
     cancelled = asyncio.Event()
 
@@ -198,7 +200,7 @@ async def test_invalid_bytes_close_the_connection_with_a_reason(tmp_path: Path) 
 
 
 async def test_a_connection_can_be_closed_while_the_peer_does_not_read(tmp_path: Path) -> None:
-    """If it could not be closed, a hanging runtime would prevent the backend from reconnecting."""
+    """If it could not be closed, a hung runtime would prevent the backend from reconnecting."""
     stuck = asyncio.Event()
 
     async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion between NRI messages and the plugin's values."""
+"""Conversion between NRI messages and the backend's own types."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def test_a_pod_is_converted_with_its_identity_and_cgroup() -> None:
 
 
 def test_a_container_has_the_drivers_variables_but_not_its_cdi_devices() -> None:
-    """Only some runtimes set CDI_devices, but all of them send the environment as CDI has edited it."""
+    """Only some runtimes set CDI_devices, but all of them send the environment after CDI has edited it."""
     message = pb.Container(
         id="c",
         pod_sandbox_id="s",
@@ -80,7 +80,7 @@ def test_the_last_of_two_hugepage_limits_applies() -> None:
 
 
 def test_page_sizes_and_cpu_lists_are_sent_in_the_runtimes_format() -> None:
-    """The formats are ``2MB`` and ``0-3,8``. Resources that were sent parse back to the same value."""
+    """Page sizes are sent as ``2MB`` and CPU lists as ``0-3,8``. Parsing the message yields the original values."""
     message = write_adjustment(Adjustment(_EVERYTHING)).linux.resources
     assert [limit.page_size for limit in message.hugepage_limits] == ["2MB", "1GB"]
     assert message.cpu.cpus == "0-3,8"
@@ -114,7 +114,7 @@ def test_an_adjustment_contains_only_the_fields_that_it_sets() -> None:
     ],
 )
 def test_a_memory_policy_is_sent_without_resources(mode: str, nodes: set[int], sent: pb.MpolMode) -> None:
-    """Linux has a separate mode for several preferred nodes."""
+    """Linux has a separate mode for more than one preferred node, so the mode depends on the number of nodes."""
     message = write_adjustment(Adjustment(memory_policy=MemoryPolicy(mode, frozenset(nodes))))
     assert message.linux.memory_policy.mode == sent
     assert message.linux.memory_policy.nodes == format_cpu_list(nodes)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NRI's multiplexer: written frames respect the Go reader's limits, and received bytes may be split anywhere."""
+"""NRI's multiplexer: written frames respect the limits of the runtime's Go library, and received bytes may be split
+anywhere.
+"""
 
 import struct
 
@@ -35,7 +37,7 @@ def _read(*pieces: bytes) -> dict[int, bytes]:
     [(10, [10]), (4096, [4096]), (4097, [10, 4087]), (8192, [10, 8182]), (10 + (4 << 20), [10, 4 << 20])],
 )
 def test_a_message_over_4096_bytes_is_sent_as_header_and_body_in_two_frames(total: int, frames: list[int]) -> None:
-    """The Go reader closes the connection if a frame exceeds its 4096-byte buffer, or if 257 frames are unread."""
+    """The Go library closes the connection if a frame exceeds its 4096-byte buffer, or if 257 frames are unread."""
     message = bytes(range(256)) * (total // 256) + bytes(total % 256)
     wire = frame_message(RUNTIME_CONNECTION, message)
     assert _lengths(wire) == frames
@@ -53,6 +55,6 @@ def test_the_streams_do_not_depend_on_where_the_bytes_are_split(
 
 
 def test_a_frame_length_that_no_runtime_writes_is_a_peer_error() -> None:
-    """After an invalid header, the reader must not wait for gigabytes."""
+    """If the length were accepted, the reader would wait for 4 GiB of data."""
     with pytest.raises(PeerError, match="mux frame header: 4294967295 bytes"):
         list(Demultiplexer().receive_data(b"\xff" * 8))

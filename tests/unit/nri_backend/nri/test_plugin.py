@@ -45,7 +45,7 @@ class _Rig:
 
 
 async def test_protobuf_runs_on_its_c_implementation() -> None:
-    """The pure Python implementation takes seconds for a large snapshot."""
+    """The pure Python implementation takes seconds to decode a large snapshot."""
     assert api_implementation.Type() == "upb"
 
 

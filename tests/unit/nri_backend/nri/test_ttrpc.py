@@ -121,7 +121,9 @@ def test_unknown_frame_types_and_data_frames_are_ignored() -> None:
 
 
 def test_an_oversized_message_fails_only_its_own_call() -> None:
-    """Whichever end receives it answers the stream with ResourceExhausted. The next call is served."""
+    """A server responds with ResourceExhausted, and a client's call fails with the same code. Later calls are not
+    affected.
+    """
     client, server = _calling()
     long = struct.pack(">IIBB", MAX_DATA + 1, 5, REQUEST, 0) + bytes(MAX_DATA + 1)
     assert _refusals(server, long) == [(5, Code.RESOURCE_EXHAUSTED)]
@@ -140,8 +142,8 @@ def test_a_response_over_the_limit_is_refused_and_can_be_replaced_by_an_error() 
 
 
 def test_a_body_that_cannot_be_decoded_fails_only_its_own_call() -> None:
-    """The body's frame was valid. An undecodable request is an invalid argument, and an undecodable response is an
-    internal error.
+    """The frame is valid, but its body cannot be decoded. An undecodable request is answered with InvalidArgument, and
+    an undecodable response makes the call fail with Internal.
     """
     client, server = _calling()
     assert _refusals(server, encode_frame(3, REQUEST, b"\xff\xff")) == [(3, Code.INVALID_ARGUMENT)]

@@ -160,7 +160,9 @@ def test_standard_input_that_does_not_end_is_an_error_with_a_remedy() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_wait_for_input(number: signal.Signals) -> None:
-    """A handler is required, because the kernel discards signals for which a container's first process has none."""
+    """A handler is required, because a container's first process has PID 1, and the kernel discards signals that PID 1
+    does not handle.
+    """
     with waiting("version = 3\n") as process:
         until = time.monotonic() + 30
         # Bit (signal number - 1) of SigCgt shows that the process handles the signal.

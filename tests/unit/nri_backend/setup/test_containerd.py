@@ -102,7 +102,7 @@ def test_the_plugin_can_be_required(release: str) -> None:
 
 @pytest.mark.parametrize("release", [one for one in RELEASES if one not in VALIDATING])
 def test_an_update_is_demanded_for_releases_that_cannot_require_plugins(release: str) -> None:
-    """These releases would ignore the table, and containers would start without the plugin."""
+    """These releases would ignore the ``default_validator`` table, and containers would start without the plugin."""
     assert "2.2 or later" in manual_changes(as_read(dump(release)), require_plugin=True)[0]
     assert not [line for line in missing(dump(release), require_plugin=True) if "validator" in line]
     assert manual_changes(as_read(dump(release))) == []
@@ -194,7 +194,7 @@ SECTION = st.dictionaries(KEYS | st.just("required_plugins"), VALUES, max_size=4
 )
 def test_any_dump_is_either_rejected_or_gets_a_valid_drop_in(version: Any, plugins: Any, disabled: Any) -> None:
     document = {"version": version, "plugins": plugins, "disabled_plugins": disabled}
-    # Each value is also used as a list with one entry, since a drop-in can contain tables within lists.
+    # Each value is also written as the only entry of a list, since a drop-in can contain tables within lists.
     lists = [Change(("dump", key), [value], None) for key, value in document.items()]
     text = write_drop_in(Dump(3, {}, ()), lists)
     assert tomllib.loads(text)["plugins"]["dump"] == {key: [value] for key, value in document.items()}

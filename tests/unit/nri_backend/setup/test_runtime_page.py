@@ -66,7 +66,8 @@ class Node:
         for place in ("/run/", "/etc/containerd"):
             script = script.replace(f" {place}", f" {self.root}{place}").replace(f'"{place}', f'"{self.root}{place}')
             script = script.replace(f">{place}", f">{self.root}{place}").replace(f"={place}", f"={self.root}{place}")
-        # The pattern in imports is part of the file's content, so its path stays the same.
+        # Paths are redirected to the scratch directory, except the pattern in imports, which is part of the file's
+        # content.
         script = script.replace(f"{self.root}{PATTERN}", PATTERN)
         return subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", f"umask 022\n{script}"],
@@ -105,8 +106,8 @@ def test_a_complete_configuration_is_left_alone(node: Node) -> None:
 
 @pytest.mark.parametrize("outcome", [COMPLETE, WITHOUT_NRI, "nonsense"])
 def test_no_other_user_can_read_the_dump(node: Node, outcome: str) -> None:
-    """The dump may contain passwords. Its file has mode 0600, even if an older file was readable, and is removed
-    afterwards.
+    """The dump and the drop-in may contain passwords. Both files get mode 0600, even if older files with these names
+    were readable by other users, and the dump is removed afterwards.
     """
     for name in ("containerd-dump.toml", "numa.toml"):
         (node.root / "run" / name).write_text("old")
@@ -132,8 +133,8 @@ def test_no_other_user_can_read_the_dump(node: Node, outcome: str) -> None:
 def test_containerd_imports_the_drop_in_whatever_its_configuration_was(
     node: Node, config: str | None, expected: dict[str, object]
 ) -> None:
-    """A missing or empty configuration file is replaced by one with a version. In every case the pattern is added to
-    imports, and nothing else changes.
+    """A missing or empty configuration file is replaced by one that contains only the format version. In every case,
+    imports then contains the pattern, and nothing else has changed.
     """
     if config is not None:
         (node.root / CONFIG).parent.mkdir(parents=True)

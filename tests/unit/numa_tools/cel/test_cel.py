@@ -182,7 +182,9 @@ def bound(step: str, steps: int, first: str, body: str) -> str:
     ],
 )
 def test_exponential_growth_is_rejected(expression: str) -> None:
-    """Explaining a claim that has a short selector must not exhaust the user's memory or take forever."""
+    """Even a short selector can be extremely expensive to evaluate. Explaining a claim with such a selector must
+    neither exhaust memory nor run indefinitely.
+    """
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     with pytest.raises(CelUnsupportedError, match="costs too much"):
         selected(expression, DEVICE)

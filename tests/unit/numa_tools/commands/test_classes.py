@@ -29,7 +29,7 @@ def names(found: Machine) -> list[str]:
 
 
 def with_far_node(found: Machine) -> Machine:
-    """Returns the machine with 8 GiB of CXL memory as NUMA node 2, half of it in 2 MiB pages."""
+    """Returns the machine with an additional NUMA node 2, which has 8 GiB of CXL memory, half of it in 2 MiB pages."""
     pages = HugepagePool(2 << 20, 2048, 2048)
     far = NumaNode(2, frozenset(), 8 * GIB, (pages,), {0: 24, 1: 17, 2: 10})
     return replace(found, numa_nodes=found.numa_nodes | {2: far})

@@ -59,7 +59,9 @@ def contents(archive: Path) -> dict[str, str]:
 
 
 def unpack(tar: tarfile.TarFile, into: Path) -> None:
-    """Unpacks one of this project's archives as ``tar`` would. The tarfile module's filters require Python 3.11.4."""
+    """Unpacks one of this project's archives as ``tar`` would. Does not call extractall(), because the tarfile module's
+    extraction filters require Python 3.11.4.
+    """
     for one in tar:
         content = tar.extractfile(one)
         (into / one.name if content is None else (into / one.name).parent).mkdir(parents=True, exist_ok=True)
@@ -209,7 +211,8 @@ def test_only_its_owner_can_read_the_archive(host: Path, tmp_path: Path, capsys:
     assert archive.stat().st_size < 1 << 20
     os.mkfifo(fifo)
     fifo.chmod(0o644)
-    # A FIFO that is opened for reading and writing blocks neither side, and its buffer holds the small content.
+    # Opening a FIFO for reading and writing does not block. The command does not block either, because the FIFO has a
+    # reader and the archive fits into its buffer.
     reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     assert run(capsys, "gather", "--host-root", str(host), "-o", str(fifo))[0] == 0
     os.close(reader)

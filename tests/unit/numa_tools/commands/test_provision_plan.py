@@ -71,7 +71,8 @@ FAR, BARE, OFF = node(2), node(1, frozenset({1}), memory=0), replace(node(3), on
             [file(ONE), file(TWO, ONE), file({"size": "1G", "count": 1})],
             {(M2, 0): 8, (M2, 1): 6, (G1, 0): 1, (G1, 1): 0},
         ),
-        # Version, status and the boot parameter are part of the original type. They have no effect at run time.
+        # The files of dra-driver-memory may contain apiVersion, status and the boot parameter, which have no effect at
+        # run time.
         ([0], [{**SEVEN, "apiVersion": "v0", "status": {}, "spec": {**SEVEN["spec"], **BOOT}}], {(M2, 0): 7}),
     ],
 )

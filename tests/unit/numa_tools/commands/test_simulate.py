@@ -116,7 +116,7 @@ def test_every_example_fits(path: Path, root: Path, tmp_path: Path, capsys: pyte
     assert (status, err) == (0, "")
     (row,) = outcome["outcomes"]
     if path.stem == "claimed-by-policy":
-        assert row["claims"] == []  # in the cluster, the policy adds the claim
+        assert row["claims"] == []  # in the cluster, the MutatingAdmissionPolicy adds the claim
     else:
         assert [one for each in row["claims"] for one in each["devices"]]
     if path.stem.endswith("same-node"):
@@ -138,8 +138,8 @@ def test_replicas_are_simulated_one_after_another(root: Path, capsys: pytest.Cap
 def test_a_node_in_observe_mode_is_reported_as_one_that_refuses_claims(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The result is what the node would do once it enforces claims. The last line states that it refuses claims until
-    then.
+    """The outcomes are those of a node that enforces claims. The last line of the output says that a node in observe
+    mode refuses every claim.
     """
     arguments = ["--host-root", str(root), "--pod", str(EXAMPLES / "one-numa-node.yaml")]
     observing = [*arguments, "--config", written(tmp_path / "config.yaml", {"enforcement": "observe"})]
@@ -457,8 +457,8 @@ def test_cpus_of_a_device_with_several_nodes_are_near_the_joined_device(
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Returns a host root with HBM next to each of its two NUMA nodes with 16 CPUs, and with CXL memory equally far
-    from both nodes.
+    """Returns a host root with two NUMA nodes of 16 CPUs each. Each of these nodes has HBM next to it, and CXL memory
+    is equally far from both.
     """
     return str(write_tree(captured(FITTING).changed(far_memory()), tmp_path_factory.mktemp("kinds")))
 

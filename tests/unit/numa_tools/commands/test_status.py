@@ -52,8 +52,8 @@ async def test_devices_claims_and_cpus_are_shown(serving: bool, node: AilingNode
 
 @pytest.mark.parametrize("serving", [True, False])
 async def test_the_screen_shows_whether_a_claim_is_enforced(serving: bool, node: AilingNode) -> None:
-    """The words come from the claim's condition and are the same as on the web page. Without the service, the state is
-    unknown.
+    """The screen uses the same words as the web page for the statuses of the claim's condition. Without the service,
+    the status is unknown.
     """
     node.serving = serving
     async with node.up() as settings:

@@ -234,7 +234,7 @@ async def test_a_given_kubelet_configuration_replaces_the_detected_one(node: Ail
 
 @pytest.mark.parametrize(("other", "result"), [("6", "good"), ("5", "problem")])
 async def test_a_claims_shared_pool_cpus_are_not_a_fault(other: str, result: str, node: AilingNode) -> None:
-    """A claim that also asks for the shared pool may run there, but not on other claims' CPUs."""
+    """If a claim also requests CPUs in the shared pool, its container may run there, but not on other claims' CPUs."""
     shared = {"r": PoolCpus(cpus=frozenset({0, 1, 4, 5, 6, 7}), near=frozenset({4, 5}))}
     node.records[0] = node.records[0].model_copy(update={"pool_cpus": shared})
     node.records.append(node.claimed("other", other))
@@ -258,8 +258,8 @@ async def test_a_container_whose_cpus_are_all_offline_is_not_left_to_the_audit(n
 
 
 async def test_a_container_that_outlives_its_claim_is_to_be_stopped(node: AilingNode) -> None:
-    """The remedy is for a pod that no longer exists: the operator stops its container on the node. New claims get other
-    CPUs, so the finding does not say that they get none.
+    """If the pod has been deleted, the remedy is to stop its container on the node. The finding says that the claims'
+    CPUs stay held, but not that new claims get no CPUs, since others may be free.
     """
     node.containers[0] |= UNKNOWN_CLAIM
     (finding,) = (await verdicts(node))["claims.recorded"].findings
@@ -346,7 +346,7 @@ async def test_host_daemons_on_claimed_cpus_are_a_finding_only_if_nothing_keeps_
 
 
 def test_each_kind_of_misfit_has_a_remedy() -> None:
-    """The test covers every kind, so a new kind must have a remedy."""
+    """A misfit is a mismatch between the machine and the configuration. This test fails if a new kind has no remedy."""
     assert _REMEDIES.keys() == set(MisfitKind)
 
 

@@ -390,7 +390,7 @@ def test_special_files_and_symlinks_out_of_the_root_are_not_read(kind: str, tmp_
 
 
 def test_a_file_that_changed_after_the_kubelets_start_is_not_in_effect(tmp_path: Path) -> None:
-    """The kubelet reads its files once. Removing a drop-in changes its directory's time stamp."""
+    """The kubelet reads its files once. Removing a drop-in changes its directory's timestamp."""
     files = process(1, "kubelet", "--config=/a", "--config-dir=/d") | {"/a": HEAD, "/d/1.conf": HEAD}
     base = written(tmp_path, files)
     assert read_files(str(base), ROOT).unseen == ""

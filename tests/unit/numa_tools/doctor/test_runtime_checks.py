@@ -100,7 +100,7 @@ async def test_a_drop_ins_effect_depends_on_the_release(
 
 @pytest.mark.parametrize("version", ["containerd://2.1.4-k3s1", ""])
 async def test_k3s_next_to_docker_uses_its_own_file(version: str, node: AilingNode) -> None:
-    """Docker's file disables CRI, whereas k3s's file enables everything."""
+    """Docker's file disables CRI, whereas NRI and CDI are on with k3s's file."""
     runs(node, version)
     node.host(PLAIN, DOCKER)
     node.host(K3S, f'version = 3\n[plugins."{NRI}"]\ndisable = false\n')

@@ -160,7 +160,9 @@ def test_files_of_a_runtime_that_the_kubelet_does_not_use_determine_nothing(repo
 
 
 def test_files_left_by_a_removed_k3s_determine_nothing(tmp_path: Path) -> None:
-    """Only the release of k3s's containerd has a suffix."""
+    """Only the containerd of k3s and RKE2 has a version suffix. If the kubelet reports a version without one, k3s's
+    file is a leftover. If the version has one, the file at the usual path is not in use.
+    """
     assert f"/{K3S}" in unread(write(tmp_path / "a", {K3S: ON}), CONTAINERD_2).why
     assert "k3s/data/current/bin/containerd" in unread(write(tmp_path / "b", {PLAIN: ON}), K3S_2).remedy
 

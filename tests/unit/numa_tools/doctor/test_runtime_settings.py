@@ -125,7 +125,7 @@ def test_an_empty_socket_path_means_the_default() -> None:
 
 
 def test_the_hugetlb_controller_matters_only_on_1_7() -> None:
-    """The backend writes the limits on every release, and by default 2.x leaves them to the backend."""
+    """The backend writes the limits on every release. In 2.x, the controller is off by default and may stay off."""
     text = f"version = 2\n[plugins.'{CRI_OF_1}']\ndisable_hugetlb_controller = false"
     assert (of((1, 7, 27), text)["hugetlb"], of((1, 7, 27), "version = 2")["hugetlb"]) == (True, False)
     assert of((2, 1, 0), "version = 2")["hugetlb"] is True

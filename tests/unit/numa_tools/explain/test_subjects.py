@@ -323,7 +323,7 @@ def test_a_pending_claim_is_explained() -> None:
 
 
 def test_a_selector_that_cannot_be_evaluated_is_named() -> None:
-    """Neither the devices nor the claim are reported as fitting or not fitting. The problem names the selector."""
+    """It is unknown whether the devices and the claim fit. The problem names the selector."""
     odd = {"name": "r", "exactly": {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": "1 +"}}]}}
     found, problems = pending(knowing(prepared(asked(14))), waiting(odd))
     why = "request r: selectors[0]: cannot be evaluated: cannot be parsed at its end: '1 +'"
@@ -368,7 +368,7 @@ def test_the_remedy_for_a_claim_that_is_not_prepared(asked_for: Any, hindrances:
 
 
 def test_a_claim_joined_with_memory_is_explained_by_its_node() -> None:
-    """The CPUs are chosen within the joined node, so better alternatives are listed only for that node."""
+    """matchAttribute restricts the CPUs to the memory's NUMA node, so candidates are listed only for that node."""
     inventory = build_inventory(MACHINE, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
     document = claim("u0", cpus(2, "r", "cpudevmachine"), memory("1Gi", node=1))
     document["spec"] = {"devices": {"constraints": [{"matchAttribute": "resource.kubernetes.io/numaNode"}]}}

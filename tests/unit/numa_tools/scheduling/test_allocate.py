@@ -196,15 +196,16 @@ def alternative(name: str, *expressions: str, **more: Any) -> dict[str, Any]:
     "requests",
     [
         [exact("r", **selecting(UNKNOWN))],
-        # The scheduler may try device b after device a, which certainly does not match.
+        # Device a certainly does not match, so the scheduler tries device b, and the result for device b is unknown.
         [exact("r", **selecting(f"{ON_0} && false || {ODD_ON_1}"))],
         # Two devices are required, and only one certainly matches.
         [exact("r", count=2, **selecting(f"{ON_0} || {UNKNOWN}"))],
         [exact("r", allocationMode="All", **selecting(UNKNOWN))],
         # All matching devices are required, and it is unknown whether the second one matches.
         [exact("r", allocationMode="All", **selecting(f"{ON_0} || {UNKNOWN}"))],
-        # The second request fits unless the first request gets its device.
+        # The second request fits in any case, but the first one may not.
         [exact("r", **selecting(ODD_ON_1)), exact("s", **selecting(ON_0))],
+        # The second request needs device a, which the first request may get.
         [exact("r", **selecting(f"{ODD_ON_0} || {ON_1}")), exact("s", **selecting(ON_0))],
         # The second alternative fits, but the scheduler may choose the first one.
         [either(alternative("first", UNKNOWN), alternative("second", ON_0))],
@@ -277,8 +278,8 @@ def test_a_claim_does_not_fit_whatever_the_unknown_selector_evaluates_to(
 
 
 def test_constraints_are_considered_even_if_a_selector_is_unknown() -> None:
-    """No two devices have equal values, whichever of them the selector admits. With a third device, two devices may
-    have equal values.
+    """The two devices have different values, so the claim does not fit whichever of them the unknown selector admits.
+    If a third device has the same value as one of them, the outcome is unknown.
     """
     request = [exact("r", **selecting(UNKNOWN)), exact("s")]
     same = [{"matchAttribute": "d/node"}]

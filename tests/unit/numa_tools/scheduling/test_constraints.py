@@ -40,8 +40,8 @@ _moves = st.lists(st.one_of(st.none(), st.tuples(st.sampled_from(["r", "s/one", 
 def test_a_device_is_added_if_all_constraints_hold_with_it(
     constraints: list[Constraint], moves: list[tuple[str, Published] | None]
 ) -> None:
-    """The result does not depend on devices that were added and removed earlier. In the generated moves, None removes
-    the last device.
+    """The result does not depend on devices that were added and removed earlier. Each generated move adds a device or,
+    if it is None, removes the last one.
     """
     agreement, chosen = Agreement(constraints, Effort()), list[tuple[str, Published]]()
     for move in moves:

@@ -49,8 +49,8 @@ def test_pods_are_found_in_common_kinds(file: str, pods: dict[str, int]) -> None
     "document",
     [
         {"kind": "ConfigMap", "metadata": {"name": "n"}, "data": {"template": "spec: containers"}},
-        # Monitoring operators' custom resources have no pod template, but a list of extra containers that run next to
-        # those that the operator adds.
+        # Monitoring operators' custom resources do not contain a pod template, only a list of extra containers that run
+        # next to those that the operator adds.
         {"kind": "Prometheus", "metadata": {"name": "n"}, "spec": {"containers": [{"name": "c"}]}},
         # A schema contains the names of the fields, but no pod.
         {"kind": "CustomResourceDefinition", "spec": {"template": {"spec": {"containers": {"type": "array"}}}}},

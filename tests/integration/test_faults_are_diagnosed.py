@@ -85,7 +85,7 @@ def claim_too_big(stage: Stage) -> None:
 
 NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
     nri_off: {
-        "doctor": ("[runtime.nri]", "enable NRI and set nriSocket to its socket"),
+        "doctor": ("[runtime.nri]", "enable NRI and set nriSocket to the path of its socket"),
         "explain waiting": ("nri-backend is not connected to the container runtime", "check that NRI is enabled"),
     },
     gate_off: {"doctor": ("(feature gate DRAConsumableCapacity). [api.gates]", "enable it in the API")},

@@ -74,7 +74,7 @@ class MemoryGrant:
 class Counted:
     """Amounts that the kubelet adds to limits because of claims.
 
-    The kubelet adds the whole of each claim, regardless of how many of its requests the container names.
+    The kubelet adds the full amount of each claim, regardless of how many of its requests the container names.
     """
 
     cpus: int = 0

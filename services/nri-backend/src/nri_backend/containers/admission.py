@@ -29,7 +29,7 @@ UNLIMITED: Final = -1
 """The quota that means "no limit" to a runtime."""
 # Maximum number of updates in the answer to Synchronize. containerd applies updates one by one under a node-wide lock,
 # taking about 30 ms each, and CRI-O fails the synchronization if an update fails. Further updates can be left out: they
-# are needed only for the resources that the runtime has stored, since the audit writes the cgroup files.
+# would only correct the resources that the runtime has stored. The cgroup files are written by the audit.
 MAX_SYNC_UPDATES: Final = 32
 _log = logging.getLogger(__name__)
 
@@ -61,8 +61,8 @@ def not_on(state: NodeState, tracked: Tracked, *, in_pod: bool) -> dict[str, str
     """Returns the containers that must not use a claim container's CPUs and were not on these CPUs when last observed.
 
     The result maps container ids to cgroups. With ``in_pod`` the result contains only containers in the same pod. In
-    pool mode it can contain every container on the node, so whole classes are copied instead of checking each
-    container.
+    pool mode it can contain every container on the node, so whole cpuset classes are added to it, without checking
+    each container.
     """
     if not (own := tracked.entitlement.cpus):
         return {}
@@ -89,8 +89,9 @@ def _may_stay(state: NodeState, tracked: Tracked, sibling: Tracked) -> bool:
     if sibling.phase in (Phase.ENDING, Phase.LINGERING) and (
         sibling.observed.partition or state.partition_for(tracked)
     ):
-        # Two cgroups in a pod must not have overlapping cpusets if one of them is a partition. The exited container's
-        # cgroup may be a member because the kernel has invalidated its partition.
+        # Two cgroups in a pod must not have overlapping cpusets if one of them is a partition. If the kernel has
+        # invalidated the exited container's partition, that container's cgroup is no longer one, but the cgroup of
+        # ``tracked`` may be about to become one.
         return False
     keys = {held.key for held in tracked.entitlement.claims}
     return sibling.identity.name == tracked.identity.name or any(one.key in keys for one in sibling.entitlement.claims)
@@ -171,7 +172,7 @@ def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Up
 
 
 def needed_updates(containers: Iterable[Container], state: NodeState) -> list[Update]:
-    """Returns updates for the containers whose stored cpuset is not the desired one.
+    """Returns updates for the containers whose cpuset, as stored by the runtime, is not the desired one.
 
     Containers with exclusive CPUs come first. The runtime writes each update to the cgroup as well. With a lazy pool,
     the update for a pool member therefore contains only the stored CPUs that are still in the pool, or the whole pool
@@ -300,10 +301,11 @@ that uses runc or crun"
 def unenforced(
     tracked: Tracked, seen: Observed | None, leader: Leadership, state: NodeState, *, starting: bool = False
 ) -> Rejection | None:
-    """Returns a rejection if no active instance has set up a claim container, else None. Called by a standby instance.
+    """Returns a rejection if no active instance has enforced the container's claims, else None. Called by a standby
+    instance.
 
     ``seen`` contains the CPUs and nodes that the container would run on. They must match the container's claims. On
-    CreateContainer (``starting`` is False), this is not checked if there is an active instance that the runtime calls
+    CreateContainer (``starting`` is False), the check is skipped if there is an active instance that the runtime calls
     after this one.
     """
     if not tracked.identity.evidence.claims or (not starting and leader.fresh and not leader.first):

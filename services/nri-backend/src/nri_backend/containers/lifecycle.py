@@ -88,7 +88,9 @@ class Event(_HashedByIdentity):
     UNLISTED = auto()
     """Synchronize does not list the container, or lists it as stopped."""
     APPLIED = auto()
-    """The container's cgroup was set up, so its process may run, or it is unknown whether the process is running."""
+    """The container's cgroup was set up, so its process may run. Also used if it is unknown whether the process is
+    running.
+    """
     CREATE_REJECTED = auto()
     """CreateContainer was answered with a rejection."""
     START_REJECTED = auto()
@@ -205,7 +207,7 @@ MAY_RUN: Final = frozenset({Phase.LISTED, Phase.RUNNING})
 OCCUPYING: Final = MAY_RUN | {Phase.ENDING, Phase.LINGERING}
 """Phases in which a process of the container may run on its CPUs: no claim container may start on these CPUs."""
 ENDED: Final = frozenset({Phase.ENDING, Phase.LINGERING, Phase.VANISHED})
-"""Phases in which reap() asks the kernel whether the container still has a process."""
+"""Phases in which Reconciler.reap() asks the kernel whether the container still has a process."""
 OVER: Final = frozenset({Phase.ABSENT, Phase.VANISHED, Phase.STOPPED})
 """Phases in which the container has no process, and will not get one without another event."""
 ALIVE: Final = frozenset(Phase) - OVER

@@ -293,11 +293,11 @@ def plans_before_partition(state: NodeState, plan: Plan) -> list[Plan]:
 
     These are the plans of siblings that have been created but have not started. The runtime may have created their
     cgroups already, as CRI-O does. A cgroup that was created before the claim's record appeared may contain the claim's
-    CPUs. The audit does not write to these cgroups, but the kernel refuses a partition next to an overlapping
-    ``cpuset.cpus`` even if no process has run in that cgroup. Siblings in the LISTED phase are included. Such a sibling
-    may come from an earlier attempt to create the same container, and the start of a container does not wait until
-    earlier attempts have been moved. Its cgroup may be a partition, since a listed container can start without an event
-    and is treated as running.
+    CPUs. The audit does not write to these cgroups, but the kernel refuses a partition next to a cgroup whose
+    ``cpuset.cpus`` overlaps with it, even if no process has run in that cgroup. Siblings in the LISTED phase are
+    included. Such a sibling may come from an earlier attempt to create the same container, and the start of a container
+    does not wait until earlier attempts have been moved. Its cgroup may be a partition, since a listed container can
+    start without an event and is treated as running.
     """
     siblings = state.containers.of_pod(plan.tracked.identity.pod.uid)
     waiting = [one for one in siblings if one.phase in PENDING or one.phase is Phase.LISTED]
@@ -360,7 +360,7 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
         return ()
     if any(other.unsettled for other in state.containers.of_pod(tracked.identity.pod.uid)):
         # A container whose claims are unknown may have a memory claim without a record on this node, and may have
-        # reserved pages that it has not used yet. Without that reservation, its first access to such a page would kill
+        # reserved pages that it has not used yet. If its limit were lowered, its first access to such a page would kill
         # it (SIGBUS).
         return ()
     return tuple(size for size in state.host.page_sizes if not tracked.runtime_limits.hugepages.get(size))

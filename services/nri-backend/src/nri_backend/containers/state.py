@@ -325,7 +325,7 @@ class NodeState:
             self._recompute()
 
     def forbid_partitions(self, damage: Problem) -> None:
-        """Stops creating partitions until this process exits. Existing partitions remain."""
+        """Prevents the creation of partitions for the lifetime of this process. Existing partitions remain."""
         self.kernel_damage = damage
         self.set_host(self.host)
 
@@ -414,8 +414,8 @@ class NodeState:
 
     @property
     def kubelet_pins(self) -> frozenset[str]:
-        """The static managers (``cpu``, ``memory``) that the kubelet uses, as detected from its requests for live
-        containers.
+        """The kubelet's resource managers (``cpu``, ``memory``) that use the static policy, as detected from
+        the kubelet's requests for live containers.
         """
         pinned = [self.containers.by_id[container_id] for container_id in self.containers.with_pins]
         return frozenset[str]().union(*(one.runtime_limits.kubelet_pins for one in pinned if one.phase in ALIVE))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies a container's plan to its cgroup and the cgroups above it, for starts, moves and audits.
 
-Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that are
-also needed to create cgroups, and may take milliseconds; on the event loop it would delay all answers. The one
-exception is starting a container without claims whose cpuset is already correct (Reconciler.apply()).
+The functions that access the cgroup tree block, so they run in a thread, one job at a time. A write to ``cpuset.cpus``
+takes kernel locks that are also needed to create cgroups, and may take milliseconds; on the event loop it would delay
+all answers. The one exception is starting a container without claims whose cpuset is already correct
+(Reconciler.apply()).
 
 Each cgroup is read, and those files that differ from the plan are written (``_repair``). The written limits are then
 read again to verify the writes. If a cpuset file was written, all files are read again, since the kernel derives the
@@ -225,8 +226,8 @@ def apply(tree: CgroupTree, notes: OriginalLimits, plan: Plan) -> Outcome:
         done.observed = Observed()
         done.left.append(error.problem)
     if plan.guarded and done.observed is not None and done.observed.limits:
-        # Guard limits do not belong to a claim. They are dropped here, since they would appear in every container's
-        # report.
+        # The limits that keep a container from reserving hugepages (guard_limits()) do not belong to a claim. They are
+        # dropped here, since they would otherwise appear in every container's report.
         shown = {file: limit for file, limit in done.observed.limits.items() if file in plan.desired.files}
         done.observed = replace(done.observed, limits=shown)
     return done
@@ -311,8 +312,8 @@ def _apply_sandbox(tree: CgroupTree, plan: Plan, done: Outcome) -> None:
 
 
 def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
-    """Returns the container's state after a plan that requested a partition: with its partition type, or with the
-    reason for its fallback.
+    """Returns the container's state after a plan that requested a partition was applied: with the container's partition
+    type, or with the reason for its fallback.
     """
     if outcome.fallback and outcome.fallback != tracked.fallback:
         text = "the shared pool enforces a claim because the kernel has refused a partition"
@@ -344,7 +345,7 @@ def _unforeseen(error: Exception, known: str = "") -> Problem:
     """
     text = f"internal error ({type(error).__name__}: {shown(error)}); nri-backend's log has the details"
     if text not in known:
-        _log.error("internal error while applying a cgroup", exc_info=error)
+        _log.error("internal error while applying settings to a cgroup", exc_info=error)
     return Problem(text, BackendCode.INTERNAL_ERROR)
 
 

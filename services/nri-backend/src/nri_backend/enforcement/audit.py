@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The audit: one loop that moves misplaced containers and keeps all cgroups in sync, outside the hooks.
 
-The loop runs a *round* at each tick, and at once when an event sets ``signals.audit``: the pool or a claim file has
+The loop runs a *round* at each tick, and immediately when an event sets ``signals.audit``: the pool or a claim file has
 changed, a container start is waiting for other containers to leave, the kernel has changed a partition or has reported
 a memory event, a container has exited, or a hung kernel call has returned. The normal interval between ticks is
 TICK_SECONDS. The longer *idle interval* is IDLE_SECONDS: it applies while the node has no claims and its state does not
@@ -89,7 +89,7 @@ class Due:
 
 
 class IdleChanged(Protocol):
-    """Called when the audit switches to the idle interval (``idle=True``) or back."""
+    """Callback for a switch to the idle interval (``idle=True``) or back to the normal interval."""
 
     def __call__(self, *, idle: bool) -> object:
         """Handles the change."""
@@ -102,18 +102,20 @@ class Schedule:
     tick: float = 0.0
     records: float = 0.0
     full: float = math.inf
-    """0 if a full audit was requested, otherwise infinity; an audit is then full only if ``everyone`` is due."""
+    """0 if a full audit was requested, otherwise infinity. An audit is always full when ``everyone`` is due."""
     everyone: float = 0.0
     reading: float = 0.0
     kills: float = 0.0
     claim_files: bool = False
     """True if claim files may have changed."""
     pods: dict[str, str] = field(default_factory=dict)
-    """Pods whose limits are to be applied at the next tick: the cgroup of one of the pod's containers, by pod UID."""
+    """Pods whose limits are to be applied at the next tick. Each pod's UID is mapped to the cgroup of one of the pod's
+    containers.
+    """
     idle: bool = False
     """True if ``tick`` is IDLE_SECONDS after the previous tick."""
     idle_changed: IdleChanged = lambda **_: None
-    """Called when the audit switches to the idle interval or back."""
+    """Function to call when the audit switches to the idle interval or back."""
     online: frozenset[int] = frozenset()
     """Online CPUs at the last tick."""
 
@@ -389,8 +391,8 @@ class Auditor:
     async def _read_machine(self) -> bool:
         """Reads the machine's current state. Returns True if the online CPUs have changed since the last tick.
 
-        Partitions that the kernel has refused are then retried: the kernel may have refused a partition because its
-        CPUs were going offline, before reporting them as offline.
+        If they have, partitions that the kernel has refused are retried: the kernel may have refused a partition while
+        its CPUs were going offline but were not yet reported as offline.
         """
         await self.host.refresh()
         before, self._next.online = self._next.online, self._state.host.online

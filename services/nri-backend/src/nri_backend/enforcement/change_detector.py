@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the cgroups that an audit can skip, because neither their plan nor the contents of their files have changed.
 
-An audit that leaves no problem stores a *reading*: the contents of the files that it has read, with the plan that it
-has applied. The next audit computes the current plan. If it equals the stored one, the audit compares the files with
-the stored content, without parsing them, and skips the cgroup if they are the same: applying the same plan to the same
-content would have the same result. In all other cases the audit reads the cgroup.
+An audit after which no problem remains stores a *reading*: the contents of the files that it has read, and the plan
+that it has applied. The next audit computes the current plan. If it equals the stored one, the audit compares the files
+with the stored content, without parsing them, and skips the cgroup if they are the same: applying the same plan to the
+same content would have the same result. In all other cases the audit reads the cgroup.
 
 A container's plan includes its state (``Plan.tracked``), so every change to the container makes the audit read its
 files. But the audit itself changes that state by storing its observation, so a plan that is computed afterwards would

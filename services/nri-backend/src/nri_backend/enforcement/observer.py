@@ -46,7 +46,9 @@ _ENDED: Final = "CPUs of partitions that no longer exist"
 _log = logging.getLogger(__name__)
 
 Passes = Callable[[], Sequence[tuple[str, Callable[[], object]]]]
-"""Returns additional passes that record changes outside the cgroups, each with the reason for its changes."""
+"""Function that returns additional passes, which record changes outside the cgroups. Each is a tuple of the reason for
+its changes and the pass itself.
+"""
 Found = tuple[Change, str]
 """A change and its reason."""
 
@@ -91,7 +93,7 @@ class Observer:
             try:
                 await self.run_pass()
             except Exception:  # noqa: BLE001 - logged, and the next pass tries again
-                _log.exception("cannot compute this node's changes; the next pass will try again")
+                _log.exception("cannot compute the changes that enforcement would make; the next pass will try again")
             else:
                 passed()
 

@@ -120,7 +120,7 @@ class PartitionManager:
             self.mark_invalid(tracked)
 
     def follow(self) -> None:
-        """Watches all partitions. If a partition file cannot be opened, the next call tries it again."""
+        """Watches all partitions. If a partition file cannot be opened, the next call tries again to open it."""
         if self._watched_at_generation != self._state.changes:
             live = [one.identity.cgroup for one in self._state if one.observed.partition and one.phase in ALIVE]
             if ended := self._watch.follow(live):

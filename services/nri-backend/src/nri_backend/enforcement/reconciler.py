@@ -185,8 +185,8 @@ class Reconciler:
         """
         if needs_no_thread(tracked) and not self._is_at_work(tracked.identity):
             # The cpuset is usually correct, since the answer to CreateContainer contained it. The kernel reads a cpuset
-            # under a spinlock (callback_lock), which no writer holds while it sleeps, and writes of hugepage limits
-            # take no lock that is held for long. All of this takes less time than switching to a thread.
+            # under a spinlock (callback_lock), which no writer holds while sleeping, and writes of hugepage limits take
+            # no lock that is held for long. All of this takes less time than switching to a thread.
             with contextlib.suppress(CpusetWriteError):
                 return self._start_step(tracked, self._tree.without_cpusets())[1]()
         return await self._worker.finish(tracked.id, lambda: self._start_step(tracked, self._tree))
@@ -232,9 +232,10 @@ class Reconciler:
         return now.id, partial(apply_at_start, tree, self._notes, plan, seen, before, record)
 
     def take_views(self, views: Mapping[str, frozenset[int] | None]) -> None:
-        """Adds the CPUs on which a start job has seen other containers to these containers' observed CPUs.
+        """Adds the CPUs that a start job has read for other containers to the observed CPUs of those containers.
 
-        ``views`` contains None for a container whose CPUs could not be read. Its observed CPUs then become unknown.
+        ``views`` maps container ids to the CPUs that were read, or to None if they could not be read. In that case the
+        container's observed CPUs become unknown.
         """
         for container_id, cpus in views.items():
             one = self._state.containers.get(container_id)
@@ -327,7 +328,9 @@ class Reconciler:
         self._state.put(replace(tracked, observed=observed, enforced=claims if applied else tracked.enforced))
 
     def store_audited(self, tracked: Tracked, outcome: Outcome) -> None:
-        """Stores an audit's outcome as store_outcome() does, and puts the new state into the audit's stored plan."""
+        """Stores an audit's outcome as store_outcome() does, and updates the container's state in the plan that the
+        change detector has stored with the audit's reading.
+        """
         self.store_outcome(tracked, outcome)
         if outcome.observed is not None and (now := self._state.containers.get(tracked.id)) is not None:
             self.detectors[outcome.observed.limits is not None].follow(tracked, now)

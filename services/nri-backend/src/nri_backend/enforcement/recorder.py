@@ -305,8 +305,8 @@ class Recorder:
         return bool(self._written)
 
     async def answered(self, tracked: Tracked) -> None:
-        """Records that CreateContainer has been answered with limits that include the claimed hugepages, so that the
-        runtime stores these limits.
+        """Records that CreateContainer has been answered with limits that include the claimed hugepages. The runtime
+        stores these limits.
         """
         self._answered.add(tracked.id)
         record = EnforcementRecord(container=tracked.id, inode=0, answered=True)
@@ -321,7 +321,8 @@ class Recorder:
     def at_start(self, tracked: Tracked, *, partition: bool) -> Callable[[], None]:
         """Returns a blocking function that writes a starting container's record once its plan has been applied.
 
-        With ``partition`` the plan makes the container a partition, which ends a fallback. record() handles the result.
+        With ``partition``, the plan makes the container a partition, so the record contains no fallback. The next call
+        to record() handles the result of the write.
         """
         content = self._content(tracked, tracked.entitlement.claims, NO_PROBLEM if partition else tracked.fallback)
         if not content.claims or self._written.get(tracked.id) == content:

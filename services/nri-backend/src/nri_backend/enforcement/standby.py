@@ -66,8 +66,8 @@ class Standby:
         if rejection := unenforced(tracked, seen, leader, self._state, starting=True):
             return tracked, rejection
         # During CreateContainer, the runtime may have called the standby before the active instance. Now the stored
-        # limits contain the active instance's answer. If the container must be a partition, either it has been seen to
-        # be one, or the active instance is called after this one and will create the partition.
+        # limits contain the active instance's answer. If the container must be a partition, either its cgroup is
+        # already one, or the active instance is called after this one and will create the partition.
         pins = tracked.runtime_limits.kubelet_pins
         limits = replace(parse_limits(container.resources), include_claims=True, kubelet_pins=pins)
         tracked = replace(tracked, runtime_limits=limits).seen(partition=self._state.partition_for(tracked))

@@ -69,7 +69,7 @@ class Starter:
     async def admit(
         self, tracked: Tracked, runtime: LinkStatus, clear_until: float | None = None
     ) -> tuple[Tracked, Rejection | None]:
-        """Waits for all other containers to leave the container's CPUs, but no longer than until ``clear_until`` on the
+        """Waits until all other containers have left the container's CPUs, or until the time ``clear_until`` on the
         event loop's clock.
 
         Returns the container in its new state, and a rejection if it cannot run. The driver's own containers are always
@@ -172,8 +172,9 @@ class Starter:
             if time() >= clear_until:
                 return tracked, occupied(tracked, others)
             if others != requested or time() >= next_request:
-                # The audit moves these containers. Each move ends the wait below, even one that the kernel has refused.
-                # The pause between two requests keeps a refused move from being retried in a busy loop.
+                # The audit moves these containers. Each attempt to move one ends the wait below, even if the kernel
+                # refuses the move. The delay before the audit is woken for the same containers again keeps a refused
+                # move from being retried in a busy loop.
                 requested, next_request = others, time() + RETRY_SECONDS
                 self._reconciler.signals.audit.set()
             await self._reconciler.signals.wait_for_progress(min(clear_until, next_request))

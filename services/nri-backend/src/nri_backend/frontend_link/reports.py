@@ -87,7 +87,7 @@ class Reports:
             return 0
         state = self._state
         if self._as_of == state.change_log.count:
-            # On a quiet node, even copying the reports would take most of each tick's time.
+            # On a quiet node, even copying the reports would take up most of the time spent in each tick.
             return self.generation
         cache = dict(self._cache)
         changed = state.change_log.since(self._as_of)
@@ -115,10 +115,11 @@ class Reports:
     def body(self, status: BackendStatus, acked: int, *, reads_changes: bool = False) -> bytes:
         """Returns a request body with the status, and the containers unless ``acked`` is the current generation.
 
-        ``acked`` is the generation of the containers that the frontend has. If the last body had this generation, and
-        the frontend reads changes, the body contains only the changes, unless the list of all containers is shorter. If
-        that list exceeds the frontend's limit, neither the list nor the changes are sent; the frontend can tell from
-        the generation that containers are missing.
+        ``acked`` is the generation of the containers that the frontend has. If the last body with containers had this
+        generation, and the frontend can merge changes, the body contains only the changes. It contains all containers
+        anyway if merging would result in a different order, or if the list of all containers is shorter than the
+        changes. If that list exceeds the frontend's limit, neither the list nor the changes are sent; the frontend can
+        tell from the generation that containers are missing.
         """
         left_out = {*MEASUREMENTS} - status.model_fields_set
         document = status.model_copy(update={"generation": self.generation})
@@ -164,8 +165,8 @@ def _array(documents: Iterable[bytes]) -> bytes:
 def report(tracked: Tracked) -> ContainerReport:
     """Returns the report of a container or of a rejected attempt."""
     rejection, refused_now = tracked.rejection, tracked.phase is Phase.ABSENT
-    # A container that already runs is not reported as rejected if its claim's record is missing: the frontend rebuilds
-    # the record.
+    # A container that is already running is not reported as rejected if its claim's record is missing: the frontend
+    # rebuilds the record.
     lost = (
         not refused_now and rejection is not None and (bool(tracked.orphaned) or rejection.reason is Reason.NO_RECORD)
     )

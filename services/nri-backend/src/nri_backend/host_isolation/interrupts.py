@@ -59,10 +59,10 @@ class Interrupts:
         return self._irqbalance.directory.is_dir()
 
     def affinities(self, cpus_to_vacate: Cpus, moved: Collection[str]) -> dict[str, Cpus | None]:
-        """Returns the affinities of irqbalance, the workqueues, future interrupts, and some of the present interrupts.
+        """Returns the affinities of irqbalance, the workqueues, future interrupts, and some of the existing interrupts.
 
-        The present interrupts in the result are those in ``moved``, and all others that have a handler and use CPUs
-        that must be vacated. The value is None for an affinity that cannot currently be read.
+        The result includes the existing interrupts in ``moved``, and all others that have a handler and use CPUs that
+        must be vacated. The value is None for an affinity that cannot currently be read.
         """
         found: dict[str, Cpus | None] = {}
         # irqbalance comes first, so that the ban is already in effect when interrupts are moved, and irqbalance does
@@ -114,7 +114,7 @@ class Interrupts:
             return any(entry.is_dir() for entry in entries)
 
     def _requested_workqueue_cpus(self) -> Cpus | None:
-        # Since Linux 6.8 cpumask contains the effective CPUs, without those of isolated partitions.
+        # Since Linux 6.8, ``cpumask`` contains the effective CPUs, without those of isolated partitions.
         requested = self._workqueues / "cpumask_requested"
         with contextlib.suppress(OSError, ValueError):
             return parse_mask((requested if requested.exists() else self._workqueues / "cpumask").read_text())

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Receives cgroup events, by which the kernel reports that a file has changed.
 
-Some files in a cgroup wake a process that polls them when their content changes (cgroup-v2.rst; ``kernfs_notify()`` in
-fs/kernfs/file.c): ``cpuset.cpus.partition`` when a partition becomes invalid or valid or is removed, ``cgroup.events``
-when the last process exits, ``memory.events`` when a process is killed. The kernel reports a change as EPOLLPRI, but
-only on a descriptor that has been read to its end since the previous change, so each file is read again after its
-event. One epoll descriptor covers all cgroups of a watch, so the event loop has a single reader for them.
+When the content of certain cgroup files changes, the kernel wakes the processes that poll the file (cgroup-v2.rst;
+``kernfs_notify()`` in fs/kernfs/file.c): ``cpuset.cpus.partition`` when a partition becomes invalid or valid or is
+removed, ``cgroup.events`` when the last process exits, ``memory.events`` when a process is killed. The kernel reports a
+change as EPOLLPRI, but only on a descriptor that has been read to its end since the previous change, so each file is
+read again after its event. One epoll descriptor covers all cgroups of a watch, so the event loop has a single reader
+for them.
 """
 
 import asyncio
@@ -27,8 +28,8 @@ class CgroupWatch:
     def __init__(self, root: str, file: str, expected: Callable[[bytes], bool], interval: float = 0.0) -> None:
         """Creates a watch that does not watch any cgroup yet.
 
-        When the watch of a file begins, ``expected`` is called with the file's content. It returns False if the file
-        has already changed.
+        When the watch starts to poll a file, ``expected`` is called with the file's content. It returns False if the
+        file has already changed.
 
         A second event for the same cgroup within ``interval`` seconds is dropped, since a pod can cause a hundred
         events per second.
